@@ -128,7 +128,7 @@ def server(*flags: str, module: str = "antiphon", log: IO[str] | None = None) ->
         stderr=log,
         text=True,
         cwd=HERE.parent,
-        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
+        env={"ANTIPHON_PROFILE": "default"} | os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
     )
     try:
         assert process.stdout is not None

@@ -118,27 +118,34 @@ async def streamed(engine: Engine, words: range, sessions: int, loads: int) -> t
 
 
 @contextmanager
-def engines(vllm: str, folder: Path) -> Iterator[dict[str, CausalLm]]:
+def engines(vllm: str, folder: Path, packed: Path | None) -> Iterator[dict[str, CausalLm]]:
+    """The local engine with the weights that vLLM has, the same packed as int8 where they are given, and vLLM."""
     with ExitStack() as stack:
         made = {}
-        for name, servers in (("local", None), ("vllm", EngineServers("vllm", (vllm,), first_token_s=120))):
-            made[name] = CausalLm(folder, "model", EngineModelOptions(servers=servers))
+        chosen = [("local", folder, None), ("vllm", folder, EngineServers("vllm", (vllm,), first_token_s=120))]
+        if packed:
+            chosen.insert(1, ("local int8", packed, None))
+        for name, weights, servers in chosen:
+            made[name] = CausalLm(weights, "model", EngineModelOptions(servers=servers))
             stack.callback(made[name].close)
         yield made
 
 
-def kept(vllm: str, folder: Path, rounds: int) -> list[dict[str, Any]]:
+def kept(vllm: str, folder: Path, packed: Path | None, rounds: int) -> list[dict[str, Any]]:
     rows = []
-    with engines(vllm, folder) as made:
+    with engines(vllm, folder, packed) as made:
         for name, model in made.items():
             for what, values in asyncio.run(kept_rows(model.engine, range(1000, 9000), rounds)).items():
                 rows.append({"engine": name, "first token at": what, "p50_ms": percentile(values, 50)})
     return rows
 
 
-def streams(vllm: str, folder: Path, rounds: int) -> list[dict[str, Any]]:
+def streams(vllm: str, folder: Path, packed: Path | None, rounds: int) -> list[dict[str, Any]]:
     rows = []
-    with engines(vllm, folder) as made:
+    with engines(vllm, folder, packed) as made:
+        for model in made.values():
+            # The first steps of a shape choose and compile their kernels.
+            asyncio.run(streamed(model.engine, range(1000, 9000), 2, 300))
         for count in (1, 8, 16):
             for name, model in made.items():
                 rate, gap, loading = asyncio.run(streamed(model.engine, range(1000, 9000), count, 1500))

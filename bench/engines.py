@@ -184,13 +184,13 @@ def run(address: str, turns: list[int], rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def run_sections(names: list[str], vllm: str, folder: Path | None, rounds: int) -> None:
+def run_sections(names: list[str], vllm: str, folder: Path | None, packed: Path | None, rounds: int) -> None:
     """Measure engine servers. `folder`: of the default language model's, prepared, where it is not given."""
     if folder is None:
         settings = load({}, os.environ)
         folder = prepare(settings, store_of(settings.models), MODELS["qwen2.5-coder-0.5b-instruct"])
     for name in names:
-        rows = SECTIONS[name](vllm, folder, rounds) if name in REAL else SECTIONS[name](folder, rounds)
+        rows = SECTIONS[name](vllm, folder, packed, rounds) if name in REAL else SECTIONS[name](folder, rounds)
         table(name, list(rows[0]), [list(row.values()) for row in rows])
         print(f"written: {save('engine-servers-' + name, {'machine': machine(), name: rows})}\n", flush=True)
 
@@ -204,9 +204,10 @@ def main() -> None:
     parser.add_argument("--sections", default="", help=", ".join(SECTIONS))
     parser.add_argument("--vllm", default="", help="URL of a vLLM server, for " + " and ".join(REAL))
     parser.add_argument("--folder", type=Path, help="the checkpoint that it serves; for others, one with a tokenizer")
+    parser.add_argument("--packed", type=Path, help="the same checkpoint packed as int8, for the local engine")
     args = parser.parse_args()
     if args.sections:
-        run_sections(args.sections.split(","), args.vllm, args.folder, args.rounds)
+        run_sections(args.sections.split(","), args.vllm, args.folder, args.packed, args.rounds)
         return
     if args.answer is not None:
         asyncio.run(answering(args.answer))

@@ -25,6 +25,9 @@ hypothesis_settings.register_profile(
 )
 hypothesis_settings.load_profile("antiphon")
 
+# Servers of tests have the same models on every machine.
+os.environ.setdefault("ANTIPHON_PROFILE", "default")
+
 SMALL, VOICE = "smollm2-135m-instruct", "hibari-heart"
 DATA = Path(__file__).parent / "data"
 

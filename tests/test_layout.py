@@ -80,7 +80,7 @@ IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websocke
 TORCH = {"adapters", "modeling"}
 TORCH_FILES = {
     f"engine/local/{name}.py"
-    for name in ("attention", "decode", "device_sampling", "packed", "runner", "sampling", "weights")
+    for name in ("attention", "decode", "device_sampling", "machine_speed", "packed", "runner", "sampling", "weights")
 }
 TORCH_FILES |= {f"engine/local/kv/{name}.py" for name in ("page_pool", "parked", "session_tensors", "shape")}
 TORCH_FILES |= {"engine/threads.py", "engine/profiling.py"}

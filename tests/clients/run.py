@@ -74,7 +74,9 @@ def server(*flags: str | Path) -> Iterator[str]:
         [sys.executable, "-m", "antiphon", "serve", "--port", "0", *flags],
         stdout=subprocess.PIPE,
         text=True,
-        env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env={"ANTIPHON_PROFILE": "default"}
+        | os.environ
+        | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
     try:
         assert process.stdout

@@ -61,6 +61,20 @@ def test_a_conversation_is_spelled_as_openais_types_have_it() -> None:
     assert said["content"] == "The sky."
 
 
+def test_media_have_an_id_for_vllm_that_nobody_else_can_guess() -> None:
+    def ids(salt: str) -> list[str | None]:
+        user = body("m", HISTORY, ReplyOptions(), limit_field="max_tokens", salt=salt)["messages"][1]
+        return [part.get("uuid") for part in user["content"]]
+
+    assert ids("") == [None, None]
+    sound, picture = ids("a")
+    assert sound
+    assert picture
+    assert sound != picture
+    assert ids("a") == [sound, picture]
+    assert not set(ids("b")) & {sound, picture}
+
+
 def test_options_are_passed_on_where_they_were_chosen() -> None:
     out = checked(
         ReplyOptions(max_tokens=9, temperature=0.5, top_p=0.9, seed=3, stop=("\n",), bias={5: -1.0}, presence_penalty=1)
@@ -155,6 +169,26 @@ def test_calls_written_side_by_side_come_one_after_the_other() -> None:
         ToolCallDelta('{"to"'),
         ToolCallDelta(": 1}"),
         ReplyDone("tool_calls", 0, 0, 0),
+    ]
+
+
+def test_ollamas_calls_are_told_apart_by_their_ids_and_its_reasoning_is_not_spoken() -> None:
+    thought = json.loads(chunk(role="assistant", content=""))
+    thought["choices"][0]["delta"]["reasoning"] = "The user wants both."
+    out = replies(
+        json.dumps(thought).encode(),
+        chunk(role="assistant", content="", tool_calls=[call(0, "call_1", "look", '{"where": "up"}')]),
+        chunk(role="assistant", content="", tool_calls=[call(0, "call_2", "look", '{"where": "down"}')]),
+        chunk(role="assistant", content="", finish_reason="tool_calls"),
+        b'{"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}}',
+        b"[DONE]",
+    )
+    assert out == [
+        ToolCallStarted("call_1", "look"),
+        ToolCallDelta('{"where": "up"}'),
+        ToolCallStarted("call_2", "look"),
+        ToolCallDelta('{"where": "down"}'),
+        ReplyDone("tool_calls", 9, 0, 2),
     ]
 
 

@@ -15,7 +15,6 @@ import numpy as np
 
 from antiphon import __version__
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.cli.recommendation import Speed, recommended
 from antiphon.contracts import (
     LanguageModel,
     Message,
@@ -28,6 +27,8 @@ from antiphon.contracts import (
 )
 from antiphon.errors import AntiphonError
 from antiphon.loading.loader import load, num_workers, store_of
+from antiphon.loading.profile_choice import free_gb
+from antiphon.loading.recommendation import SIZES, Speed, recommended
 from antiphon.loading.selection import LocalModel, local_models
 from antiphon.settings import Settings
 
@@ -114,8 +115,9 @@ async def _print_speeds(settings: Settings) -> None:
         print(f"  speech detection {(time.perf_counter() - started) / len(frames) * 1e6:.0f} µs a frame of 32 ms")
         if models.language_model:
             speed = await _print_answer_speed(models.language_model)
-            if speed and not settings.engine.language_model:
-                name, why = recommended(settings.models.profile, speed, _free_gb())
+            profile = settings.models.profile
+            if speed and profile in SIZES and not settings.engine.language_model:
+                name, why = recommended(profile, speed, free_gb())
                 print(f"  recommended      --profile {name}: {why}")
         if models.synthesizer:
             await _print_speech_speed(models.synthesizer)
@@ -138,16 +140,6 @@ async def _print_speech_speed(synthesizer: Synthesizer) -> None:
         f"  speech           first sound in {sorted(firsts)[TRIALS // 2] * 1000:.0f} ms, "
         f"{1 / sorted(ratios)[TRIALS // 2]:.0f} times as fast as it is heard (median of {TRIALS})"
     )
-
-
-def _free_gb() -> float:
-    """Memory that this process has or may still take, in GB; what the system does not tell counts as enough."""
-    try:
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        held = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return int(lines["MemAvailable"].split()[0]) / 1e6 + held / 1e9
-    except (OSError, KeyError, ValueError):
-        return float("inf")
 
 
 async def _print_answer_speed(model: LanguageModel) -> Speed | None:

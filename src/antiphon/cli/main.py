@@ -12,6 +12,7 @@ import runpy
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,6 +104,7 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.server.run import check_exposure, serve
 
     check_exposure(settings)
+    settings = _with_profile(settings, fetches=not args.no_pull)
     if not args.no_pull:
         _fetch(settings)
 
@@ -112,6 +114,16 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
 
     anyio.run(serve, settings, ready)
     return 0
+
+
+def _with_profile(settings: Settings, *, fetches: bool = True) -> Settings:
+    """The settings with a profile that is chosen by now, which is told with its reason."""
+    from antiphon.loading.profile_choice import choose_profile
+
+    offline = settings.models.offline or not fetches
+    choice = choose_profile(replace(settings, models=replace(settings.models, offline=offline)))
+    print(f"antiphon: profile {choice.profile}: {choice.reason}", file=sys.stderr, flush=True)
+    return choice.applied(settings)
 
 
 def _fetch(settings: Settings, roles: Collection[ModelRole] | None = None) -> None:
@@ -152,6 +164,7 @@ def _pull(settings: Settings, args: argparse.Namespace) -> int:
 
     store = store_of(settings.models)
     if not args.list:
+        settings = _with_profile(settings)
         _fetch(settings)
         for wanted in local_models(settings):
             print(f"{wanted.id:28} {prepare(settings, store, wanted)}")
@@ -191,6 +204,7 @@ def _watch(settings: Settings, args: argparse.Namespace) -> int:
 
     if args.fps <= 0:
         raise SettingsError("--fps: above 0")
+    settings = _with_profile(settings)
     _fetch(settings, (*LANGUAGE_ROLES, "transcriber"))
     anyio.run(watch, settings, WatchRequest(args.source, tuple(args.ask), args.fps, args.seconds))
     return 0
@@ -200,6 +214,7 @@ def _chat(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.chat import chat
     from antiphon.loading.selection import LANGUAGE_ROLES
 
+    settings = _with_profile(settings)
     _fetch(settings, LANGUAGE_ROLES)
     anyio.run(chat, settings, args.system, args.max_tokens, args.temperature)
     return 0
@@ -223,7 +238,7 @@ def _timeline(_: Settings, args: argparse.Namespace) -> int:
 def _doctor(settings: Settings, _: argparse.Namespace) -> int:
     from antiphon.cli.doctor import report
 
-    return anyio.run(report, settings)
+    return anyio.run(report, _with_profile(settings))
 
 
 def _bench(name: str, rest: list[str]) -> int:

@@ -59,14 +59,20 @@ class _Chunk(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Chunk)
 
 
-def body(model: str, messages: Sequence[Message], options: ReplyOptions, *, limit_field: str) -> dict[str, Any]:
-    """The body of a request. `limit_field`: the name that the server has for the most tokens of the reply."""
+def body(
+    model: str, messages: Sequence[Message], options: ReplyOptions, *, limit_field: str, salt: str = ""
+) -> dict[str, Any]:
+    """The body of a request. `limit_field`: the name that the server has for the most tokens of the reply. `salt`: for
+    vLLM, which keeps what it has cached for one salt from requests with another.
+    """
     out: dict[str, Any] = {
         "model": model,
-        "messages": [_message(m) for m in messages],
+        "messages": [_message(m, salt) for m in messages],
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if salt:
+        out["cache_salt"] = salt
     chosen = {
         limit_field: options.max_tokens,
         "temperature": options.temperature,
@@ -109,12 +115,12 @@ def schema(parameters: Any) -> dict[str, Any]:
     return dict(parameters) or {"type": "object", "properties": {}}
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, salt: str) -> dict[str, Any]:
     if message.role == "tool":
         return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text}
     out: dict[str, Any] = {"role": message.role, "content": message.text}
     if message.parts:
-        out["content"] = [content_part(part, "chat_completions") for part in message.parts]
+        out["content"] = [content_part(part, "chat_completions", salt) for part in message.parts]
     if message.tool_calls:
         out["content"] = message.text or None
         out["tool_calls"] = [
@@ -131,6 +137,9 @@ class ChatReader:
         self.done = False
         self._reason: str | None = None
         self._calls = CallBuffer()
+        # The number and the id of the newest call with an index.
+        self._call_at: dict[int, tuple[int, str]] = {}
+        self._num_calls = 0
         self._thoughts = ThoughtFilter()
         self._usage = (0, 0, 0)
 
@@ -153,10 +162,19 @@ class ChatReader:
                 yield from self._thoughts.feed(choice.delta.content)
             for call in choice.delta.tool_calls or ():
                 name, arguments = call.function.name or "", call.function.arguments or ""
-                yield from self._calls.add(call.index, call.id or "", name, arguments)
+                yield from self._calls.add(self._number_of(call), call.id or "", name, arguments)
             if choice.finish_reason:
                 # Some servers close the connection behind it and never send [DONE].
                 self._reason, self.done = choice.finish_reason, True
+
+    def _number_of(self, call: _Call) -> int:
+        """Which call of the reply this is a part of. Ollama before 0.9 gives all calls the index 0, each whole."""
+        known = self._call_at.get(call.index)
+        is_new = known is None or (call.function.name and call.id and call.id != known[1])
+        if known is None or is_new:
+            self._num_calls += 1
+            known = self._call_at[call.index] = self._num_calls, call.id or ""
+        return known[0]
 
     def end(self) -> Iterator[Reply]:
         """Yield what is left; see ReplyReader."""

@@ -171,8 +171,9 @@ class RemoteLanguageStream:
         def make() -> dict[str, Any]:
             if model.address.api == "responses":
                 return responses.body(model.address.model, messages, options)
-            out = chat_completions.body(model.address.model, messages, options, limit_field=model.limit_field)
-            return out | ({"cache_salt": self._salt} if self._salt else {})
+            return chat_completions.body(
+                model.address.model, messages, options, limit_field=model.limit_field, salt=self._salt
+            )
 
         # Media are encoded in a thread.
         return await asyncio.to_thread(make) if any(m.parts for m in messages) else make()

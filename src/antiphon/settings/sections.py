@@ -143,7 +143,12 @@ WEIGHTS = ("auto", "int8", "bf16", "fp32")
 class ModelSettings:
     """The section `[models]`: which models are loaded, from where, on which device, with how many workers."""
 
-    profile: str = option("default", "Set of models to load.", choices=("default", "large", "light"))
+    profile: str = option(
+        "auto",
+        "Set of models to load. `auto`: the largest that answers in time on this machine, which is measured, and fits "
+        "its memory. `hub`: with a language model that only the hub has, untried here.",
+        choices=("auto", "default", "large", "light", "hub"),
+    )
     transcriber: str = option(
         "", "Transcriber: a name from `antiphon pull --list`, or the folder of a checkpoint (Qwen3-ASR)."
     )

@@ -219,6 +219,27 @@ QWEN_CODER_LARGE = Model(
     ),
 )
 
+QWEN3_4B = Model(
+    id="qwen3-4b-instruct-2507",
+    role="language",
+    adapter="causal_lm",
+    licence="Apache-2.0",
+    summary="Qwen3 4B Instruct 2507, 4-bit GGUF: from the hub only, and untried here",
+    files=(
+        ModelFile(
+            "model.gguf",
+            2497280736,
+            "2fde00ce69dd4899c70d020845e2638353015bba0fdf161b3eb965f2bca4464e",
+            (),
+            Hub(
+                "bartowski/Qwen_Qwen3-4B-Instruct-2507-GGUF",
+                "Qwen_Qwen3-4B-Instruct-2507-Q4_K_M.gguf",
+                "ae44f08e1392f39c0e474af10c3ff8355c8b6688",
+            ),
+        ),
+    ),
+)
+
 SMOLLM2 = Model(
     id="smollm2-135m-instruct",
     role="language",
@@ -294,7 +315,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
         m.id: m
         for m in (
             *(WHISPER_BASE, WHISPER_TINY_EN, SILERO, SMART_TURN),
-            *(QWEN_CODER, QWEN_CODER_LARGE, SMOLLM2, HIBARI, *HIBARI_VOICES),
+            *(QWEN_CODER, QWEN_CODER_LARGE, QWEN3_4B, SMOLLM2, HIBARI, *HIBARI_VOICES),
         )
     }
 )
@@ -304,11 +325,12 @@ PROFILES: Mapping[str, tuple[Model, ...]] = MappingProxyType(
     {
         "default": (WHISPER_BASE, SILERO, SMART_TURN, QWEN_CODER, HIBARI),
         "large": (WHISPER_BASE, SILERO, SMART_TURN, QWEN_CODER_LARGE, HIBARI),
+        "hub": (WHISPER_BASE, SILERO, SMART_TURN, QWEN3_4B, HIBARI),
         "light": (WHISPER_TINY_EN, SILERO, SMART_TURN, SMOLLM2, HIBARI),
     }
 )
 
 
 def profile(name: str) -> tuple[Model, ...]:
-    """The models of a profile. Raises KeyError for a name that is not in PROFILES."""
-    return PROFILES[name]
+    """The models of a profile; `auto`, where nobody has chosen one, is `default`. Raises KeyError for other names."""
+    return PROFILES["default" if name == "auto" else name]

@@ -25,6 +25,7 @@ from tests.engine.contract.resubmitting import ResubmittingEngine
 from tests.engine.local import tiny
 from tests.engine.local.scripted import VOCABULARY, ScriptedRunner
 from tests.engine.local.smollm2 import checkpoint
+from tests.engine.vllm.scripted_sglang import ScriptedSglang
 from tests.engine.vllm.scripted_vllm import ScriptedVllm
 
 # Rows of a context that a test fills; two pages of the local engine.
@@ -75,19 +76,12 @@ def resubmitting() -> EngineUnderTest:
     )
 
 
-def served(*, takes_grammars: bool = True, generates: bool = False) -> EngineUnderTest:
-    """vLLM's engine with a scripted server for each engine that is made."""
+def served(made: type[ScriptedVllm] = ScriptedVllm, **options: bool) -> EngineUnderTest:
+    """vLLM's engine with a scripted server, of vLLM or SGLang, for each engine that is made."""
     tokenizer, vocabulary = tiny_tokenizer(), tiny.VOCABULARY
 
     def make(context_rows: int) -> Engine:
-        server = ScriptedVllm(
-            tokenizer,
-            vocabulary,
-            context_rows=context_rows or 4096,
-            takes_grammars=takes_grammars,
-            generates=generates,
-        )
-        return EngineWithServer(server)
+        return EngineWithServer(made(tokenizer, vocabulary, context_rows=context_rows or 4096, **options))
 
     def likeliest(rows: Sequence[int], count: int) -> list[int]:
         return [(rows[-1] + 1 + i) % vocabulary for i in range(count)]
@@ -102,7 +96,8 @@ class EngineWithServer(VllmEngine):
     def __init__(self, server: ScriptedVllm) -> None:
         self.scripted = server
         facts = ModelFacts(1 << 20, server.vocabulary, 1, frozenset((server.eos,)))
-        super().__init__(EngineServers("vllm", (server.url,)), server.tokenizer, facts)
+        kind = "sglang" if isinstance(server, ScriptedSglang) else "vllm"
+        super().__init__(EngineServers(kind, (server.url,)), server.tokenizer, facts)
 
     def close(self, timeout_s: float = 10.0) -> None:
         super().close(timeout_s)
@@ -190,6 +185,9 @@ ENGINES: list[Any] = [
     pytest.param(cache(served), id="vllm, scripted"),
     pytest.param(cache(partial(served, generates=True)), id="vllm, scripted, tokens in and out"),
     pytest.param(cache(partial(served, takes_grammars=False)), id="vllm, scripted, no grammars"),
+    pytest.param(cache(partial(served, ScriptedSglang)), id="sglang, scripted"),
+    pytest.param(cache(partial(served, ScriptedSglang, incremental=True)), id="sglang, scripted, new tokens only"),
+    pytest.param(cache(partial(served, ScriptedSglang, takes_grammars=False)), id="sglang, scripted, no grammars"),
     pytest.param(cache(scripted), id="local, scripted"),
     pytest.param(cache(random_weights), id="local, random weights"),
     pytest.param(cache(partial(random_weights, kv_layout="paged")), id="local, paged"),

@@ -99,6 +99,11 @@ class ScriptedVllm:
 
         asyncio.run_coroutine_threadsafe(listen(), self._loop).result(10)
 
+    def restart(self, model: str) -> None:
+        """Come back with a model, and without what was computed before."""
+        self.model = model
+        self.blocks.clear()
+
     def kill(self) -> None:
         """Close every connection, in the middle of whatever it sends, and listen no more."""
 
@@ -224,16 +229,27 @@ class ScriptedVllm:
                 follower.accept(token)
             rows.append(token)
             ends = "stop" if token in stop else "length" if count + 1 == body["max_tokens"] else None
-            await write(writer, event_of(chat, token, ends))
+            await write(writer, self._event(chat, body, rows, ends))
             if ends:
                 break
         self._compute(body["cache_salt"], rows[:-1])
+        if last := self._last(chat, body, rows, cached):
+            await write(writer, last)
+        writer.write(b"data: [DONE]\n\n")
+        await writer.drain()
+
+    def _event(self, chat: list[dict[str, Any]], body: dict[str, Any], rows: list[int], ends: str | None) -> Any:
+        """A recorded event with the newest row, which is the last one where `ends` says why."""
+        found = copy.deepcopy(chat[-2] if ends else chat[0])
+        found["choices"][0] |= {"token_ids": rows[-1:], "finish_reason": ends}
+        return found
+
+    def _last(self, chat: list[dict[str, Any]], body: dict[str, Any], rows: list[int], cached: int) -> Any:
+        """What comes after the tokens: their counts."""
         usage = copy.deepcopy(chat[-1])
         usage["usage"] |= {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(rows) - len(body["prompt"])}
         usage["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
-        await write(writer, usage)
-        writer.write(b"data: [DONE]\n\n")
-        await writer.drain()
+        return usage
 
     async def _fail(self, kind: str, chat: list[dict[str, Any]], writer: asyncio.StreamWriter) -> None:
         """Do what is wrong. Nothing comes after it."""
@@ -282,13 +298,6 @@ class ScriptedVllm:
     def _compute(self, salt: str, rows: Sequence[int]) -> None:
         for end in range(32, len(rows) + 1, 32):
             self.blocks.add((salt, tuple(rows[:end])))
-
-
-def event_of(recorded: list[dict[str, Any]], token: int, ends: str | None) -> dict[str, Any]:
-    """A recorded event with this token, which is the last one where `ends` says why."""
-    found = copy.deepcopy(recorded[-2] if ends else recorded[0])
-    found["choices"][0] |= {"token_ids": [token], "finish_reason": ends}
-    return found
 
 
 async def send(writer: asyncio.StreamWriter, status: int, body: Any, more: str = "") -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import random
+import re
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing
 
@@ -19,6 +20,7 @@ from antiphon.engine.vllm.session import VllmSession
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
 from tests.engine.contract.engines import tiny_tokenizer
 from tests.engine.local import tiny
+from tests.engine.vllm.scripted_sglang import ScriptedSglang
 from tests.engine.vllm.scripted_vllm import ScriptedVllm
 
 V = tiny.VOCABULARY
@@ -33,12 +35,12 @@ JSON = Grammar("json_schema", json.dumps(SCHEMA))
 MakeServer = Callable[..., ScriptedVllm]
 
 
-@pytest.fixture
-def server() -> Iterator[MakeServer]:
+@pytest.fixture(params=[ScriptedVllm, ScriptedSglang])
+def server(request: pytest.FixtureRequest) -> Iterator[MakeServer]:
     made: list[ScriptedVllm] = []
 
     def make(**options: object) -> ScriptedVllm:
-        made.append(ScriptedVllm(tiny_tokenizer(), V, **options))  # type: ignore[arg-type]
+        made.append(request.param(tiny_tokenizer(), V, **options))
         return made[-1]
 
     yield make
@@ -49,7 +51,8 @@ def server() -> Iterator[MakeServer]:
 def engine(*servers: ScriptedVllm, first_s: float = 20.0, next_s: float = 20.0, key: str = "") -> VllmEngine:
     urls = tuple(one.url for one in servers)
     facts = ModelFacts(4096, V, 1, frozenset((V - 1,)))
-    return VllmEngine(EngineServers("vllm", urls, key, first_s, next_s), tiny_tokenizer(), facts)
+    kind = "sglang" if isinstance(servers[0], ScriptedSglang) else "vllm"
+    return VllmEngine(EngineServers(kind, urls, key, first_s, next_s), tiny_tokenizer(), facts)
 
 
 async def tokens(session: VllmSession, count: int, **options: object) -> list[int]:
@@ -231,16 +234,16 @@ def test_when_a_server_comes_back_with_another_model_then_it_is_not_asked(
         session.append([5])
         assert await tokens(session, 2) == after(5, 2)
         used = one if one.requests else other
-        used.model = "another"
+        used.restart("another")
         assert await tokens(session, 5) == after(7, 5)
-        # It answered with 404, and is looked at again before it is asked anything more.
+        # It knew neither the model nor the session, and is looked at again before it is asked anything more.
         count = len(used.requests)
         assert await tokens(session, 5) == after(12, 5)
         assert len(used.requests) == count
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    assert "status 404" in caplog.text
+    assert re.search("status 404|Invalid request session id", caplog.text)
 
 
 def test_a_server_with_another_tokenizer_or_key_stops_the_start(server: MakeServer) -> None:

@@ -126,7 +126,7 @@ class Answer:
                 max_tokens = 1 if allow is not None else max_tokens
         # A server that goes on draws other numbers than the one before.
         seed = self._seed + self._num_tokens
-        return Ask(rows, max_tokens, params, seed, session.salt, session.name, rule, forbid, allow)
+        return Ask(rows, max_tokens, params, seed, session.salt, session.name, rule, forbid, allow, session.held())
 
     def _few_allowed(self, params: Sampling) -> list[int] | None:
         """The tokens that the grammar allows next, where these are few."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,8 @@ import httpx
 from tokenizers import Tokenizer
 
 from antiphon.engine.vllm.endpoints import Endpoint
-from antiphon.engine.vllm.wires import Ask, Piece, Sglang, VllmCompletions, VllmGenerate, Wire
+from antiphon.engine.vllm.sglang import HeldRows, Sglang
+from antiphon.engine.vllm.wires import Ask, Piece, VllmCompletions, VllmGenerate, Wire
 from antiphon.errors import EngineError, ModelError, RemoteError
 from antiphon.upstream.failures import read_failure, without_key
 from antiphon.upstream.loop_client import LoopClients
@@ -47,6 +48,8 @@ class EngineServer:
 
     def __init__(self, kind: str, key: str, tokenizer: Tokenizer, eos: frozenset[int]) -> None:
         self._kind, self._key, self._eos = kind, key, eos
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token for token, what in added.items() if what.special)
         self._probe = (PROBE_TEXT, tokenizer.encode(PROBE_TEXT, add_special_tokens=False).ids)
         self._clients = LoopClients()
         # What the first server said; the others, and each after a failure, have to serve the same.
@@ -59,7 +62,7 @@ class EngineServer:
         """How the servers are asked. Known once one of them was looked at."""
         assert self.served
         if self._kind == "sglang":
-            return Sglang()
+            return Sglang(self._special)
         wire = VllmGenerate if self.served.generates else VllmCompletions
         return wire(self.served.model, self._eos)
 
@@ -84,12 +87,16 @@ class EngineServer:
         Raises RemoteError where the server fails, Refused where it has no room, ModelError where it does not accept
         the request.
         """
-        wire, given, finished = self.wire, 0, False
+        wire, held, given, finished = self.wire, ask.held, 0, False
         endpoint.requests += 1
         headers = self._headers() | {"X-Session-ID": ask.session}
         try:
             client = await self._clients.client()
-            async with client.stream("POST", endpoint.url + wire.path, json=wire.body(ask), headers=headers) as answer:
+            if held and not held.opened:
+                await client.post(f"{endpoint.url}/open_session", json=held.opening(), headers=headers)
+                held.opened = True
+            body = wire.body(ask)
+            async with client.stream("POST", endpoint.url + wire.path, json=body, headers=headers) as answer:
                 if answer.status_code != 200:
                     raise await self._error(endpoint, answer)
                 async with aclosing(events(answer.aiter_bytes())) as found:
@@ -99,13 +106,35 @@ class EngineServer:
                             break
                         if piece.prompt_tokens not in (None, len(ask.rows)):
                             raise RemoteError(f"{endpoint.host} counts {piece.prompt_tokens} of {len(ask.rows)} rows")
+                        if held:
+                            held.answered(body["rid"], ask.rows, piece.tokens, given)
                         given += len(piece.tokens)
                         finished = finished or piece.finish is not None
                         yield piece
+            if not finished:
+                raise RemoteError(f"{endpoint.host} ended in the middle of its answer")
         except httpx.HTTPError as error:
+            self.forget(endpoint, held)
             raise RemoteError(f"{endpoint.host}: {error or type(error).__name__}") from error
-        if not finished:
-            raise RemoteError(f"{endpoint.host} ended in the middle of its answer")
+        except Exception:
+            self.forget(endpoint, held)
+            raise
+
+    def forget(self, endpoint: Endpoint, held: HeldRows | None) -> None:
+        """Have a server forget what it holds of a session. Returns at once."""
+        if held and held.opened:
+            closing = asyncio.create_task(self._close_session(endpoint, held.id))
+            self.tasks.add(closing)
+            closing.add_done_callback(self.tasks.discard)
+            held.lose()
+
+    async def _close_session(self, endpoint: Endpoint, session: str) -> None:
+        with suppress(httpx.HTTPError, TimeoutError):
+            client = await self._clients.client()
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                await client.post(
+                    f"{endpoint.url}/close_session", json={"session_id": session}, headers=self._headers()
+                )
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}

@@ -18,6 +18,7 @@ from antiphon.engine.api import Capabilities, Finish, Position, Sampling, Sink, 
 from antiphon.engine.rows import Rows
 from antiphon.engine.vllm.answer import Answer
 from antiphon.engine.vllm.endpoints import Endpoint
+from antiphon.engine.vllm.sglang import HeldRows
 from antiphon.engine.vllm.wires import Ask, Piece
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
 from antiphon.upstream.reader_task import ReaderTask
@@ -44,6 +45,8 @@ class VllmSession:
         self.finish: Finish | None = None
         self._rows = rows
         self._endpoint: Endpoint | None = None
+        # What that server holds of the session, where it has sessions of its own.
+        self._held: HeldRows | None = None
         self._cached: int | None = None
         self._closed = self.generating = False
         self._prefilling: asyncio.Task[None] | None = None
@@ -155,6 +158,12 @@ class VllmSession:
             rows.cut(int(limit * KEPT_SHARE))
         return [row for row in rows.ids if row is not None]
 
+    def held(self) -> HeldRows | None:
+        """What the server that is bound holds of this session, where it has sessions of its own."""
+        if self._held is None and self.engine.server.wire.has_sessions:
+            self._held = HeldRows()
+        return self._held
+
     def add(self, token: int) -> None:
         """A token was sampled: it is the newest row, and those before it are at the server."""
         self._rows.append((token,))
@@ -210,7 +219,7 @@ class VllmSession:
 
     async def _compute(self, endpoint: Endpoint, ids: list[int]) -> None:
         server = self.engine.server
-        ask = Ask(ids, 1, Sampling(), 0, self.salt, self.name)
+        ask = Ask(ids, 1, Sampling(), 0, self.salt, self.name, held=self.held())
         reader: ReaderTask[Piece] = ReaderTask(server.ask(endpoint, ask), server.tasks)
         try:
             finish = None
@@ -228,7 +237,8 @@ class VllmSession:
     def _unbind(self) -> None:
         if self._endpoint:
             self._endpoint.sessions -= 1
-            self._endpoint = None
+            self.engine.server.forget(self._endpoint, self._held)
+            self._endpoint = self._held = None
 
     def _check_open(self) -> None:
         self.engine.check_open()

@@ -2,20 +2,24 @@
 
 - vLLM: `POST /v1/completions` with token ids and `return_token_ids`, which every vLLM server has, or `POST
   /inference/v1/generate`, which it has with `--enable-scale-out`.
-- SGLang: `POST /generate` with `input_ids`.
+
+SGLang's is in sglang.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import msgspec
 
 from antiphon.engine.api import Grammar, Sampling
 from antiphon.errors import RemoteError
 from antiphon.upstream.failures import error_text
+
+if TYPE_CHECKING:
+    from antiphon.engine.vllm.sglang import HeldRows
 
 # A bias that a token never overcomes; vLLM takes none beyond it.
 MAX_BIAS = 100.0
@@ -30,6 +34,7 @@ class Ask:
     - `rule`: holds from the first of these tokens on. `forbid`: never sampled, besides those of `params`.
     - `allow`: where given, no other is sampled, whatever `params` say.
     - `salt`: requests with different ones share no KV. `session`: a name of the session, for whoever routes requests.
+    - `held`: what the server holds of the session, where it has sessions of its own.
     """
 
     rows: Sequence[int]
@@ -41,6 +46,7 @@ class Ask:
     rule: Grammar | None = None
     forbid: Sequence[int] = ()
     allow: Sequence[int] | None = None
+    held: HeldRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +68,14 @@ class Wire(Protocol):
     """How one kind of server is asked for tokens.
 
     - `path`: of its URL, behind the server's root.
-    - `health_path`: answers 200 while the server can be asked.
+    - `has_sessions`: the server holds the rows of a session, and requests carry what is new.
     """
 
     @property
     def path(self) -> str: ...
+
+    @property
+    def has_sessions(self) -> bool: ...
 
     def body(self, ask: Ask) -> dict[str, Any]:
         """The body of a request whose answer is streamed."""
@@ -81,7 +90,7 @@ class Wire(Protocol):
 
 
 # The values of a body and of an event are whatever JSON has.
-def _sampled(ask: Ask) -> dict[str, Any]:
+def sampled(ask: Ask) -> dict[str, Any]:
     """The fields that vLLM and SGLang name alike."""
     params = ask.params
     return {
@@ -96,12 +105,12 @@ def _sampled(ask: Ask) -> dict[str, Any]:
     }
 
 
-def _bias(ask: Ask) -> dict[str, float]:
+def bias_of(ask: Ask) -> dict[str, float]:
     bias = {str(token): max(-MAX_BIAS, min(MAX_BIAS, value)) for token, value in ask.params.bias.items()}
     return bias | {str(token): -MAX_BIAS for token in (*ask.params.forbid, *ask.forbid)}
 
 
-def _event(data: bytes) -> dict[str, Any]:
+def event_in(data: bytes) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(data)
     except msgspec.DecodeError as error:
@@ -113,7 +122,7 @@ def _event(data: bytes) -> dict[str, Any]:
     return found
 
 
-def _ids(value: object) -> list[int]:
+def token_ids(value: object) -> list[int]:
     if not isinstance(value, list) or not all(type(token) is int and token >= 0 for token in value):
         raise RemoteError("the model's server sent no token ids")
     return value
@@ -127,10 +136,10 @@ class VllmCompletions:
 
     model: str
     eos: frozenset[int]
-    path = "/v1/completions"
+    path, has_sessions = "/v1/completions", False
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        out = _sampled(ask) | {
+        out = sampled(ask) | {
             "model": self.model,
             "prompt": list(ask.rows),
             "max_tokens": ask.max_tokens,
@@ -147,7 +156,7 @@ class VllmCompletions:
     def read(self, data: bytes, given: int) -> Piece | None:
         if data == b"[DONE]":
             return None
-        found = _event(data)
+        found = event_in(data)
         usage, choices = found.get("usage"), found.get("choices")
         prompt, cached = _usage(usage)
         if not isinstance(choices, list):
@@ -157,7 +166,7 @@ class VllmCompletions:
         choice = choices[0] if isinstance(choices[0], dict) else {}
         if choice.get("token_ids") is None and not choice.get("finish_reason"):
             raise RemoteError("the model's server sends no token ids: it is no vLLM, or too old for return_token_ids")
-        tokens = _ids(choice.get("token_ids") or [])
+        tokens = token_ids(choice.get("token_ids") or [])
         logprobs = choice.get("logprobs") or {}
         return Piece(tokens, logprobs.get("token_logprobs") or (), _finish(choice), prompt, cached)
 
@@ -168,10 +177,10 @@ class VllmGenerate:
 
     model: str
     eos: frozenset[int]
-    path = "/inference/v1/generate"
+    path, has_sessions = "/inference/v1/generate", False
 
     def body(self, ask: Ask) -> dict[str, Any]:
-        sampling = _sampled(ask) | _shaping(ask, "logprobs" if ask.params.logprobs else "")
+        sampling = sampled(ask) | _shaping(ask, "logprobs" if ask.params.logprobs else "")
         sampling |= {
             "max_tokens": ask.max_tokens,
             "seed": ask.seed,
@@ -192,7 +201,7 @@ class VllmGenerate:
     def read(self, data: bytes, given: int) -> Piece | None:
         if data == b"[DONE]":
             return None
-        found = _event(data)
+        found = event_in(data)
         prompt, cached = _usage(found.get("usage"))
         choices = found.get("choices")
         if not isinstance(choices, list):
@@ -202,57 +211,13 @@ class VllmGenerate:
         choice = choices[0] if isinstance(choices[0], dict) else {}
         content = (choice.get("logprobs") or {}).get("content") or ()
         logprobs = [one.get("logprob") for one in content]
-        return Piece(_ids(choice.get("token_ids") or []), logprobs, _finish(choice), prompt, cached)
-
-
-@dataclass(frozen=True, slots=True)
-class Sglang:
-    """SGLang's `/generate`. It tells tokens that were given so far with each event, or only the new ones, as it was
-    started.
-    """
-
-    path = "/generate"
-
-    def body(self, ask: Ask) -> dict[str, Any]:
-        sampling = _sampled(ask) | {"max_new_tokens": ask.max_tokens, "sampling_seed": ask.seed}
-        sampling |= {"ignore_eos": True, "no_stop_trim": True, "skip_special_tokens": False}
-        if bias := _bias(ask):
-            sampling["logit_bias"] = bias
-        if ask.rule:
-            sampling["json_schema" if ask.rule.kind == "json_schema" else "ebnf"] = ask.rule.text
-        return {
-            "input_ids": list(ask.rows),
-            "sampling_params": sampling,
-            "stream": True,
-            "return_logprob": ask.params.logprobs,
-            "extra_key": ask.salt,
-        }
-
-    def read(self, data: bytes, given: int) -> Piece | None:
-        if data == b"[DONE]":
-            return None
-        found = _event(data)
-        meta = found.get("meta_info")
-        if not isinstance(meta, dict):
-            raise RemoteError("the model's server sent an event without meta_info")
-        tokens = _ids(found.get("output_ids") or [])
-        total = meta.get("completion_tokens")
-        if total == len(tokens):
-            tokens = tokens[given:]
-        elif total != given + len(tokens):
-            raise RemoteError(f"the model's server counts {total} tokens, and has sent {given + len(tokens)}")
-        reason = meta.get("finish_reason")
-        kind = reason.get("type") if isinstance(reason, dict) else None
-        if kind not in (None, "stop", "length"):
-            raise RemoteError(f"the model's server ended an answer: {kind}")
-        logprobs = [pair[0] for pair in (meta.get("output_token_logprobs") or ())][-len(tokens) :] if tokens else []
-        return Piece(tokens, logprobs, kind, meta.get("prompt_tokens"), meta.get("cached_tokens"))
+        return Piece(token_ids(choice.get("token_ids") or []), logprobs, _finish(choice), prompt, cached)
 
 
 def _shaping(ask: Ask, logprobs: str) -> dict[str, Any]:
     """vLLM's fields that are sent only where they say something."""
     out: dict[str, Any] = {}
-    if bias := _bias(ask):
+    if bias := bias_of(ask):
         out["logit_bias"] = bias
     if (allow := ask.allow if ask.allow is not None else ask.params.allow) is not None:
         out["allowed_token_ids"] = list(allow)

@@ -1,0 +1,96 @@
+"""Chooses a profile for this machine, where the settings leave that open (`--profile auto`)."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from antiphon.loading.loader import store_of
+from antiphon.loading.recommendation import SIZES, estimated, recommended
+from antiphon.settings import Settings
+from antiphon.store.registry import PROFILES
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+# What a machine was measured to do, in the models' folder.
+SPEED_FILE = "machine-speed.json"
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileChoice:
+    """A profile, and why it was chosen, in words that follow its name."""
+
+    profile: str
+    reason: str
+
+    def applied(self, settings: Settings) -> Settings:
+        """The settings with this profile."""
+        return replace(settings, models=replace(settings.models, profile=self.profile))
+
+
+def choose_profile(settings: Settings, measure: Callable[[], float] | None = None) -> ProfileChoice:
+    """The profile to load: what the settings name, or the largest that this machine answers in time with.
+
+    The machine is measured once, for about a second, and the result is kept in the models' folder. Where nothing may be
+    fetched, only profiles that are there are chosen from. `measure`: in place of the measurement, for tests; seconds
+    for a row's product with a billion weights.
+    """
+    if settings.models.profile != AUTO:
+        return ProfileChoice(settings.models.profile, "as --profile says")
+    engine = settings.engine
+    if engine.language_model or engine.partner:
+        return ProfileChoice("default", "for all but the model that the settings name")
+    among = _available(settings)
+    if settings.models.device != "cpu":
+        return ProfileChoice("large" if "large" in among else "default", f"for --device {settings.models.device}")
+    speed = estimated(_seconds_a_billion(settings, measure), "default")
+    name, why = recommended("default", speed, free_gb(), among)
+    return ProfileChoice(name, why)
+
+
+def free_gb() -> float:
+    """Memory that this process has or may still take, in GB; what the system does not tell counts as enough."""
+    try:
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        held = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(lines["MemAvailable"].split()[0]) / 1e6 + held / 1e9
+    except (OSError, KeyError, ValueError):
+        return float("inf")
+
+
+def _available(settings: Settings) -> set[str]:
+    """The profiles that can be loaded: all, or, where nothing may be fetched, those whose files are there."""
+    if not settings.models.offline:
+        return set(SIZES)
+    store = store_of(settings.models)
+    return {name for name in SIZES if not any(store.missing(model) for model in PROFILES[name])} or {"default"}
+
+
+def _seconds_a_billion(settings: Settings, measure: Callable[[], float] | None) -> float:
+    """As measured now, or before on this machine."""
+    from antiphon.engine.local.machine_speed import seconds_a_billion
+    from antiphon.engine.local.packed import machine_key
+
+    threads = settings.engine.engine_threads
+    key = f"{machine_key()} {threads or len(os.sched_getaffinity(0))}"
+    file = Path(settings.models.home).expanduser() / SPEED_FILE
+    if measure:
+        return measure()
+    try:
+        kept = json.loads(file.read_text())
+        if kept["key"] == key:
+            return float(kept["seconds_a_billion"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass
+    found = seconds_a_billion(threads)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"key": key, "seconds_a_billion": found}))
+    except OSError as error:
+        log.info("the machine's speed is not kept: %s", error)
+    return found
