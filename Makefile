@@ -52,7 +52,7 @@ chaos: $(VENV)/dev.stamp  ## A million mutated inputs to every parser and dialec
 clients: $(VENV)/dev.stamp  ## Third-party clients in environments of their own (1 GB) against a real server
 	$(BIN)/python tests/clients/run.py
 
-engines: $(VENV)/dev.stamp  ## Language models on other servers (llama.cpp's, another antiphon) behind a real server
+engines: $(VENV)/dev.stamp  ## Language models on other servers (llama.cpp, vLLM, another antiphon) behind a real server
 	$(BIN)/python tests/engines/run.py
 
 browser: $(VENV)/dev.stamp  ## The page in headless Chromium, which the system has to have

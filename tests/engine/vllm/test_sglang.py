@@ -1,5 +1,5 @@
-"""Sessions that an SGLang server holds: what is sent of them, and what becomes of them. The rest of the contract, and the
-faults, are tested with both kinds of servers.
+"""Sessions that an SGLang server holds: what is sent of them, and what becomes of them. The rest of the contract, and
+the faults, are tested with both kinds of servers.
 """
 
 from __future__ import annotations
