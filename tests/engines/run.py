@@ -50,7 +50,11 @@ TOOL = {
 }
 SCHEMA = {
     "type": "object",
-    "properties": {"name": {"type": "string"}, "legs": {"type": "integer"}},
+    "properties": {
+        "name": {"type": "string"},
+        # Without bounds a small model writes digits until its tokens are spent.
+        "legs": {"type": "integer", "minimum": 0, "maximum": 100},
+    },
     "required": ["name", "legs"],
     "additionalProperties": False,
 }

@@ -247,10 +247,10 @@ class UserTurnStarted:
 @dataclass(frozen=True, slots=True)
 class UserTurnCommitted:
     """A turn of the user is complete and is `item`, behind the item `previous_id` (None: it is the first). Its
-    transcript may come later.
+    transcript may come later. `turn`: None for a silence that counts as one.
     """
 
-    turn: int
+    turn: int | None
     item: Item
     previous_id: str | None
 

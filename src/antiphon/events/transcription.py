@@ -291,10 +291,11 @@ class OverlapStarted:
 @dataclass(frozen=True, slots=True)
 class OverlapDecided:
     """Whether an overlap takes the floor, and the reason, as a word that full-duplex clients are given. A turn that
-    does not take the floor may still turn out to, when its words are known.
+    does not take the floor may still turn out to, when its words are known. `turn`: None where no one turn takes it,
+    because an answer that is due ends the response under way.
     """
 
-    turn: int
+    turn: int | None
     takes_floor: bool
     reason: str
 

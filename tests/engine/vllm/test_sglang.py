@@ -30,7 +30,7 @@ def server() -> Iterator[ScriptedSglang]:
 
 async def closed(held: VllmEngine, server: ScriptedSglang) -> None:
     """Wait until the server was told to forget sessions."""
-    while held.server.tasks or server.sessions:
+    while held.server.tasks or server.sessions:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
 

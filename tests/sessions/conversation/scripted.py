@@ -47,6 +47,7 @@ from antiphon.events.transcription import (
     TranscriptionEvent,
     TurnCommitted,
 )
+from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.inbox import Inbox
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
@@ -211,15 +212,17 @@ class Scene(PlayedTurns):
         count = itertools.count()
         self.session = ConversationSession(
             ConversationConfig(TranscriptionConfig(vad=vad, preflight=True), **config),
-            transcriber or ScriptedTranscriber(),
-            ScriptedDetector(),
-            self.model,
+            ConversationContext(
+                transcriber=transcriber or ScriptedTranscriber(),
+                detector=ScriptedDetector(),
+                model=self.model,
+                new_id=lambda prefix: f"{prefix}{next(count)}",
+                image_reader=reader,
+                clock=clock,
+            ),
             self.inbox,
             self.emit,
-            new_id=lambda prefix: f"{prefix}{next(count)}",
-            image_reader=reader,
             playback=playback,
-            clock=clock,
         )
 
 

@@ -40,6 +40,7 @@ from antiphon.events.duplex import (
 )
 from antiphon.events.transcription import AppendAudio, CommitAudio, ServerVad, TranscriptionConfig
 from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, MAX_WAITING_UNITS, NativeTurns, UnitClock
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
@@ -114,11 +115,13 @@ class Scene:
         talk = ConversationConfig(
             TranscriptionConfig(vad=ServerVad()), reports_transcripts=True, duplex=duplex, **config
         )
-        make = partial(
-            ConversationSession, talk, ScriptedTranscriber(), ScriptedDetector(), NativeConversationModel(native),
-            self.inbox,
+        context = ConversationContext(
+            transcriber=ScriptedTranscriber(),
+            detector=ScriptedDetector(),
+            model=NativeConversationModel(native),
             new_id=lambda prefix: f"{prefix}{next(count)}",
-        )  # fmt: skip
+        )
+        make = partial(ConversationSession, talk, context, self.inbox)
         self.session = DuplexSession(duplex, make, self.emit)
 
     async def emit(self, output: Any) -> None:

@@ -22,7 +22,6 @@ from antiphon.events.conversation import (
     ItemTruncated,
     ResponseAudioDelta,
     ResponseTextDelta,
-    UserTurnStarted,
 )
 from antiphon.events.duplex import (
     AcknowledgePlayback,
@@ -44,13 +43,12 @@ from antiphon.events.transcription import (
     CommitRefused,
     ServerVad,
     SpeechStarted,
-    TranscriptDone,
-    TranscriptFailed,
     TranscriptionConfig,
     TranscriptPartial,
     TurnCleared,
 )
 from antiphon.protocols.resume.journal import Journal
+from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.response import EmitConversation
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
@@ -78,10 +76,14 @@ class DuplexScene(PlayedTurns):
             duplex=duplex,
             **config,
         )
-        make = partial(
-            ConversationSession, talk, ScriptedTranscriber(), ScriptedDetector(), self.model, self.inbox,
-            new_id=lambda prefix: f"{prefix}{next(count)}", clock=lambda: self.clock,
-        )  # fmt: skip
+        context = ConversationContext(
+            transcriber=ScriptedTranscriber(),
+            detector=ScriptedDetector(),
+            model=self.model,
+            new_id=lambda prefix: f"{prefix}{next(count)}",
+            clock=lambda: self.clock,
+        )
+        make = partial(ConversationSession, talk, context, self.inbox)
 
         def make_kept(**options: Any) -> ConversationSession:
             self.session = make(**options)
@@ -429,12 +431,12 @@ async def schedule(draw: random.Random, steps: int) -> int:
     wire, journal = connection(), Journal(lambda: 0.0, True)
     receive_event(wire, "session.update", session={})
     epoch, received, has = 0, 0, 0
-    # Turns that were reported and have no transcript yet.
-    open_turns: set[int] = set()
+    # As the segmenter has it: a turn begins where none is open, and what is cleared does not end.
+    is_open = False
     read: list[dict[str, Any]] = []
 
     async def emit(output: Any) -> None:
-        nonlocal epoch
+        nonlocal epoch, is_open
         wire.send(output)
         for frame in wire.frames():
             journal.push(frame)
@@ -442,10 +444,8 @@ async def schedule(draw: random.Random, steps: int) -> int:
             case EpochRaised():
                 epoch = output.epoch
                 journal.raise_epoch(epoch)
-            case UserTurnStarted(turn):
-                open_turns.add(turn)
-            case TranscriptDone(turn) | TranscriptFailed(turn):
-                open_turns.discard(turn)
+            case TurnCleared():
+                is_open = False
 
     scene = DuplexScene(policy, acks_only=acks_only, emit=emit)
 
@@ -463,10 +463,12 @@ async def schedule(draw: random.Random, steps: int) -> int:
     async with scene:
         for _ in range(steps):
             match draw.randrange(13):
-                case 0 | 1:
+                case 0 | 1 if not is_open:
+                    is_open = True
                     await scene.start_turn()
                 case 2:
-                    if scene.turn in open_turns:
+                    if is_open:
+                        is_open = False
                         await scene.transcribe(await scene.end_turn(), draw.choice(("Yes.", "Tell me more.", "")))
                 case 3:
                     await scene.session.handle_transcription(

@@ -65,6 +65,7 @@ from antiphon.server.live.session import (
     LiveSession,
 )
 from antiphon.server.state import Caller, ServerState
+from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
@@ -368,20 +369,18 @@ class LiveRealtime:
     def _begin_conversation(self, first: ConfigureConversation) -> ConversationSession | DuplexSession:
         models = self._state.loaded()
         assert models.conversation_model
-        make = partial(
-            ConversationSession,
-            first.config,
-            models.required_transcriber,
-            models.required_vad,
-            models.conversation_model,
-            self._inbox,
+        context = ConversationContext(
+            transcriber=models.required_transcriber,
+            detector=models.required_vad,
+            model=models.conversation_model,
             new_id=self.wire.context.new_id,
-            min_commit_ms=self.wire.min_commit_ms,
-            measure=self._state.metrics.measure,
             turn_detector=models.turn_detector,
             image_reader=models.image_reader,
+            measure=self._state.metrics.measure,
+            min_commit_ms=self.wire.min_commit_ms,
             owner=self.caller.key,
         )
+        make = partial(ConversationSession, first.config, context, self._inbox)
         session: ConversationSession | DuplexSession
         if first.config.duplex:
             session = DuplexSession(first.config.duplex, make, self._emit, epoch=self.wire.epoch)

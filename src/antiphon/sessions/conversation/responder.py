@@ -7,14 +7,14 @@ are closed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from antiphon.contracts import AudioPart, ConversationModel, ConversationStream
+from antiphon.contracts import AudioPart, ConversationStream
 from antiphon.contracts.playback import PlaybackTracker
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
@@ -30,13 +30,15 @@ from antiphon.events.conversation import (
     ResponseAudioDelta,
 )
 from antiphon.events.transcription import TranscriptionEvent
+from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.native_turns import NativeResponse
 from antiphon.sessions.conversation.playout import Playout
-from antiphon.sessions.conversation.preemptive import PreemptiveBudget, PreemptiveResponse
 from antiphon.sessions.conversation.response import (
     FAILURES,
     EmitConversation,
+    PreemptiveBudget,
+    PreemptiveResponse,
     ResponseGeneration,
     ResponseRequest,
     ResponseSource,
@@ -44,6 +46,7 @@ from antiphon.sessions.conversation.response import (
     request_for,
     wants_audio,
 )
+from antiphon.turns.floor import Floor
 
 log = logging.getLogger(__name__)
 
@@ -59,40 +62,38 @@ class Responder:
     stored in the history, run at the same time, and each have a model stream of their own.
 
     - `config`: the session replaces it; it counts for responses that begin afterwards.
-    - `new_id`: makes an id with the given prefix.
-    - `measure`: takes a measurement's name and its seconds.
+    - `context`: the model, and what else a conversation is assembled from.
+    - `floor`: is told when a response of the conversation begins, and when its last event is out.
     - `playback`: what plays the responses in place of the client, None where nobody reports what was heard.
     - `now`: the number of samples at 16 kHz that the microphone has given.
     - `on_ended`: is awaited with each response task that has ended, after its items are closed and truncated.
-    - `owner`: as `ConversationModel.open` has it.
     """
 
     def __init__(
         self,
         config: ConversationConfig,
-        model: ConversationModel,
+        context: ConversationContext,
         conversation: ConversationHistory,
         emit: EmitConversation,
         playout: Playout,
+        floor: Floor,
         *,
-        new_id: Callable[[str], str],
-        measure: Callable[[str, float], None],
         playback: PlaybackTracker | None,
         now: Callable[[], int],
         on_ended: Callable[[ResponseTask], Awaitable[None]],
-        owner: Hashable | None,
     ) -> None:
         self.config = config
-        self._model = model
+        self._model = model = context.model
         self._conversation = conversation
         self._emit = emit
         self._playout = playout
-        self._new_id = new_id
-        self._measure = measure
+        self._floor = floor
+        self._new_id = context.new_id
+        self._measure = context.measure
         self._playback = playback
         self._now = now
         self._on_ended = on_ended
-        self._owner = owner
+        self._owner = context.owner
         self._stream: ConversationStream | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self.active: ResponseTask | None = None
@@ -237,6 +238,7 @@ class Responder:
         )
         if command.stored:
             self.active = task
+            self._floor.response_began()
         else:
             self._out_of_band.add(task)
         assert self._group
@@ -249,6 +251,7 @@ class Responder:
             self._out_of_band.discard(task)
             if self.active is task:
                 self.active = None
+                self._floor.response_ended()
         await self._truncate_pending(task.response.id)
         for item in task.response.output:
             if (cut := self._cut_by_client.pop(item.id, None)) and any(i is item for i in self._conversation.items):

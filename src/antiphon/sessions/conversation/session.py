@@ -7,14 +7,12 @@ A response is one task, which barge-in cancels; whatever ends it, its part and i
 
 from __future__ import annotations
 
-import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable
 
 import anyio
 import anyio.abc
 
 from antiphon.audio import Pcm
-from antiphon.contracts import ConversationModel, ImageReader, Transcriber, TurnDetector, VoiceActivityDetector
 from antiphon.contracts.playback import PlaybackTracker
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
@@ -55,6 +53,7 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
+from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.idle_timeout import IdleTimeout
 from antiphon.sessions.conversation.item_media import ItemMediaResolver
@@ -68,21 +67,18 @@ from antiphon.sessions.conversation.waiting_requests import WaitingRequests
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.echo import EchoGuard
+from antiphon.turns.floor import AnswerInstead, BeginAnswer, CancelActive, Floor, FloorCommand, SilenceOutput
 from antiphon.turns.overlap import RESPONSE_TAIL_S, OverlapDecider
 
 
 class ConversationSession:
     """One client's conversation. `run()` it as a task; audio and commits go into `inbox`, whose closing ends it.
 
-    - `model`: answers; a native model takes turns by itself instead. `transcriber`, `detector`, `turn_detector` and
-      `image_reader` serve the listener and items with media. All models belong to the caller.
+    - `context`: the models, and what else a conversation is assembled from.
     - `emit`: is awaited with every event, in order, and may hold the session back.
-    - `new_id`: returns a fresh id that begins with the given prefix. `clock`: returns monotonic seconds.
-    - `min_commit_ms`, `measure`: as TranscriptionSession has them; responses are measured too.
     - `playback`: knows how much of a response was heard; None: the client truncates items itself.
     - `handle_other`: gets the commands that come out of the inbox in place of `handle`, which it has to call.
     - `left_s`: returns the seconds of sent audio still to be played, where that is known better than by the clock.
-    - `owner`: whose conversation it is, as `ConversationModel.open` has it.
 
     `config` is the present configuration and `conversation` the history. All of it runs in one event loop.
     """
@@ -90,82 +86,68 @@ class ConversationSession:
     def __init__(
         self,
         config: ConversationConfig,
-        transcriber: Transcriber,
-        detector: VoiceActivityDetector,
-        model: ConversationModel,
+        context: ConversationContext,
         inbox: Inbox,
         emit: EmitConversation,
         *,
-        new_id: Callable[[str], str],
-        min_commit_ms: int = 0,
-        measure: Callable[[str, float], None] = lambda kind, seconds: None,
-        turn_detector: TurnDetector | None = None,
-        image_reader: ImageReader | None = None,
         playback: PlaybackTracker | None = None,
         handle_other: Callable[[ConversationCommand], Awaitable[None]] | None = None,
         left_s: Callable[[], float] | None = None,
-        owner: Hashable | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
+        self._emit = emit
+        self._new_id = context.new_id
+        self._group: anyio.abc.TaskGroup | None = None
+        self.conversation = ConversationHistory()
+        self._floor = Floor()
         self._overlap = OverlapDecider()
         self._deciding = anyio.CancelScope()
-        self._closing = self._user_speaking = False
-        self.conversation = ConversationHistory()
+        self._waiting_requests = WaitingRequests()
+        model = context.model
         accepts_media = model.profile.accepts_media
         self._item_media = ItemMediaResolver(
-            self.conversation, image_reader, transcriber, emit, self._go_on, accepts_media=accepts_media
+            self.conversation,
+            context.image_reader,
+            context.transcriber,
+            emit,
+            self._go_on,
+            accepts_media=accepts_media,
         )
         self._turn_audio = TurnAudio(model.profile.audio_window_ms) if accepts_media else None
-        self._emit = emit
-        self._new_id = new_id
         echo_guard = EchoGuard()
-        self._playout = Playout(echo_guard, clock)
+        self._playout = Playout(echo_guard, context.clock)
+        self._left_s = left_s or (lambda: self._playout.left_s)
         self._native_turns = (
-            NativeTurns(native, lambda turn: self._responder.begin_unasked(turn), emit, clock)
+            NativeTurns(native, lambda turn: self._responder.begin_unasked(turn), emit, context.clock)
             if (native := model.native)
             else None
         )
-        self._left_s = left_s or (lambda: self._playout.left_s)
         self._idle = IdleTimeout(lambda: self._playout.left_s, self._is_busy, lambda: self.audio_s, self._ask_again)
         self._listener = TranscriptionSession(
             config.transcription,
-            transcriber,
-            detector,
+            context.transcriber,
+            context.detector,
             inbox,
             self.handle_transcription,
-            min_commit_ms=min_commit_ms,
-            measure=measure,
+            min_commit_ms=context.min_commit_ms,
+            measure=context.measure,
             handle_other=handle_other or self.handle,
-            turn_detector=turn_detector,
+            turn_detector=context.turn_detector,
             echo_guard=echo_guard,
             tap=self._native_turns.append_audio if self._native_turns else self._keep_audio if accepts_media else None,
             on_commit=self._commit,
         )
         self._responder = Responder(
             config,
-            model,
+            context,
             self.conversation,
             emit,
             self._playout,
-            new_id=new_id,
-            measure=measure,
+            self._floor,
             playback=playback,
             now=lambda: self._listener.now,
             on_ended=self._response_ended,
-            owner=owner,
         )
-        self._group: anyio.abc.TaskGroup | None = None
-        # The items of turns without a transcript, and responses that were asked for meanwhile.
-        self._untranscribed: dict[int, Item] = {}
-        self._waiting_requests = WaitingRequests()
-        # The time in the audio until which the client has said that speech does not take the floor.
-        self._dismissed_until_s = 0.0
-        # Turns that began during a response which they do not end.
-        self._without_floor: set[int] = set()
-        # Turns that the client wants no response to, and whether the next one is such a turn.
-        self._skipped_turns: set[int] = set()
-        self._skips_next_turn = self._response_due = False
 
     @property
     def audio_s(self) -> float:
@@ -175,7 +157,7 @@ class ConversationSession:
     @property
     def num_open_turns(self) -> int:
         """Turns without a transcript, or whose audio is kept until they have one: 0 once all are transcribed."""
-        return len(self._untranscribed.keys() | (self._turn_audio.open_turns if self._turn_audio else set()))
+        return len(self._floor.turns.keys() | (self._turn_audio.open_turns if self._turn_audio else set()))
 
     @property
     def answering(self) -> bool:
@@ -196,7 +178,7 @@ class ConversationSession:
                     await self._native_turns.open(self.config)
                     self._group.start_soon(self._native_turns.run)
                 await self._listener.run()
-                self._closing = True
+                self._floor.close()
                 if self._native_turns:
                     self._native_turns.close()
                 self._idle.close()
@@ -219,7 +201,7 @@ class ConversationSession:
         """Let the client decide whether the speech over a response takes the floor. A decision that it does not holds
         for what is said in the next DISMISSAL_S of audio.
         """
-        self._dismissed_until_s = 0.0 if takes_floor else self.audio_s + DISMISSAL_S
+        self._floor.dismiss(0.0 if takes_floor else self.audio_s + DISMISSAL_S)
         if takes_floor and self._native_turns and (self._native_turns.is_waiting or not self.answering):
             # A turn that the model is about to speak is dropped; a response under way is ended as any other.
             self._native_turns.interrupt()
@@ -230,8 +212,8 @@ class ConversationSession:
         """The client has ended a turn: it is one, whatever was said over a response."""
         if self._native_turns:
             is_due = self.config.create_response and self.config.transcription.vad is not None
-            self._native_turns.commit(answers=is_due and not self._skips_next_turn)
-            self._skips_next_turn = False
+            is_skipped = self._floor.take_skip()
+            self._native_turns.commit(answers=is_due and not is_skipped)
         await self._apply_all(self._overlap.commit(turn))
 
     @property
@@ -240,9 +222,14 @@ class ConversationSession:
         return self.config.create_response and self._native_turns is None
 
     @property
+    def _answers_detected_turns(self) -> bool:
+        """Whether a turn that the server has detected is answered once it has words."""
+        return self._responds_to_turns and self.config.transcription.vad is not None
+
+    @property
     def interruptible(self) -> bool:
         """Whether speech that begins now ends a response: by the configuration, and by the client's last decision."""
-        return self.config.interrupt_response and self.audio_s >= self._dismissed_until_s
+        return self.config.interrupt_response and not self._floor.is_dismissed(self.audio_s)
 
     async def handle(self, command: ConversationCommand) -> None:
         """Handle one command, only while `run` runs; it waits for `emit`, not for a response that the command begins.
@@ -271,6 +258,7 @@ class ConversationSession:
                 await self._emit(ItemRetrieved(conversation.get(item_id).snapshot()))
             case DeleteItem(item_id):
                 conversation.delete(item_id)
+                self._floor.item_deleted(item_id)
                 await self._emit(ItemDeleted(item_id))
             case TruncateItem(item_id, content_index, audio_end_ms):
                 kept_ms = conversation.truncate(item_id, content_index, audio_end_ms)
@@ -302,7 +290,7 @@ class ConversationSession:
                 if self._native_turns:
                     self._native_turns.append_frames(frames)
             case SkipResponse():
-                self._skips_next_turn = True
+                self._floor.skip_next()
             case _:
                 raise RemoteProtocolError("unknown_event", f"{type(command).__name__} is for a duplex session.")
 
@@ -314,9 +302,8 @@ class ConversationSession:
         """Apply one event of the transcription session: emit it, and begin or end responses for it. Returns once its
         consequences were emitted; an overlap that has to be decided goes on in a task. Only while `run` runs.
         """
-        if isinstance(event, TurnCommitted) and self._skips_next_turn and not self._native_turns:
-            self._skipped_turns.add(event.turn)
-            self._skips_next_turn = False
+        if isinstance(event, TurnCommitted) and not self._native_turns and self._floor.take_skip():
+            self._floor.skip(event.turn)
         before = self._overlap.undecided_turn
         await self._apply_all(self._overlap.feed(event, overlaps=self._overlaps()))
         if self._overlap.undecided_turn is not None and self._overlap.undecided_turn != before:
@@ -342,58 +329,28 @@ class ConversationSession:
             self._turn_audio.follow(event)
         match event:
             case SpeechStarted(turn):
-                self._user_speaking = True
-                self._responder.preemptive.cancel()
-                self._idle.stop()
-                await self._item_of(turn)
-                await self._emit(event)
-                takes_floor = self.interruptible
-                if not takes_floor:
-                    self._without_floor.add(turn)
-                if (task := self._responder.active) and takes_floor:
-                    # If the speech was a noise, a turn whose response had not begun still needs one.
-                    self._response_due = self._responds_to_turns and (self._response_due or not task.response.output)
-                    task.cancel("turn_detected")
-                if takes_floor:
-                    await self._responder.silence()
+                await self._speech_started(turn, event)
             case SpeechStopped():
-                self._user_speaking = False
+                self._floor.user_stopped()
                 await self._emit(event)
             case TurnCommitted(turn):
                 item = await self._item_of(turn)
                 if self._turn_audio:
                     item.parts[0].media = self._turn_audio.ended_turn(event)
                 previous = self.conversation.add(item)
+                self._floor.committed(turn)
                 drop_old_media(self.conversation, item)
                 await self._emit(UserTurnCommitted(turn, item.snapshot(), previous))
             case TranscriptDone(turn, text):
-                item = await self._item_of(turn)
-                del self._untranscribed[turn]
-                item.parts[0].text = text
-                if not text.strip() and self.config.transcription.vad:
-                    # A cough is no turn for the model; audio that the client commits is one, with words or without.
-                    item.parts[0].media = None
-                    await self._responder.drop_growing()
-                if self.config.reports_transcripts:
-                    await self._emit(event)
-                is_skipped = turn in self._skipped_turns
-                self._skipped_turns.discard(turn)
-                if text.strip() and self._responds_to_turns and self.config.transcription.vad and not is_skipped:
-                    self._response_due = True
-                await self._go_on(cancels=turn not in self._without_floor)
-                self._without_floor.discard(turn)
-                if not text.strip():
-                    self._idle.go_on(self.config)
+                await self._transcribed(turn, text, event)
             case CommitRefused():
-                self._skips_next_turn = False
+                self._floor.take_skip()
                 await self._emit(event)
             case TranscriptFailed(turn):
-                is_due = self._responds_to_turns and self.config.transcription.vad
-                if self._untranscribed.pop(turn, None) and self._turn_audio and is_due:
-                    # The model hears the audio, and needs no transcript.
-                    self._response_due = self._response_due or turn not in self._skipped_turns
-                self._without_floor.discard(turn)
-                self._skipped_turns.discard(turn)
+                if turn in self._floor.turns:
+                    # A model that hears the audio needs no transcript.
+                    hears = self._turn_audio is not None
+                    self._floor.transcribed(turn, owes_answer=hears and self._answers_detected_turns)
                 await self._emit(event)
                 await self._go_on()
                 self._idle.go_on(self.config)
@@ -409,7 +366,7 @@ class ConversationSession:
                 await self._responder.hear(turn, text, prefills=not self._turn_audio and self._may_prefill())
             case TurnCleared():
                 # The open turn ends and leaves nothing.
-                self._user_speaking = False
+                self._floor.input_cleared()
                 self._responder.preemptive.cancel()
                 await self._responder.drop_growing()
                 await self._emit(event)
@@ -418,19 +375,63 @@ class ConversationSession:
             case _:
                 await self._emit(event)
 
+    async def _speech_started(self, turn: int, event: SpeechStarted) -> None:
+        self._responder.preemptive.cancel()
+        self._idle.stop()
+        await self._item_of(turn)
+        await self._emit(event)
+        active = self._responder.active
+        commands = self._floor.user_started(
+            turn,
+            takes_floor=self.interruptible,
+            answers=self._responds_to_turns,
+            has_output=bool(active and active.response.output),
+        )
+        await self._obey(commands)
+
+    async def _transcribed(self, turn: int, text: str, event: TranscriptDone) -> None:
+        item, has_words = await self._item_of(turn), bool(text.strip())
+        item.parts[0].text = text
+        if not has_words and self.config.transcription.vad:
+            # A cough is no turn for the model; audio that the client commits is one, with words or without.
+            item.parts[0].media = None
+            await self._responder.drop_growing()
+        if self.config.reports_transcripts:
+            await self._emit(event)
+        done = self._floor.transcribed(turn, owes_answer=has_words and self._answers_detected_turns)
+        await self._go_on(cancels=done.takes_floor)
+        if not has_words:
+            self._idle.go_on(self.config)
+
+    async def _obey(self, commands: list[FloorCommand]) -> None:
+        """Do what the floor asks for, in its order."""
+        for command in commands:
+            match command:
+                case CancelActive(reason):
+                    assert self._responder.active
+                    self._responder.active.cancel(reason)
+                case SilenceOutput():
+                    await self._responder.silence()
+                case BeginAnswer():
+                    self._responder.begin(CreateResponse(), unasked=True)
+                case AnswerInstead():
+                    await self._emit(OverlapDecided(None, True, "turn_answered"))
+                    await self.interrupt("turn_detected")
+
     async def _item_of(self, turn: int) -> Item:
         """The item that a turn will become. Its id is the first thing that the client gets of it."""
-        if turn not in self._untranscribed:
-            self._untranscribed[turn] = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
-            await self._emit(UserTurnStarted(turn, self._untranscribed[turn].id))
-        return self._untranscribed[turn]
+        known = self._floor.turns.get(turn)
+        if known is None:
+            known = self._floor.open_turn(turn, Item(self._new_id("item_"), parts=[ContentPart("input_audio")]))
+            await self._emit(UserTurnStarted(turn, known.item.id))
+        return known.item
 
     async def _go_on(self, *, cancels: bool = True) -> None:
         """Begin the response that is due (`_respond_if_due`), and those that had to wait."""
         await self._respond_if_due(cancels=cancels)
         while taken := self._waiting_requests.take(self._has_to_wait):
             await self.handle(taken[0])
-            if self._closing:
+            if self._floor.is_closed:
                 self._responder.cancel_all()
             elif taken[1] and self._responder.active:
                 self._responder.cancel(None)
@@ -441,24 +442,15 @@ class ConversationSession:
 
     def _has_unresolved(self) -> bool:
         """Whether an item of the history has no transcript yet, or media of an item are not resolved."""
-        return bool(self._item_media.unresolved) or self._has_untranscribed()
-
-    def _has_untranscribed(self, but: int | None = None) -> bool:
-        waiting = {id(item) for turn, item in self._untranscribed.items() if turn != but}
-        return any(id(item) in waiting for item in self.conversation.items)
+        return bool(self._item_media.unresolved) or self._floor.has_untranscribed()
 
     async def _respond_if_due(self, *, cancels: bool = True) -> None:
         """Begin the response that is due, once the user is silent and all transcripts are there. `cancels`: a response
         under way is ended for it; otherwise it is waited for.
         """
-        if self._closing or not self._response_due or self._user_speaking or self._has_unresolved():
-            return
-        if self._responder.active is None:
-            self._response_due = False
-            self._responder.begin(CreateResponse(), unasked=True)
-        elif self.config.interrupt_response and cancels and not self._responder.active.cancelled:
-            await self._emit(OverlapDecided(-1, True, "turn_answered"))
-            await self.interrupt("turn_detected")
+        active = self._responder.active
+        may_cut = bool(active and not active.cancelled) and self.config.interrupt_response and cancels
+        await self._obey(self._floor.go_on(is_resolved=not self._has_unresolved(), may_cut=may_cut))
 
     async def _response_ended(self, task: ResponseTask) -> None:
         """A response has ended: another may be due, or the user's silence be waited for."""
@@ -467,14 +459,14 @@ class ConversationSession:
         await self._go_on()
 
     def _is_busy(self) -> bool:
-        return self.answering or self._user_speaking or self._has_unresolved()
+        return self.answering or self._floor.user_speaks or self._has_unresolved()
 
     async def _ask_again(self, since_s: float) -> None:
         """Respond to a silence of `idle_timeout_ms`, which began after `since_s` seconds of audio."""
         item = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
         await self._emit(IdleTimeoutReached(item.id, int(since_s * 1000), int(self.audio_s * 1000)))
         previous = self.conversation.add(item)
-        await self._emit(UserTurnCommitted(-1, item.snapshot(), previous))
+        await self._emit(UserTurnCommitted(None, item.snapshot(), previous))
         if not self.answering:
             await self.handle(CreateResponse())
 
@@ -483,9 +475,10 @@ class ConversationSession:
         responder = self._responder
         await responder.preemptive.drop()
         free = responder.active is None and not self._waiting_requests and text.strip()
-        if free and not self._has_untranscribed(turn) and self._responds_to_turns and self.config.transcription.vad:
+        if free and not self._floor.has_untranscribed(turn) and self._answers_detected_turns:
             audio = self._turn_audio.paused_turn(turn, speech_end_ms) if self._turn_audio else None
-            await responder.begin_preemptive(text, self._untranscribed.get(turn), audio)
+            known = self._floor.turns.get(turn)
+            await responder.begin_preemptive(text, known.item if known else None, audio)
 
     def _may_prefill(self) -> bool:
         return not (self._native_turns or self._responder.is_busy or self._has_unresolved())

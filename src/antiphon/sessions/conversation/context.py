@@ -1,0 +1,38 @@
+"""What a conversation is assembled from: the models that it uses, and what its server gives it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+
+from antiphon.contracts import ConversationModel, ImageReader, Transcriber, TurnDetector, VoiceActivityDetector
+
+
+def _unmeasured(kind: str, seconds: float) -> None:
+    """Nobody measures."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationContext:
+    """The surroundings of one conversation. All models belong to the caller.
+
+    - `transcriber`, `detector`: hear the user. `turn_detector`: judges pauses, where it is given.
+    - `model`: answers; a native model takes turns by itself instead.
+    - `image_reader`: describes images to a model that takes none.
+    - `new_id`: returns a fresh id that begins with the given prefix. `clock`: returns monotonic seconds.
+    - `measure`: takes a measurement's name and its seconds.
+    - `min_commit_ms`: as TranscriptionSession has it.
+    - `owner`: whose conversation it is, as `ConversationModel.open` has it.
+    """
+
+    transcriber: Transcriber
+    detector: VoiceActivityDetector
+    model: ConversationModel
+    new_id: Callable[[str], str]
+    turn_detector: TurnDetector | None = None
+    image_reader: ImageReader | None = None
+    measure: Callable[[str, float], None] = _unmeasured
+    clock: Callable[[], float] = time.monotonic
+    min_commit_ms: int = 0
+    owner: Hashable | None = None
