@@ -57,6 +57,7 @@ from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.response import EmitConversation
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.playback_ledger import PlaybackLedger
+from antiphon.sessions.duplex.turn_states import TURN_STATES, TurnSignal, following
 
 
 class ConversationFactory(Protocol):
@@ -162,7 +163,7 @@ class DuplexSession:
                 if truncation:
                     await self._session.truncate_to_heard([truncation])
                 if self.state == "assistant_playing" and not self._is_heard():
-                    await self._set_state("playback_finished", "idle")
+                    await self._signal("playback_finished")
             case BargeIn(reason):
                 before = self.epoch
                 await self._session.decide_overlap(takes_floor=True, reason=reason)
@@ -175,7 +176,7 @@ class DuplexSession:
                 self._num_to_clear += 1
                 await self._raise_epoch()
                 await self._session.interrupt("client_cancelled")
-                await self._set_state("input_cancelled", "idle")
+                await self._signal("input_cancelled")
             case CancelResponse(response_id):
                 if response_id is None or response_id in self._epochs:
                     if not self._is_heard():
@@ -202,7 +203,7 @@ class DuplexSession:
                     self._epochs[response.id] = self.epoch
                 await self._emit(event)
                 if response.stored:
-                    await self._set_state("response_created", "assistant_generating")
+                    await self._signal("response_created")
             case ResponseAudioDelta(at) | ResponseTextDelta(at) | ArgumentsDelta(at):
                 if self._epochs.get(at.response_id, self.epoch) < self.epoch:
                     return
@@ -213,7 +214,7 @@ class DuplexSession:
                     self._ledger.follow(event)
                 await self._emit(event)
                 if isinstance(event, ResponseAudioDelta) and self.state == "assistant_generating":
-                    await self._set_state("playback_started", "assistant_playing")
+                    await self._signal("playback_started")
             case ContentPartDone():
                 self._ledger.follow(event)
                 await self._emit(event)
@@ -222,7 +223,7 @@ class DuplexSession:
                 await self._emit(event)
                 if self._epochs.pop(response.id, None) is not None and self.state == "assistant_generating":
                     # The response had no audio, so that there is no playback to wait for.
-                    await self._set_state("response_done", "idle")
+                    await self._signal("response_done")
             case SpeechStarted():
                 await self._speech_started(event)
             case SpeechStopped():
@@ -230,7 +231,7 @@ class DuplexSession:
             case TranscriptFailed():
                 await self._emit(event)
                 await self._emit(ListenStepTaken("transcription_failed"))
-                await self._set_state("nothing_said", "idle")
+                await self._signal_nothing_said()
             case OverlapStarted():
                 self._ducked = True
                 self._ledger.hold(True)
@@ -240,12 +241,12 @@ class DuplexSession:
             case UserTurnCommitted():
                 await self._session.truncate_to_heard(self._ledger.settle())
                 await self._emit(event)
-                await self._set_state("user_turn_committed", "user_committed")
+                await self._signal("user_turn_committed")
             case TranscriptDone(_, text):
                 await self._emit(event)
                 if not text.strip() and not self.answering:
                     await self._emit(ListenStepTaken("nothing_said"))
-                    await self._set_state("nothing_said", "idle")
+                    await self._signal_nothing_said()
             case TurnCleared():
                 if self._num_to_clear:
                     # The audio of an input that was cancelled. CancelInput has done everything else already.
@@ -255,7 +256,7 @@ class DuplexSession:
                 await self._raise_epoch()
                 await self._session.interrupt("client_cancelled")
                 await self._emit(event)
-                await self._set_state("input_cleared", "idle")
+                await self._signal("input_cleared")
             case _:
                 await self._emit(event)
 
@@ -267,7 +268,7 @@ class DuplexSession:
             else:
                 await self._emit(OverlapReported(self._duplex.policy, "listen", self._overlap_reason()))
         await self._emit(event)
-        await self._set_state("user_speech_started", "user_speaking")
+        await self._signal("user_speech_started")
 
     def _overlap_reason(self) -> str:
         return "client_overlap_action" if self._session.config.interrupt_response else "policy_listen_only"
@@ -284,7 +285,7 @@ class DuplexSession:
         self._ducked = False
         await self._raise_epoch()
         await self._emit(OverlapReported(self._duplex.policy, "barge_in", reason))
-        await self._set_state("barge_in", "barge_in")
+        await self._signal("barge_in")
 
     async def _unduck(self) -> None:
         if self._ducked:
@@ -296,9 +297,15 @@ class DuplexSession:
         self.epoch += 1
         await self._emit(EpochRaised(self.epoch))
 
-    async def _set_state(self, event: str, state: TurnState) -> None:
-        self.state = state
-        await self._emit(TurnStateChanged(event, state))
+    async def _signal(self, signal: TurnSignal) -> None:
+        """Tell the client what has happened, and the state that it leads to."""
+        self.state = following(self.state, signal)
+        await self._emit(TurnStateChanged(signal, self.state))
+
+    async def _signal_nothing_said(self) -> None:
+        """A turn had no words. Somebody who speaks by now has the newer state."""
+        if "nothing_said" in TURN_STATES[self.state]:
+            await self._signal("nothing_said")
 
     def _is_heard(self) -> bool:
         return self.answering or self._ledger.is_playing

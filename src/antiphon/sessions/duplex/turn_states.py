@@ -1,0 +1,91 @@
+"""The turn states that full-duplex clients are told, as a table. Pure.
+
+    python -m antiphon.sessions.duplex.turn_states     prints the table of docs/wire/duplex.md
+
+A state is what the newest of several things said: the user may begin to speak while a response is generated, and a
+response may begin while the user speaks. What the table does not have is an error of ours (`TurnStateError`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, get_args
+
+from antiphon.events.duplex import TurnState
+
+TurnSignal = Literal[
+    "user_speech_started",
+    "user_turn_committed",
+    "nothing_said",
+    "response_created",
+    "playback_started",
+    "playback_finished",
+    "response_done",
+    "barge_in",
+    "input_cancelled",
+    "input_cleared",
+]
+
+
+class TurnStateError(Exception):
+    """A signal that the state does not allow."""
+
+
+# What the client, the user's speech and the model may do in any state.
+_ALWAYS: dict[TurnSignal, TurnState] = {
+    "user_speech_started": "user_speaking",
+    "user_turn_committed": "user_committed",
+    "response_created": "assistant_generating",
+    "barge_in": "barge_in",
+    "input_cancelled": "idle",
+    "input_cleared": "idle",
+}
+
+TURN_STATES: Mapping[TurnState, Mapping[TurnSignal, TurnState]] = MappingProxyType(
+    {
+        "idle": _ALWAYS | {"nothing_said": "idle"},
+        "user_speaking": _ALWAYS,
+        "user_committed": _ALWAYS | {"nothing_said": "idle"},
+        "assistant_generating": _ALWAYS | {"playback_started": "assistant_playing", "response_done": "idle"},
+        "assistant_playing": _ALWAYS | {"playback_finished": "idle"},
+        "barge_in": _ALWAYS | {"nothing_said": "idle"},
+    }
+)
+_MEANINGS: Mapping[TurnSignal, str] = MappingProxyType(
+    {
+        "user_speech_started": "the user speaks",
+        "user_turn_committed": "the user's turn has ended",
+        "nothing_said": "it had no words, or none could be made out",
+        "response_created": "a response begins",
+        "playback_started": "its first audio is sent",
+        "playback_finished": "all of its audio was acknowledged",
+        "response_done": "it has ended without audio",
+        "barge_in": "the user takes the floor from a response",
+        "input_cancelled": "the client has cancelled the input",
+        "input_cleared": "the client has cleared the audio",
+    }
+)
+
+
+def following(state: TurnState, signal: TurnSignal) -> TurnState:
+    """The state after a signal. Raises TurnStateError for a signal that the state does not allow."""
+    found = TURN_STATES[state].get(signal)
+    if found is None:
+        raise TurnStateError(f"{signal} in the state {state}")
+    return found
+
+
+def as_markdown() -> str:
+    """The table for readers: each signal, what it says, and where it leads from which states."""
+    lines = ["| `event` | what it says | from | `turn_state` |", "|---|---|---|---|"]
+    for signal in get_args(TurnSignal):
+        sources = [state for state, row in TURN_STATES.items() if signal in row]
+        (target,) = {TURN_STATES[state][signal] for state in sources}
+        shown = "any" if len(sources) == len(TURN_STATES) else ", ".join(f"`{state}`" for state in sources)
+        lines.append(f"| `{signal}` | {_MEANINGS[signal]} | {shown} | `{target}` |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(as_markdown())
