@@ -16,6 +16,12 @@ class PlaybackTracker(Protocol):
 
     def silence(self) -> list[tuple[ContentPosition, int]]:
         """Stop playing at once. Returns, for each item that was not played to its end, its place and the milliseconds
-        of it that were heard; the session truncates its history to that.
+        of it that were heard; the session truncates its history to that. Ends a hold.
+        """
+        ...
+
+    def hold(self, held: bool) -> None:
+        """Pause playing (`held`), because the user may be taking the floor, or go on from the very sample at which it
+        was paused. Repeating the present state changes nothing.
         """
         ...

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from antiphon.audio import Pcm
 from antiphon.events.duplex import DuplexCommand, DuplexConfig, DuplexEvent
+from antiphon.events.playback import PlaybackCleared, PlaybackHeld, PlaybackStarted, PlaybackStopped
 from antiphon.events.tools import Tool
 from antiphon.events.transcription import TranscriptionConfig
 from antiphon.events.words import Word
@@ -95,6 +96,7 @@ class ConversationConfig:
     - `idle_timeout_ms`: after a response was heard and nobody speaks for this long, another one is made; None: never.
     - `truncation`: what happens when the history outgrows the context; as in ReplyOptions.
     - `allows_backchannels`: a backchannel during a response does not end it.
+    - `reports_ducking`: the client plays the responses by itself, and wants to be told when to pause that.
     - `duplex`: the conversation is full duplex, so epochs, overlap and turn states are reported; None: it is not.
     """
 
@@ -113,6 +115,7 @@ class ConversationConfig:
     idle_timeout_ms: float | None = None
     truncation: Literal["auto", "disabled"] | float = "auto"
     allows_backchannels: bool = False
+    reports_ducking: bool = False
     duplex: DuplexConfig | None = None
 
 
@@ -438,27 +441,6 @@ class ArgumentsDone:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaybackStarted:
-    """The server plays a response itself, and its first audio is heard now."""
-
-    response_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlaybackStopped:
-    """The server has played all of the response's audio."""
-
-    response_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class PlaybackCleared:
-    """The server stopped playing the response before its end; the rest of its audio is dropped."""
-
-    response_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class IdleTimeoutReached:
     """Nobody spoke for `idle_timeout_ms` after a response was heard. An empty turn, the item `item_id`, gets another
     response; it lies from `start_ms` to `end_ms` of session audio.
@@ -474,6 +456,7 @@ ConversationEvent = (
     | PlaybackStarted
     | PlaybackStopped
     | PlaybackCleared
+    | PlaybackHeld
     | IdleTimeoutReached
     | UserTurnStarted
     | UserTurnCommitted

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from typing import Protocol
 
 from antiphon.contracts.playback import PlaybackTracker
-from antiphon.events.conversation import ConversationEvent, PlaybackStarted, PlaybackStopped
+from antiphon.events.conversation import (
+    ConversationEvent,
+)
+from antiphon.events.playback import PlaybackStarted, PlaybackStopped
 from antiphon.events.transcription import AppendAudio, TranscriptionEvent
 
 # A client that has not read anything for this long is taken to be gone.

@@ -29,10 +29,9 @@ from antiphon.events.conversation import (
     ContentPartDone,
     ContentPosition,
     ConversationEvent,
-    PlaybackStarted,
-    PlaybackStopped,
     ResponseAudioDelta,
 )
+from antiphon.events.playback import PlaybackStarted, PlaybackStopped
 from antiphon.events.transcription import AppendAudio, TranscriptionEvent
 from antiphon.transports.transport import ReportPlayback, TransportClosed
 
@@ -82,6 +81,7 @@ class OutputTrack(MediaStreamTrack):
         self._report: ReportPlayback = lambda _: None
         self._began_s: float | None = None
         self._num_samples = 0
+        self._is_held = False
 
     def attach(self, report: ReportPlayback) -> None:
         """Have `report` called when the first sample of a response is played, and after the last of each item."""
@@ -115,7 +115,12 @@ class OutputTrack(MediaStreamTrack):
         self._unfinished.clear()
         self._played_samples.clear()
         self._playing_response = None
+        self._is_held = False
         return cut
+
+    def hold(self, held: bool) -> None:
+        """Play silence from the next 20 ms on, or go on from the sample at which that began."""
+        self._is_held = held
 
     async def recv(self) -> AudioFrame:
         """Wait until the next 20 ms are due, and return them. aiortc's sender calls it, one call at a time.
@@ -135,12 +140,12 @@ class OutputTrack(MediaStreamTrack):
         return frame
 
     def next_frame(self) -> npt.NDArray[np.int16]:
-        """Take the next 20 ms from the queue: int16 [960], with zeros where the queue ends.
+        """Take the next 20 ms from the queue: int16 [960], with zeros where the queue ends, or while it is held.
 
         Reports the responses that start and stop being heard in them.
         """
         out, filled = np.zeros(FRAME_SAMPLES, np.int16), 0
-        while self._queue and filled < FRAME_SAMPLES:
+        while self._queue and filled < FRAME_SAMPLES and not self._is_held:
             chunk = self._queue[0]
             count = min(len(chunk.pcm), FRAME_SAMPLES - filled)
             if count:

@@ -79,7 +79,7 @@ export class Talk {
   session() {
     const turns = $("turns").value;
     const vad = { server_vad: { type: "server_vad", silence_duration_ms: 500 }, semantic_vad: { type: "semantic_vad" }, none: null };
-    const voice = this.page.voices.includes($("voice").value) ? { output: { voice: $("voice").value } } : {};
+    const voice = this.page.voices.includes($("voice").value) ? { voice: $("voice").value } : {};
     const locked = [...(this.items?.values() || [])].some((i) => i.total_s);
     const instructions = $("instructions").value;
     if (this.duplex) {
@@ -88,7 +88,7 @@ export class Talk {
     }
     return {
       type: "realtime", instructions,
-      audio: { input: { transcription: { model: "default" }, turn_detection: vad[turns] }, ...(locked ? {} : voice) },
+      audio: { input: { transcription: { model: "default" }, turn_detection: vad[turns] }, output: { ducking: true, ...(locked ? {} : voice) } },
     };
   }
 
@@ -165,6 +165,11 @@ export class Talk {
         if (!this.playing) { $("talk-stop-answer").disabled = true; this.state("listening"); }
         break;
       }
+      case "output_audio_buffer.ducked":
+      case "output_audio_buffer.unducked":
+        this.player?.hold(event.type.endsWith(".ducked"));
+        this.timeline.mark(event.type.endsWith(".ducked") ? "duck" : "unduck");
+        break;
       case "turn.event":
         // Somebody speaks over the answer: the voice waits until it is known what for.
         if (event.event === "duck" || event.event === "unduck") { this.player?.hold(event.event === "duck"); this.timeline.mark(event.event); }

@@ -22,10 +22,9 @@ from antiphon.events.conversation import (
     ContentPart,
     ContentPartDone,
     ContentPosition,
-    PlaybackStarted,
-    PlaybackStopped,
     ResponseAudioDelta,
 )
+from antiphon.events.playback import PlaybackStarted, PlaybackStopped
 from antiphon.transports.webrtc import FRAME_SAMPLES, RTC_HZ, OutputTrack
 from tests.conftest import SMALL, VOICE, Process, Recording, Serve
 from tests.server.clients import until_idle

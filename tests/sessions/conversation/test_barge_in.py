@@ -7,24 +7,27 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 
 from antiphon.contracts import ReplyDone, ResponseAudio, ResponseChunk, TextDelta
 from antiphon.events.conversation import (
     ContentPosition,
     ItemTruncated,
     OutputItemAdded,
-    PlaybackCleared,
     ResponseAudioDelta,
     ResponseDone,
     TruncateItem,
     UserTurnCommitted,
 )
+from antiphon.events.playback import PlaybackCleared, PlaybackHeld
 from antiphon.events.transcription import (
     CommitAudio,
     ServerVad,
     TranscriptPartial,
 )
 from antiphon.events.words import Word
+from antiphon.sessions.conversation.playout import Playout
+from antiphon.turns.echo import EchoGuard
 from tests.scripted import speech
 from tests.sessions.conversation.scripted import Scene, ScriptedModel, play
 
@@ -176,6 +179,10 @@ class Loudspeaker:
 
     def __init__(self) -> None:
         self.cut: list[tuple[ContentPosition, int]] = []
+        self.holds: list[bool] = []
+
+    def hold(self, held: bool) -> None:
+        self.holds.append(held)
 
     def silence(self) -> list[tuple[ContentPosition, int]]:
         return self.cut
@@ -199,3 +206,56 @@ def test_when_the_server_plays_the_audio_then_speech_truncates_the_response_to_w
     # Only once the answer is closed is it cut.
     assert kinds.index(ResponseDone) < kinds.index(ItemTruncated)
     assert next(o for o in scene.out if isinstance(o, ItemTruncated)).audio_end_ms == 250
+
+
+@pytest.mark.parametrize(
+    ("words", "holds", "told"),
+    [
+        # An acknowledgement: the answer goes on from where it was paused.
+        ("Mm-hm", [True, False], [PlaybackHeld(True), PlaybackHeld(False)]),
+        # A word of its own: what was paused is silenced, and the start of speech says so.
+        ("No, wait", [True], [PlaybackHeld(True)]),
+    ],
+)
+@pytest.mark.parametrize("reports", [False, True])
+def test_when_somebody_speaks_over_a_response_then_it_pauses_until_it_is_known_what_for(
+    words: str, holds: list[bool], told: list[PlaybackHeld], reports: bool
+) -> None:
+    loudspeaker = Loudspeaker()
+
+    async def main() -> Scene:
+        async with Scene(playback=loudspeaker, allows_backchannels=True, reports_ducking=reports) as scene:
+            scene.model.end.clear()
+            scene.model.go.set()
+            await scene.say("Tell me a story.")
+            await scene.start_turn()
+            assert loudspeaker.holds == [True]
+            await scene.transcribe(await scene.end_turn(), words)
+        return scene
+
+    scene = play(main())
+    assert loudspeaker.holds == holds
+    assert [o for o in scene.out if isinstance(o, PlaybackHeld)] == (told if reports else [])
+
+
+def test_the_playout_does_not_shrink_while_it_is_paused() -> None:
+    clock = 0.0
+    playout = Playout(EchoGuard(), lambda: clock)
+    playout.add(ResponseAudioDelta(ContentPosition("r", "i", 0), np.zeros(24_000, np.float32), 24_000, ()), 0)
+    clock = 0.4
+    playout.hold(True)
+    playout.hold(True)
+    clock = 5.0
+    assert playout.left_s == pytest.approx(0.6)
+    playout.hold(False)
+    clock = 5.5
+    assert playout.left_s == pytest.approx(0.1)
+    clock = 7.0
+    # A pause when nothing plays changes nothing.
+    playout.hold(True)
+    clock = 8.0
+    playout.hold(False)
+    assert playout.left_s == 0
+    playout.hold(True)
+    playout.stop(0)
+    assert playout.left_s == 0

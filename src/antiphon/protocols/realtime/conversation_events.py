@@ -25,14 +25,12 @@ from antiphon.events.conversation import (
     ItemTruncated,
     OutputItemAdded,
     OutputItemDone,
-    PlaybackCleared,
-    PlaybackStarted,
-    PlaybackStopped,
     ResponseAudioDelta,
     ResponseTextDelta,
     UserTurnCommitted,
     UserTurnStarted,
 )
+from antiphon.events.playback import PlaybackCleared, PlaybackHeld, PlaybackStarted, PlaybackStopped
 from antiphon.events.transcription import OverlapDecided, OverlapStarted, TranscriptionEvent, TurnCommitted
 from antiphon.protocols.realtime.input_fields import AudioFormat
 from antiphon.protocols.realtime.shown_items import content_place, item_json, output_place, part_json
@@ -76,6 +74,8 @@ class ConversationEvents:
                 add("output_audio_buffer.stopped", response_id=response_id)
             case PlaybackCleared(response_id):
                 add("output_audio_buffer.cleared", response_id=response_id)
+            case PlaybackHeld(held):
+                add(f"output_audio_buffer.{'ducked' if held else 'unducked'}")
             case OutputItemAdded() | OutputItemDone():
                 self._output_item(event)
             case ContentPartAdded(position, part):

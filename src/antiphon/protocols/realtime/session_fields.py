@@ -34,13 +34,7 @@ from antiphon.protocols.realtime.input_fields import (
     check_noise_reduction,
     format_of_beta,
 )
-from antiphon.protocols.realtime.items import (
-    NamedTool,
-    VoiceId,
-    check_nothing_asked,
-    tool_choice_from,
-    tools_from,
-)
+from antiphon.protocols.realtime.items import NamedTool, VoiceId, check_nothing_asked, tool_choice_from, tools_from
 from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS, check_include
 
 # A value that has no effect here: it is shown as it was given.
@@ -57,11 +51,14 @@ class Truncation(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputFields(msgspec.Struct, forbid_unknown_fields=True):
-    """`session.audio.output` as a client gives it: the fields to change. Null changes nothing."""
+    """`session.audio.output` as a client gives it: the fields to change. Null changes nothing. `ducking` is ours: the
+    client wants to be told when to pause what it plays.
+    """
 
     format: FormatFields | Text | None = None
     voice: VoiceId | Text | None = None
     speed: float | None = None
+    ducking: bool | None = None
 
 
 class AudioFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -151,11 +148,12 @@ class SessionChanges(msgspec.Struct):
 
 
 class SessionOutput(msgspec.Struct):
-    """`session.audio.output` as the client is shown it. `speed`: 1.0 is the voice's own tempo."""
+    """`session.audio.output` as the client is shown it. `speed`: 1.0 is the voice's own tempo. `ducking`: where set."""
 
     format: AudioFormat = PCM_24K
     voice: VoiceId | str = ""
     speed: float = 1.0
+    ducking: bool | UnsetType = UNSET
 
     @property
     def voice_name(self) -> str | None:
@@ -287,9 +285,8 @@ def read_beta_update(session: msgspec.Raw) -> SessionChanges:
         given.input_audio_noise_reduction,
         given.turn_detection,
     )
-    return SessionChanges(
-        own, inputs, OutputFields(format_of_beta(given.output_audio_format), given.voice, given.speed)
-    )
+    output = OutputFields(format_of_beta(given.output_audio_format), given.voice, given.speed)
+    return SessionChanges(own, inputs, output)
 
 
 def modalities_of_beta(given: Sequence[object] | UnsetType | None) -> list[str] | UnsetType:
@@ -384,6 +381,8 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
         merged.format = check_format(given.format, "session.audio.output.format")
     if given.speed is not None:
         merged.speed = number(given.speed, "session.audio.output.speed", 0.25, 1.5)
+    if given.ducking is not None:
+        merged.ducking = given.ducking
     if given.voice is not None and given.voice != output.voice:
         if has_spoken:
             raise RemoteProtocolError(
@@ -434,6 +433,7 @@ def conversation_config(fields: SessionFields, audio: AudioInput, voice: str | N
         idle_timeout_ms=idle_ms or None,
         truncation=truncation_from(fields.truncation),
         allows_backchannels=vad.type == "semantic_vad",
+        reports_ducking=fields.output.ducking is True,
     )
 
 

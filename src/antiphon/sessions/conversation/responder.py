@@ -25,10 +25,10 @@ from antiphon.events.conversation import (
     CreateResponse,
     Item,
     ItemTruncated,
-    PlaybackCleared,
     Response,
     ResponseAudioDelta,
 )
+from antiphon.events.playback import PlaybackCleared, PlaybackHeld
 from antiphon.events.transcription import TranscriptionEvent
 from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.history import ConversationHistory
@@ -302,6 +302,16 @@ class Responder:
         for response_id in dict.fromkeys(place.response_id for place, _ in stopped):
             await self._emit(PlaybackCleared(response_id))
             await self.truncate([c for c in stopped if c[0].response_id == response_id])
+
+    async def hold(self, held: bool) -> None:
+        """Pause what is heard of the responses, or let it go on, because somebody speaks over them. A client that plays
+        by itself is told where it wants to be.
+        """
+        self._playout.hold(held)
+        if self._playback:
+            self._playback.hold(held)
+        if self.config.reports_ducking:
+            await self._emit(PlaybackHeld(held))
 
     async def truncate(self, heard: list[tuple[ContentPosition, int]]) -> None:
         """Truncate items to the milliseconds of each that were heard, and report an `ItemTruncated` for each. Items of

@@ -42,6 +42,7 @@ from antiphon.events.transcription import (
     CommitRefused,
     GuessDropped,
     OverlapDecided,
+    OverlapStarted,
     SpeechStarted,
     SpeechStopped,
     TranscriptDelta,
@@ -360,6 +361,13 @@ class ConversationSession:
                 self._responder.preemptive.cancel()
             case TranscriptPartial():
                 return
+            case OverlapStarted():
+                await self._responder.hold(True)
+                await self._emit(event)
+            case OverlapDecided(_, takes_floor, _):
+                if not takes_floor:
+                    await self._responder.hold(False)
+                await self._emit(event)
             case TranscriptDelta(turn, text):
                 if self.config.reports_transcripts:
                     await self._emit(event)
