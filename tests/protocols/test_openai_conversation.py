@@ -30,6 +30,7 @@ from antiphon.events.conversation import (
     ResponseDone,
     Usage,
 )
+from antiphon.events.playback import PlaybackHoldChanged
 from antiphon.events.transcription import LanguageDetected, TranscriptDelta, TranscriptionConfig
 from antiphon.events.words import TokenLogprob, Word
 from antiphon.protocols.connection import Context
@@ -87,6 +88,24 @@ def test_when_a_client_of_speech_to_speech_names_no_format_then_it_is_16_khz_bot
     assert rates(extensions=mine, audio={"input": {}, "output": {}}) == (16000, 16000)
     hosted = {"format": {"type": "audio/pcm", "rate": 24000}}
     assert rates(extensions=mine, audio={"input": hosted, "output": hosted}) == (24000, 24000)
+
+
+def test_ducking_is_told_to_a_client_that_asks_for_it() -> None:
+    wire = dialect()
+    assert "ducking" not in updated(wire)["audio"]["output"]
+    assert updated(wire, audio={"output": {"ducking": True}})["audio"]["output"]["ducking"] is True
+    first, second = wire.commands()
+    assert isinstance(first, ConfigureConversation)
+    assert isinstance(second, ConfigureConversation)
+    assert (first.config.reports_ducking, second.config.reports_ducking) == (False, True)
+    wire.frames()
+    for held in (True, False):
+        wire.send(PlaybackHoldChanged(held))
+    # Events that OpenAI does not have, so they do not fit its types.
+    assert [json.loads(frame.encode())["type"] for frame in wire.frames()] == [
+        "output_audio_buffer.ducked",
+        "output_audio_buffer.unducked",
+    ]
 
 
 def test_an_update_changes_the_fields_it_has_and_shows_the_whole_session() -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from antiphon.audio import Pcm
 from antiphon.events.duplex import DuplexCommand, DuplexConfig, DuplexEvent
-from antiphon.events.playback import PlaybackCleared, PlaybackHeld, PlaybackStarted, PlaybackStopped
+from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged, PlaybackStarted, PlaybackStopped
 from antiphon.events.tools import Tool
 from antiphon.events.transcription import TranscriptionConfig
 from antiphon.events.words import Word
@@ -456,7 +456,7 @@ ConversationEvent = (
     | PlaybackStarted
     | PlaybackStopped
     | PlaybackCleared
-    | PlaybackHeld
+    | PlaybackHoldChanged
     | IdleTimeoutReached
     | UserTurnStarted
     | UserTurnCommitted

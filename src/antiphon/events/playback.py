@@ -27,7 +27,7 @@ class PlaybackCleared:
 
 
 @dataclass(frozen=True, slots=True)
-class PlaybackHeld:
+class PlaybackHoldChanged:
     """Somebody speaks over a response, and it is not known yet whether that takes the floor: what plays it pauses
     (`held`), or goes on from the very sample because it does not. Where it does, SpeechStarted says so.
     """

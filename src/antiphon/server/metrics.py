@@ -58,6 +58,14 @@ class Metrics:
             buckets=_LATENCY_S,
             registry=self.registry,
         )
+        self.turns = Counter(
+            "antiphon_turns",
+            "preemptive_begun, preemptive_used, preemptive_dropped: responses begun before a turn had surely ended. "
+            "preemptive_dropped_tokens: tokens of those that were dropped. ducks: responses paused for speech over "
+            "them; ducks_without_interruption: those that went on.",
+            ["what"],
+            registry=self.registry,
+        )
         self.connections = Gauge("antiphon_connections", "Open connections.", registry=self.registry)
         self.loop_lag_s = Histogram(
             "antiphon_event_loop_lag_seconds",
@@ -103,6 +111,10 @@ class Metrics:
     def measure(self, kind: str, seconds: float) -> None:
         """Record one latency of `antiphon_latency_seconds`; `kind` becomes its label."""
         self.latency_s.labels(kind).observe(seconds)
+
+    def count(self, what: str, number: int) -> None:
+        """Add to a counter of `antiphon_turns`; `what` becomes its label."""
+        self.turns.labels(what).inc(number)
 
     def text(self) -> bytes:
         """Return all metrics as /metrics sends them: version 0.0.4 of Prometheus' text format, UTF-8."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from typing import Any, Self, TypeVar
 
@@ -210,6 +211,8 @@ class Scene(PlayedTurns):
         super().__init__(model, Inbox(60))
         config.setdefault("allows_backchannels", bool(vad and vad.patience_ms))
         count = itertools.count()
+        # What was counted, by its name.
+        self.counted: Counter[str] = Counter()
         self.session = ConversationSession(
             ConversationConfig(TranscriptionConfig(vad=vad, preflight=True), **config),
             ConversationContext(
@@ -219,11 +222,15 @@ class Scene(PlayedTurns):
                 new_id=lambda prefix: f"{prefix}{next(count)}",
                 image_reader=reader,
                 clock=clock,
+                count=self._count,
             ),
             self.inbox,
             self.emit,
             playback=playback,
         )
+
+    def _count(self, what: str, number: int) -> None:
+        self.counted[what] += number
 
 
 def shown(item_id: str, data: str) -> CreateItem:

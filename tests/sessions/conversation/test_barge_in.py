@@ -19,7 +19,7 @@ from antiphon.events.conversation import (
     TruncateItem,
     UserTurnCommitted,
 )
-from antiphon.events.playback import PlaybackCleared, PlaybackHeld
+from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged
 from antiphon.events.transcription import (
     CommitAudio,
     ServerVad,
@@ -212,14 +212,14 @@ def test_when_the_server_plays_the_audio_then_speech_truncates_the_response_to_w
     ("words", "holds", "told"),
     [
         # An acknowledgement: the answer goes on from where it was paused.
-        ("Mm-hm", [True, False], [PlaybackHeld(True), PlaybackHeld(False)]),
+        ("Mm-hm", [True, False], [PlaybackHoldChanged(True), PlaybackHoldChanged(False)]),
         # A word of its own: what was paused is silenced, and the start of speech says so.
-        ("No, wait", [True], [PlaybackHeld(True)]),
+        ("No, wait", [True], [PlaybackHoldChanged(True)]),
     ],
 )
 @pytest.mark.parametrize("reports", [False, True])
 def test_when_somebody_speaks_over_a_response_then_it_pauses_until_it_is_known_what_for(
-    words: str, holds: list[bool], told: list[PlaybackHeld], reports: bool
+    words: str, holds: list[bool], told: list[PlaybackHoldChanged], reports: bool
 ) -> None:
     loudspeaker = Loudspeaker()
 
@@ -235,7 +235,9 @@ def test_when_somebody_speaks_over_a_response_then_it_pauses_until_it_is_known_w
 
     scene = play(main())
     assert loudspeaker.holds == holds
-    assert [o for o in scene.out if isinstance(o, PlaybackHeld)] == (told if reports else [])
+    assert scene.counted["ducks"] == 1
+    assert scene.counted["ducks_without_interruption"] == holds.count(False)
+    assert [o for o in scene.out if isinstance(o, PlaybackHoldChanged)] == (told if reports else [])
 
 
 def test_the_playout_does_not_shrink_while_it_is_paused() -> None:

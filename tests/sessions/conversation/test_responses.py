@@ -204,6 +204,7 @@ def test_when_the_pause_ends_the_turn_then_the_preemptive_response_is_the_respon
     scene = play(main())
     assert scene.responses() == ["completed"]
     assert len(scene.model.asked) == 1
+    assert scene.counted == {"preemptive_begun": 1, "preemptive_used": 1}
 
 
 def test_when_the_user_goes_on_after_a_pause_then_the_preemptive_response_is_dropped() -> None:
@@ -224,6 +225,13 @@ def test_when_the_user_goes_on_after_a_pause_then_the_preemptive_response_is_dro
     assert scene.responses() == ["completed"]
     assert [m.text for m in scene.model.asked[-1]] == ["I would like a cup of tea."]
     assert len(scene.model.asked) == 2
+    # The one that was dropped had written a word.
+    assert scene.counted == {
+        "preemptive_begun": 2,
+        "preemptive_dropped": 1,
+        "preemptive_dropped_tokens": 1,
+        "preemptive_used": 1,
+    }
 
 
 def test_when_the_transcript_differs_from_its_guess_then_it_is_answered_anew() -> None:

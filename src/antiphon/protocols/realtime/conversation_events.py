@@ -30,7 +30,7 @@ from antiphon.events.conversation import (
     UserTurnCommitted,
     UserTurnStarted,
 )
-from antiphon.events.playback import PlaybackCleared, PlaybackHeld, PlaybackStarted, PlaybackStopped
+from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged, PlaybackStarted, PlaybackStopped
 from antiphon.events.transcription import OverlapDecided, OverlapStarted, TranscriptionEvent, TurnCommitted
 from antiphon.protocols.realtime.input_fields import AudioFormat
 from antiphon.protocols.realtime.shown_items import content_place, item_json, output_place, part_json
@@ -74,7 +74,7 @@ class ConversationEvents:
                 add("output_audio_buffer.stopped", response_id=response_id)
             case PlaybackCleared(response_id):
                 add("output_audio_buffer.cleared", response_id=response_id)
-            case PlaybackHeld(held):
+            case PlaybackHoldChanged(held):
                 add(f"output_audio_buffer.{'ducked' if held else 'unducked'}")
             case OutputItemAdded() | OutputItemDone():
                 self._output_item(event)

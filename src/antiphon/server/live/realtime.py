@@ -377,6 +377,7 @@ class LiveRealtime:
             turn_detector=models.turn_detector,
             image_reader=models.image_reader,
             measure=self._state.metrics.measure,
+            count=self._state.metrics.count,
             min_commit_ms=self.wire.min_commit_ms,
             owner=self.caller.key,
         )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from antiphon.contracts import ConversationModel, ImageReader, Transcriber, TurnDetector, VoiceActivityDetector
 
 
-def _unmeasured(kind: str, seconds: float) -> None:
-    """Nobody measures."""
+def _unmeasured(kind: str, value: float) -> None:
+    """Nobody measures or counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,6 +22,8 @@ class ConversationContext:
     - `image_reader`: describes images to a model that takes none.
     - `new_id`: returns a fresh id that begins with the given prefix. `clock`: returns monotonic seconds.
     - `measure`: takes a measurement's name and its seconds.
+    - `count`: takes a counter's name and what is added to it: `preemptive_begun`, `preemptive_used` and
+      `preemptive_dropped` responses, `preemptive_dropped_tokens`, `ducks`, and `ducks_without_interruption`.
     - `min_commit_ms`: as TranscriptionSession has it.
     - `owner`: whose conversation it is, as `ConversationModel.open` has it.
     """
@@ -33,6 +35,7 @@ class ConversationContext:
     turn_detector: TurnDetector | None = None
     image_reader: ImageReader | None = None
     measure: Callable[[str, float], None] = _unmeasured
+    count: Callable[[str, int], None] = _unmeasured
     clock: Callable[[], float] = time.monotonic
     min_commit_ms: int = 0
     owner: Hashable | None = None

@@ -28,7 +28,7 @@ from antiphon.events.conversation import (
     Response,
     ResponseAudioDelta,
 )
-from antiphon.events.playback import PlaybackCleared, PlaybackHeld
+from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged
 from antiphon.events.transcription import TranscriptionEvent
 from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.history import ConversationHistory
@@ -89,7 +89,7 @@ class Responder:
         self._playout = playout
         self._floor = floor
         self._new_id = context.new_id
-        self._measure = context.measure
+        self._measure, self._count = context.measure, context.count
         self._playback = playback
         self._now = now
         self._on_ended = on_ended
@@ -100,7 +100,7 @@ class Responder:
         # The response that nobody has asked for yet, and the user's item that it answers.
         self._unasked: tuple[ResponseTask, str | None] | None = None
         self._out_of_band: set[ResponseTask] = set()
-        self.preemptive = PreemptiveResponse()
+        self.preemptive = PreemptiveResponse(context.count)
         self._budget = PreemptiveBudget(model.profile.max_preemptive)
         # Whether the model's stream has taken in audio of a turn that may yet be dropped.
         self._holds_growing = False
@@ -308,10 +308,11 @@ class Responder:
         by itself is told where it wants to be.
         """
         self._playout.hold(held)
+        self._count("ducks" if held else "ducks_without_interruption", 1)
         if self._playback:
             self._playback.hold(held)
         if self.config.reports_ducking:
-            await self._emit(PlaybackHeld(held))
+            await self._emit(PlaybackHoldChanged(held))
 
     async def truncate(self, heard: list[tuple[ContentPosition, int]]) -> None:
         """Truncate items to the milliseconds of each that were heard, and report an `ItemTruncated` for each. Items of

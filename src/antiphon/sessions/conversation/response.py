@@ -151,6 +151,8 @@ class ResponseGeneration:
         self._scope = anyio.CancelScope()
         self._failure: Exception | None = None
         self._ended = anyio.Event()
+        # Tokens so far, by the pieces of text that came; once the model has finished, as it has counted them.
+        self.num_tokens = 0
 
     async def run(self) -> None:
         """Generate until the model has finished, or until `cancel`. Failures of the model are kept and raised by
@@ -160,6 +162,10 @@ class ResponseGeneration:
             with self._scope:
                 async with aclosing(self.model_stream.respond(*self.request)) as chunks:
                     async for chunk in chunks:
+                        if isinstance(chunk, ReplyDone):
+                            self.num_tokens = chunk.completion_tokens or self.num_tokens
+                        else:
+                            self.num_tokens += isinstance(chunk, TextDelta)
                         await self._send.send(chunk)
         except FAILURES as error:
             self._failure = error
@@ -221,10 +227,11 @@ class PreemptiveResponse:
     """Holds at most one response that is generated before it is asked for.
 
     It is true while it holds one, finished or not. What is held is used only for a request equal to its own, so a
-    response that was begun on a wrong guess costs computation and is never heard.
+    response that was begun on a wrong guess costs computation and is never heard. `count`: as ConversationContext has it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, count: Callable[[str, int], None]) -> None:
+        self._count = count
         self._generation: ResponseGeneration | None = None
 
     def __bool__(self) -> bool:
@@ -236,6 +243,7 @@ class PreemptiveResponse:
         """
         await self.drop()
         self._generation = ResponseGeneration(stream, *request)
+        self._count("preemptive_begun", 1)
         group.start_soon(self._generation.run)
 
     async def claim(self, request: ResponseRequest) -> ResponseGeneration | None:
@@ -245,6 +253,7 @@ class PreemptiveResponse:
         generation = self._generation
         if generation and generation.request == request and not generation.cancelled:
             self._generation = None
+            self._count("preemptive_used", 1)
             return generation
         await self.drop()
         return None
@@ -263,6 +272,8 @@ class PreemptiveResponse:
         generation, self._generation = self._generation, None
         if generation:
             await generation.drop()
+            self._count("preemptive_dropped", 1)
+            self._count("preemptive_dropped_tokens", generation.num_tokens)
 
 
 class ResponseTask:
