@@ -40,7 +40,7 @@ class Playout:
         return self._clock() if self._held_since_s is None else self._held_since_s
 
     def hold(self, held: bool) -> None:
-        """Note that playback pauses (`held`), or goes on where it paused. Repeating the present state changes nothing."""
+        """Note that playback pauses (`held`), or goes on where it paused. Repeating the present state does nothing."""
         if held and self._held_since_s is None:
             self._held_since_s = self._clock()
         elif not held and self._held_since_s is not None:

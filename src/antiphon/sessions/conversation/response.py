@@ -227,7 +227,8 @@ class PreemptiveResponse:
     """Holds at most one response that is generated before it is asked for.
 
     It is true while it holds one, finished or not. What is held is used only for a request equal to its own, so a
-    response that was begun on a wrong guess costs computation and is never heard. `count`: as ConversationContext has it.
+    response that was begun on a wrong guess costs computation and is never heard. `count`: as ConversationContext has
+    it.
     """
 
     def __init__(self, count: Callable[[str, int], None]) -> None:
