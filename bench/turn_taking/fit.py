@@ -52,21 +52,43 @@ def weights_of(pauses: Sequence[Pause]) -> np.ndarray:
     return np.array([1.0 if p.length_s is None else min(1.0, MAX_PAUSES / counts[p.recording]) for p in pauses])
 
 
-def logistic(pauses: Sequence[Pause], *, sound: bool, words: bool) -> dict[str, float]:
-    """The most likely weights by name, given PRIOR, by Newton's method."""
-    rows = [features(evidence_of(p, sound=sound, words=words)) for p in pauses]
-    kept = [i for i, r in enumerate(rows) if not words or "stop" in r]
-    names = [n for n in PRIOR if any(n in rows[i] for i in kept)]
+def logistic(
+    pauses: Sequence[Pause],
+    *,
+    sound: bool = True,
+    words: bool = True,
+    rows: Sequence[Mapping[str, float]] | None = None,
+    prior: Mapping[str, tuple[float, float]] = PRIOR,
+) -> dict[str, float]:
+    """The most likely weights by name, given the prior, by Newton's method. Without words, or without sound, the
+    pauses count as if those were not known. rows: the features of each pause; None: those of the model.
+    """
+    if rows is None:
+        rows = [features(evidence_of(p, sound=sound, words=words)) for p in pauses]
+        # A pause without a transcript has no features of words.
+        kept = [i for i, r in enumerate(rows) if not words or "stop" in r]
+    else:
+        kept = list(range(len(rows)))
+    names = [n for n in prior if any(n in rows[i] for i in kept)]
     x = np.array([[rows[i][n] for n in names] for i in kept])
     y = np.array([pauses[i].length_s is None for i in kept], np.float64)
     weight = weights_of(pauses)[kept]
-    mean, precision = np.array([PRIOR[n][0] for n in names]), np.array([PRIOR[n][1] ** -2.0 for n in names])
+    mean, precision = np.array([prior[n][0] for n in names]), np.array([prior[n][1] ** -2.0 for n in names])
+
+    def loss(w: np.ndarray) -> float:
+        missed = (weight * np.logaddexp(0, np.where(y == 1, -1, 1) * (x @ w))).sum()
+        return float(missed + 0.5 * (precision * (w - mean) ** 2).sum())
+
     w = mean.copy()
     for _ in range(50):
         p = 1 / (1 + np.exp(-x @ w))
         gradient = x.T @ (weight * (y - p)) - precision * (w - mean)
         hessian = (x * (weight * p * (1 - p))[:, None]).T @ x + np.diag(precision)
-        w = w + np.linalg.solve(hessian, gradient)
+        step = np.linalg.solve(hessian, gradient)
+        # A whole step may overshoot far from the optimum.
+        while loss(w + step) > loss(w) and np.abs(step).max() > 1e-9:
+            step = step / 2
+        w = w + step
     return {n: round(float(v), 3) for n, v in zip(names, w, strict=True)}
 
 
@@ -129,7 +151,6 @@ def fit(pauses: Sequence[Pause], *, every_speaker: bool = False) -> dict[str, An
     return {
         "LOGISTIC": {name: logistic(pauses, sound=s, words=w) for name, (s, w) in KINDS.items()},
         "SURVIVAL": survival,
-        "TYPICAL_EXCESS_S": round(float(np.median([excess_s(p) for p in inner])), 3),
         "SPEAKER_SHRINKAGE": shrinkage(inner),
     }
 
@@ -158,8 +179,6 @@ LOGISTIC: Mapping[str, Mapping[str, float]] = {{
 # inside turns.
 SURVIVAL: Mapping[str, tuple[float, float]] = {{
 {rows("SURVIVAL")}}}
-# The median of all pauses inside turns, in seconds beyond 0.2.
-TYPICAL_EXCESS_S = {numbers["TYPICAL_EXCESS_S"]}
 # So many pauses of a speaker weigh as much as what is known of all speakers.
 SPEAKER_SHRINKAGE = {numbers["SPEAKER_SHRINKAGE"]}
 # By eagerness: the probability that the turn is over at which it is ended.

@@ -8,7 +8,7 @@ either inside a turn, so that the speaker goes on, or the end of it. The file is
 left out, so an interrupted run goes on.
 
 The voice activity detector, the segmenter, Smart Turn and Whisper are the server's own, with its thresholds. A
-recording is followed by 3 s of noise like that of its quietest quarter of a second.
+recording is followed by 3 s of noise like that of its quietest place.
 
 - Real pauses: those in recordings of one speaker, and those of the AMI meetings in which nobody else speaks before
   the same speaker goes on.
@@ -53,6 +53,7 @@ PAUSES = RESULTS / "turns-pauses.json"
 # As `semantic_vad` with such patience that no pause ends a turn.
 VAD = ServerVad(silence_duration_ms=300, patience_ms=60_000)
 JUDGE_AFTER_S, JUDGE_AGAIN_S, TAIL_S = 0.2, 0.6, 3.0
+NOISE_BELOW_DB = 40.0
 # What is kept of a transcript: its last characters.
 MAX_CHARS = 160
 ENDS_SENTENCE = (".", "?", "!", "»", "」", "。", "？")
@@ -155,18 +156,22 @@ def is_whole(row: dict[str, Any]) -> bool:
 
 
 def noise_like(pcm: Pcm, num_samples: int, seed: str) -> Pcm:
-    """Noise with the spectrum of the quietest quarter of a second of the audio, the first and last 50 ms left out."""
-    size = SAMPLE_RATE_HZ // 4
-    inner = pcm[800:-800] if len(pcm) > size + 3200 else pcm
-    starts = range(0, max(1, len(inner) - size), size // 4)
-    quietest = min((inner[s : s + size] for s in starts), key=lambda x: float(np.mean(x**2)))
-    power = np.abs(np.fft.rfft(quietest * np.hanning(len(quietest)))) ** 2
+    """Noise with the spectrum and level of the quietest 60 ms of the audio, and at least NOISE_BELOW_DB below its loud
+    pieces: a clip that is cut close to its words has no quiet place.
+    """
+    size = SAMPLE_RATE_HZ * 60 // 1000
+    inner = pcm[800:-800] if len(pcm) > SAMPLE_RATE_HZ else pcm
+    pieces = inner[: len(inner) // size * size].reshape(-1, size)
+    powers = (pieces**2).mean(1)
+    quietest = pieces[int(powers.argmin())]
+    shape_at = np.abs(np.fft.rfft(quietest * np.hanning(size)))
     rng = np.random.default_rng(int.from_bytes(hashlib.sha256(seed.encode()).digest()[:4], "big"))
     white = np.fft.rfft(rng.normal(0, 1, num_samples))
-    shape = np.interp(np.linspace(0, 1, len(white)), np.linspace(0, 1, len(power)), np.sqrt(power))
-    noise = np.fft.irfft(white * shape, num_samples)
-    level = math.sqrt(float(np.mean(quietest**2)) + 1e-12)
-    return (noise * level / (math.sqrt(float(np.mean(noise**2))) + 1e-12)).astype(np.float32)
+    noise = np.fft.irfft(
+        white * np.interp(np.linspace(0, 1, len(white)), np.linspace(0, 1, len(shape_at)), shape_at), num_samples
+    )
+    level = min(float(powers.min()), float(np.percentile(powers, 90)) * 10 ** (-NOISE_BELOW_DB / 10))
+    return (noise * math.sqrt(level + 1e-12) / (math.sqrt(float(np.mean(noise**2))) + 1e-12)).astype(np.float32)
 
 
 def deepest_gap(pcm: Pcm) -> int | None:
@@ -262,7 +267,6 @@ class Listener:
 
     async def pauses(self, recording: Recording) -> list[Pause]:
         """The pauses of one recording, in order."""
-        num_speech = len(recording.pcm)
         tail = noise_like(recording.pcm, int(TAIL_S * SAMPLE_RATE_HZ), recording.id)
         pcm = np.concatenate((recording.pcm, tail))
         probabilities = await self.vad.open().feed(pcm)
@@ -309,8 +313,8 @@ class Listener:
                 again = True
                 later = await self.turn_detector.complete(window.pcm)
                 pause = replace(pause, complete_later=round(later, 4))
-        # A pause that has not ended is the end, but only where that is the recording's.
-        if pause is not None and recording.whole and not recording.inserted and pause.at_s * 16000 >= num_speech / 2:
+        # A pause that has not ended is the end of the turn.
+        if pause is not None and recording.whole and not recording.inserted:
             found.append(pause)
         return found
 
@@ -334,9 +338,8 @@ def read(path: Path = PAUSES) -> list[Pause]:
     return [Pause(**row) for row in json.loads(path.read_text(encoding="utf-8"))["pauses"]]
 
 
-async def find(data: Path, path: Path) -> None:
-    seen = json.loads(path.read_text(encoding="utf-8"))["recordings"] if path.exists() else []
-    found = read(path) if path.exists() else []
+async def find(data: Path, path: Path, seen: list[str], found: list[Pause]) -> None:
+    """Add the pauses of the recordings that were not seen."""
     listener = Listener()
     try:
         for recording in recordings(data):
@@ -357,7 +360,9 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="folder with a manifest.jsonl")
     parser.add_argument("--out", type=Path, default=PAUSES)
     args = parser.parse_args()
-    asyncio.run(find(args.data, args.out))
+    there = args.out.exists()
+    seen = json.loads(args.out.read_text(encoding="utf-8"))["recordings"] if there else []
+    asyncio.run(find(args.data, args.out, seen, read(args.out) if there else []))
 
 
 if __name__ == "__main__":

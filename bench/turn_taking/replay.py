@@ -25,7 +25,7 @@ RESAMPLES = 2000
 Rule = Callable[[Pause], float]
 # Decides which speakers are fitted. Of the first numbers, this is the first that gives each side at least two fifths of
 # the real pauses and of the ends; no score was looked at.
-SPLIT = 0
+SPLIT = 1
 
 
 def is_fitted(speaker: str) -> bool:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import median
 
-from antiphon.turns.end_of_turn_table import LOGISTIC, SPEAKER_SHRINKAGE, SURVIVAL, THRESHOLDS, TYPICAL_EXCESS_S
+from antiphon.turns.end_of_turn_table import LOGISTIC, SPEAKER_SHRINKAGE, SURVIVAL, THRESHOLDS
 from antiphon.turns.unfinished import WordCues, word_cues
 
 # A pause is judged from here on; a shorter one ends no turn.
@@ -89,7 +89,7 @@ class SpeakerPauses:
         if not self._excess_s:
             return 1.0
         weight = len(self._excess_s) / (len(self._excess_s) + SPEAKER_SHRINKAGE)
-        ratio = (median(self._excess_s) / TYPICAL_EXCESS_S) ** weight
+        ratio = math.exp(weight * math.log(median(self._excess_s) / SURVIVAL["unknown"][0]))
         return min(MAX_SCALE, max(1 / MAX_SCALE, ratio))
 
 
@@ -128,7 +128,8 @@ def completeness(evidence: PauseEvidence, table: EndOfTurnTable = FITTED) -> flo
     that it has reached MIN_SILENCE_MS.
     """
     weights = table.logistic[kind_of(evidence)]
-    return 1 / (1 + math.exp(-sum(weights[name] * value for name, value in features(evidence).items())))
+    logit = sum(weights[name] * value for name, value in features(evidence).items())
+    return 1 / (1 + math.exp(-min(30.0, max(-30.0, logit))))
 
 
 def survival(evidence: PauseEvidence, silence_ms: float, scale: float = 1.0, table: EndOfTurnTable = FITTED) -> float:

@@ -69,25 +69,27 @@ _FILLER_PHRASES = {
     "pt": ("quer dizer", "deixa eu ver", "sabe como é", "como se diz"),
 }
 # Answers and commands that are complete as they are, in the languages above.
-_COMPLETE = frozenset(
+_COMPLETE_LIST = (
     "yes yeah yep yup no nope ok okay sure right stop wait cancel quit exit pause continue next back help hello hi hey "
     "bye goodbye thanks thank you please exactly correct absolutely never mind again repeat go on "
     "ja nein doch halt stopp genau danke bitte hallo tschüss weiter oui non merci bonjour arrête stop d'accord sí no "
-    "vale gracias hola para alto sì grazie ciao basta sim não obrigado obrigada olá pare".split()
+    "vale gracias hola para alto sì grazie ciao basta sim não obrigado obrigada olá pare"
 )
 MAX_COMPLETE_WORDS = 3
-_NUMBER_WORDS = frozenset(
+_NUMBER_LIST = (
     "zero oh one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
     "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred double triple "
     "null eins zwo zwei drei vier fünf sechs sieben acht neun zehn elf zwölf zwanzig dreißig "
     "zéro deux trois quatre cinq sept huit neuf dix vingt trente cero uno dos tres cuatro cinco seis siete ocho nueve "
-    "diez veinte due tre quattro cinque sei sette otto nove dieci venti um dois três quatro sete oito dez vinte".split()
+    "diez veinte due tre quattro cinque sei sette otto nove dieci venti um dois três quatro sete oito dez vinte"
 )
 # Fewer groups are no dictation ("at seven"); so many digits or more are a whole telephone or card number.
 MIN_GROUPS, WHOLE_DIGITS = 2, 7
 
 _DANGLING_SETS = {k: frozenset(v.split()) for k, v in _DANGLING.items()}
 _LEANING_SETS = {k: frozenset(v.split()) for k, v in _LEANING.items()}
+_COMPLETE = frozenset(_COMPLETE_LIST.split())
+_NUMBER_WORDS = frozenset(_NUMBER_LIST.split())
 _FILLER_SETS = {k: frozenset(v.split()) for k, v in _FILLERS.items()}
 
 
