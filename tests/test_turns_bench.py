@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from statistics import NormalDist
 
 import numpy as np
 import pytest
 from bench.common import RESULTS
-from bench.turn_taking.fit import THRESHOLDS as CHOSEN
-from bench.turn_taking.fit import fit, log_logistic, logistic
+from bench.turn_taking.fit import fit, log_normal, logistic
 from bench.turn_taking.pauses import Pause, deepest_gap, is_whole, noise_like, read, speaker_of
 from bench.turn_taking.replay import is_fitted, listening, outcome, silence_alone, turn_detector_alone
 
 from antiphon.turns.end_of_turn_table import (
     LOGISTIC,
+    PAUSE_MEDIAN_S,
+    PAUSE_SPREAD,
     SPEAKER_SHRINKAGE,
-    SURVIVAL,
     THRESHOLDS,
 )
 
@@ -51,10 +52,10 @@ def test_the_table_is_what_the_fit_makes(pauses):
     assert made["LOGISTIC"].keys() == LOGISTIC.keys()
     for kind, weights in LOGISTIC.items():
         assert made["LOGISTIC"][kind] == pytest.approx(weights, abs=2e-3)
-    for kind, numbers in SURVIVAL.items():
-        assert made["SURVIVAL"][kind] == pytest.approx(numbers, abs=2e-3)
+    assert made["PAUSE_MEDIAN_S"] == pytest.approx(PAUSE_MEDIAN_S, abs=2e-3)
+    assert made["PAUSE_SPREAD"] == pytest.approx(PAUSE_SPREAD, abs=2e-3)
     assert made["SPEAKER_SHRINKAGE"] == pytest.approx(SPEAKER_SHRINKAGE, abs=0.2)
-    assert dict(THRESHOLDS) == CHOSEN
+    assert made["THRESHOLDS"] == pytest.approx(THRESHOLDS, abs=0.011)
 
 
 def test_the_fit_ignores_the_speakers_that_it_is_tested_on(pauses):
@@ -70,13 +71,12 @@ def test_the_logistic_fit_finds_what_tells_ends_from_pauses():
     assert abs(logistic(untold, sound=True, words=False)["sound"]) < 0.05
 
 
-def test_the_survival_fit_finds_the_median_and_the_shape():
-    uniform = (np.arange(400) + 0.5) / 400
-    lengths = 0.4 * (uniform / (1 - uniform)) ** (1 / 2.0)
-    made = [pause(0.2 + float(x) - 0.016) for x in lengths if x > 0.016]
-    median_s, shape = log_logistic(made, np.ones(len(made)))
+def test_the_survival_fit_finds_the_median_and_the_spread():
+    quantiles = [NormalDist(np.log(0.4), 0.8).inv_cdf((i + 0.5) / 400) for i in range(400)]
+    made = [dataclasses.replace(pause(0.2 + float(np.exp(q)) - 0.016), recording=str(q)) for q in quantiles]
+    median_s, spread = log_normal(made)
     assert median_s == pytest.approx(0.4, rel=0.03)
-    assert shape == pytest.approx(2.0, rel=0.05)
+    assert spread == pytest.approx(0.8, rel=0.05)
 
 
 def test_outcomes_count_pauses_that_a_rule_ends_and_waits_at_ends():

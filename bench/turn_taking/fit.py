@@ -19,10 +19,9 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.turn_taking.pauses import Pause, read
-from bench.turn_taking.replay import evidence_of, is_fitted
+from bench.turn_taking.replay import evidence_of, is_fitted, listening, renamed, scales
 
-from antiphon.turns.end_of_turn import MIN_SILENCE_MS, features
-from antiphon.turns.unfinished import word_cues
+from antiphon.turns.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, EndOfTurnTable, features
 
 TABLE = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "turns" / "end_of_turn_table.py"
 MAX_PAUSES = 10.0
@@ -31,18 +30,19 @@ MAX_PAUSES = 10.0
 PRIOR: Mapping[str, tuple[float, float]] = {
     "bias": (0.0, 10.0),
     "sound": (0.5, 1.0),
+    "sound sure": (0.0, 1.0),
     "stop": (0.5, 1.0),
     "question": (1.0, 1.0),
     "open": (-1.0, 1.0),
     "dangling": (-2.0, 1.0),
-    "leaning": (-1.0, 1.0),
+    "auxiliary": (-1.0, 1.0),
     "filler": (-2.0, 1.0),
     "dictating": (-1.5, 1.0),
     "complete": (2.0, 1.0),
-    "words": (0.0, 1.0),
 }
-# The probability at which a turn is ended, by eagerness; "medium" was chosen on the fitted speakers (`choose`).
-THRESHOLDS = {"low": 0.9, "medium": 0.8, "auto": 0.8, "high": 0.6}
+# By eagerness: the longest median wait, and the longest 95th percentile, at the true ends of turns, in seconds. The
+# threshold is the highest that keeps to both on the speakers that are fitted.
+WAITS_S = {"low": (0.8, 2.4), "medium": (0.4, 1.2), "high": (0.3, 0.8), "auto": (0.4, 1.2)}
 KINDS = {"sound and words": (True, True), "sound": (True, False), "words": (False, True), "nothing": (False, False)}
 
 
@@ -98,26 +98,12 @@ def excess_s(pause: Pause) -> float:
     return max(0.0, pause.length_s - MIN_SILENCE_MS / 1000) + 0.016
 
 
-def log_logistic(pauses: Sequence[Pause], weight: np.ndarray) -> tuple[float, float]:
-    """The median in seconds, and the shape, of the log-logistic distribution of the excess of pauses inside turns."""
-    z = np.log([excess_s(p) for p in pauses])
-    # The logarithms are logistic; its location and scale by Newton's method on (location, log scale).
-    location, log_scale = float(np.average(z, weights=weight)), float(np.log(z.std() / 1.8))
-    for _ in range(200):
-        scale = np.exp(log_scale)
-        u = (z - location) / scale
-        t = np.tanh(u / 2)
-        gradient = np.array([(weight * t).sum() / scale, (weight * (u * t - 1)).sum()])
-        slope = (1 - t**2) / 2
-        curvature = np.array(
-            [
-                [(weight * slope).sum() / scale**2, (weight * (u * slope + t)).sum() / scale],
-                [(weight * (u * slope + t)).sum() / scale, (weight * (u**2 * slope + u * t)).sum()],
-            ]
-        )
-        step = np.linalg.solve(curvature + 1e-6 * np.eye(2), gradient)
-        location, log_scale = location + 0.5 * step[0], log_scale + 0.5 * step[1]
-    return round(float(np.exp(location)), 3), round(float(np.exp(-log_scale)), 3)
+def log_normal(pauses: Sequence[Pause]) -> tuple[float, float]:
+    """The median in seconds, and the standard deviation of the logarithm, of the excess of pauses inside turns."""
+    z, weight = np.log([excess_s(p) for p in pauses]), weights_of(pauses)
+    location = np.average(z, weights=weight)
+    spread = np.sqrt(np.average((z - location) ** 2, weights=weight))
+    return round(float(np.exp(location)), 3), round(float(spread), 3)
 
 
 def shrinkage(inner: Sequence[Pause]) -> float:
@@ -133,29 +119,39 @@ def shrinkage(inner: Sequence[Pause]) -> float:
     return round(float(np.clip(within / max(between, 1e-3), 1, 50)), 1)
 
 
-def is_unfinished(pause: Pause) -> bool:
-    return word_cues(pause.text, pause.language).unfinished
-
-
 def fit(pauses: Sequence[Pause], *, every_speaker: bool = False) -> dict[str, Any]:
     """The fitted numbers by their names in the table, from the pauses of the speakers that are fitted, or of all."""
     pauses = [p for p in pauses if every_speaker or is_fitted(p.speaker)]
     inner = [p for p in pauses if p.length_s is not None and not p.mixed]
-    weight = weights_of(inner)
-    split = {"unfinished": [is_unfinished(p) for p in inner]}
-    split |= {"finished": [not u for u in split["unfinished"]], "unknown": [True] * len(inner)}
-    survival = {
-        name: log_logistic([p for p, m in zip(inner, mask, strict=True) if m], weight[np.array(mask)])
-        for name, mask in split.items()
-    }
-    return {
+    median_s, spread = log_normal(inner)
+    found: dict[str, Any] = {
         "LOGISTIC": {name: logistic(pauses, sound=s, words=w) for name, (s, w) in KINDS.items()},
-        "SURVIVAL": survival,
+        "PAUSE_MEDIAN_S": median_s,
+        "PAUSE_SPREAD": spread,
         "SPEAKER_SHRINKAGE": shrinkage(inner),
     }
+    return found if every_speaker else found | {"THRESHOLDS": thresholds(pauses, found)}
 
 
-def text_of(numbers: dict[str, Any], thresholds: Mapping[str, float], num_pauses: int, num_ends: int) -> str:
+def thresholds(pauses: Sequence[Pause], numbers: Mapping[str, Any]) -> dict[str, float]:
+    """The probability at which a turn is ended, by eagerness, in steps of 0.01."""
+    table = EndOfTurnTable(numbers["LOGISTIC"], numbers["PAUSE_MEDIAN_S"], numbers["PAUSE_SPREAD"])
+    pauses = renamed([p for p in pauses if is_fitted(p.speaker)])
+    ends = [p for p in pauses if p.length_s is None]
+    own = scales(pauses)
+    found = {}
+    for eagerness, most_s in WAITS_S.items():
+        for percent in range(99, 0, -1):
+            scale_of = own if eagerness == "auto" else lambda pause: 1.0
+            rule = listening(percent / 100, table, most_ms=MAX_SILENCE_MS[eagerness], scale_of=scale_of)
+            waits = np.percentile([rule(p) / 1000 for p in ends], (50, 95))
+            if all(waits <= np.array(most_s) + 1e-9):
+                found[eagerness] = percent / 100
+                break
+    return found
+
+
+def text_of(numbers: dict[str, Any], num_pauses: int, num_ends: int) -> str:
     """The source of the table's module."""
 
     def rows(name: str) -> str:
@@ -175,15 +171,15 @@ from collections.abc import Mapping
 # By what is known of a pause: the weight of each feature in the logit of the probability that the turn is over.
 LOGISTIC: Mapping[str, Mapping[str, float]] = {{
 {rows("LOGISTIC")}}}
-# By what the words are: the median, in seconds beyond 0.2, and the shape of the log-logistic distribution of pauses
-# inside turns.
-SURVIVAL: Mapping[str, tuple[float, float]] = {{
-{rows("SURVIVAL")}}}
+# Of the pauses inside turns that last 0.2 s: the median of the seconds beyond, and the standard deviation of the
+# natural logarithm of that.
+PAUSE_MEDIAN_S = {numbers["PAUSE_MEDIAN_S"]}
+PAUSE_SPREAD = {numbers["PAUSE_SPREAD"]}
 # So many pauses of a speaker weigh as much as what is known of all speakers.
 SPEAKER_SHRINKAGE = {numbers["SPEAKER_SHRINKAGE"]}
 # By eagerness: the probability that the turn is over at which it is ended.
 THRESHOLDS: Mapping[str, float] = {{
-{"".join(f'    "{k}": {v},{chr(10)}' for k, v in thresholds.items())}}}
+{"".join(f'    "{k}": {v},{chr(10)}' for k, v in numbers["THRESHOLDS"].items())}}}
 '''
 
 
@@ -199,7 +195,7 @@ def main() -> None:
     fitted = [p for p in pauses if is_fitted(p.speaker)]
     num_ends = sum(p.length_s is None for p in fitted)
     numbers = fit(pauses)
-    TABLE.write_text(text_of(numbers, THRESHOLDS, len(fitted) - num_ends, num_ends), encoding="utf-8")
+    TABLE.write_text(text_of(numbers, len(fitted) - num_ends, num_ends), encoding="utf-8")
     print(f"written: {TABLE}")
 
 

@@ -64,25 +64,47 @@ def listening(
     words_ms: float = WORDS_MS,
     words: bool = True,
     most_ms: float = 4000,
+    scale_of: Callable[[Pause], float] = lambda pause: 1.0,
 ) -> Rule:
     """The end-of-turn model at a threshold. Before the transcript is there, it decides by the sound."""
-    return lambda pause: _first_end(
-        pause, lambda e: min(most_ms, silence_for(e, threshold, table=table)), words_ms=words_ms, words=words
-    )
+
+    def end(pause: Pause) -> float:
+        scale = scale_of(pause)
+        return _first_end(
+            pause,
+            lambda e: min(most_ms, silence_for(e, threshold, scale, table)),
+            words_ms=words_ms,
+            words=words,
+        )
+
+    return end
 
 
-def at_eagerness(eagerness: str, before: Sequence[Pause] = (), *, words_ms: float = WORDS_MS) -> Rule:
-    """The end-of-turn model as a session has it, with the speaker's pauses before this one."""
+def at_eagerness(eagerness: str, pauses: Sequence[Pause] = (), *, words_ms: float = WORDS_MS) -> Rule:
+    """The end-of-turn model as a session has it, which has heard what comes before a pause in `pauses`."""
     model = EndOfTurn(eagerness)
 
     def end(pause: Pause) -> float:
-        speaker = SpeakerPauses()
-        for earlier in before:
-            if is_before(earlier, pause) and earlier.length_s is not None:
-                speaker.add(round(earlier.length_s * 1000))
+        speaker = heard_before(pause, pauses)
         return _first_end(pause, lambda e: model.silence_ms(e, speaker), words_ms=words_ms)
 
     return end
+
+
+def heard_before(pause: Pause, pauses: Sequence[Pause]) -> SpeakerPauses:
+    """The real pauses of the same speaker that were heard before this one, recordings being in the order of names."""
+    speaker = SpeakerPauses()
+    before = [p for p in pauses if is_before(p, pause) and not p.mixed and p.length_s is not None]
+    for earlier in sorted(before, key=lambda p: (p.recording, p.at_s)):
+        assert earlier.length_s is not None
+        speaker.add(round(earlier.length_s * 1000))
+    return speaker
+
+
+def scales(pauses: Sequence[Pause]) -> Callable[[Pause], float]:
+    """The scale of the speaker of each of these pauses, by what was heard before it."""
+    found = {(p.recording, p.at_s): heard_before(p, pauses).scale for p in pauses}
+    return lambda pause: found[pause.recording, pause.at_s]
 
 
 def is_before(earlier: Pause, pause: Pause) -> bool:

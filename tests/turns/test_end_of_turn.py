@@ -73,7 +73,7 @@ def test_the_probability_never_falls_with_time(e: PauseEvidence, a: float, b: fl
 @given(evidences)
 def test_the_probability_begins_at_the_completeness_and_goes_to_one(e: PauseEvidence) -> None:
     assert probability_over(e, MIN_SILENCE_MS) == pytest.approx(completeness(e))
-    assert survival(e, MIN_SILENCE_MS) == 1
+    assert survival(MIN_SILENCE_MS) == 1
     assert probability_over(e, 1e9) > 0.999
 
 

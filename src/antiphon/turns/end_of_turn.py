@@ -6,9 +6,9 @@ that are longer than t,
     P(the turn is over | the pause has lasted t) = p / (p + (1 - p) * S(t))
 
 because a turn that is over stays silent, and one that is not goes on at the rate at which S falls. p is a logistic
-regression on the sound, as the turn detector judges it, and on the words (`unfinished.py`). S is log-logistic in the
-time beyond 0.2 s, with one median for finished and one for unfinished words. A turn ends when P reaches a threshold: a
-client's eagerness is a point on the curve between false cut-offs and waiting.
+regression on the sound, as the turn detector judges it, and on the words (`unfinished.py`). S is log-normal in the time
+beyond 0.2 s. A turn ends when P reaches a threshold: a client's eagerness is a point on the curve between false
+cut-offs and waiting.
 
 All numbers are in `end_of_turn_table.py`, which bench/turn_taking/fit.py makes from recordings.
 """
@@ -19,9 +19,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from statistics import median
+from statistics import NormalDist, median
 
-from antiphon.turns.end_of_turn_table import LOGISTIC, SPEAKER_SHRINKAGE, SURVIVAL, THRESHOLDS
+from antiphon.turns.end_of_turn_table import LOGISTIC, PAUSE_MEDIAN_S, PAUSE_SPREAD, SPEAKER_SHRINKAGE, THRESHOLDS
 from antiphon.turns.unfinished import WordCues, word_cues
 
 # A pause is judged from here on; a shorter one ends no turn.
@@ -30,8 +30,9 @@ MIN_SILENCE_MS = 200
 MAX_SILENCE_MS: Mapping[str, int] = {"low": 8000, "medium": 4000, "auto": 4000, "high": 2500}
 # Bounds of the logit of the turn detector's probability, beyond which it tells nothing more.
 MAX_LOGIT = 5.0
-# Beyond so many words, their number tells nothing more.
-MAX_WORDS = 40
+# Above it, the turn detector's logit counts by a weight of its own: most pauses in read speech that are no ends have
+# more, and what is above it tells them from ends.
+SURE_LOGIT = 2.0
 # How much longer or shorter than the typical speaker's a speaker's pauses may be taken to be.
 MAX_SCALE = 2.5
 # Of a speaker, the last pauses count.
@@ -58,15 +59,17 @@ class EndOfTurnTable:
     """The fitted numbers of p and S.
 
     - `logistic`: for what is known ("sound and words", "sound", "words", "nothing"), the weight of each feature.
-    - `survival`: for "finished", "unfinished" and "unknown" words, the median in seconds beyond MIN_SILENCE_MS, and the
-      shape, of the pauses inside turns.
+    - `median_s`: the median length of the pauses inside turns, in seconds beyond MIN_SILENCE_MS; `spread`: the standard
+      deviation of its natural logarithm.
     """
 
     logistic: Mapping[str, Mapping[str, float]]
-    survival: Mapping[str, tuple[float, float]]
+    median_s: float
+    spread: float
 
 
-FITTED = EndOfTurnTable(LOGISTIC, SURVIVAL)
+_NORMAL = NormalDist()
+FITTED = EndOfTurnTable(LOGISTIC, PAUSE_MEDIAN_S, PAUSE_SPREAD)
 
 
 @dataclass(slots=True)
@@ -89,7 +92,7 @@ class SpeakerPauses:
         if not self._excess_s:
             return 1.0
         weight = len(self._excess_s) / (len(self._excess_s) + SPEAKER_SHRINKAGE)
-        ratio = math.exp(weight * math.log(median(self._excess_s) / SURVIVAL["unknown"][0]))
+        ratio = math.exp(weight * math.log(median(self._excess_s) / PAUSE_MEDIAN_S))
         return min(MAX_SCALE, max(1 / MAX_SCALE, ratio))
 
 
@@ -99,6 +102,7 @@ def features(evidence: PauseEvidence) -> dict[str, float]:
     if evidence.complete is not None:
         bounded = min(1 - 1e-9, max(1e-9, evidence.complete))
         found["sound"] = min(MAX_LOGIT, max(-MAX_LOGIT, math.log(bounded / (1 - bounded))))
+        found["sound sure"] = max(0.0, found["sound"] - SURE_LOGIT)
     if evidence.text.strip():
         cues = _cues(evidence.text, evidence.language)
         found |= {
@@ -106,11 +110,10 @@ def features(evidence: PauseEvidence) -> dict[str, float]:
             "question": float(cues.mark == "question"),
             "open": float(cues.mark == "open"),
             "dangling": float(cues.dangling),
-            "leaning": float(cues.leaning),
+            "auxiliary": float(cues.auxiliary),
             "filler": float(cues.filler),
             "dictating": float(cues.dictating),
             "complete": float(cues.complete),
-            "words": math.log(max(1, min(MAX_WORDS, cues.num_words))),
         }
     return found
 
@@ -132,21 +135,22 @@ def completeness(evidence: PauseEvidence, table: EndOfTurnTable = FITTED) -> flo
     return 1 / (1 + math.exp(-min(30.0, max(-30.0, logit))))
 
 
-def survival(evidence: PauseEvidence, silence_ms: float, scale: float = 1.0, table: EndOfTurnTable = FITTED) -> float:
-    """The share, in (0, 1], of the pauses inside turns that last longer than `silence_ms`, of those that last
+def survival(silence_ms: float, scale: float = 1.0, table: EndOfTurnTable = FITTED) -> float:
+    """The share, in [0, 1], of the pauses inside turns that last longer than `silence_ms`, of those that last
     MIN_SILENCE_MS; for a speaker whose pauses are `scale` times as long as the typical speaker's.
     """
-    median_s, shape = table.survival[_words_of(evidence)]
-    excess_s = max(0.0, silence_ms - MIN_SILENCE_MS) / 1000
-    return float(1 / (1 + (excess_s / (median_s * scale)) ** shape))
+    excess_s = (silence_ms - MIN_SILENCE_MS) / 1000
+    if excess_s <= 0:
+        return 1.0
+    return 0.5 * math.erfc(math.log(excess_s / (table.median_s * scale)) / (table.spread * math.sqrt(2)))
 
 
 def probability_over(
     evidence: PauseEvidence, silence_ms: float, scale: float = 1.0, table: EndOfTurnTable = FITTED
 ) -> float:
-    """The probability, in (0, 1), that a turn is over whose pause has lasted `silence_ms`. It never falls with time."""
+    """The probability, in (0, 1], that a turn is over whose pause has lasted `silence_ms`. It never falls with time."""
     p = completeness(evidence, table)
-    return p / (p + (1 - p) * survival(evidence, silence_ms, scale, table))
+    return p / (p + (1 - p) * survival(silence_ms, scale, table))
 
 
 def silence_for(evidence: PauseEvidence, threshold: float, scale: float = 1.0, table: EndOfTurnTable = FITTED) -> float:
@@ -157,8 +161,8 @@ def silence_for(evidence: PauseEvidence, threshold: float, scale: float = 1.0, t
     share = p * (1 - threshold) / ((1 - p) * threshold)
     if share >= 1:
         return float(MIN_SILENCE_MS)
-    median_s, shape = table.survival[_words_of(evidence)]
-    return float(MIN_SILENCE_MS + 1000 * median_s * scale * (1 / share - 1) ** (1 / shape))
+    excess_s = table.median_s * scale * math.exp(-table.spread * _NORMAL.inv_cdf(share))
+    return MIN_SILENCE_MS + 1000 * excess_s
 
 
 class EndOfTurn:
@@ -186,10 +190,3 @@ class EndOfTurn:
 @lru_cache(256)
 def _cues(text: str, language: str | None) -> WordCues:
     return word_cues(text, language)
-
-
-def _words_of(evidence: PauseEvidence) -> str:
-    """The row of the survival table for the words."""
-    if not evidence.text.strip():
-        return "unknown"
-    return "unfinished" if _cues(evidence.text, evidence.language).unfinished else "finished"

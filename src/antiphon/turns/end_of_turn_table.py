@@ -12,51 +12,48 @@ from collections.abc import Mapping
 # By what is known of a pause: the weight of each feature in the logit of the probability that the turn is over.
 LOGISTIC: Mapping[str, Mapping[str, float]] = {
     "sound and words": {
-        "bias": -3.035,
-        "sound": 0.262,
-        "stop": 1.143,
-        "question": 2.392,
-        "open": -1.636,
-        "dangling": -1.315,
-        "leaning": -0.252,
-        "filler": -2.015,
+        "bias": -2.538,
+        "sound": 0.133,
+        "sound sure": 0.358,
+        "stop": 1.329,
+        "question": 2.446,
+        "open": -1.566,
+        "dangling": -1.319,
+        "auxiliary": -0.56,
+        "filler": -2.007,
         "dictating": -1.5,
-        "complete": 1.958,
-        "words": 0.36,
+        "complete": 1.528,
     },
     "sound": {
-        "bias": -1.342,
-        "sound": 0.287,
+        "bias": -1.402,
+        "sound": 0.232,
+        "sound sure": 0.162,
     },
     "words": {
-        "bias": -2.695,
-        "stop": 1.521,
-        "question": 2.295,
-        "open": -1.666,
-        "dangling": -1.443,
-        "leaning": -0.475,
-        "filler": -2.016,
+        "bias": -2.109,
+        "stop": 1.657,
+        "question": 2.225,
+        "open": -1.593,
+        "dangling": -1.402,
+        "auxiliary": -0.663,
+        "filler": -2.011,
         "dictating": -1.5,
-        "complete": 1.878,
-        "words": 0.324,
+        "complete": 1.398,
     },
     "nothing": {
         "bias": -0.798,
     },
 }
-# By what the words are: the median, in seconds beyond 0.2, and the shape of the log-logistic distribution of pauses
-# inside turns.
-SURVIVAL: Mapping[str, tuple[float, float]] = {
-    "unfinished": (0.189, 1.617),
-    "finished": (0.228, 1.596),
-    "unknown": (0.213, 1.599),
-}
+# Of the pauses inside turns that last 0.2 s: the median of the seconds beyond, and the standard deviation of the
+# natural logarithm of that.
+PAUSE_MEDIAN_S = 0.214
+PAUSE_SPREAD = 1.047
 # So many pauses of a speaker weigh as much as what is known of all speakers.
 SPEAKER_SHRINKAGE = 1.9
 # By eagerness: the probability that the turn is over at which it is ended.
 THRESHOLDS: Mapping[str, float] = {
-    "low": 0.9,
-    "medium": 0.8,
-    "auto": 0.8,
-    "high": 0.6,
+    "low": 0.85,
+    "medium": 0.64,
+    "high": 0.49,
+    "auto": 0.6,
 }

@@ -39,18 +39,16 @@ _DANGLING = {
     "pt": "e ou mas porque embora se quando que como o a os as um uma uns umas do da dos das de ao à em no na nos nas "
     "com sem por para pelo pela sobre entre desde até meu minha seu sua nosso nossa muito cada",
 }
-# Words that more often than not have something behind them, but may end a sentence: particles, auxiliaries, pronouns.
-_LEANING = {
-    "en": "in on at by for about after before over under through against around like so then is are was were am be "
-    "been being will would can could shall should may might must do does did have has had having get want need gonna "
-    "wanna i we he she they this that these those some any no not don't doesn't can't won't just only even where when "
-    "what how why who please",
-    "de": "ist sind war waren bin wird werden kann können möchte muss will soll habe hat haben hatte ich wir er dann "
-    "also so nicht",
-    "fr": "est sont était suis sera peut peux veux veut dois doit ai a ont avons avez alors donc ne pas",
-    "es": "es son era soy está estoy puede puedo quiero debe ha he han hay yo entonces así no",
-    "it": "è sono era ho ha hanno può posso voglio devo deve io allora così non",
-    "pt": "é são era sou está estou pode posso quero deve tem tenho eu então assim não",
+# Auxiliary and modal verbs, and verbs that want an infinitive: they mostly have something behind them.
+_AUXILIARY = {
+    "en": "is are was were am be been being will would can could shall should may might must do does did have has had "
+    "having want need gonna wanna",
+    "de": "ist sind war waren bin wird werden würde kann können könnte möchte muss will soll sollte habe hat haben "
+    "hatte hätte",
+    "fr": "est sont était suis sera peut peux veux veut dois doit ai a ont avons avez aimerais voudrais",
+    "es": "es son era soy está estoy puede puedo quiero quisiera debe he ha han hay",
+    "it": "è sono era ho ha hanno può posso voglio vorrei devo deve",
+    "pt": "é são era sou está estou pode posso quero queria deve tem tenho",
 }
 _FILLERS = {
     "en": "um uh uhm umm uhh er erm eh hmm hm mm ah well like",
@@ -87,7 +85,7 @@ _NUMBER_LIST = (
 MIN_GROUPS, WHOLE_DIGITS = 2, 7
 
 _DANGLING_SETS = {k: frozenset(v.split()) for k, v in _DANGLING.items()}
-_LEANING_SETS = {k: frozenset(v.split()) for k, v in _LEANING.items()}
+_AUXILIARY_SETS = {k: frozenset(v.split()) for k, v in _AUXILIARY.items()}
 _COMPLETE = frozenset(_COMPLETE_LIST.split())
 _NUMBER_WORDS = frozenset(_NUMBER_LIST.split())
 _FILLER_SETS = {k: frozenset(v.split()) for k, v in _FILLERS.items()}
@@ -99,27 +97,19 @@ class WordCues:
 
     - `mark`: the mark at its end: "stop" (full stop or exclamation mark), "question", "open" (comma, dash, colon,
       semicolon or ellipsis), or "none".
-    - `dangling`: the last word needs something behind it ("the", "because"); `leaning`: it mostly has ("is", "for").
+    - `dangling`: the last word needs something behind it ("the", "because"); `auxiliary`: it is a verb that mostly has
+      ("is", "want").
     - `filler`: it ends in a filler or in a phrase that announces a delay ("um", "let me think").
     - `dictating`: it ends in several groups of digits, number words or single letters, too few for a telephone number.
     - `complete`: it is an answer or a command of at most MAX_COMPLETE_WORDS words and nothing else ("yes", "stop").
-    - `num_words`: how many words it has; what is written without spaces counts as one.
     """
 
     mark: Mark = "none"
     dangling: bool = False
-    leaning: bool = False
+    auxiliary: bool = False
     filler: bool = False
     dictating: bool = False
     complete: bool = False
-    num_words: int = 0
-
-    @property
-    def unfinished(self) -> bool:
-        """Whether the words alone say that the phrase goes on."""
-        if self.complete:
-            return False
-        return self.dangling or self.filler or self.dictating or self.mark in ("open", "none")
 
 
 def word_cues(text: str, language: str | None = None) -> WordCues:
@@ -128,7 +118,6 @@ def word_cues(text: str, language: str | None = None) -> WordCues:
     text: as a transcriber writes it; its last MAX_CHARS characters count. language: ISO 639-1, of which lists of words
     exist for en, de, fr, es, it and pt; None: English. In another language only marks, digits, and answers count.
     """
-    num_words = len(text.split())
     tail = text[-MAX_CHARS:].replace("\u2019", "'").rstrip(" \t\n\"'\u201d\u00bb\u300d)")
     words = [w for w in (bare_word(w).strip("'") for w in tail.split()) if w]
     language = (language or "en").partition("-")[0].lower()
@@ -142,11 +131,10 @@ def word_cues(text: str, language: str | None = None) -> WordCues:
     return WordCues(
         mark=_mark(tail),
         dangling=last_part in _DANGLING_SETS.get(language, ()),
-        leaning=last in _LEANING_SETS.get(language, ()) and not filler,
+        auxiliary=last in _AUXILIARY_SETS.get(language, ()) and not filler,
         filler=filler,
         dictating=_dictating(tail),
-        complete=0 < num_words <= MAX_COMPLETE_WORDS and all(w in _COMPLETE for w in words) and bool(words),
-        num_words=num_words,
+        complete=0 < len(words) <= MAX_COMPLETE_WORDS and all(w in _COMPLETE for w in words),
     )
 
 
