@@ -117,7 +117,7 @@ class Outcome:
     """What a rule did.
 
     - `cut_off`: the share of the pauses inside turns that it ended, and the 95 % interval of that share.
-    - `wait_p50_s`, `wait_p95_s`: seconds of silence at true ends.
+    - `wait_p50_s`, `wait_p95_s`, `wait_mean_s`: seconds of silence at true ends.
     """
 
     cut_off: float
@@ -125,6 +125,7 @@ class Outcome:
     high: float
     wait_p50_s: float
     wait_p95_s: float
+    wait_mean_s: float
     num_pauses: int
     num_ends: int
 
@@ -136,6 +137,7 @@ class Outcome:
             "high": round(100 * self.high, 1),
             "wait_p50_s": round(self.wait_p50_s, 3),
             "wait_p95_s": round(self.wait_p95_s, 3),
+            "wait_mean_s": round(self.wait_mean_s, 3),
             "pauses": self.num_pauses,
             "ends": self.num_ends,
         }
@@ -147,7 +149,7 @@ def outcome(rule: Rule, inner: Sequence[Pause], ends: Sequence[Pause], *, interv
     waits = np.array([rule(p) / 1000 for p in ends], np.float64)
     low, high = _interval(cut, [p.speaker for p in inner]) if interval else (0.0, 0.0)
     p50, p95 = np.percentile(waits, (50, 95))
-    return Outcome(float(cut.mean()), low, high, float(p50), float(p95), len(inner), len(ends))
+    return Outcome(float(cut.mean()), low, high, float(p50), float(p95), float(waits.mean()), len(inner), len(ends))
 
 
 def _interval(values: np.ndarray, speakers: Sequence[str]) -> tuple[float, float]:

@@ -122,7 +122,7 @@ def speaker_of(length_ms: int, times: int) -> SpeakerPauses:
 def test_when_a_speaker_makes_long_pauses_then_auto_waits_longer() -> None:
     unclear = PauseEvidence(0.5, HALF)
     typical = silence_ms(unclear, "auto")
-    assert typical == silence_ms(unclear, "medium")
+    assert typical == silence_ms(unclear, "auto", SpeakerPauses())
     once, often = (silence_ms(unclear, "auto", speaker_of(1500, n)) for n in (1, 20))
     assert typical < once < often
     assert silence_ms(unclear, "auto", speaker_of(230, 20)) < typical
