@@ -1,0 +1,203 @@
+"""Fits the end-of-turn model to the pauses that were found, and writes its table.
+
+    python -m bench.turn_taking.fit
+
+It needs no audio and no models: bench/results/turns-pauses.json has all it takes, and gives the same table on every
+machine. Only speakers of `replay.is_fitted` count. The pauses of a recording weigh at most as much as MAX_PAUSES
+pauses, so that no long reading outweighs the conversations.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from bench.turn_taking.pauses import Pause, read
+from bench.turn_taking.replay import evidence_of, is_fitted, listening, renamed, scales
+
+from antiphon.turns.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, EndOfTurnTable, features
+
+TABLE = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "turns" / "end_of_turn_table.py"
+MAX_PAUSES = 10.0
+# What a weight is before anything is measured, as mean and standard deviation. The recordings have few fillers and
+# hardly any dictation, so these stay near what is said here.
+PRIOR: Mapping[str, tuple[float, float]] = {
+    "bias": (0.0, 10.0),
+    "sound": (0.5, 1.0),
+    "sound sure": (0.0, 1.0),
+    "stop": (0.5, 1.0),
+    "question": (1.0, 1.0),
+    "open": (-1.0, 1.0),
+    "dangling": (-2.0, 1.0),
+    "auxiliary": (-1.0, 1.0),
+    "filler": (-2.0, 1.0),
+    "dictating": (-1.5, 1.0),
+    "complete": (2.0, 1.0),
+}
+# By eagerness: the longest median wait, and the longest 95th percentile, at the true ends of turns, in seconds. The
+# threshold is the highest that keeps to both on the speakers that are fitted.
+WAITS_S = {"low": (0.8, 2.4), "medium": (0.4, 1.2), "high": (0.3, 0.8), "auto": (0.4, 1.2)}
+KINDS = {"sound and words": (True, True), "sound": (True, False), "words": (False, True), "nothing": (False, False)}
+
+
+def weights_of(pauses: Sequence[Pause]) -> np.ndarray:
+    """The weight of each pause."""
+    counts = Counter(p.recording for p in pauses if p.length_s is not None)
+    return np.array([1.0 if p.length_s is None else min(1.0, MAX_PAUSES / counts[p.recording]) for p in pauses])
+
+
+def logistic(
+    pauses: Sequence[Pause],
+    *,
+    sound: bool = True,
+    words: bool = True,
+    rows: Sequence[Mapping[str, float]] | None = None,
+    prior: Mapping[str, tuple[float, float]] = PRIOR,
+) -> dict[str, float]:
+    """The most likely weights by name, given the prior, by Newton's method. Without words, or without sound, the
+    pauses count as if those were not known. rows: the features of each pause; None: those of the model.
+    """
+    if rows is None:
+        rows = [features(evidence_of(p, sound=sound, words=words)) for p in pauses]
+        # A pause without a transcript has no features of words.
+        kept = [i for i, r in enumerate(rows) if not words or "stop" in r]
+    else:
+        kept = list(range(len(rows)))
+    names = [n for n in prior if any(n in rows[i] for i in kept)]
+    x = np.array([[rows[i][n] for n in names] for i in kept])
+    y = np.array([pauses[i].length_s is None for i in kept], np.float64)
+    weight = weights_of(pauses)[kept]
+    mean, precision = np.array([prior[n][0] for n in names]), np.array([prior[n][1] ** -2.0 for n in names])
+
+    def loss(w: np.ndarray) -> float:
+        missed = (weight * np.logaddexp(0, np.where(y == 1, -1, 1) * (x @ w))).sum()
+        return float(missed + 0.5 * (precision * (w - mean) ** 2).sum())
+
+    w = mean.copy()
+    for _ in range(50):
+        p = 1 / (1 + np.exp(-x @ w))
+        gradient = x.T @ (weight * (y - p)) - precision * (w - mean)
+        hessian = (x * (weight * p * (1 - p))[:, None]).T @ x + np.diag(precision)
+        step = np.linalg.solve(hessian, gradient)
+        # A whole step may overshoot far from the optimum.
+        while loss(w + step) > loss(w) and np.abs(step).max() > 1e-9:
+            step = step / 2
+        w = w + step
+    return {n: round(float(v), 3) for n, v in zip(names, w, strict=True)}
+
+
+def excess_s(pause: Pause) -> float:
+    """Seconds beyond MIN_SILENCE_MS, to the middle of the frame in which the pause ended."""
+    assert pause.length_s is not None
+    return max(0.0, pause.length_s - MIN_SILENCE_MS / 1000) + 0.016
+
+
+def log_normal(pauses: Sequence[Pause]) -> tuple[float, float]:
+    """The median in seconds, and the standard deviation of the logarithm, of the excess of pauses inside turns."""
+    z, weight = np.log([excess_s(p) for p in pauses]), weights_of(pauses)
+    location = np.average(z, weights=weight)
+    spread = np.sqrt(np.average((z - location) ** 2, weights=weight))
+    return round(float(np.exp(location)), 3), round(float(spread), 3)
+
+
+def shrinkage(inner: Sequence[Pause]) -> float:
+    """How many pauses of a speaker weigh as much as what is known of all: the variance of the logarithms within
+    speakers over that between speakers.
+    """
+    by_speaker: dict[str, list[float]] = {}
+    for p in inner:
+        by_speaker.setdefault(p.speaker, []).append(float(np.log(excess_s(p))))
+    many = [np.array(v) for v in by_speaker.values() if len(v) >= 3]
+    within = sum(((v - v.mean()) ** 2).sum() for v in many) / sum(len(v) - 1 for v in many)
+    between = np.var([v.mean() for v in many], ddof=1) - within * np.mean([1 / len(v) for v in many])
+    return round(float(np.clip(within / max(between, 1e-3), 1, 50)), 1)
+
+
+def fit(pauses: Sequence[Pause], *, every_speaker: bool = False) -> dict[str, Any]:
+    """The fitted numbers by their names in the table, from the pauses of the speakers that are fitted, or of all."""
+    pauses = [p for p in pauses if every_speaker or is_fitted(p.speaker)]
+    inner = [p for p in pauses if p.length_s is not None and not p.mixed]
+    median_s, spread = log_normal(inner)
+    found: dict[str, Any] = {
+        "LOGISTIC": {name: logistic(pauses, sound=s, words=w) for name, (s, w) in KINDS.items()},
+        "PAUSE_MEDIAN_S": median_s,
+        "PAUSE_SPREAD": spread,
+        "SPEAKER_SHRINKAGE": shrinkage(inner),
+    }
+    return found if every_speaker else found | {"THRESHOLDS": thresholds(pauses, found)}
+
+
+def thresholds(pauses: Sequence[Pause], numbers: Mapping[str, Any]) -> dict[str, float]:
+    """The probability at which a turn is ended, by eagerness, in steps of 0.01."""
+    table = EndOfTurnTable(numbers["LOGISTIC"], numbers["PAUSE_MEDIAN_S"], numbers["PAUSE_SPREAD"])
+    pauses = renamed([p for p in pauses if is_fitted(p.speaker)])
+    ends = [p for p in pauses if p.length_s is None]
+    own = scales(pauses)
+    found = {}
+    for eagerness, most_s in WAITS_S.items():
+        for percent in range(99, 0, -1):
+            scale_of = own if eagerness == "auto" else lambda pause: 1.0
+            rule = listening(percent / 100, table, most_ms=MAX_SILENCE_MS[eagerness], scale_of=scale_of)
+            waits = np.percentile([rule(p) / 1000 for p in ends], (50, 95))
+            if all(waits <= np.array(most_s) + 1e-9):
+                found[eagerness] = percent / 100
+                break
+    return found
+
+
+def text_of(numbers: dict[str, Any], num_pauses: int, num_ends: int) -> str:
+    """The source of the table's module."""
+
+    def rows(name: str) -> str:
+        return "".join(f'    "{k}": {_literal(v)},\n' for k, v in numbers[name].items())
+
+    return f'''"""The numbers of `end_of_turn.py`, made by `python -m bench.turn_taking.fit`; do not edit.
+
+Fitted to {num_pauses} pauses inside turns and {num_ends} ends of turns in recordings (bench/results/turns-pauses.json), of the
+speakers of one side of a split by speaker. The weights have a prior, which decides where there are few examples
+(bench/turn_taking/fit.py, PRIOR). What the model is worth on the other speakers is measured by `antiphon bench turns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# By what is known of a pause: the weight of each feature in the logit of the probability that the turn is over.
+LOGISTIC: Mapping[str, Mapping[str, float]] = {{
+{rows("LOGISTIC")}}}
+# Of the pauses inside turns that last 0.2 s: the median of the seconds beyond, and the standard deviation of the
+# natural logarithm of that.
+PAUSE_MEDIAN_S = {numbers["PAUSE_MEDIAN_S"]}
+PAUSE_SPREAD = {numbers["PAUSE_SPREAD"]}
+# So many pauses of a speaker weigh as much as what is known of all speakers.
+SPEAKER_SHRINKAGE = {numbers["SPEAKER_SHRINKAGE"]}
+# By eagerness: the probability that the turn is over at which it is ended.
+THRESHOLDS: Mapping[str, float] = {{
+{"".join(f'    "{k}": {v},{chr(10)}' for k, v in numbers["THRESHOLDS"].items())}}}
+'''
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, dict):
+        inner = "".join(f'        "{k}": {v},\n' for k, v in value.items())
+        return "{\n" + inner + "    }"
+    return str(value)
+
+
+def main() -> None:
+    pauses = read()
+    fitted = [p for p in pauses if is_fitted(p.speaker)]
+    num_ends = sum(p.length_s is None for p in fitted)
+    numbers = fit(pauses)
+    TABLE.write_text(text_of(numbers, len(fitted) - num_ends, num_ends), encoding="utf-8")
+    print(f"written: {TABLE}")
+
+
+if __name__ == "__main__":
+    main()

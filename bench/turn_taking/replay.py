@@ -1,0 +1,166 @@
+"""Plays the pauses that were found against rules that end turns, and counts. Pure: it knows no audio and no models.
+
+A rule says for a pause after which silence it would end the turn. In a pause inside a turn that is a false cut-off if
+the pause lasts as long; at the end of a turn it is the wait.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from bench.turn_taking.pauses import Pause
+
+from antiphon.turns.end_of_turn import FITTED, EndOfTurn, EndOfTurnTable, PauseEvidence, SpeakerPauses, silence_for
+
+# The silence at which the turn detector's judgement is there: it is asked at 0.224 s, a frame's end, and takes 30 ms.
+JUDGED_MS = 256
+# The silence at which the transcript is there: its decoding begins at 0.128 s and takes 0.25 s for ten seconds of audio
+# (Whisper base on a core of its own).
+WORDS_MS = 400
+RESAMPLES = 2000
+Rule = Callable[[Pause], float]
+# Decides which speakers are fitted. Of the first numbers, this is the first that gives each side at least two fifths of
+# the real pauses and of the ends; no score was looked at.
+SPLIT = 1
+
+
+def is_fitted(speaker: str) -> bool:
+    """Whether the pauses of a speaker are fitted to; those of the others only test the fit."""
+    return hashlib.sha256(f"{SPLIT} {speaker}".encode()).digest()[0] % 2 == 0
+
+
+def evidence_of(pause: Pause, *, sound: bool = True, words: bool = True) -> PauseEvidence:
+    """What a server knows in the pause, or less."""
+    return PauseEvidence(pause.complete if sound else None, pause.text if words else "", pause.language)
+
+
+def silence_alone(silence_ms: float) -> Rule:
+    """A turn ends after so much silence."""
+    return lambda pause: silence_ms
+
+
+def turn_detector_alone(threshold: float, complete_ms: float = 300, patience_ms: float = 4000) -> Rule:
+    """A turn that sounds complete ends after `complete_ms`, any other after `patience_ms`."""
+    return lambda pause: complete_ms if pause.complete >= threshold else patience_ms
+
+
+def _first_end(
+    pause: Pause, silence_ms: Callable[[PauseEvidence], float], *, words_ms: float, words: bool = True
+) -> float:
+    early = max(JUDGED_MS, silence_ms(evidence_of(pause, words=False)))
+    if not words or early <= words_ms:
+        return early
+    return max(words_ms, silence_ms(evidence_of(pause)))
+
+
+def listening(
+    threshold: float,
+    table: EndOfTurnTable = FITTED,
+    *,
+    words_ms: float = WORDS_MS,
+    words: bool = True,
+    most_ms: float = 4000,
+    scale_of: Callable[[Pause], float] = lambda pause: 1.0,
+) -> Rule:
+    """The end-of-turn model at a threshold. Before the transcript is there, it decides by the sound."""
+
+    def end(pause: Pause) -> float:
+        scale = scale_of(pause)
+        return _first_end(
+            pause,
+            lambda e: min(most_ms, silence_for(e, threshold, scale, table)),
+            words_ms=words_ms,
+            words=words,
+        )
+
+    return end
+
+
+def at_eagerness(eagerness: str, pauses: Sequence[Pause] = (), *, words_ms: float = WORDS_MS) -> Rule:
+    """The end-of-turn model as a session has it, which has heard what comes before a pause in `pauses`."""
+    model = EndOfTurn(eagerness)
+
+    def end(pause: Pause) -> float:
+        speaker = heard_before(pause, pauses)
+        return _first_end(pause, lambda e: model.silence_ms(e, speaker), words_ms=words_ms)
+
+    return end
+
+
+def heard_before(pause: Pause, pauses: Sequence[Pause]) -> SpeakerPauses:
+    """The real pauses of the same speaker that were heard before this one, recordings being in the order of names."""
+    speaker = SpeakerPauses()
+    before = [p for p in pauses if is_before(p, pause) and not p.mixed and p.length_s is not None]
+    for earlier in sorted(before, key=lambda p: (p.recording, p.at_s)):
+        assert earlier.length_s is not None
+        speaker.add(round(earlier.length_s * 1000))
+    return speaker
+
+
+def scales(pauses: Sequence[Pause]) -> Callable[[Pause], float]:
+    """The scale of the speaker of each of these pauses, by what was heard before it."""
+    found = {(p.recording, p.at_s): heard_before(p, pauses).scale for p in pauses}
+    return lambda pause: found[pause.recording, pause.at_s]
+
+
+def is_before(earlier: Pause, pause: Pause) -> bool:
+    """Whether a pause is of the same speaker and was heard before another one, recordings being in order of names."""
+    return earlier.speaker == pause.speaker and (earlier.recording, earlier.at_s) < (pause.recording, pause.at_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a rule did.
+
+    - `cut_off`: the share of the pauses inside turns that it ended, and the 95 % interval of that share.
+    - `wait_p50_s`, `wait_p95_s`, `wait_mean_s`: seconds of silence at true ends.
+    """
+
+    cut_off: float
+    low: float
+    high: float
+    wait_p50_s: float
+    wait_p95_s: float
+    wait_mean_s: float
+    num_pauses: int
+    num_ends: int
+
+    def row(self) -> dict[str, Any]:
+        """As the results have it, in percent and seconds."""
+        return {
+            "cut_off_percent": round(100 * self.cut_off, 1),
+            "low": round(100 * self.low, 1),
+            "high": round(100 * self.high, 1),
+            "wait_p50_s": round(self.wait_p50_s, 3),
+            "wait_p95_s": round(self.wait_p95_s, 3),
+            "wait_mean_s": round(self.wait_mean_s, 3),
+            "pauses": self.num_pauses,
+            "ends": self.num_ends,
+        }
+
+
+def outcome(rule: Rule, inner: Sequence[Pause], ends: Sequence[Pause], *, interval: bool = True) -> Outcome:
+    """What a rule does in these pauses. The interval is that of a bootstrap over speakers."""
+    cut = np.array([rule(p) <= 1000 * (p.length_s or 0) for p in inner], np.float64)
+    waits = np.array([rule(p) / 1000 for p in ends], np.float64)
+    low, high = _interval(cut, [p.speaker for p in inner]) if interval else (0.0, 0.0)
+    p50, p95 = np.percentile(waits, (50, 95))
+    return Outcome(float(cut.mean()), low, high, float(p50), float(p95), float(waits.mean()), len(inner), len(ends))
+
+
+def _interval(values: np.ndarray, speakers: Sequence[str]) -> tuple[float, float]:
+    names = sorted(set(speakers))
+    sums = np.array([sum(v for v, s in zip(values, speakers, strict=True) if s == n) for n in names])
+    counts = np.array([sum(s == n for s in speakers) for n in names], np.float64)
+    chosen = np.random.default_rng(0).integers(0, len(names), (RESAMPLES, len(names)))
+    low, high = np.percentile(sums[chosen].sum(1) / counts[chosen].sum(1), (2.5, 97.5))
+    return float(low), float(high)
+
+
+def renamed(pauses: Sequence[Pause]) -> list[Pause]:
+    """The same pauses with each recording of the crowd as a speaker of its own, for intervals."""
+    return [replace(p, speaker=p.recording) if p.speaker == "barista" else p for p in pauses]

@@ -1,0 +1,59 @@
+"""The numbers of `end_of_turn.py`, made by `python -m bench.turn_taking.fit`; do not edit.
+
+Fitted to 280 pauses inside turns and 95 ends of turns in recordings (bench/results/turns-pauses.json), of the
+speakers of one side of a split by speaker. The weights have a prior, which decides where there are few examples
+(bench/turn_taking/fit.py, PRIOR). What the model is worth on the other speakers is measured by `antiphon bench turns`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# By what is known of a pause: the weight of each feature in the logit of the probability that the turn is over.
+LOGISTIC: Mapping[str, Mapping[str, float]] = {
+    "sound and words": {
+        "bias": -2.538,
+        "sound": 0.133,
+        "sound sure": 0.358,
+        "stop": 1.329,
+        "question": 2.446,
+        "open": -1.566,
+        "dangling": -1.319,
+        "auxiliary": -0.56,
+        "filler": -2.007,
+        "dictating": -1.5,
+        "complete": 1.528,
+    },
+    "sound": {
+        "bias": -1.402,
+        "sound": 0.232,
+        "sound sure": 0.162,
+    },
+    "words": {
+        "bias": -2.109,
+        "stop": 1.657,
+        "question": 2.225,
+        "open": -1.593,
+        "dangling": -1.402,
+        "auxiliary": -0.663,
+        "filler": -2.011,
+        "dictating": -1.5,
+        "complete": 1.398,
+    },
+    "nothing": {
+        "bias": -0.798,
+    },
+}
+# Of the pauses inside turns that last 0.2 s: the median of the seconds beyond, and the standard deviation of the
+# natural logarithm of that.
+PAUSE_MEDIAN_S = 0.214
+PAUSE_SPREAD = 1.047
+# So many pauses of a speaker weigh as much as what is known of all speakers.
+SPEAKER_SHRINKAGE = 1.9
+# By eagerness: the probability that the turn is over at which it is ended.
+THRESHOLDS: Mapping[str, float] = {
+    "low": 0.85,
+    "medium": 0.64,
+    "high": 0.49,
+    "auto": 0.6,
+}
