@@ -94,7 +94,7 @@ def test_when_the_first_frame_is_another_then_a_default_session_opens_and_the_fr
     assert isinstance(appended, AppendAudio)
     assert configured.config.duplex.policy == "auto"
     # Nobody said how turns end: by meaning.
-    assert configured.config.transcription.vad.patience_ms == 4000
+    assert configured.config.transcription.vad.eagerness == "medium"
 
 
 def test_with_autostart_the_session_opens_by_itself() -> None:
@@ -189,7 +189,7 @@ def test_a_later_update_shows_the_whole_session() -> None:
     assert updated["session"]["turn_detection"]["min_speech_duration_ms"] == 96
     (configured,) = wire.commands()
     assert configured.config.duplex.barge_in_ms == 900
-    assert configured.config.transcription.vad.patience_ms is None
+    assert configured.config.transcription.vad.eagerness is None
 
 
 # --- what a client may send

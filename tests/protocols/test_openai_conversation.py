@@ -138,7 +138,7 @@ def test_an_update_changes_the_fields_it_has_and_shows_the_whole_session() -> No
         1.5,
     )
     assert config.transcription.vad
-    assert (config.transcription.vad.silence_duration_ms, config.transcription.vad.patience_ms) == (300, 8000)
+    assert (config.transcription.vad.silence_duration_ms, config.transcription.vad.eagerness) == (8000, "low")
     again = updated(wire, audio={"input": {"turn_detection": {"type": "server_vad", "create_response": False}}})
     assert again["instructions"] == "Be brief."
     assert again["audio"]["input"]["turn_detection"]["interrupt_response"] is True

@@ -81,21 +81,21 @@ def test_when_a_turn_has_begun_then_the_next_does_not_reach_back_into_it() -> No
     assert [c.sample for c in changes if isinstance(c, SpeechBegan)] == [2 * FRAME, 8 * FRAME]
 
 
-def test_when_a_pause_is_hastened_then_only_that_pause_is_shorter() -> None:
+def test_when_a_pause_has_a_silence_of_its_own_then_only_that_pause_is_shorter() -> None:
     endpointer = Endpointer(0.5, 0, 3200)
     run(endpointer, [LOUD] * 4 + [QUIET] * 4)
-    endpointer.hasten(192)
+    endpointer.end_after(192)
     assert run(endpointer, [QUIET] * 2) == [SpeechEnded(10 * FRAME, 4 * FRAME)]
     assert run(endpointer, [LOUD] * 4 + [QUIET] * 50)[-1] == SpeechPaused(14 * FRAME)
     # Speech takes a judgement back.
-    endpointer.hasten(1920)
+    endpointer.end_after(1920)
     assert run(endpointer, [LOUD]) == [SpeechResumed(64 * FRAME)]
     assert not [c for c in run(endpointer, [QUIET] * 70) if isinstance(c, SpeechEnded)]
-    # Outside a pause there is nothing to hasten.
+    # Outside a pause there is nothing to end.
     other = Endpointer(0.5, 0, 3200)
-    other.hasten(32)
+    other.end_after(32)
     run(other, [LOUD] * 3)
-    other.hasten(32)
+    other.end_after(32)
     assert run(other, [QUIET] * 20) == [SpeechPaused(3 * FRAME)]
 
 

@@ -140,35 +140,42 @@ def test_when_a_window_is_cut_then_the_rest_is_another_window_with_the_same_turn
     assert np.array_equal(rest.pcm, whole.from_sample(60 * FRAME).pcm)
 
 
-def test_when_a_pause_is_hastened_then_it_ends_the_turn_soon_unless_it_lingers() -> None:
-    """The turn has a patience of 960 ms, which is 30 frames, and ends after 192 ms where it is complete."""
-    patient = ServerVad(0.5, 96, 192, 960)
+def test_a_pause_ends_its_turn_after_what_was_said_last() -> None:
+    """A turn ends after 960 ms of silence, which is 30 frames, where nothing else was said of its pause."""
 
-    def stopped(*changes: str) -> int:
-        segmenter = Segmenter(PROFILE, patient, FRAME)
+    def stopped(*silences: int) -> int:
+        segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 960), FRAME)
         run(segmenter, "#" * 20 + "." * 4)
         pause = segmenter.quiet_since
         assert pause == 20 * FRAME
-        for change in changes:
-            if change == "hasten":
-                segmenter.hasten(pause)
-            else:
-                assert segmenter.linger(pause)
-        assert not segmenter.linger(pause - 1)
-        return next(k for k in range(5, 60) if "SpeechStopped" in kinds(run(segmenter, ".")))
+        for silence_ms in silences:
+            assert segmenter.end_after(pause, silence_ms)
+        assert not segmenter.end_after(pause - 1, 0)
+        return next(k for k in range(5, 90) if "SpeechStopped" in kinds(run(segmenter, ".")))
 
     assert stopped() == 30
-    assert stopped("hasten") == 6
-    assert stopped("hasten", "linger") == 30
-    assert stopped("linger", "hasten") == 30
+    assert stopped(192) == 6
+    assert stopped(192, 1920) == 60
+    # It has lasted longer already.
+    assert stopped(1920, 32) == 5
 
 
-def test_when_a_pause_is_over_then_it_is_neither_hastened_nor_does_it_linger() -> None:
-    segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 192, 960), FRAME)
-    run(segmenter, "#" * 20 + "." * 4 + "#" * 4 + "." * 4)
-    segmenter.hasten(20 * FRAME)
-    assert not segmenter.linger(20 * FRAME)
+def test_when_a_pause_is_over_then_its_end_is_not_decided_any_more() -> None:
+    segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 960), FRAME)
+    run(segmenter, "#" * 20 + "." * 4)
+    assert segmenter.end_after(20 * FRAME, 192)
+    run(segmenter, "#" * 4 + "." * 4)
+    assert not segmenter.end_after(20 * FRAME, 192)
     assert kinds(run(segmenter, "." * 20)) == []
+    assert not Segmenter(PROFILE, None, FRAME).end_after(0, 192)
+
+
+def test_pauses_inside_turns_are_kept_as_the_speakers() -> None:
+    segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 3200), FRAME)
+    before = segmenter.speaker_pauses.scale
+    for _ in range(8):
+        run(segmenter, "#" * 10 + "." * 60)
+    assert segmenter.speaker_pauses.scale > before
 
 
 def test_when_cleared_then_an_open_turn_leaves_no_trace() -> None:

@@ -7,11 +7,16 @@ Times are milliseconds of session audio, counted in samples. Turns are numbered 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from antiphon.audio import Pcm
 from antiphon.events.words import TokenLogprob, Word
 
 # --- configuration -------------------------------------------------------------------------------------------------
+
+
+# How soon a turn is taken to be over, where that is judged.
+Eagerness = Literal["low", "medium", "high", "auto"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,14 +26,14 @@ class ServerVad:
     - `threshold`: the speech probability from which a frame is speech.
     - `prefix_padding_ms`: audio before the speech that still belongs to the turn.
     - `silence_duration_ms`: the pause that ends a turn.
-    - `patience_ms`: with it, a pause of `silence_duration_ms` ends a turn only if the turn detector judges the turn to
-      be complete; any other pause ends it after `patience_ms`. None: no turn detector is asked.
+    - `eagerness`: with it, how a turn sounds and what was said decide how long its pauses may last, at most
+      `silence_duration_ms`. None: nothing but the silence counts.
     """
 
     threshold: float = 0.5
     prefix_padding_ms: int = 300
     silence_duration_ms: int = 200
-    patience_ms: int | None = None
+    eagerness: Eagerness | None = None
 
 
 @dataclass(frozen=True, slots=True)

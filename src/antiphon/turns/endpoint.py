@@ -69,8 +69,8 @@ class Endpointer:
         # Where speech that is about to be noticed has begun, if that is known.
         self._heard_since: int | None = None
         self._quiet_since: int | None = None
-        # The silence that ends the turn in the present pause, where it was hastened; samples, as all of these.
-        self._hastened_silence: int | None = None
+        # The silence that ends the turn in the present pause, where it has one of its own; samples, as all of these.
+        self._pause_silence: int | None = None
 
     @property
     def speaking(self) -> bool:
@@ -100,16 +100,12 @@ class Endpointer:
             return []
         return [self._stop(self._now if self._quiet_since is None else self._quiet_since)]
 
-    def hasten(self, silence_ms: int) -> None:
-        """Let the pause that has begun end the turn after `silence_ms` instead of the configured silence, because the
-        turn detector judged the turn to be complete. Does nothing outside a pause, and is void when speech goes on.
+    def end_after(self, silence_ms: int) -> None:
+        """Let the pause that has begun end the turn after `silence_ms` instead of the configured silence. Does nothing
+        outside a pause, and is void when speech goes on. What was said last counts.
         """
         if self._speaking and self._quiet_since is not None:
-            self._hastened_silence = silence_ms * SAMPLE_RATE_HZ // 1000
-
-    def linger(self) -> None:
-        """Undo `hasten` for the pause that has begun: it ends the turn after the configured silence."""
-        self._hastened_silence = None
+            self._pause_silence = silence_ms * SAMPLE_RATE_HZ // 1000
 
     def apply(self, threshold: float, prefix_padding_ms: int, silence_duration_ms: int) -> None:
         """Apply changed settings. An open turn and a pause that has begun go on under the new ones."""
@@ -137,7 +133,7 @@ class Endpointer:
     def _in_turn(self, probability: float, begin: int) -> list[EndpointChange]:
         if probability >= self.threshold - RELEASE_MARGIN:
             if self._quiet_since is not None and probability >= self.threshold:
-                self._quiet_since = self._hastened_silence = None
+                self._quiet_since = self._pause_silence = None
                 return [SpeechResumed(begin)]
             if self._quiet_since is None:
                 return []
@@ -145,12 +141,12 @@ class Endpointer:
         if self._quiet_since is None:
             self._quiet_since = begin
             changes.append(SpeechPaused(begin))
-        silence = self._silence if self._hastened_silence is None else self._hastened_silence
+        silence = self._silence if self._pause_silence is None else self._pause_silence
         if self._now - self._quiet_since >= silence:
             changes.append(self._stop(self._quiet_since))
         return changes
 
     def _stop(self, speech_end: int) -> SpeechEnded:
-        self._speaking, self._quiet_since, self._hastened_silence = False, None, None
+        self._speaking, self._quiet_since, self._pause_silence = False, None, None
         self._loud_frames, self._last_end = 0, self._now
         return SpeechEnded(self._now, speech_end)

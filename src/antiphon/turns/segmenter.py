@@ -15,6 +15,7 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import Hypothesis, TranscriberProfile
 from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
+from antiphon.turns.end_of_turn import SpeakerPauses
 from antiphon.turns.endpoint import (
     MAX_BACKDATED,
     EndpointChange,
@@ -162,8 +163,8 @@ class Segmenter:
         self._warm: tuple[int, int, int] | None = None
         self._window: _OpenWindow | None = None
         self._quiet_since: int | None = None
-        # The pause that does not end its turn sooner, whatever the turn detector judges.
-        self._lingering: int | None = None
+        # The pauses inside turns so far.
+        self.speaker_pauses = SpeakerPauses()
 
     @property
     def now(self) -> int:
@@ -244,23 +245,14 @@ class Segmenter:
         """End a window that is settling now, because no more audio comes for the moment, which is silence too."""
         return self._end_window() if self.settling else []
 
-    def hasten(self, pause: int) -> None:
-        """Let the pause that began at the sample `pause` end the turn after the shorter silence of `semantic_vad`,
-        because what was said is complete. Does nothing where that pause is over or lingers, or where the client
-        commits.
+    def end_after(self, pause: int, silence_ms: int) -> bool:
+        """Let the pause that began at the sample `pause` end the turn once it has lasted so long, or with the next
+        frame if it has. What was said last counts. Returns False, and does nothing, where that pause is over, or where
+        the client commits.
         """
-        if self._vad and pause == self._quiet_since and pause != self._lingering:
-            self._endpoint.hasten(self._vad.silence_duration_ms)
-
-    def linger(self, pause: int) -> bool:
-        """Let the pause that began at the sample `pause` last for the patience of the turn, because what was said is
-        not complete. It overrules `hasten`, before and after. Returns False, and does nothing, where that pause is
-        over.
-        """
-        if pause != self._quiet_since:
+        if self._vad is None or pause != self._quiet_since:
             return False
-        self._lingering = pause
-        self._endpoint.linger()
+        self._endpoint.end_after(silence_ms)
         return True
 
     def commit(self) -> list[SegmenterEvent]:
@@ -319,8 +311,7 @@ class Segmenter:
         pause_ms = round(self._profile.pause_s * 1000)
         if self._vad is None:
             return (0.5, INNER_PREFIX_MS, pause_ms)
-        silence_ms = self._vad.patience_ms or self._vad.silence_duration_ms
-        return (self._vad.threshold, self._vad.prefix_padding_ms, silence_ms)
+        return (self._vad.threshold, self._vad.prefix_padding_ms, self._vad.silence_duration_ms)
 
     def _apply(self, change: EndpointChange) -> list[SegmenterEvent]:
         match change:
@@ -351,6 +342,7 @@ class Segmenter:
         quiet = self._quiet_since
         if self._window is None or quiet is None:
             return []
+        self.speaker_pauses.add((sample - quiet) * 1000 // SAMPLE_RATE_HZ)
         long = quiet - self._window.start >= self._profile.long_window_s * SAMPLE_RATE_HZ
         if not long or sample - quiet < self._profile.long_pause_s * SAMPLE_RATE_HZ:
             self._quiet_since = None

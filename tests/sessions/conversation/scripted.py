@@ -209,7 +209,7 @@ class Scene(PlayedTurns):
     ) -> None:
         model = ScriptedModel(fails, accepts_media=accepts_media, audio_window_ms=audio_window_ms)
         super().__init__(model, Inbox(60))
-        config.setdefault("allows_backchannels", bool(vad and vad.patience_ms))
+        config.setdefault("allows_backchannels", bool(vad and vad.eagerness))
         count = itertools.count()
         # What was counted, by its name.
         self.counted: Counter[str] = Counter()

@@ -74,7 +74,7 @@ def test_when_speech_may_not_interrupt_then_the_next_response_follows_the_first(
     assert play(main()).responses() == ["completed", "completed"]
 
 
-MEANING = ServerVad(0.5, 300, 300, 4000)
+MEANING = ServerVad(0.5, 300, 4000, "medium")
 
 
 def test_when_a_backchannel_overlaps_a_response_then_response_and_history_stay_as_they_are() -> None:

@@ -19,7 +19,7 @@ from antiphon.events.transcription import (
     TranscriptionConfig,
     TranscriptPartial,
 )
-from antiphon.sessions.transcription.decoding import Cut, Decoding, Linger, Settle, WindowCommand
+from antiphon.sessions.transcription.decoding import Cut, Decoding, HeardBefore, Settle, WindowCommand
 from antiphon.turns.segmenter import SpeechWindow, TurnEnded, TurnSpan, WindowEnded
 from tests.scripted import WORD_SAMPLES, ScriptedTranscriber, speech, text
 from tests.sessions.transcription.scripted_windows import (
@@ -111,33 +111,24 @@ def test_when_a_turn_ends_with_its_preflight_transcript_then_its_window_is_settl
         return True
 
     out = play(opened(shown), opened(shown, settling=True), config=PREFLIGHT, answer=settle)
-    assert [type(o) for o in out] == [TranscriptGuessed, Settle, TranscriptDelta, TranscriptDone]
-    assert out[1] == Settle(shown.quiet_since)
+    assert [type(o) for o in out] == [HeardBefore, TranscriptGuessed, Settle, TranscriptDelta, TranscriptDone]
+    assert out[2] == Settle(shown.quiet_since)
     # Without a response that waits for the words, the window may still be joined by a next turn.
-    assert play(opened(shown), opened(shown, settling=True)) == []
+    assert [type(o) for o in play(opened(shown), opened(shown, settling=True))] == [HeardBefore]
 
 
 def test_when_the_listening_does_not_settle_then_it_is_asked_once_for_each_window_that_it_gives() -> None:
     shown = paused()
     again = opened(shown, settling=True)
     out = play(opened(shown), again, again, config=PREFLIGHT)
-    assert [type(o) for o in out] == [TranscriptGuessed, Settle, Settle]
+    assert [type(o) for o in out] == [HeardBefore, TranscriptGuessed, Settle, Settle]
 
 
-class Trailing(ScriptedTranscriber):
-    """The last word that it hears has no end."""
-
-    async def decode(self, asked: Window) -> Hypothesis:
-        found = await super().decode(asked)
-        pieces = [*found.pieces[:-1], *(replace(p, text=" and") for p in found.pieces[-1:])]
-        return replace(found, pieces=tuple(pieces))
-
-
-def test_when_the_last_word_goes_on_then_the_pause_is_to_linger() -> None:
-    shown = paused()
-    assert play(opened(shown), transcriber=Trailing()) == [Linger(3 * WORD_SAMPLES)]
-    # Words with a number at the end are whole.
-    assert play(opened(shown)) == []
+def test_when_a_final_is_decoded_in_a_pause_then_the_listening_is_told_its_words() -> None:
+    (told,) = play(opened(paused()))
+    assert isinstance(told, HeardBefore)
+    assert (told.pause, told.language) == (3 * WORD_SAMPLES, "en")
+    assert told.text
 
 
 # --- windows that are too long ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile, tuned
 from antiphon.events.transcription import StreamTuning
 from antiphon.events.words import bare_word
-from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText, goes_on
+from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText
 
 PROFILE = TranscriberProfile(
     id="t",
@@ -211,10 +211,3 @@ def test_whatever_the_partials_then_nothing_sent_is_taken_back(partials: list[li
     assert [p.text.strip() for p in kept] == final
     if not sent:
         assert delta.split() == final
-
-
-def test_where_a_script_marks_the_ends_of_sentences_then_a_text_without_a_mark_goes_on() -> None:
-    assert all(goes_on(t) for t in (" fresh snow", " and,", "caf\u00e9 ", "well -"))
-    assert not any(
-        goes_on(t) for t in ("", " done.", " why?", "\u3067\u3059", "\u0e04\u0e23\u0e31\u0e1a", " 12", " so...")
-    )

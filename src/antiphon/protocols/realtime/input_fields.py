@@ -7,15 +7,15 @@ the path of the field at fault, which begins with `param`. Nothing is changed in
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast, get_args
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.transcription import ServerVad
+from antiphon.events.transcription import Eagerness, ServerVad
 from antiphon.protocols.fields import Text, number
-from antiphon.turns.eagerness import EAGERNESS_MS, semantic_vad
+from antiphon.turns.eagerness import semantic_vad
 
 F = TypeVar("F")
 # Hz. G.711 has 8,000 always.
@@ -99,7 +99,7 @@ class TurnDetection(msgspec.Struct, kw_only=True):
     def config(self) -> ServerVad:
         """How the session finds turns."""
         if isinstance(self.eagerness, str):
-            return semantic_vad(self.eagerness)
+            return semantic_vad(cast(Eagerness, self.eagerness))
         assert self.threshold is not UNSET
         assert self.prefix_padding_ms is not UNSET
         assert self.silence_duration_ms is not UNSET
@@ -303,8 +303,8 @@ def _check_semantic_vad(given: TurnDetectionFields, param: str) -> TurnDetection
         if getattr(given, name) is not None:
             raise RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}.{name}'.", f"{param}.{name}")
     eagerness = given.eagerness or "auto"
-    if eagerness not in EAGERNESS_MS:
-        raise _unsupported(eagerness, ("low", "medium", "high", "auto"), f"{param}.eagerness")
+    if eagerness not in get_args(Eagerness):
+        raise _unsupported(eagerness, get_args(Eagerness), f"{param}.eagerness")
     return TurnDetection(
         type="semantic_vad",
         eagerness=eagerness,

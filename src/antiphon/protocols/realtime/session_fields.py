@@ -412,7 +412,7 @@ def conversation_config(fields: SessionFields, audio: AudioInput, voice: str | N
             keyterms=tuple(asked.keywords or ()),
             vad=turns,
             # With semantic_vad, the first words of an overlap decide whether it is a barge-in.
-            partials=audio.transcription is not None or bool(turns and turns.patience_ms),
+            partials=audio.transcription is not None or bool(turns and turns.eagerness),
             preflight=True,
             languages=tuple(asked.languages or ()),
             word_times=WORDS in included,

@@ -42,7 +42,7 @@ class IdleTimeout:
         """Wait anew, unless the configuration has no such timeout, or none for its turn detection. Returns at once."""
         self.stop()
         self._is_held, vad = False, config.transcription.vad
-        if self._group and config.idle_timeout_ms is not None and vad and vad.patience_ms is None:
+        if self._group and config.idle_timeout_ms is not None and vad and vad.eagerness is None:
             scope = self._scope = anyio.CancelScope()
             self._group.start_soon(self._wait, config.idle_timeout_ms / 1000, scope)
 

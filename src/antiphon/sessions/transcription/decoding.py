@@ -30,7 +30,7 @@ from antiphon.events.transcription import (
     TranscriptionEvent,
 )
 from antiphon.sessions.transcription.spoken_language import SpokenLanguage
-from antiphon.sessions.transcription.stable_words import goes_on, shortened, words_before_cut
+from antiphon.sessions.transcription.stable_words import shortened, words_before_cut
 from antiphon.sessions.transcription.transcripts import Transcripts
 from antiphon.signals import Signal
 from antiphon.turns.segmenter import SpeechWindow, TurnEnded, WindowEnded
@@ -73,15 +73,15 @@ class Settle:
 
 
 @dataclass(frozen=True, slots=True)
-class Linger:
-    """Let the pause that began at the sample `pause` last for the turn's patience, whatever the turn detector judges,
-    because the words before it say that the sentence goes on.
-    """
+class HeardBefore:
+    """The words of the turn up to the pause that began at the sample `pause`: `text`, in `language`."""
 
     pause: int
+    text: str
+    language: str
 
 
-WindowCommand = Cut | Settle | Linger
+WindowCommand = Cut | Settle | HeardBefore
 EmitTranscription = Callable[[TranscriptionEvent], Awaitable[None]]
 CommandWindow = Callable[[WindowCommand], bool]
 Measure = Callable[[str, float], None]
@@ -428,12 +428,10 @@ class Decoding:
             return
         turn = window.spans[-1].turn
         self._guess = guess = _Guess(window.id, window.quiet_since, turn, final)
-        if final.is_speech and final.pieces and goes_on(final.pieces[-1].text):
-            # The words say that the sentence goes on, whatever the turn detector heard in the melody.
-            self._command(Linger(window.quiet_since))
+        text = self._transcripts.preview(window, final)
+        self._command(HeardBefore(window.quiet_since, text, final.language))
         if self._config.preflight and guess.is_of(self._window):
             guess.reported = True
-            text = self._transcripts.preview(window, final)
             await self._emit(TranscriptGuessed(turn, text, window.quiet_since * 1000 // SAMPLE_RATE_HZ))
 
     async def _partial(self, window: SpeechWindow) -> None:

@@ -8,7 +8,6 @@ it wants done to a window comes back as a command.
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections import deque
@@ -20,7 +19,6 @@ import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import Transcriber, TurnDetector, VoiceActivityDetector
-from antiphon.errors import ModelError, Refused
 from antiphon.events.conversation import ConversationCommand
 from antiphon.events.transcription import (
     AppendAudio,
@@ -41,19 +39,16 @@ from antiphon.sessions.transcription.decoding import (
     Cut,
     Decoding,
     EmitTranscription,
-    Linger,
+    HeardBefore,
     Measure,
     Settle,
     WindowCommand,
 )
+from antiphon.sessions.transcription.pause_judge import PauseJudge
 from antiphon.turns.echo import EchoGuard
 from antiphon.turns.microphone_clock import MicrophoneClock
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
 
-log = logging.getLogger(__name__)
-
-# The turn detector judges a pause after so many seconds; from this probability on, what was said is complete.
-JUDGE_AFTER_S, COMPLETE_PROBABILITY = 0.2, 0.5
 # Audio is live if over so many seconds it came no faster than it is spoken, except for a burst of so many seconds after
 # a stall of the network.
 LIVE_PERIOD_S, LIVE_BURST_S = 2.0, 0.5
@@ -76,7 +71,7 @@ class TranscriptionSession:
     - `measure`: gets a kind and seconds: "vad" and "partial" for each run, "final" from the end of a turn to its
       transcript.
     - `handle_other`: gets the commands that are not about audio, in their order among the audio.
-    - `turn_detector`: the turn detector for `semantic_vad`; without one a turn ends after its patience.
+    - `turn_detector`: the turn detector for `semantic_vad`; without one the words and the silence decide.
     - `echo_guard`: the echo guard, so that responses heard through the microphone are not taken for speech.
     - `tap`: gets all audio before it is analysed, and may hold it back.
     - `on_commit`: is awaited after each commit of the client's that was not refused, with the turn that it has ended.
@@ -111,7 +106,6 @@ class TranscriptionSession:
         self._min_commit_ms = min_commit_ms
         self._measure = measure
         self._handle_other = handle_other
-        self._turn_detector = turn_detector
         self._echo_guard = echo_guard
         self._tap, self._on_commit = tap, on_commit
         self._microphone = MicrophoneClock()
@@ -119,14 +113,14 @@ class TranscriptionSession:
         self._rest: Pcm = np.zeros(0, np.float32)
         # (monotonic seconds, samples received by then), over the last LIVE_PERIOD_S.
         self._received: deque[tuple[float, int]] = deque()
-        # The first sample of the pause that was judged last.
-        self._judged_pause: int | None = None
         # The sample from which the idle timeout counts, where nobody has spoken since.
         self._idle_from = 0
         self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
         self._decoding = Decoding(config, transcriber, emit, self._apply_command, measure, clock)
         self._segmenter = Segmenter(self._decoding.profile, config.vad, detector.frame_samples)
+        self._pauses = PauseJudge(turn_detector, self._segmenter)
+        self._pauses.configure(config.vad)
 
     @property
     def now(self) -> int:
@@ -219,7 +213,8 @@ class TranscriptionSession:
             probabilities, heard_since = self._without_echo(self._echo_guard, pcm, probabilities)
         await self._apply_steps(self._segmenter.feed(pcm, probabilities, heard_since))
         await self._decoding.retract_guess()
-        self._judge_pause()
+        assert self._group
+        self._pauses.follow(self._group)
         await self._report_silence()
 
     async def _report_silence(self) -> None:
@@ -263,27 +258,6 @@ class TranscriptionSession:
         since_s, since = self._received[0]
         return (self._segmenter.now - since) / SAMPLE_RATE_HZ <= 1.5 * (now_s - since_s) + LIVE_BURST_S
 
-    def _judge_pause(self) -> None:
-        """Have the turn detector judge the present pause, once and in a task beside the listening."""
-        vad, window, quiet = self.config.vad, self._segmenter.window, self._segmenter.quiet_since
-        if self._turn_detector is None or vad is None or vad.patience_ms is None or window is None or quiet is None:
-            return
-        if quiet == self._judged_pause or self._segmenter.now - quiet < JUDGE_AFTER_S * SAMPLE_RATE_HZ:
-            return
-        self._judged_pause = quiet
-        assert self._group
-        self._group.start_soon(self._end_if_complete, self._turn_detector, quiet, window.pcm)
-
-    async def _end_if_complete(self, turn_detector: TurnDetector, pause: int, pcm: Pcm) -> None:
-        try:
-            complete = await turn_detector.complete(pcm) >= COMPLETE_PROBABILITY
-        except (ModelError, Refused) as error:
-            # Without a judgement, the turn ends as if it were complete.
-            log.warning("a pause was not judged: %s", error)
-            complete = True
-        if complete:
-            self._segmenter.hasten(pause)
-
     async def _commit(self) -> None:
         have_ms = self._segmenter.uncommitted_ms
         if have_ms < self._min_commit_ms:
@@ -308,6 +282,7 @@ class TranscriptionSession:
             self._idle_from = self._segmenter.now
         self.config = config
         self._decoding.configure(config)
+        self._pauses.configure(config.vad)
         await self._apply_steps(self._segmenter.apply(self._decoding.profile, config.vad))
 
     # --- handing over to decoding -------------------------------------------------------------------------------------
@@ -340,6 +315,6 @@ class TranscriptionSession:
                     return False
                 for step in self._segmenter.settle():
                     self._decoding.add(step)
-            case Linger(pause):
-                return self._segmenter.linger(pause)
+            case HeardBefore(pause, text, language):
+                return self._pauses.heard(pause, text, language)
         return True

@@ -31,14 +31,6 @@ FOLLOWING_PROBABILITY = 0.5
 TurnPiece = tuple[int, HypothesisWord]
 
 
-def goes_on(text: str) -> bool:
-    """Whether `text` ends inside a sentence: with a comma, semicolon or dash, or with a letter and no mark behind it.
-    Letters count only if they are Latin, because other scripts may be written without such marks.
-    """
-    last = text.rstrip()[-1:]
-    return last in (",", ";", "-", "\u2013") or (last.isalpha() and ord(last) < 0x250)
-
-
 @dataclass(slots=True)
 class _Candidate:
     word: str

@@ -1,0 +1,76 @@
+"""Decides, while a pause lasts, after which silence it ends the turn: by its sound and by the words before it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import anyio.abc
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts import TurnDetector
+from antiphon.errors import ModelError, Refused
+from antiphon.events.transcription import ServerVad
+from antiphon.turns.end_of_turn import MIN_SILENCE_MS, EndOfTurn, PauseEvidence
+from antiphon.turns.segmenter import Segmenter
+
+log = logging.getLogger(__name__)
+
+# The turn detector judges a pause once it has lasted so long.
+JUDGE_AFTER = MIN_SILENCE_MS * SAMPLE_RATE_HZ // 1000
+
+
+class PauseJudge:
+    """Tells the segmenter how long each pause may last, anew whenever more is known of it.
+
+    `detector`: judges the sound of a turn; None: only the words and the silence count. Used from one event loop. What
+    is known of a pause counts for that pause alone.
+    """
+
+    def __init__(self, detector: TurnDetector | None, segmenter: Segmenter) -> None:
+        self._detector = detector
+        self._segmenter = segmenter
+        self._model: EndOfTurn | None = None
+        # The first sample of the pause that the evidence is of, and of the one that the detector was asked about.
+        self._pause: int | None = None
+        self._asked: int | None = None
+        self._evidence = PauseEvidence()
+
+    def configure(self, vad: ServerVad | None) -> None:
+        """Judge by this eagerness from now on, or not at all where it has none."""
+        eagerness = vad.eagerness if vad else None
+        self._model = EndOfTurn(eagerness) if eagerness else None
+
+    def follow(self, group: anyio.abc.TaskGroup) -> None:
+        """Look at the present pause, after audio was added. The detector judges it in a task of `group`."""
+        segmenter, window = self._segmenter, self._segmenter.window
+        quiet = segmenter.quiet_since
+        if self._model is None or window is None or quiet is None or segmenter.now - quiet < JUDGE_AFTER:
+            return
+        if quiet == self._asked:
+            return
+        self._asked = quiet
+        self._learn(quiet)
+        if self._detector:
+            group.start_soon(self._judge, self._detector, quiet, window.pcm)
+
+    def heard(self, pause: int, text: str, language: str | None) -> bool:
+        """The words of the turn up to the pause that began at this sample. Returns False where that is over."""
+        return self._learn(pause, text=text, language=language)
+
+    def _learn(self, pause: int, **known: object) -> bool:
+        """Add to what is known of a pause, and have it last accordingly. Returns False where it is over."""
+        if self._model is None or pause != self._segmenter.quiet_since:
+            return False
+        if pause != self._pause:
+            self._pause, self._evidence = pause, PauseEvidence()
+        self._evidence = replace(self._evidence, **known)  # type: ignore[arg-type]
+        return self._segmenter.end_after(pause, self._model.silence_ms(self._evidence, self._segmenter.speaker_pauses))
+
+    async def _judge(self, detector: TurnDetector, pause: int, pcm: Pcm) -> None:
+        try:
+            complete = await detector.complete(pcm)
+        except (ModelError, Refused) as error:
+            log.warning("a pause was not judged: %s", error)
+            return
+        self._learn(pause, complete=complete)
