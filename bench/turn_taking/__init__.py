@@ -1,0 +1,1 @@
+"""Sections of `python -m bench.turns`: what decides whose turn it is, measured on recordings."""

@@ -1,0 +1,377 @@
+"""`python -m bench.turn_taking.speakers`: whether turns of another voice than the user's are told apart.
+
+    python -m bench.turn_taking.speakers [--data DIR]
+
+A session is one user's turns with turns of other voices between them, in the quiet or in a noise 10 dB below the
+speech, the same recording of noise for the whole session. The voices are parted in two halves at random: thresholds are
+chosen on one half and measured on the other, both ways, so every voice is measured with thresholds that know nothing of
+it. The thresholds of all voices together are printed: they are the ones for an adapter's profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from bench.common import machine, save, table
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.containers import decode_all
+from antiphon.contracts.speaker import SpeakerEncoder, SpeakerProfile, VoiceThreshold
+from antiphon.loading.loader import load, store_of
+from antiphon.settings import load as load_settings
+from antiphon.turns.primary_speaker import PrimarySpeaker, Speaker
+
+MODEL = "resemblyzer"
+SPOKEN = (
+    *("asr_read", "asr_speech", "asr_nonnative", "asr_multilang", "asr_short", "asr_8k_native"),
+    *("command_slots", "longform", "asr_spontaneous_min", "hesitation"),
+)
+NOISY = ("noise", "babble", "music")
+LENGTHS_S = (0.6, 1.0, 2.0, 4.0)
+# A user's turns, in this order: the first ones are what is learned or enrolled, and are not counted.
+FIRST_S = (2.0, 2.0)
+# Turns of each length that one session has at most, of the user and of others.
+MOST_TURNS = 4
+# No recording is read further than this.
+MOST_S = 60.0
+SNR_DB = 10.0
+# The user's own turns that may be lost, and the share of them from which on a voice is the same for sure.
+LOST, UNSURE = 0.02, 0.2
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A stretch of one voice's speech, `vector` in the session's noise."""
+
+    length_s: float
+    pcm: Pcm
+    vector: Pcm | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """One speaker: turns that share no sample, in the order they were said, of the lengths in turn."""
+
+    name: str
+    corpus: str
+    language: str
+    first: tuple[Turn, ...]
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A user's turns and those of others, with their vectors: `order` has True for the user's own."""
+
+    user: str
+    noise: str
+    first: tuple[Turn, ...]
+    order: tuple[tuple[bool, Turn], ...]
+
+
+def active(pcm: Pcm) -> npt.NDArray[np.bool_]:
+    """Which 10 ms of a recording are at most 30 dB below its loud ones."""
+    frames = pcm[: len(pcm) // 160 * 160].reshape(-1, 160)
+    level = 10 * np.log10((frames**2).mean(1) + 1e-12)
+    return np.asarray(level > np.percentile(level, 95) - 30)
+
+
+def level_db(pcm: Pcm) -> float:
+    """The level of the active speech, as the data's tools/evalmix.py has it, in dB."""
+    frames = pcm[: len(pcm) // 160 * 160].reshape(-1, 160)
+    level = 10 * np.log10((frames**2).mean(1) + 1e-12)
+    loud = level[level > np.percentile(level, 95) - 20]
+    return float(10 * np.log10((10 ** (loud / 10)).mean()))
+
+
+def cut(recordings: Sequence[Pcm], lengths_s: Iterable[float]) -> list[Turn]:
+    """Cut turns of these lengths out of a voice's recordings, in turn, until the lengths or the recordings end.
+
+    A turn begins where speech does, and at least 70 % of it is speech.
+    """
+    wanted, out = iter(lengths_s), list[Turn]()
+    length_s = next(wanted, None)
+    for pcm in recordings:
+        if len(pcm) < SAMPLE_RATE_HZ // 2:
+            continue
+        speech, at = active(pcm), 0
+        while length_s is not None and (end := at + int(length_s * SAMPLE_RATE_HZ)) <= len(pcm):
+            frames = speech[at // 160 : end // 160]
+            if not frames[:3].all():
+                at += 160
+            elif frames.mean() < 0.7:
+                at += 1600
+            else:
+                out.append(Turn(length_s, pcm[at:end]))
+                at, length_s = end, next(wanted, None)
+    return out
+
+
+def alone(rttm: Sequence[tuple[float, float, str]], speaker: str) -> list[tuple[float, float]]:
+    """The stretches of a meeting in which only this speaker speaks, in seconds."""
+    parts = [(start, end) for start, end, name in rttm if name == speaker]
+    for start, end, name in rttm:
+        if name != speaker:
+            parts = [piece for a, b in parts for piece in ((a, min(b, start)), (max(a, end), b)) if piece[1] > piece[0]]
+    return parts
+
+
+def read_voices(data: Path) -> list[Voice]:
+    """The voices of a folder with a manifest.jsonl. Recordings of an unknown crowd are a voice each."""
+    found: dict[tuple[str, str, str], list[Pcm]] = defaultdict(list)
+    for row in map(json.loads, (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines()):
+        corpus, kind = row.get("corpus") or "", row["kind"]
+        if kind == "conversation_rttm":
+            pcm = decode_all(str(data / row["path"]))
+            for speaker in {name for _, _, name in row["rttm"]}:
+                for start, end in alone(row["rttm"], speaker):
+                    part = pcm[int(start * SAMPLE_RATE_HZ) : int(end * SAMPLE_RATE_HZ)]
+                    # Names such as A and B are of one meeting only.
+                    name = speaker if speaker[0] in "MF" and len(speaker) > 3 else f"{row['id']}-{speaker}"
+                    found[name, corpus, row["language"]].append(part)
+        # The voices of tau2 are not said to be of one speaker.
+        elif kind in SPOKEN and not corpus.startswith("tau2"):
+            name = row["id"] if row["speaker"].startswith("unknown") else row["speaker"]
+            pcm = decode_all(str(data / row["path"]))[: int(MOST_S * SAMPLE_RATE_HZ)]
+            found[name, corpus, row["language"]].append(pcm)
+    cycle = [length_s for _ in range(MOST_TURNS) for length_s in (4.0, 2.0, 1.0, 0.6)]
+    voices = []
+    for (name, corpus, language), recordings in sorted(found.items(), key=lambda item: item[0]):
+        turns = cut(recordings, [*FIRST_S, *cycle])
+        count = len(FIRST_S)
+        # A recording that is too short for a user may still be another voice.
+        voices.append(Voice(name, corpus, language, tuple(turns[:count]), tuple(turns[count:] or turns)))
+    return [voice for voice in voices if voice.turns]
+
+
+def may_be_same(one: Voice, other: Voice) -> bool:
+    """Whether two voices of the data may be one speaker: those of crowds whose speakers have no names."""
+    if one.name == other.name:
+        return True
+    if one.corpus != other.corpus:
+        return False
+    if one.corpus in ("FLEURS", "Common Voice ja"):
+        return one.language == other.language
+    return one.corpus.startswith("Picovoice")
+
+
+def plan(voices: Sequence[Voice], half: Sequence[Voice], chance: np.random.Generator) -> list[Session]:
+    """One session without vectors for each voice that has turns to be counted, with others of the same half. Half of
+    the others are of the same corpus, and so of a microphone alike, where there are any."""
+    sessions = []
+    for user in half:
+        if len(user.first) < len(FIRST_S) or user.turns[0] is user.first[0]:
+            continue
+        others = [voice for voice in half if not may_be_same(user, voice)]
+        near = [voice for voice in others if voice.corpus == user.corpus]
+        order = [(True, turn) for turn in user.turns]
+        for length_s in LENGTHS_S:
+            for number in range(MOST_TURNS):
+                pool = near if near and number % 2 else others
+                there = [t for voice in pool for t in voice.turns if t.length_s == length_s]
+                there = there or [t for voice in others for t in voice.turns if t.length_s == length_s]
+                if there:
+                    order.append((False, there[chance.integers(len(there))]))
+        order = [order[k] for k in chance.permutation(len(order))]
+        sessions.append(Session(user.name, "", user.first, tuple(order)))
+    return sessions
+
+
+def with_noise(pcm: Pcm, noise: Pcm, chance: np.random.Generator) -> Pcm:
+    """The speech with a part of the noise, SNR_DB below it."""
+    repeated = np.tile(noise, len(pcm) // len(noise) + 2)
+    start = int(chance.integers(len(noise)))
+    part = repeated[start : start + len(pcm)]
+    part_db = 10 * np.log10((part**2).mean() + 1e-12)
+    return np.asarray(pcm + part * 10 ** ((level_db(pcm) - SNR_DB - part_db) / 20), np.float32)
+
+
+async def embed(
+    encoder: SpeakerEncoder, session: Session, noise: tuple[str, Pcm] | None, chance: np.random.Generator
+) -> Session:
+    """The session with the vectors of its turns, in a noise or in the quiet."""
+
+    async def one(turn: Turn) -> Turn:
+        pcm = with_noise(turn.pcm, noise[1], chance) if noise else turn.pcm
+        return replace(turn, vector=await encoder.embed(pcm))
+
+    return Session(
+        session.user,
+        noise[0] if noise else "",
+        tuple([await one(turn) for turn in session.first]),
+        tuple([(own, await one(turn)) for own, turn in session.order]),
+    )
+
+
+def calibrated(sessions: Sequence[Session]) -> tuple[VoiceThreshold, ...]:
+    """Thresholds at which LOST of the users' own turns are lost, and UNSURE of them are not sure, by length.
+
+    Each turn is compared with the mean of the user's turns before it, as if all were known.
+    """
+    own: dict[float, list[float]] = defaultdict(list)
+    for session in sessions:
+        total = np.sum([turn.vector for turn in session.first], axis=0)
+        for is_own, turn in session.order:
+            if is_own and turn.vector is not None:
+                own[turn.length_s].append(float(turn.vector @ total / np.linalg.norm(total)))
+                total = total + turn.vector
+    return tuple(
+        VoiceThreshold(length_s, *(round(float(np.quantile(own[length_s], share)), 3) for share in (LOST, UNSURE)))
+        for length_s in LENGTHS_S
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    user: str
+    noise: bool
+    mode: str
+    length_s: float
+    own: bool
+    other: bool
+
+
+def played(session: Session, profile: SpeakerProfile, mode: str, enrolled: Sequence[Pcm]) -> list[Outcome]:
+    """What is decided about each counted turn of a session, in order, with what is learned on the way."""
+    speaker = PrimarySpeaker("enrolled", profile, enrolled) if mode == "enrolled" else PrimarySpeaker("auto", profile)
+    for turn in session.first:
+        if turn.vector is not None:
+            speaker.heard(turn.vector, turn.length_s)
+    out = []
+    for own, turn in session.order:
+        if turn.vector is not None:
+            other = speaker.heard(turn.vector, turn.length_s).speaker is Speaker.OTHER
+            out.append(Outcome(session.user, bool(session.noise), mode, turn.length_s, own, other))
+    return out
+
+
+def interval(outcomes: Sequence[Outcome], wanted: Callable[[Outcome], bool]) -> list[float]:
+    """The 95 % interval of a share, by drawing users with replacement, in percent."""
+    by_user: dict[str, list[int]] = defaultdict(list)
+    for outcome in outcomes:
+        by_user[outcome.user].append(wanted(outcome))
+    sums = np.array([(sum(found), len(found)) for found in by_user.values()])
+    chance = np.random.default_rng(SEED)
+    drawn = sums[chance.integers(len(sums), size=(2000, len(sums)))].sum(1)
+    return [round(float(q), 1) for q in np.percentile(100 * drawn[:, 0] / drawn[:, 1], (2.5, 97.5))]
+
+
+def figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """A row for each mode, noise and length: the shares of own turns lost, and of others ignored, in percent."""
+    rows = []
+    for mode in ("auto", "enrolled"):
+        for noise in (False, True):
+            for length_s in LENGTHS_S:
+                part = [o for o in outcomes if (o.mode, o.noise, o.length_s) == (mode, noise, length_s)]
+                own, others = [o for o in part if o.own], [o for o in part if not o.own]
+                if not own or not others:
+                    continue
+                rows.append(
+                    {
+                        "mode": mode,
+                        "noise": f"{SNR_DB:g} dB" if noise else "quiet",
+                        "length_s": length_s,
+                        "users": len({o.user for o in own}),
+                        "own_turns": len(own),
+                        "own_lost_percent": round(100 * sum(o.other for o in own) / len(own), 1),
+                        "own_lost_interval": interval(own, lambda o: o.other),
+                        "other_turns": len(others),
+                        "other_ignored_percent": round(100 * sum(o.other for o in others) / len(others), 1),
+                        "other_ignored_interval": interval(others, lambda o: o.other),
+                    }
+                )
+    return rows
+
+
+async def measure(encoder: SpeakerEncoder, data: Path) -> dict[str, Any]:
+    """All figures, the thresholds of each half and of all voices, and what a second of audio costs."""
+    chance = np.random.default_rng(SEED)
+    voices = read_voices(data)
+    rows = list(map(json.loads, (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines()))
+    noises = [(r["id"], decode_all(str(data / r["path"]))) for r in rows if r["kind"] in NOISY]
+    order = chance.permutation(len(voices))
+    halves = [[voices[k] for k in sorted(order[half::2])] for half in (0, 1)]
+    began_s, audio_s, sessions = time.perf_counter(), 0.0, list[list[Session]]()
+    for half in halves:
+        sessions.append([])
+        for planned in plan(voices, half, chance):
+            for noise in (None, noises[chance.integers(len(noises))]):
+                sessions[-1].append(await embed(encoder, planned, noise, chance))
+                audio_s += sum(turn.length_s for turn in (*planned.first, *(turn for _, turn in planned.order)))
+    took_s = time.perf_counter() - began_s
+    outcomes = list[Outcome]()
+    thresholds = [calibrated(half) for half in sessions]
+    for half, chosen in zip(sessions, reversed(thresholds), strict=True):
+        profile = replace(encoder.profile, thresholds=chosen)
+        quiet = {s.user: [t.vector for t in s.first if t.vector is not None] for s in half if not s.noise}
+        for session in half:
+            # Enrolled is the mean of the first turns in the quiet.
+            mean = np.sum(quiet[session.user], axis=0)
+            voice = np.asarray(mean / np.linalg.norm(mean), np.float32)
+            outcomes += played(session, profile, "auto", ())
+            outcomes += played(session, profile, "enrolled", [voice])
+    every = calibrated([session for half in sessions for session in half])
+    return {
+        "voices": len(voices),
+        "sessions": sum(map(len, sessions)),
+        "rows": figures(outcomes),
+        "thresholds": [[t.speech_s, t.other, t.same] for t in every],
+        "thresholds_by_half": [[[t.speech_s, t.other, t.same] for t in half] for half in thresholds],
+        "embedding_ms_per_s": round(1000 * took_s / audio_s, 1),
+        "embedded_s": round(audio_s),
+    }
+
+
+def measured(data: Path) -> dict[str, Any]:
+    """Load the encoder and measure it."""
+    settings = load_settings({"speaker_model": MODEL}, os.environ)
+    models = load(settings, store_of(settings.models), roles=("speaker",))
+    if models.speaker_encoder is None:
+        raise LookupError("no speaker encoder is loaded")
+    try:
+        return asyncio.run(measure(models.speaker_encoder, data))
+    finally:
+        models.close()
+
+
+def run(data: Path) -> list[dict[str, Any]]:
+    """Return the rows of `figures` for the recordings of a folder. Takes minutes."""
+    rows: list[dict[str, Any]] = measured(data)["rows"]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.turn_taking.speakers", description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "tests" / "data")
+    args = parser.parse_args()
+    found = measured(args.data)
+    head = ("mode", "noise", "turn, s", "own lost, %", "", "others ignored, %", "", "own", "others")
+    table(
+        "Turns of the user that are lost, and of other voices that are ignored",
+        head,
+        [
+            (
+                *(row["mode"], row["noise"], row["length_s"], row["own_lost_percent"], row["own_lost_interval"]),
+                *(row["other_ignored_percent"], row["other_ignored_interval"], row["own_turns"], row["other_turns"]),
+            )
+            for row in found["rows"]
+        ],
+    )
+    print(f"thresholds {found['thresholds']}, {found['embedding_ms_per_s']} ms for a second of audio")
+    save("turns-speakers", {"machine": machine(), "speakers": found})
+
+
+if __name__ == "__main__":
+    main()
