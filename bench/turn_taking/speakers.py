@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -27,10 +29,10 @@ from bench.common import machine, save, table
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
-from antiphon.contracts.speaker import SpeakerEncoder, SpeakerProfile, VoiceThreshold
+from antiphon.contracts.speaker import SpeakerEncoder, SpeakerProfile, VoiceThreshold, shared_s
 from antiphon.loading.loader import load, store_of
 from antiphon.settings import load as load_settings
-from antiphon.turns.primary_speaker import PrimarySpeaker, Speaker
+from antiphon.turns.primary_speaker import EnrolledVoice, PrimarySpeaker, Speaker
 
 MODEL = "resemblyzer"
 SPOKEN = (
@@ -38,16 +40,19 @@ SPOKEN = (
     *("command_slots", "longform", "asr_spontaneous_min", "hesitation"),
 )
 NOISY = ("noise", "babble", "music")
+NORMAL = NormalDist()
 LENGTHS_S = (0.6, 1.0, 2.0, 4.0)
+# What thresholds are chosen for, in seconds that two vectors share: with 2 s and with half a minute of the user.
+SHARED_S = (0.5, 0.7, 1.0, 1.4, 2.0, 3.0)
 # A user's turns, in this order: the first ones are what is learned or enrolled, and are not counted.
-FIRST_S = (2.0, 2.0)
+FIRST_S = (2.0, 1.0)
 # Turns of each length that one session has at most, of the user and of others.
 MOST_TURNS = 4
 # No recording is read further than this.
 MOST_S = 60.0
 SNR_DB = 10.0
-# The user's own turns that may be lost, and the share of them from which on a voice is the same for sure.
-LOST, UNSURE = 0.02, 0.2
+# The share of the user's own turns that may be lost, and of others' turns that may be learned as the user's.
+LOST, MISTAKEN = 0.02, 0.01
 SEED = 7
 
 
@@ -57,7 +62,7 @@ class Turn:
 
     length_s: float
     pcm: Pcm
-    vector: Pcm | None = None
+    vector: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +101,25 @@ def level_db(pcm: Pcm) -> float:
     return float(10 * np.log10((10 ** (loud / 10)).mean()))
 
 
-def cut(recordings: Sequence[Pcm], lengths_s: Iterable[float]) -> list[Turn]:
-    """Cut turns of these lengths out of a voice's recordings, in turn, until the lengths or the recordings end.
+def cut(recordings: Sequence[Pcm]) -> list[Turn]:
+    """Cut turns out of a voice's recordings: the FIRST_S, then each time of the length that there are fewest of, or a
+    shorter one where the recording is nearly over, up to MOST_TURNS of each.
 
     A turn begins where speech does, and at least 70 % of it is speech.
     """
-    wanted, out = iter(lengths_s), list[Turn]()
-    length_s = next(wanted, None)
+    out = list[Turn]()
     for pcm in recordings:
         if len(pcm) < SAMPLE_RATE_HZ // 2:
             continue
         speech, at = active(pcm), 0
-        while length_s is not None and (end := at + int(length_s * SAMPLE_RATE_HZ)) <= len(pcm):
+        while at < len(pcm):
+            counts = Counter(turn.length_s for turn in out[len(FIRST_S) :])
+            left = [s for s in LENGTHS_S if counts[s] < MOST_TURNS and at + int(s * SAMPLE_RATE_HZ) <= len(pcm)]
+            # The longest first among equals, while the recording is long enough for them.
+            length_s = FIRST_S[len(out)] if len(out) < len(FIRST_S) else min(left, key=lambda s: (counts[s], -s), default=0)
+            end = at + int(length_s * SAMPLE_RATE_HZ)
+            if not length_s or end > len(pcm):
+                break
             frames = speech[at // 160 : end // 160]
             if not frames[:3].all():
                 at += 160
@@ -115,7 +127,7 @@ def cut(recordings: Sequence[Pcm], lengths_s: Iterable[float]) -> list[Turn]:
                 at += 1600
             else:
                 out.append(Turn(length_s, pcm[at:end]))
-                at, length_s = end, next(wanted, None)
+                at = end
     return out
 
 
@@ -146,10 +158,9 @@ def read_voices(data: Path) -> list[Voice]:
             name = row["id"] if row["speaker"].startswith("unknown") else row["speaker"]
             pcm = decode_all(str(data / row["path"]))[: int(MOST_S * SAMPLE_RATE_HZ)]
             found[name, corpus, row["language"]].append(pcm)
-    cycle = [length_s for _ in range(MOST_TURNS) for length_s in (4.0, 2.0, 1.0, 0.6)]
     voices = []
     for (name, corpus, language), recordings in sorted(found.items(), key=lambda item: item[0]):
-        turns = cut(recordings, [*FIRST_S, *cycle])
+        turns = cut(recordings)
         count = len(FIRST_S)
         # A recording that is too short for a user may still be another voice.
         voices.append(Voice(name, corpus, language, tuple(turns[:count]), tuple(turns[count:] or turns)))
@@ -167,7 +178,7 @@ def may_be_same(one: Voice, other: Voice) -> bool:
     return one.corpus.startswith("Picovoice")
 
 
-def plan(voices: Sequence[Voice], half: Sequence[Voice], chance: np.random.Generator) -> list[Session]:
+def plan(half: Sequence[Voice], chance: np.random.Generator) -> list[Session]:
     """One session without vectors for each voice that has turns to be counted, with others of the same half. Half of
     the others are of the same corpus, and so of a microphone alike, where there are any."""
     sessions = []
@@ -216,21 +227,34 @@ async def embed(
 
 
 def calibrated(sessions: Sequence[Session]) -> tuple[VoiceThreshold, ...]:
-    """Thresholds at which LOST of the users' own turns are lost, and UNSURE of them are not sure, by length.
+    """Thresholds below which are LOST of the users' own turns, and from which on MISTAKEN of the others'.
 
-    Each turn is compared with the mean of the user's turns before it, as if all were known.
+    Each turn is compared with the mean of some of the user's turns: the first, and then one more and one more.
     """
     own: dict[float, list[float]] = defaultdict(list)
+    others: dict[float, list[float]] = defaultdict(list)
     for session in sessions:
-        total = np.sum([turn.vector for turn in session.first], axis=0)
-        for is_own, turn in session.order:
-            if is_own and turn.vector is not None:
-                own[turn.length_s].append(float(turn.vector @ total / np.linalg.norm(total)))
-                total = total + turn.vector
-    return tuple(
-        VoiceThreshold(length_s, *(round(float(np.quantile(own[length_s], share)), 3) for share in (LOST, UNSURE)))
-        for length_s in LENGTHS_S
-    )
+        first, *known = [*session.first, *(turn for is_own, turn in session.order if is_own)]
+        total, known_s, learned = first.length_s * first.vector, first.length_s, [first]
+        while True:
+            for is_own, turn in [*((True, turn) for turn in session.first), *session.order]:
+                if not any(turn is one for one in learned):
+                    similarity = float(turn.vector @ total / np.linalg.norm(total))
+                    seconds = shared_s(turn.length_s, known_s)
+                    bin_s = min(SHARED_S, key=lambda s: abs(math.log(s / seconds)))
+                    (own if is_own else others)[bin_s].append(similarity)
+            if not known:
+                break
+            turn = known.pop(0)
+            total, known_s = total + turn.length_s * turn.vector, known_s + turn.length_s
+            learned.append(turn)
+    out = []
+    for seconds in SHARED_S:
+        # The quantiles of normal distributions: those of so few turns are too uncertain.
+        other = round(float(np.mean(own[seconds]) + NORMAL.inv_cdf(LOST) * np.std(own[seconds])), 3)
+        same = round(float(np.mean(others[seconds]) - NORMAL.inv_cdf(MISTAKEN) * np.std(others[seconds])), 3)
+        out.append(VoiceThreshold(seconds, other, max(other, same)))
+    return tuple(out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,17 +267,15 @@ class Outcome:
     other: bool
 
 
-def played(session: Session, profile: SpeakerProfile, mode: str, enrolled: Sequence[Pcm]) -> list[Outcome]:
+def played(session: Session, profile: SpeakerProfile, mode: str, enrolled: Sequence[EnrolledVoice]) -> list[Outcome]:
     """What is decided about each counted turn of a session, in order, with what is learned on the way."""
     speaker = PrimarySpeaker("enrolled", profile, enrolled) if mode == "enrolled" else PrimarySpeaker("auto", profile)
     for turn in session.first:
-        if turn.vector is not None:
-            speaker.heard(turn.vector, turn.length_s)
+        speaker.heard(turn.vector, turn.length_s)
     out = []
     for own, turn in session.order:
-        if turn.vector is not None:
-            other = speaker.heard(turn.vector, turn.length_s).speaker is Speaker.OTHER
-            out.append(Outcome(session.user, bool(session.noise), mode, turn.length_s, own, other))
+        other = speaker.heard(turn.vector, turn.length_s).speaker is Speaker.OTHER
+        out.append(Outcome(session.user, bool(session.noise), mode, turn.length_s, own, other))
     return out
 
 
@@ -295,43 +317,57 @@ def figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return rows
 
 
-async def measure(encoder: SpeakerEncoder, data: Path) -> dict[str, Any]:
-    """All figures, the thresholds of each half and of all voices, and what a second of audio costs."""
+async def recorded(encoder: SpeakerEncoder, data: Path) -> tuple[list[list[Session]], dict[str, Any]]:
+    """The sessions of each half of the voices, in the quiet and in noise, and what making their vectors took."""
     chance = np.random.default_rng(SEED)
     voices = read_voices(data)
     rows = list(map(json.loads, (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines()))
     noises = [(r["id"], decode_all(str(data / r["path"]))) for r in rows if r["kind"] in NOISY]
     order = chance.permutation(len(voices))
-    halves = [[voices[k] for k in sorted(order[half::2])] for half in (0, 1)]
-    began_s, audio_s, sessions = time.perf_counter(), 0.0, list[list[Session]]()
-    for half in halves:
+    audio_s, took_s, sessions = 0.0, 0.0, list[list[Session]]()
+    for number in (0, 1):
         sessions.append([])
-        for planned in plan(voices, half, chance):
+        half = [voices[k] for k in sorted(order[number::2])]
+        for planned in plan(half, chance):
             for noise in (None, noises[chance.integers(len(noises))]):
+                began_s = time.perf_counter()
                 sessions[-1].append(await embed(encoder, planned, noise, chance))
+                took_s += time.perf_counter() - began_s
                 audio_s += sum(turn.length_s for turn in (*planned.first, *(turn for _, turn in planned.order)))
-    took_s = time.perf_counter() - began_s
-    outcomes = list[Outcome]()
-    thresholds = [calibrated(half) for half in sessions]
-    for half, chosen in zip(sessions, reversed(thresholds), strict=True):
-        profile = replace(encoder.profile, thresholds=chosen)
-        quiet = {s.user: [t.vector for t in s.first if t.vector is not None] for s in half if not s.noise}
-        for session in half:
-            # Enrolled is the mean of the first turns in the quiet.
-            mean = np.sum(quiet[session.user], axis=0)
-            voice = np.asarray(mean / np.linalg.norm(mean), np.float32)
-            outcomes += played(session, profile, "auto", ())
-            outcomes += played(session, profile, "enrolled", [voice])
-    every = calibrated([session for half in sessions for session in half])
-    return {
+    facts = {
         "voices": len(voices),
         "sessions": sum(map(len, sessions)),
-        "rows": figures(outcomes),
-        "thresholds": [[t.speech_s, t.other, t.same] for t in every],
-        "thresholds_by_half": [[[t.speech_s, t.other, t.same] for t in half] for half in thresholds],
         "embedding_ms_per_s": round(1000 * took_s / audio_s, 1),
         "embedded_s": round(audio_s),
     }
+    return sessions, facts
+
+
+def judged(sessions: Sequence[Sequence[Session]], profile: SpeakerProfile) -> dict[str, Any]:
+    """All figures, and the thresholds of each half and of all voices."""
+    outcomes = list[Outcome]()
+    thresholds = [calibrated(half) for half in sessions]
+    for half, chosen in zip(sessions, reversed(thresholds), strict=True):
+        calibrated_profile = replace(profile, thresholds=chosen)
+        quiet = {s.user: [EnrolledVoice(t.vector, t.length_s) for t in s.first] for s in half if not s.noise}
+        for session in half:
+            outcomes += played(session, calibrated_profile, "auto", ())
+            outcomes += played(session, calibrated_profile, "enrolled", quiet[session.user])
+    return {
+        "rows": figures(outcomes),
+        "thresholds": listed(calibrated([session for half in sessions for session in half])),
+        "thresholds_by_half": [listed(half) for half in thresholds],
+    }
+
+
+def listed(thresholds: Sequence[VoiceThreshold]) -> list[list[float]]:
+    return [[one.shared_s, one.other, one.same] for one in thresholds]
+
+
+async def measure(encoder: SpeakerEncoder, data: Path) -> dict[str, Any]:
+    """All figures, and what a second of audio costs."""
+    sessions, facts = await recorded(encoder, data)
+    return facts | judged(sessions, encoder.profile)
 
 
 def measured(data: Path) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from antiphon.audio import Pcm
 
 @dataclass(frozen=True, slots=True)
 class VoiceThreshold:
-    """What similarities mean for stretches of so many seconds of speech, as measured for one encoder.
+    """What the similarity of two vectors means, as measured for one encoder.
 
-    - `other`: below it the voice is another than the one it is compared with.
-    - `same`: from it on it is the same. Between the two nobody can say.
+    - `shared_s`: how much speech the two vectors are of, by `shared_s()`.
+    - `other`: below it they are of two voices.
+    - `same`: from it on they are of one voice; at least `other`. Between the two nobody can say.
     """
 
-    speech_s: float
+    shared_s: float
     other: float
     same: float
 
@@ -28,8 +29,7 @@ class SpeakerProfile:
     - `id`: the model's name. Vectors of encoders with different ids cannot be compared.
     - `size`: how many numbers a vector has.
     - `least_s`: from how many seconds of speech on a vector says something about the voice.
-    - `thresholds`: what similarities mean, by seconds of speech, the shortest first; at least one. Lengths between two
-      of them are interpolated.
+    - `thresholds`: what similarities mean, by the seconds of speech, the shortest first; at least one.
     """
 
     id: str
@@ -37,24 +37,31 @@ class SpeakerProfile:
     least_s: float
     thresholds: tuple[VoiceThreshold, ...]
 
-    def threshold(self, speech_s: float) -> VoiceThreshold:
-        """Return what similarities mean for so many seconds of speech. Beyond the ends of the table they mean what they
-        mean at its ends.
+    def threshold(self, one_s: float, other_s: float) -> VoiceThreshold:
+        """Return what the similarity of two vectors means that are of so many seconds of speech each, above 0. Between
+        two thresholds of the profile it is interpolated; beyond the ends of the table it is that of the end.
         """
-        below, above = self.thresholds[0], self.thresholds[-1]
-        for one in self.thresholds:
-            if one.speech_s <= speech_s:
-                below = one
-        for one in reversed(self.thresholds):
-            if one.speech_s >= speech_s:
-                above = one
-        width = above.speech_s - below.speech_s
-        share = min(1.0, max(0.0, (speech_s - below.speech_s) / width)) if width > 0 else 0.0
+        seconds = shared_s(one_s, other_s)
+        below = max((t for t in self.thresholds if t.shared_s <= seconds), key=_seconds, default=self.thresholds[0])
+        above = min((t for t in self.thresholds if t.shared_s >= seconds), key=_seconds, default=self.thresholds[-1])
+        width = above.shared_s - below.shared_s
+        share = (seconds - below.shared_s) / width if width > 0 else 0.0
         return VoiceThreshold(
-            speech_s,
+            seconds,
             below.other + share * (above.other - below.other),
             below.same + share * (above.same - below.same),
         )
+
+
+def shared_s(one_s: float, other_s: float) -> float:
+    """How much speech two vectors are of together: less than the shorter one, and nearly that where the other one is of
+    much more. What is accidental in a vector falls with its seconds, and that of two vectors adds up.
+    """
+    return 1 / (1 / one_s + 1 / other_s)
+
+
+def _seconds(threshold: VoiceThreshold) -> float:
+    return threshold.shared_s
 
 
 class SpeakerEncoder(Protocol):

@@ -27,8 +27,10 @@ MIN_LEARN_S = 1.0
 MAX_MEMORY_S = 30.0
 # No turn counts as more seconds than these, so that no single one outweighs several.
 MAX_TURN_S = 5.0
-# The first voice may have been a television's. While it was heard in one turn only, another voice that says so many
-# turns in a row takes its place.
+# A voice is the user's when it was heard in so many turns, and until then nobody is ignored: the first turn may have been
+# a television's, or a cough.
+SURE_TURNS = 2
+# Until then, another voice that says so many turns in a row takes the first one's place.
 TAKEOVER_TURNS = 3
 
 
@@ -53,6 +55,14 @@ class SpeakerVerdict:
         return self.speaker is Speaker.OTHER
 
 
+@dataclass(frozen=True, slots=True)
+class EnrolledVoice:
+    """A voice that counts as the user: `vector` float32 [size], of length 1, made of `speech_s` seconds of speech."""
+
+    vector: Pcm
+    speech_s: float
+
+
 @dataclass(slots=True)
 class _Voice:
     """A voice as the mean of the turns it was heard in, weighted by their seconds. `mean` float32 [size], length 1."""
@@ -61,8 +71,12 @@ class _Voice:
     heard_s: float
     num_turns: int = 1
 
-    def similarity(self, vector: Pcm) -> float:
-        return float(self.mean @ vector)
+    def judge(self, vector: Pcm, speech_s: float, profile: SpeakerProfile) -> SpeakerVerdict:
+        similarity = float(self.mean @ vector)
+        threshold = profile.threshold(speech_s, self.heard_s)
+        if similarity < threshold.other:
+            return SpeakerVerdict(Speaker.OTHER, similarity)
+        return SpeakerVerdict(Speaker.USER if similarity >= threshold.same else Speaker.UNDECIDED, similarity)
 
     def learn(self, vector: Pcm, speech_s: float) -> None:
         """Move the mean towards a turn's vector by its part of what was heard."""
@@ -74,65 +88,69 @@ class _Voice:
         self.num_turns += 1
 
 
+# The verdicts of several enrolled voices, the one that counts first.
+_ORDER = (Speaker.USER, Speaker.UNDECIDED, Speaker.OTHER)
+
+
 class PrimarySpeaker:
     """Who the user of one conversation is.
 
-    Call `judge` for a turn, and early within it where it may interrupt; then, once for each turn that is over, `heard`.
-    In the mode `off` everything is UNDECIDED, and no vectors are needed.
+    Call `judge` early within a turn that may interrupt, and `heard` once for each turn that is over. In the mode `off`
+    everything is UNDECIDED, and no vectors are needed.
     """
 
-    def __init__(self, mode: PrimarySpeakerMode, profile: SpeakerProfile, enrolled: Sequence[Pcm] = ()) -> None:
-        """`profile`: of the encoder that all vectors come from. `enrolled`: the voices that count as the user in the
-        mode `enrolled`, float32 [profile.size], each of length 1. Raises ValueError where that mode has none, another
-        has some, or one is of another size.
+    def __init__(
+        self, mode: PrimarySpeakerMode, profile: SpeakerProfile, enrolled: Sequence[EnrolledVoice] = ()
+    ) -> None:
+        """`profile`: of the encoder that all vectors come from. `enrolled`: in the mode `enrolled`, the voices that
+        count as the user; several may be of one person, such as recordings in several rooms. Raises ValueError where
+        that mode has none, another mode has some, or one is of another size.
         """
         if (mode == "enrolled") != bool(enrolled):
             raise ValueError("the mode `enrolled` needs a voice, and the others take none")
-        if any(vector.shape != (profile.size,) for vector in enrolled):
-            raise ValueError(f"a voice of {profile.id} is a vector of {profile.size} numbers")
+        if any(voice.vector.shape != (profile.size,) or voice.speech_s <= 0 for voice in enrolled):
+            raise ValueError(f"a voice of {profile.id} is a vector of {profile.size} numbers, of some seconds of speech")
         self.mode = mode
         self._profile = profile
-        self._users = [_Voice(np.asarray(vector, np.float32), 0.0) for vector in enrolled]
+        self._users = [_Voice(voice.vector, voice.speech_s, SURE_TURNS) for voice in enrolled]
         # The other voice that was heard last, while the first may still turn out to be the wrong one.
         self._rival: _Voice | None = None
 
     @property
     def knows_user(self) -> bool:
-        """Whether there is a voice to compare with."""
-        return bool(self._users)
+        """Whether the user's voice is known, so that a verdict may be OTHER."""
+        return bool(self._users) and self._users[0].num_turns >= SURE_TURNS
 
     def judge(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
         """Say whose voice a vector is, of a whole turn or of its beginning. Nothing is learned.
 
         `vector`: float32 [profile.size], length 1. `speech_s`: the seconds of speech that it was made of. With less
-        than `profile.least_s` of it, or no voice to compare with, the verdict is UNDECIDED.
+        than `profile.least_s` of it, or no voice to compare with, the verdict is UNDECIDED. It is not OTHER before
+        `knows_user`.
         """
-        if self.mode == "off" or not self._users or speech_s < self._profile.least_s:
-            return SpeakerVerdict(Speaker.UNDECIDED)
-        similarity = max(user.similarity(vector) for user in self._users)
-        threshold = self._profile.threshold(speech_s)
-        if similarity < threshold.other:
-            return SpeakerVerdict(Speaker.OTHER, similarity)
-        return SpeakerVerdict(Speaker.USER if similarity >= threshold.same else Speaker.UNDECIDED, similarity)
+        verdict = self._compared(vector, speech_s)
+        if verdict.speaker is Speaker.OTHER and not self.knows_user:
+            return SpeakerVerdict(Speaker.UNDECIDED, verdict.similarity)
+        return verdict
 
     def heard(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
-        """Judge a turn that is over, and learn from it in the mode `auto`; as `judge` otherwise.
+        """Judge a turn that is over as `judge` does, and in the mode `auto` learn from it.
 
-        The first turn of at least MIN_LEARN_S is the user's voice, whoever says it. Turns that are the user's for sure
-        move it, ever less as more was heard. Where the first voice was heard once only, and another one then says
-        TAKEOVER_TURNS turns in a row, the other one becomes the user with the last of them, whose verdict is USER.
+        The first turn of at least MIN_LEARN_S is taken for the user's voice, whoever says it. Turns that are of the
+        same voice for sure move it, ever less as more was heard. Until it was heard in SURE_TURNS, another voice that
+        says TAKEOVER_TURNS in a row takes its place.
         """
         verdict = self.judge(vector, speech_s)
         if self.mode != "auto" or speech_s < max(MIN_LEARN_S, self._profile.least_s):
             return verdict
         speech_s = min(speech_s, MAX_TURN_S)
         if not self._users:
-            self._users = [_Voice(np.asarray(vector, np.float32), speech_s)]
+            self._users = [_Voice(vector, speech_s)]
         elif verdict.speaker is Speaker.USER:
             self._users[0].learn(vector, speech_s)
             self._rival = None
-        elif verdict.speaker is Speaker.OTHER and self._users[0].num_turns == 1:
-            return self._challenged(vector, speech_s) or verdict
+        elif not self.knows_user and self._compared(vector, speech_s).speaker is Speaker.OTHER:
+            self._challenge(vector, speech_s)
         return verdict
 
     def forget(self) -> None:
@@ -140,14 +158,18 @@ class PrimarySpeaker:
         if self.mode == "auto":
             self._users, self._rival = [], None
 
-    def _challenged(self, vector: Pcm, speech_s: float) -> SpeakerVerdict | None:
-        """Count a turn of another voice than the first, and return its verdict where it takes the first one's place."""
-        similarity = self._rival.similarity(vector) if self._rival else -1.0
-        if self._rival is None or similarity < self._profile.threshold(speech_s).other:
-            self._rival = _Voice(np.asarray(vector, np.float32), speech_s)
-            return None
+    def _compared(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
+        """The best verdict over the user's voices, however little is known of them."""
+        if self.mode == "off" or not self._users or speech_s < self._profile.least_s:
+            return SpeakerVerdict(Speaker.UNDECIDED)
+        verdicts = [user.judge(vector, speech_s, self._profile) for user in self._users]
+        return min(verdicts, key=lambda verdict: (_ORDER.index(verdict.speaker), -(verdict.similarity or 0.0)))
+
+    def _challenge(self, vector: Pcm, speech_s: float) -> None:
+        """Count a turn of another voice than the first one, which takes the first one's place with its third turn."""
+        if self._rival is None or self._rival.judge(vector, speech_s, self._profile).speaker is Speaker.OTHER:
+            self._rival = _Voice(vector, speech_s)
+            return
         self._rival.learn(vector, speech_s)
-        if self._rival.num_turns < TAKEOVER_TURNS:
-            return None
-        self._users, self._rival = [self._rival], None
-        return SpeakerVerdict(Speaker.USER, similarity)
+        if self._rival.num_turns >= TAKEOVER_TURNS:
+            self._users, self._rival = [self._rival], None
