@@ -109,7 +109,9 @@ class PrimarySpeaker:
         if (mode == "enrolled") != bool(enrolled):
             raise ValueError("the mode `enrolled` needs a voice, and the others take none")
         if any(voice.vector.shape != (profile.size,) or voice.speech_s <= 0 for voice in enrolled):
-            raise ValueError(f"a voice of {profile.id} is a vector of {profile.size} numbers, of some seconds of speech")
+            raise ValueError(
+                f"a voice of {profile.id} is a vector of {profile.size} numbers, of some seconds of speech"
+            )
         self.mode = mode
         self._profile = profile
         self._users = [_Voice(voice.vector, voice.speech_s, SURE_TURNS) for voice in enrolled]
