@@ -53,6 +53,8 @@ MOST_TURNS = 4
 # No recording is read further than this.
 MOST_S = 60.0
 SNR_DB = 10.0
+# None, from the start on, or after the first turns.
+NOISES = ("quiet", "10 dB", "10 dB later")
 # The share of the user's own turns that may be lost, and of others' turns that may be learned as the user's.
 LOST, MISTAKEN = 0.02, 0.03
 SEED = 7
@@ -60,11 +62,12 @@ SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A stretch of one voice's speech, `vector` in the session's noise."""
+    """A stretch of one voice's speech. `vector`: in the session's noise; `takes`: with made-up noise on top of that."""
 
     length_s: float
     pcm: Pcm
     vector: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
+    takes: tuple[Pcm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,15 +224,16 @@ async def embed(
 ) -> Session:
     """The session with the vectors of its turns, in a noise or in the quiet."""
 
-    async def one(turn: Turn) -> Turn:
+    async def one(turn: Turn, *, first: bool = False) -> Turn:
         pcm = with_noise(turn.pcm, noise[1], chance) if noise else turn.pcm
-        return replace(turn, vector=await encoder.embed(pcm))
+        takes = [await encoder.embed(take) for take in enrolment_takes(pcm)[1:]] if first else []
+        return replace(turn, vector=await encoder.embed(pcm), takes=tuple(takes))
 
     takes = enrolment_takes(np.concatenate([turn.pcm for turn in session.first]))
     return Session(
         session.user,
         noise[0] if noise else "",
-        tuple([await one(turn) for turn in session.first]),
+        tuple([await one(turn, first=True) for turn in session.first]),
         tuple([(own, await one(turn)) for own, turn in session.order]),
         tuple([EnrolledVoice(await encoder.embed(take), sum(FIRST_S)) for take in takes]),
     )
@@ -271,24 +275,24 @@ def calibrated(sessions: Sequence[Session]) -> tuple[VoiceThreshold, ...]:
 @dataclass(frozen=True, slots=True)
 class Outcome:
     user: str
-    noise: bool
+    noise: str
     mode: str
     length_s: float
     own: bool
     other: bool
 
 
-def played(session: Session, profile: SpeakerProfile, mode: str) -> list[Outcome]:
+def played(session: Session, profile: SpeakerProfile, mode: str, noise: str) -> list[Outcome]:
     """What is decided about each counted turn of a session, in order, with what is learned on the way."""
     speaker = (
         PrimarySpeaker("enrolled", profile, session.voices) if mode == "enrolled" else PrimarySpeaker("auto", profile)
     )
     for turn in session.first:
-        speaker.heard(turn.vector, turn.length_s)
+        speaker.heard(turn.vector, turn.length_s, turn.takes)
     out = []
     for own, turn in session.order:
         other = speaker.heard(turn.vector, turn.length_s).speaker is Speaker.OTHER
-        out.append(Outcome(session.user, bool(session.noise), mode, turn.length_s, own, other))
+        out.append(Outcome(session.user, noise, mode, turn.length_s, own, other))
     return out
 
 
@@ -307,7 +311,7 @@ def figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     """A row for each mode, noise and length: the shares of own turns lost, and of others ignored, in percent."""
     rows = []
     for mode in ("auto", "enrolled"):
-        for noise in (False, True):
+        for noise in NOISES:
             for length_s in LENGTHS_S:
                 part = [o for o in outcomes if (o.mode, o.noise, o.length_s) == (mode, noise, length_s)]
                 own, others = [o for o in part if o.own], [o for o in part if not o.own]
@@ -316,7 +320,7 @@ def figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
                 rows.append(
                     {
                         "mode": mode,
-                        "noise": f"{SNR_DB:g} dB" if noise else "quiet",
+                        "noise": noise,
                         "length_s": length_s,
                         "users": len({o.user for o in own}),
                         "own_turns": len(own),
@@ -347,6 +351,7 @@ async def recorded(encoder: SpeakerEncoder, data: Path) -> tuple[list[list[Sessi
                 sessions[-1].append(await embed(encoder, planned, noise, chance))
                 took_s += time.perf_counter() - began_s
                 audio_s += sum(turn.length_s for turn in (*planned.first, *(turn for _, turn in planned.order)))
+                audio_s += 3 * sum(FIRST_S)
                 audio_s += sum(voice.speech_s for voice in sessions[-1][-1].voices)
     facts = {
         "voices": len(voices),
@@ -363,9 +368,14 @@ def judged(sessions: Sequence[Sequence[Session]], profile: SpeakerProfile) -> di
     thresholds = [calibrated(half) for half in sessions]
     for half, chosen in zip(sessions, reversed(thresholds), strict=True):
         calibrated_profile = replace(profile, thresholds=chosen)
+        quiet = {session.user: session for session in half if not session.noise}
         for session in half:
-            outcomes += played(session, calibrated_profile, "auto")
-            outcomes += played(session, calibrated_profile, "enrolled")
+            noise = NOISES[1] if session.noise else NOISES[0]
+            outcomes += played(session, calibrated_profile, "auto", noise)
+            outcomes += played(session, calibrated_profile, "enrolled", noise)
+            if session.noise:
+                later = replace(session, first=quiet[session.user].first)
+                outcomes += played(later, calibrated_profile, "auto", NOISES[2])
     return {
         "rows": figures(outcomes),
         "thresholds": listed(calibrated([session for half in sessions for session in half])),

@@ -114,14 +114,16 @@ class PrimarySpeaker:
             )
         self.mode = mode
         self._profile = profile
-        self._users = [_Voice(voice.vector, voice.speech_s, SURE_TURNS) for voice in enrolled]
+        # The user's voice, as it was heard and as it is in noise, or all voices that were enrolled.
+        self._users = [_Voice(voice.vector, voice.speech_s) for voice in enrolled]
+        self._num_turns = SURE_TURNS if enrolled else 0
         # The other voice that was heard last, while the first may still turn out to be the wrong one.
         self._rival: _Voice | None = None
 
     @property
     def knows_user(self) -> bool:
         """Whether the user's voice is known, so that a verdict may be OTHER."""
-        return bool(self._users) and self._users[0].num_turns >= SURE_TURNS
+        return self._num_turns >= SURE_TURNS
 
     def judge(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
         """Say whose voice a vector is, of a whole turn or of its beginning. Nothing is learned.
@@ -135,8 +137,11 @@ class PrimarySpeaker:
             return SpeakerVerdict(Speaker.UNDECIDED, verdict.similarity)
         return verdict
 
-    def heard(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
+    def heard(self, vector: Pcm, speech_s: float, takes: Sequence[Pcm] = ()) -> SpeakerVerdict:
         """Judge a turn that is over as `judge` does, and in the mode `auto` learn from it.
+
+        `takes`: the vectors of the turn's `enrolment_takes` (`turns/enrolment.py`) with made-up noise, by which the
+        user is still known where noise begins later. They are of use while `knows_user` is false; later ones count too.
 
         The first turn of at least MIN_LEARN_S is taken for the user's voice, whoever says it. Turns that are of the
         same voice for sure move it, ever less as more was heard. Until it was heard in SURE_TURNS, another voice that
@@ -147,10 +152,10 @@ class PrimarySpeaker:
             return verdict
         speech_s = min(speech_s, MAX_TURN_S)
         if not self._users:
-            self._users = [_Voice(vector, speech_s)]
+            self._users = [_Voice(one, speech_s) for one in (vector, *takes)]
+            self._num_turns = 1
         elif verdict.speaker is Speaker.USER:
-            self._users[0].learn(vector, speech_s)
-            self._rival = None
+            self._learn(vector, speech_s, takes)
         elif not self.knows_user and self._compared(vector, speech_s).speaker is Speaker.OTHER:
             self._challenge(vector, speech_s)
         return verdict
@@ -158,7 +163,7 @@ class PrimarySpeaker:
     def forget(self) -> None:
         """Forget a voice that was learned, as for a new user. Voices that were enrolled stay."""
         if self.mode == "auto":
-            self._users, self._rival = [], None
+            self._users, self._num_turns, self._rival = [], 0, None
 
     def _compared(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
         """The best verdict over the user's voices, however little is known of them."""
@@ -167,6 +172,15 @@ class PrimarySpeaker:
         verdicts = [user.judge(vector, speech_s, self._profile) for user in self._users]
         return min(verdicts, key=lambda verdict: (_ORDER.index(verdict.speaker), -(verdict.similarity or 0.0)))
 
+    def _learn(self, vector: Pcm, speech_s: float, takes: Sequence[Pcm]) -> None:
+        """Move the nearest of the user's voices, and those in noise where the turn comes with as many takes."""
+        max(self._users, key=lambda user: float(user.mean @ vector)).learn(vector, speech_s)
+        if len(takes) == len(self._users) - 1:
+            for user, take in zip(self._users[1:], takes, strict=True):
+                user.learn(take, speech_s)
+        self._num_turns += 1
+        self._rival = None
+
     def _challenge(self, vector: Pcm, speech_s: float) -> None:
         """Count a turn of another voice than the first one, which takes the first one's place with its third turn."""
         if self._rival is None or self._rival.judge(vector, speech_s, self._profile).speaker is Speaker.OTHER:
@@ -174,4 +188,4 @@ class PrimarySpeaker:
             return
         self._rival.learn(vector, speech_s)
         if self._rival.num_turns >= TAKEOVER_TURNS:
-            self._users, self._rival = [self._rival], None
+            self._users, self._num_turns, self._rival = [self._rival], self._rival.num_turns, None
