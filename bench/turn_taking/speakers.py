@@ -29,11 +29,11 @@ from bench.common import machine, save, table
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
-from antiphon.contracts.speaker import SpeakerEncoder, SpeakerProfile, VoiceThreshold, shared_s
+from antiphon.contracts.speaker import SpeakerModel, SpeakerProfile, VoiceThreshold, shared_s
 from antiphon.loading.loader import load, store_of
 from antiphon.settings import load as load_settings
 from antiphon.turns.enrolment import enrolment_takes
-from antiphon.turns.primary_speaker import EnrolledVoice, PrimarySpeaker, Speaker
+from antiphon.turns.primary_speaker import EnrolledVoice, PrimarySpeaker, TurnSpeaker
 
 MODEL = "resemblyzer"
 SPOKEN = (
@@ -220,7 +220,7 @@ def with_noise(pcm: Pcm, noise: Pcm, chance: np.random.Generator) -> Pcm:
 
 
 async def embed(
-    encoder: SpeakerEncoder, session: Session, noise: tuple[str, Pcm] | None, chance: np.random.Generator
+    encoder: SpeakerModel, session: Session, noise: tuple[str, Pcm] | None, chance: np.random.Generator
 ) -> Session:
     """The session with the vectors of its turns, in a noise or in the quiet."""
 
@@ -291,7 +291,7 @@ def played(session: Session, profile: SpeakerProfile, mode: str, noise: str) -> 
         speaker.heard(turn.vector, turn.length_s, turn.takes)
     out = []
     for own, turn in session.order:
-        other = speaker.heard(turn.vector, turn.length_s).speaker is Speaker.OTHER
+        other = speaker.heard(turn.vector, turn.length_s).speaker is TurnSpeaker.OTHER
         out.append(Outcome(session.user, noise, mode, turn.length_s, own, other))
     return out
 
@@ -334,7 +334,7 @@ def figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
     return rows
 
 
-async def recorded(encoder: SpeakerEncoder, data: Path) -> tuple[list[list[Session]], dict[str, Any]]:
+async def recorded(encoder: SpeakerModel, data: Path) -> tuple[list[list[Session]], dict[str, Any]]:
     """The sessions of each half of the voices, in the quiet and in noise, and what making their vectors took."""
     chance = np.random.default_rng(SEED)
     voices = read_voices(data)
@@ -387,7 +387,7 @@ def listed(thresholds: Sequence[VoiceThreshold]) -> list[list[float]]:
     return [[one.shared_s, one.other, one.same] for one in thresholds]
 
 
-async def measure(encoder: SpeakerEncoder, data: Path) -> dict[str, Any]:
+async def measure(encoder: SpeakerModel, data: Path) -> dict[str, Any]:
     """All figures, and what a second of audio costs."""
     sessions, facts = await recorded(encoder, data)
     return facts | judged(sessions, encoder.profile)
@@ -397,10 +397,10 @@ def measured(data: Path) -> dict[str, Any]:
     """Load the encoder and measure it."""
     settings = load_settings({"speaker_model": MODEL}, os.environ)
     models = load(settings, store_of(settings.models), roles=("speaker",))
-    if models.speaker_encoder is None:
+    if models.speaker_model is None:
         raise LookupError("no speaker encoder is loaded")
     try:
-        return asyncio.run(measure(models.speaker_encoder, data))
+        return asyncio.run(measure(models.speaker_model, data))
     finally:
         models.close()
 

@@ -5,7 +5,7 @@
 | `transcriber` | `Transcriber` |
 | `vad` | `VoiceActivityDetector` |
 | `turn` | `TurnDetector` |
-| `speaker` | `SpeakerEncoder` |
+| `speaker` | `SpeakerModel` |
 | `language` | `LanguageModel` |
 | `synthesizer` | `Synthesizer` |
 | `partner` | `ConversationModel`, or `NativeModel` where it takes turns by itself |

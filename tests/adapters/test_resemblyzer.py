@@ -21,7 +21,7 @@ from antiphon.loading.loader import load, prepare, store_of
 from antiphon.loading.selection import SPEAKER_ROLES, selected_models
 from antiphon.settings import Settings
 from antiphon.settings import load as load_settings
-from antiphon.turns.primary_speaker import PrimarySpeaker, Speaker
+from antiphon.turns.primary_speaker import PrimarySpeaker, TurnSpeaker
 from tests.conftest import Recording
 
 # Vectors of Resemblyzer 0.1.4 (`embed_utterance` of the recording at its own level, -30 dBFS at least).
@@ -82,8 +82,8 @@ def test_voices_are_told_apart_in_a_conversation(encoder: ResemblyzerEncoder, re
         for vector in user[:2]:
             speaker.heard(vector, 2.0)
         found = [speaker.heard(vector, 2.0).speaker for vector in others]
-        assert found.count(Speaker.OTHER) >= 0.9 * len(found)
-        assert Speaker.OTHER not in [speaker.heard(vector, 2.0).speaker for vector in user[2:]]
+        assert found.count(TurnSpeaker.OTHER) >= 0.9 * len(found)
+        assert TurnSpeaker.OTHER not in [speaker.heard(vector, 2.0).speaker for vector in user[2:]]
 
     asyncio.run(main())
 
@@ -92,8 +92,8 @@ def test_when_the_setting_names_it_then_it_is_loaded() -> None:
     chosen = settings()
     models = load(chosen, store_of(chosen.models), roles=SPEAKER_ROLES)
     try:
-        assert models.speaker_encoder is not None
-        assert models.speaker_encoder.profile.id == "resemblyzer"
+        assert models.speaker_model is not None
+        assert models.speaker_model.profile.id == "resemblyzer"
         assert list(models.workers) == ["speaker"]
         # Clients do not name it.
         assert models.names == ()

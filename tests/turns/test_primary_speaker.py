@@ -13,7 +13,7 @@ from antiphon.turns.primary_speaker import (
     TAKEOVER_TURNS,
     EnrolledVoice,
     PrimarySpeaker,
-    Speaker,
+    TurnSpeaker,
 )
 
 SIZE = 64
@@ -48,17 +48,17 @@ def known(user: Person) -> PrimarySpeaker:
 def test_when_the_user_was_heard_twice_then_another_voice_is_told_apart() -> None:
     user, television = Person(1), Person(2)
     speaker = PrimarySpeaker("auto", PROFILE)
-    assert speaker.heard(user.turn(), 2.0).speaker is Speaker.UNDECIDED
+    assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.UNDECIDED
     # One turn may be a television's, so nobody is ignored yet.
     assert not speaker.knows_user
     verdict = speaker.heard(television.turn(), 2.0)
-    assert verdict.speaker is Speaker.UNDECIDED
+    assert verdict.speaker is TurnSpeaker.UNDECIDED
     assert verdict.similarity is not None
-    assert speaker.heard(user.turn(), 2.0).speaker is Speaker.USER
+    assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
     assert speaker.knows_user
     for _ in range(5):
         assert speaker.heard(television.turn(), 3.0).is_other
-        assert speaker.heard(user.turn(), 3.0).speaker is Speaker.USER
+        assert speaker.heard(user.turn(), 3.0).speaker is TurnSpeaker.USER
 
 
 def test_when_a_turn_goes_on_then_it_is_judged_and_nothing_is_learned() -> None:
@@ -71,7 +71,7 @@ def test_when_a_turn_goes_on_then_it_is_judged_and_nothing_is_learned() -> None:
 
 def test_when_a_turn_has_too_little_speech_then_it_is_the_users() -> None:
     speaker = known(Person(5))
-    assert speaker.heard(Person(6).turn(), 0.5).speaker is Speaker.UNDECIDED
+    assert speaker.heard(Person(6).turn(), 0.5).speaker is TurnSpeaker.UNDECIDED
     assert speaker.heard(Person(6).turn(), 0.6).is_other
 
 
@@ -80,7 +80,7 @@ def test_when_a_short_turn_comes_first_then_it_is_not_learned() -> None:
     speaker.heard(Person(8).turn(), 0.8)
     for _ in range(SURE_TURNS):
         speaker.heard(user.turn(), 1.0)
-    assert speaker.heard(user.turn(), 2.0).speaker is Speaker.USER
+    assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
     assert speaker.heard(Person(8).turn(), 2.0).is_other
 
 
@@ -89,8 +89,8 @@ def test_when_the_first_turn_was_a_televisions_then_the_user_takes_its_place() -
     speaker = PrimarySpeaker("auto", PROFILE)
     speaker.heard(television.turn(), 4.0)
     # None of the user's turns is lost on the way.
-    assert [speaker.heard(user.turn(), 2.0).speaker for _ in range(TAKEOVER_TURNS)] == [Speaker.UNDECIDED] * 3
-    assert speaker.heard(user.turn(), 2.0).speaker is Speaker.USER
+    assert [speaker.heard(user.turn(), 2.0).speaker for _ in range(TAKEOVER_TURNS)] == [TurnSpeaker.UNDECIDED] * 3
+    assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
     assert speaker.heard(television.turn(), 4.0).is_other
 
 
@@ -98,7 +98,7 @@ def test_when_the_user_is_known_then_no_other_voice_takes_the_place() -> None:
     user, television = Person(11), Person(12)
     speaker = known(user)
     assert all(speaker.heard(television.turn(), 4.0).is_other for _ in range(20))
-    assert speaker.heard(user.turn(), 2.0).speaker is Speaker.USER
+    assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
 
 
 def test_when_the_voice_changes_slowly_then_it_is_followed() -> None:
@@ -108,7 +108,7 @@ def test_when_the_voice_changes_slowly_then_it_is_followed() -> None:
         share = step / 60
         vector = (1 - share) * user.voice + share * hoarse.voice
         assert not speaker.heard(np.asarray(vector / np.linalg.norm(vector), np.float32), 4.0).is_other
-    assert speaker.heard(hoarse.turn(), 4.0).speaker is Speaker.USER
+    assert speaker.heard(hoarse.turn(), 4.0).speaker is TurnSpeaker.USER
 
 
 def test_when_one_wrong_turn_is_learned_then_the_user_stays() -> None:
@@ -117,9 +117,9 @@ def test_when_one_wrong_turn_is_learned_then_the_user_stays() -> None:
     for _ in range(int(MAX_MEMORY_S / 4)):
         speaker.heard(user.turn(), 4.0)
     wrong = user.voice + 0.8 * other.voice
-    assert speaker.heard(np.asarray(wrong / np.linalg.norm(wrong), np.float32), 60.0).speaker is Speaker.USER
+    assert speaker.heard(np.asarray(wrong / np.linalg.norm(wrong), np.float32), 60.0).speaker is TurnSpeaker.USER
     assert speaker.heard(other.turn(), 2.0).is_other
-    assert speaker.heard(user.turn(), 2.0).speaker is Speaker.USER
+    assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
 
 
 def test_when_noise_begins_later_then_the_user_is_known_by_the_takes() -> None:
@@ -130,8 +130,8 @@ def test_when_noise_begins_later_then_the_user_is_known_by_the_takes() -> None:
         alone.heard(user.turn(), 2.0)
         with_takes.heard(user.turn(), 2.0, [noisy])
     assert alone.judge(noisy, 2.0).is_other
-    assert with_takes.heard(noisy, 2.0).speaker is Speaker.USER
-    assert with_takes.heard(user.turn(), 2.0).speaker is Speaker.USER
+    assert with_takes.heard(noisy, 2.0).speaker is TurnSpeaker.USER
+    assert with_takes.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
 
 
 def test_when_voices_are_enrolled_then_only_they_are_the_user_and_nothing_is_learned() -> None:
@@ -140,7 +140,7 @@ def test_when_voices_are_enrolled_then_only_they_are_the_user_and_nothing_is_lea
     assert speaker.knows_user
     for _ in range(10):
         assert speaker.heard(other.turn(), 2.0).is_other
-        assert all(speaker.heard(user.turn(), 2.0).speaker is Speaker.USER for user in users)
+        assert all(speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER for user in users)
     speaker.forget()
     assert speaker.knows_user
 
@@ -149,13 +149,13 @@ def test_when_the_user_is_forgotten_then_the_next_voice_is_learned() -> None:
     speaker, second = known(Person(22)), Person(23)
     speaker.forget()
     assert not speaker.knows_user
-    assert [speaker.heard(second.turn(), 2.0).speaker for _ in range(2)] == [Speaker.UNDECIDED, Speaker.USER]
+    assert [speaker.heard(second.turn(), 2.0).speaker for _ in range(2)] == [TurnSpeaker.UNDECIDED, TurnSpeaker.USER]
 
 
 def test_when_it_is_off_then_everything_is_undecided() -> None:
     speaker = PrimarySpeaker("off", PROFILE)
     for seed in (24, 25, 25):
-        assert speaker.heard(Person(seed).turn(), 4.0).speaker is Speaker.UNDECIDED
+        assert speaker.heard(Person(seed).turn(), 4.0).speaker is TurnSpeaker.UNDECIDED
     assert not speaker.knows_user
 
 

@@ -43,7 +43,7 @@ from antiphon.contracts.native import (
     SpeakStep,
     Unit,
 )
-from antiphon.contracts.speaker import SpeakerEncoder, SpeakerProfile, VoiceThreshold
+from antiphon.contracts.speaker import SpeakerModel, SpeakerProfile, VoiceThreshold
 from antiphon.contracts.speech import (
     LiveSynthesizer,
     SpeechChunk,
@@ -104,7 +104,7 @@ __all__ = [
     "SoundTrack",
     "SoundWindow",
     "SpeakStep",
-    "SpeakerEncoder",
+    "SpeakerModel",
     "SpeakerProfile",
     "SpeechChunk",
     "Synthesizer",

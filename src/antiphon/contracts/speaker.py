@@ -64,7 +64,7 @@ def _seconds(threshold: VoiceThreshold) -> float:
     return threshold.shared_s
 
 
-class SpeakerEncoder(Protocol):
+class SpeakerModel(Protocol):
     """One loaded speaker encoder, shared by all sessions."""
 
     @property

@@ -20,7 +20,7 @@ from antiphon.contracts import (
     NativeOptions,
     ReplyOptions,
     ResponseAudio,
-    SpeakerEncoder,
+    SpeakerModel,
     SpeakStep,
     Synthesizer,
     Transcriber,
@@ -62,7 +62,7 @@ class ModelWorker(Protocol):
 class LoadedModels:
     """The models that all sessions share; None for a role that was not asked for.
 
-    - `transcriber`, `vad`, `turn_detector`, `language_model`, `synthesizer`, `image_reader`, `speaker_encoder`: the model
+    - `transcriber`, `vad`, `turn_detector`, `language_model`, `synthesizer`, `image_reader`, `speaker_model`: the model
       of that role.
     - `partner`: a model that converses by itself; `watcher`: a model that sees pictures.
     - `names`: the ids under which clients may name the models.
@@ -83,7 +83,7 @@ class LoadedModels:
     lanes: tuple[Lane[Any, Any], ...]
     eager_frames: bool = True
     failure_line: str = ""
-    speaker_encoder: SpeakerEncoder | None = None
+    speaker_model: SpeakerModel | None = None
 
     @property
     def workers(self) -> dict[str, ModelWorker]:
@@ -169,8 +169,8 @@ class LoadedModels:
                 group.start_soon(_warm_transcriber, self.transcriber)
             if self.turn_detector:
                 group.start_soon(self.turn_detector.complete, np.zeros(SAMPLE_RATE_HZ, np.float32))
-            if self.speaker_encoder:
-                group.start_soon(self.speaker_encoder.embed, np.zeros(SAMPLE_RATE_HZ, np.float32))
+            if self.speaker_model:
+                group.start_soon(self.speaker_model.embed, np.zeros(SAMPLE_RATE_HZ, np.float32))
             if self.language_model and not self.language_model.profile.remote:
                 group.start_soon(_warm_language_model, self.language_model)
             if self.synthesizer:

@@ -15,7 +15,7 @@ from antiphon.contracts import (
     ConversationModel,
     ImageReader,
     LanguageModel,
-    SpeakerEncoder,
+    SpeakerModel,
     Synthesizer,
     Transcriber,
     TurnDetector,
@@ -54,7 +54,7 @@ class ModelsByRole(TypedDict, total=False):
     transcriber: Transcriber
     vad: VoiceActivityDetector
     turn: TurnDetector
-    speaker: SpeakerEncoder
+    speaker: SpeakerModel
     language: LanguageModel
     synthesizer: Synthesizer
     partner: ConversationModel
@@ -169,7 +169,7 @@ def _assembled(
         names=tuple(names),
         lanes=tuple(lanes),
         eager_frames=settings.engine.watcher_prefill == "eager",
-        speaker_encoder=by_role.get("speaker"),
+        speaker_model=by_role.get("speaker"),
         failure_line=settings.speech.failure_line,
     )
 

@@ -34,7 +34,7 @@ SURE_TURNS = 2
 TAKEOVER_TURNS = 3
 
 
-class Speaker(Enum):
+class TurnSpeaker(Enum):
     """Who said a turn. UNDECIDED counts as the user: a user's turn that is lost costs more than one too many."""
 
     USER = "user"
@@ -46,13 +46,13 @@ class Speaker(Enum):
 class SpeakerVerdict:
     """Who said a turn, and the similarity that says so, in [-1, 1]; None where there was nothing to compare."""
 
-    speaker: Speaker
+    speaker: TurnSpeaker
     similarity: float | None = None
 
     @property
     def is_other(self) -> bool:
         """Whether the turn is neither answered nor allowed to interrupt."""
-        return self.speaker is Speaker.OTHER
+        return self.speaker is TurnSpeaker.OTHER
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class _Voice:
         similarity = float(self.mean @ vector)
         threshold = profile.threshold(speech_s, self.heard_s)
         if similarity < threshold.other:
-            return SpeakerVerdict(Speaker.OTHER, similarity)
-        return SpeakerVerdict(Speaker.USER if similarity >= threshold.same else Speaker.UNDECIDED, similarity)
+            return SpeakerVerdict(TurnSpeaker.OTHER, similarity)
+        return SpeakerVerdict(TurnSpeaker.USER if similarity >= threshold.same else TurnSpeaker.UNDECIDED, similarity)
 
     def learn(self, vector: Pcm, speech_s: float) -> None:
         """Move the mean towards a turn's vector by its part of what was heard."""
@@ -89,7 +89,7 @@ class _Voice:
 
 
 # The verdicts of several enrolled voices, the one that counts first.
-_ORDER = (Speaker.USER, Speaker.UNDECIDED, Speaker.OTHER)
+_ORDER = (TurnSpeaker.USER, TurnSpeaker.UNDECIDED, TurnSpeaker.OTHER)
 
 
 class PrimarySpeaker:
@@ -133,8 +133,8 @@ class PrimarySpeaker:
         `knows_user`.
         """
         verdict = self._compared(vector, speech_s)
-        if verdict.speaker is Speaker.OTHER and not self.knows_user:
-            return SpeakerVerdict(Speaker.UNDECIDED, verdict.similarity)
+        if verdict.speaker is TurnSpeaker.OTHER and not self.knows_user:
+            return SpeakerVerdict(TurnSpeaker.UNDECIDED, verdict.similarity)
         return verdict
 
     def heard(self, vector: Pcm, speech_s: float, takes: Sequence[Pcm] = ()) -> SpeakerVerdict:
@@ -154,9 +154,9 @@ class PrimarySpeaker:
         if not self._users:
             self._users = [_Voice(one, speech_s) for one in (vector, *takes)]
             self._num_turns = 1
-        elif verdict.speaker is Speaker.USER:
+        elif verdict.speaker is TurnSpeaker.USER:
             self._learn(vector, speech_s, takes)
-        elif not self.knows_user and self._compared(vector, speech_s).speaker is Speaker.OTHER:
+        elif not self.knows_user and self._compared(vector, speech_s).speaker is TurnSpeaker.OTHER:
             self._challenge(vector, speech_s)
         return verdict
 
@@ -168,7 +168,7 @@ class PrimarySpeaker:
     def _compared(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
         """The best verdict over the user's voices, however little is known of them."""
         if self.mode == "off" or not self._users or speech_s < self._profile.least_s:
-            return SpeakerVerdict(Speaker.UNDECIDED)
+            return SpeakerVerdict(TurnSpeaker.UNDECIDED)
         verdicts = [user.judge(vector, speech_s, self._profile) for user in self._users]
         return min(verdicts, key=lambda verdict: (_ORDER.index(verdict.speaker), -(verdict.similarity or 0.0)))
 
@@ -183,7 +183,7 @@ class PrimarySpeaker:
 
     def _challenge(self, vector: Pcm, speech_s: float) -> None:
         """Count a turn of another voice than the first one, which takes the first one's place with its third turn."""
-        if self._rival is None or self._rival.judge(vector, speech_s, self._profile).speaker is Speaker.OTHER:
+        if self._rival is None or self._rival.judge(vector, speech_s, self._profile).speaker is TurnSpeaker.OTHER:
             self._rival = _Voice(vector, speech_s)
             return
         self._rival.learn(vector, speech_s)

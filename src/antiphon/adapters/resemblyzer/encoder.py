@@ -113,7 +113,7 @@ def network(weights: Weights) -> bytes:
 
 
 class ResemblyzerEncoder:
-    """A SpeakerEncoder with a lane of one thread, which computes on one core."""
+    """A SpeakerModel with a lane of one thread, which computes on one core."""
 
     def __init__(self, folder: Path, model_id: str, options: LaneModelOptions) -> None:
         """Load `pretrained.pt` of the folder. Raises ModelError for a file that does not load."""
