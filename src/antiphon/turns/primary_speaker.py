@@ -27,8 +27,8 @@ MIN_LEARN_S = 1.0
 MAX_MEMORY_S = 30.0
 # No turn counts as more seconds than these, so that no single one outweighs several.
 MAX_TURN_S = 5.0
-# A voice is the user's when it was heard in so many turns, and until then nobody is ignored: the first turn may have been
-# a television's, or a cough.
+# A voice is the user's when it was heard in so many turns, and until then nobody is ignored: the first turn may have
+# been a television's, or a cough.
 SURE_TURNS = 2
 # Until then, another voice that says so many turns in a row takes the first one's place.
 TAKEOVER_TURNS = 3
