@@ -297,11 +297,18 @@ def played(session: Session, profile: SpeakerProfile, mode: str, noise: str) -> 
 
 
 def interval(outcomes: Sequence[Outcome], wanted: Callable[[Outcome], bool]) -> list[float]:
-    """The 95 % interval of a share, by drawing users with replacement, in percent."""
+    """The 95 % interval of a share, by drawing users with replacement, in percent. Where no turn has it, or all have,
+    the interval is that of as many independent turns as there are users.
+    """
     by_user: dict[str, list[int]] = defaultdict(list)
     for outcome in outcomes:
         by_user[outcome.user].append(wanted(outcome))
     sums = np.array([(sum(found), len(found)) for found in by_user.values()])
+    edge = round(100 * (1 - 0.025 ** (1 / len(sums))), 1)
+    if sums[:, 0].sum() == 0:
+        return [0.0, edge]
+    if sums[:, 0].sum() == sums[:, 1].sum():
+        return [100 - edge, 100.0]
     chance = np.random.default_rng(SEED)
     drawn = sums[chance.integers(len(sums), size=(2000, len(sums)))].sum(1)
     return [round(float(q), 1) for q in np.percentile(100 * drawn[:, 0] / drawn[:, 1], (2.5, 97.5))]
