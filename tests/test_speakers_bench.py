@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from bench.turn_taking.speakers import (
@@ -27,7 +29,7 @@ def test_turns_share_no_sample_and_there_are_as_many_of_each_length() -> None:
     assert [turn.length_s for turn in turns[: len(FIRST_S)]] == list(FIRST_S)
     counted = [turn.length_s for turn in turns[len(FIRST_S) :]]
     assert {length_s: counted.count(length_s) for length_s in LENGTHS_S} == dict.fromkeys(LENGTHS_S, MOST_TURNS)
-    for turn, following in zip(turns, turns[1:], strict=False):
+    for turn, following in pairwise(turns):
         assert turn.pcm[-1] < following.pcm[0]
     # A recording that ends soon gives shorter turns.
     assert [turn.length_s for turn in cut([speech[: 5 * SAMPLE_RATE_HZ]])] == [2.0, 1.0, 2.0]
