@@ -5,6 +5,7 @@
 | `transcriber` | `Transcriber` |
 | `vad` | `VoiceActivityDetector` |
 | `turn` | `TurnDetector` |
+| `speaker` | `SpeakerModel` |
 | `language` | `LanguageModel` |
 | `synthesizer` | `Synthesizer` |
 | `partner` | `ConversationModel`, or `NativeModel` where it takes turns by itself |
@@ -16,4 +17,4 @@ from __future__ import annotations
 
 from typing import Literal
 
-ModelRole = Literal["transcriber", "vad", "turn", "language", "synthesizer", "partner", "watcher", "reader"]
+ModelRole = Literal["transcriber", "vad", "turn", "speaker", "language", "synthesizer", "partner", "watcher", "reader"]

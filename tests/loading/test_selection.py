@@ -99,3 +99,15 @@ def test_when_a_model_for_partials_is_named_then_it_is_of_the_transcribers_kind(
 def test_when_an_adapter_is_not_in_the_table_then_the_error_names_it_and_the_model() -> None:
     with pytest.raises(StoreError, match="mine: there is no adapter named other"):
         spec_of(LocalModel("mine", Path("/"), "language", "other"))
+
+
+def test_when_a_speaker_model_is_named_then_it_is_selected_and_else_none_is() -> None:
+    def speakers(name: str) -> list[str]:
+        found = selected_models(Settings(models=ModelSettings(speaker_model=name)))
+        return [m.id for m in found if m.role == "speaker"]
+
+    assert speakers("") == []
+    assert speakers("resemblyzer") == ["resemblyzer"]
+    for wrong in ("nobody", "silero-vad-v6"):
+        with pytest.raises(SettingsError, match=r"--speaker-model: there is no speaker .*resemblyzer"):
+            speakers(wrong)

@@ -20,6 +20,7 @@ ADAPTERS = (
     "qwen3_asr",
     "silero",
     "smart_turn",
+    "resemblyzer",
     "qwen3_tts",
     "hibari",
     "causal_lm",

@@ -43,6 +43,7 @@ from antiphon.contracts.native import (
     SpeakStep,
     Unit,
 )
+from antiphon.contracts.speaker import SpeakerModel, SpeakerProfile, VoiceThreshold
 from antiphon.contracts.speech import (
     LiveSynthesizer,
     SpeechChunk,
@@ -103,6 +104,8 @@ __all__ = [
     "SoundTrack",
     "SoundWindow",
     "SpeakStep",
+    "SpeakerModel",
+    "SpeakerProfile",
     "SpeechChunk",
     "Synthesizer",
     "SynthesizerProfile",
@@ -128,6 +131,7 @@ __all__ = [
     "VideoStream",
     "VoiceActivityDetector",
     "VoiceOptions",
+    "VoiceThreshold",
     "Window",
     "one_slab",
     "tuned",

@@ -20,6 +20,7 @@ from antiphon.contracts import (
     NativeOptions,
     ReplyOptions,
     ResponseAudio,
+    SpeakerModel,
     SpeakStep,
     Synthesizer,
     Transcriber,
@@ -61,7 +62,8 @@ class ModelWorker(Protocol):
 class LoadedModels:
     """The models that all sessions share; None for a role that was not asked for.
 
-    - `transcriber`, `vad`, `turn_detector`, `language_model`, `synthesizer`, `image_reader`: the model of that role.
+    - `transcriber`, `vad`, `turn_detector`, `language_model`, `synthesizer`, `image_reader`, `speaker_model`: the model
+      of that role.
     - `partner`: a model that converses by itself; `watcher`: a model that sees pictures.
     - `names`: the ids under which clients may name the models.
     - `lanes`: the models' lanes, for metrics.
@@ -81,6 +83,7 @@ class LoadedModels:
     lanes: tuple[Lane[Any, Any], ...]
     eager_frames: bool = True
     failure_line: str = ""
+    speaker_model: SpeakerModel | None = None
 
     @property
     def workers(self) -> dict[str, ModelWorker]:
@@ -166,6 +169,8 @@ class LoadedModels:
                 group.start_soon(_warm_transcriber, self.transcriber)
             if self.turn_detector:
                 group.start_soon(self.turn_detector.complete, np.zeros(SAMPLE_RATE_HZ, np.float32))
+            if self.speaker_model:
+                group.start_soon(self.speaker_model.embed, np.zeros(SAMPLE_RATE_HZ, np.float32))
             if self.language_model and not self.language_model.profile.remote:
                 group.start_soon(_warm_language_model, self.language_model)
             if self.synthesizer:

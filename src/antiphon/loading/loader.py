@@ -15,6 +15,7 @@ from antiphon.contracts import (
     ConversationModel,
     ImageReader,
     LanguageModel,
+    SpeakerModel,
     Synthesizer,
     Transcriber,
     TurnDetector,
@@ -53,6 +54,7 @@ class ModelsByRole(TypedDict, total=False):
     transcriber: Transcriber
     vad: VoiceActivityDetector
     turn: TurnDetector
+    speaker: SpeakerModel
     language: LanguageModel
     synthesizer: Synthesizer
     partner: ConversationModel
@@ -130,7 +132,7 @@ def load(
         if spec.runs_on == "lane":
             lanes.append(loaded.lane)
         by_role[model.role] = NativeConversationModel(loaded) if spec.native else loaded
-        if model.role not in ("vad", "turn"):
+        if model.role not in ("vad", "turn", "speaker"):
             names.append(model.id)
     reader = None
     if "language" in by_role:
@@ -167,6 +169,7 @@ def _assembled(
         names=tuple(names),
         lanes=tuple(lanes),
         eager_frames=settings.engine.watcher_prefill == "eager",
+        speaker_model=by_role.get("speaker"),
         failure_line=settings.speech.failure_line,
     )
 

@@ -23,9 +23,12 @@ TRANSCRIPTION_ROLES: tuple[ModelRole, ...] = ("transcriber", "vad")
 LANGUAGE_ROLES: tuple[ModelRole, ...] = ("language",)
 SPEECH_ROLES: tuple[ModelRole, ...] = ("synthesizer",)
 TURN_ROLES: tuple[ModelRole, ...] = ("turn",)
+SPEAKER_ROLES: tuple[ModelRole, ...] = ("speaker",)
 PARTNER_ROLES: tuple[ModelRole, ...] = ("partner",)
 VIDEO_ROLES: tuple[ModelRole, ...] = ("watcher",)
-ALL_ROLES = TRANSCRIPTION_ROLES + TURN_ROLES + LANGUAGE_ROLES + SPEECH_ROLES + PARTNER_ROLES + VIDEO_ROLES
+ALL_ROLES = (
+    TRANSCRIPTION_ROLES + TURN_ROLES + SPEAKER_ROLES + LANGUAGE_ROLES + SPEECH_ROLES + PARTNER_ROLES + VIDEO_ROLES
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     if settings.models.partials and "transcriber" in roles:
         transcriber = next(m for m in models if m.role == "transcriber" and not isinstance(m, RemoteModel))
         models.append(_partials(settings.models.partials, transcriber))
+    if settings.models.speaker_model and "speaker" in roles:
+        models.append(_registered("speaker", settings.models.speaker_model, "--speaker-model"))
     if settings.engine.partner and "partner" in roles:
         partner = _checkpoint("partner", settings.engine.partner)
         if spec_of(partner).language_model and not language:

@@ -157,6 +157,11 @@ class ModelSettings:
         "A cheaper model of the transcriber's kind that decodes partials, such as `whisper-tiny.en`: a name from "
         "`antiphon pull --list`. It is used for sessions whose language is set to one that it knows.",
     )
+    speaker_model: str = option(
+        "",
+        "Speaker encoder, by which a conversation tells its user's voice from others: `resemblyzer`. Without one, all "
+        "voices are the user's.",
+    )
     home: str = option("~/.cache/antiphon", "Where models are kept.")
     models_from: str = option("", "A local folder that is searched for model files first.")
     offline: bool = option(False, "Never touch the network; use what is there.")

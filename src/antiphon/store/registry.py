@@ -179,6 +179,22 @@ SMART_TURN = Model(
     ),
 )
 
+RESEMBLYZER = Model(
+    id="resemblyzer",
+    role="speaker",
+    adapter="resemblyzer",
+    licence="Apache-2.0",
+    summary="Resemblyzer: whose voice it is",
+    files=(
+        ModelFile(
+            "pretrained.pt",
+            17090379,
+            "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e",
+            (WheelMember("Resemblyzer", "0.1.4", "resemblyzer/pretrained.pt"),),
+        ),
+    ),
+)
+
 QWEN_CODER = Model(
     id="qwen2.5-coder-0.5b-instruct",
     role="language",
@@ -314,7 +330,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
     {
         m.id: m
         for m in (
-            *(WHISPER_BASE, WHISPER_TINY_EN, SILERO, SMART_TURN),
+            *(WHISPER_BASE, WHISPER_TINY_EN, SILERO, SMART_TURN, RESEMBLYZER),
             *(QWEN_CODER, QWEN_CODER_LARGE, QWEN3_4B, SMOLLM2, HIBARI, *HIBARI_VOICES),
         )
     }

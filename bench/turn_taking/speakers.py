@@ -1,0 +1,443 @@
+"""`python -m bench.turn_taking.speakers`: whether turns of another voice than the user's are told apart.
+
+    python -m bench.turn_taking.speakers [--data DIR]
+
+A session is one user's turns with turns of other voices between them, in the quiet or in a noise 10 dB below the
+speech, the same recording of noise for the whole session. The voices are parted in two halves at random: thresholds are
+chosen on one half and measured on the other, both ways, so every voice is measured with thresholds that know nothing of
+it. The thresholds of all voices together are printed: they are the ones for an adapter's profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from bench.common import machine, save, table
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.containers import decode_all
+from antiphon.contracts.speaker import SpeakerModel, SpeakerProfile, VoiceThreshold, shared_s
+from antiphon.loading.loader import load, store_of
+from antiphon.settings import load as load_settings
+from antiphon.turns.enrolment import enrolment_takes
+from antiphon.turns.primary_speaker import EnrolledVoice, PrimarySpeaker, TurnSpeaker
+
+MODEL = "resemblyzer"
+SPOKEN = (
+    *("asr_read", "asr_speech", "asr_nonnative", "asr_multilang", "asr_short", "asr_8k_native"),
+    *("command_slots", "longform", "asr_spontaneous_min", "hesitation"),
+)
+NOISY = ("noise", "babble", "music")
+NORMAL = NormalDist()
+LENGTHS_S = (0.6, 1.0, 2.0, 4.0)
+# What thresholds are chosen for, in seconds that two vectors share: from the shortest
+# turns on. More speech than that only few speakers of the data have.
+SHARED_S = (0.5, 0.7, 1.0, 1.4)
+# A user's turns, in this order: the first ones are what is learned or enrolled, and are not counted.
+FIRST_S = (2.0, 1.0)
+# Turns of each length that one session has at most, of the user and of others.
+MOST_TURNS = 4
+# No recording is read further than this.
+MOST_S = 60.0
+SNR_DB = 10.0
+# None, from the start on, or after the first turns.
+NOISES = ("quiet", "10 dB", "10 dB later")
+# The share of the user's own turns that may be lost, and of others' turns that may be learned as the user's.
+LOST, MISTAKEN = 0.02, 0.03
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A stretch of one voice's speech. `vector`: in the session's noise; `takes`: with made-up noise on top of that."""
+
+    length_s: float
+    pcm: Pcm
+    vector: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
+    takes: tuple[Pcm, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """One speaker: turns that share no sample, in the order they were said, of the lengths in turn."""
+
+    name: str
+    corpus: str
+    language: str
+    first: tuple[Turn, ...]
+    turns: tuple[Turn, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A user's turns and those of others, with their vectors: `order` has True for the user's own. `voices` are those
+    that are enrolled: the first turns in the quiet, and with made-up noise.
+    """
+
+    user: str
+    noise: str
+    first: tuple[Turn, ...]
+    order: tuple[tuple[bool, Turn], ...]
+    voices: tuple[EnrolledVoice, ...] = ()
+
+
+def active(pcm: Pcm) -> npt.NDArray[np.bool_]:
+    """Which 10 ms of a recording are at most 30 dB below its loud ones."""
+    frames = pcm[: len(pcm) // 160 * 160].reshape(-1, 160)
+    level = 10 * np.log10((frames**2).mean(1) + 1e-12)
+    return np.asarray(level > np.percentile(level, 95) - 30)
+
+
+def level_db(pcm: Pcm) -> float:
+    """The level of the active speech, as the data's tools/evalmix.py has it, in dB."""
+    frames = pcm[: len(pcm) // 160 * 160].reshape(-1, 160)
+    level = 10 * np.log10((frames**2).mean(1) + 1e-12)
+    loud = level[level > np.percentile(level, 95) - 20]
+    return float(10 * np.log10((10 ** (loud / 10)).mean()))
+
+
+def cut(recordings: Sequence[Pcm]) -> list[Turn]:
+    """Cut turns out of a voice's recordings: the FIRST_S, then each time of the length that there are fewest of, or a
+    shorter one where the recording is nearly over, up to MOST_TURNS of each.
+
+    A turn begins where speech does, and at least 70 % of it is speech.
+    """
+    out = list[Turn]()
+    for pcm in recordings:
+        if len(pcm) < SAMPLE_RATE_HZ // 2:
+            continue
+        speech, at = active(pcm), 0
+        while at < len(pcm):
+            counts = Counter(turn.length_s for turn in out[len(FIRST_S) :])
+            left = [s for s in LENGTHS_S if counts[s] < MOST_TURNS and at + int(s * SAMPLE_RATE_HZ) <= len(pcm)]
+            # The longest first among equals, while the recording is long enough for them.
+            length_s = (
+                FIRST_S[len(out)] if len(out) < len(FIRST_S) else min(left, key=lambda s: (counts[s], -s), default=0)
+            )
+            end = at + int(length_s * SAMPLE_RATE_HZ)
+            if not length_s or end > len(pcm):
+                break
+            frames = speech[at // 160 : end // 160]
+            if not frames[:3].all():
+                at += 160
+            elif frames.mean() < 0.7:
+                at += 1600
+            else:
+                out.append(Turn(length_s, pcm[at:end]))
+                at = end
+    return out
+
+
+def alone(rttm: Sequence[tuple[float, float, str]], speaker: str) -> list[tuple[float, float]]:
+    """The stretches of a meeting in which only this speaker speaks, in seconds."""
+    parts = [(start, end) for start, end, name in rttm if name == speaker]
+    for start, end, name in rttm:
+        if name != speaker:
+            parts = [piece for a, b in parts for piece in ((a, min(b, start)), (max(a, end), b)) if piece[1] > piece[0]]
+    return parts
+
+
+def read_voices(data: Path) -> list[Voice]:
+    """The voices of a folder with a manifest.jsonl. Recordings of an unknown crowd are a voice each."""
+    found: dict[tuple[str, str, str], list[Pcm]] = defaultdict(list)
+    for row in map(json.loads, (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines()):
+        corpus, kind = row.get("corpus") or "", row["kind"]
+        if kind == "conversation_rttm":
+            pcm = decode_all(str(data / row["path"]))
+            for speaker in {name for _, _, name in row["rttm"]}:
+                for start, end in alone(row["rttm"], speaker):
+                    part = pcm[int(start * SAMPLE_RATE_HZ) : int(end * SAMPLE_RATE_HZ)]
+                    # Names such as A and B are of one meeting only.
+                    name = speaker if speaker[0] in "MF" and len(speaker) > 3 else f"{row['id']}-{speaker}"
+                    found[name, corpus, row["language"]].append(part)
+        # The voices of tau2 are not said to be of one speaker.
+        elif kind in SPOKEN and not corpus.startswith("tau2"):
+            name = row["id"] if row["speaker"].startswith("unknown") else row["speaker"]
+            pcm = decode_all(str(data / row["path"]))[: int(MOST_S * SAMPLE_RATE_HZ)]
+            found[name, corpus, row["language"]].append(pcm)
+    voices = []
+    for (name, corpus, language), recordings in sorted(found.items(), key=lambda item: item[0]):
+        turns = cut(recordings)
+        count = len(FIRST_S)
+        # A recording that is too short for a user may still be another voice.
+        voices.append(Voice(name, corpus, language, tuple(turns[:count]), tuple(turns[count:] or turns)))
+    return [voice for voice in voices if voice.turns]
+
+
+def may_be_same(one: Voice, other: Voice) -> bool:
+    """Whether two voices of the data may be one speaker: those of crowds whose speakers have no names."""
+    if one.name == other.name:
+        return True
+    if one.corpus != other.corpus:
+        return False
+    if one.corpus in ("FLEURS", "Common Voice ja"):
+        return one.language == other.language
+    return one.corpus.startswith("Picovoice")
+
+
+def plan(half: Sequence[Voice], chance: np.random.Generator) -> list[Session]:
+    """One session without vectors for each voice that has turns to be counted, with others of the same half. Half of
+    the others are of the same corpus, and so of a microphone alike, where there are any."""
+    sessions = []
+    for user in half:
+        if len(user.first) < len(FIRST_S) or user.turns[0] is user.first[0]:
+            continue
+        others = [voice for voice in half if not may_be_same(user, voice)]
+        near = [voice for voice in others if voice.corpus == user.corpus]
+        order = [(True, turn) for turn in user.turns]
+        for length_s in LENGTHS_S:
+            for number in range(MOST_TURNS):
+                pool = near if near and number % 2 else others
+                there = [t for voice in pool for t in voice.turns if t.length_s == length_s]
+                there = there or [t for voice in others for t in voice.turns if t.length_s == length_s]
+                if there:
+                    order.append((False, there[chance.integers(len(there))]))
+        order = [order[k] for k in chance.permutation(len(order))]
+        sessions.append(Session(user.name, "", user.first, tuple(order)))
+    return sessions
+
+
+def with_noise(pcm: Pcm, noise: Pcm, chance: np.random.Generator) -> Pcm:
+    """The speech with a part of the noise, SNR_DB below it."""
+    repeated = np.tile(noise, len(pcm) // len(noise) + 2)
+    start = int(chance.integers(len(noise)))
+    part = repeated[start : start + len(pcm)]
+    part_db = 10 * np.log10((part**2).mean() + 1e-12)
+    return np.asarray(pcm + part * 10 ** ((level_db(pcm) - SNR_DB - part_db) / 20), np.float32)
+
+
+async def embed(
+    encoder: SpeakerModel, session: Session, noise: tuple[str, Pcm] | None, chance: np.random.Generator
+) -> Session:
+    """The session with the vectors of its turns, in a noise or in the quiet."""
+
+    async def one(turn: Turn, *, first: bool = False) -> Turn:
+        pcm = with_noise(turn.pcm, noise[1], chance) if noise else turn.pcm
+        takes = [await encoder.embed(take) for take in enrolment_takes(pcm)[1:]] if first else []
+        return replace(turn, vector=await encoder.embed(pcm), takes=tuple(takes))
+
+    takes = enrolment_takes(np.concatenate([turn.pcm for turn in session.first]))
+    return Session(
+        session.user,
+        noise[0] if noise else "",
+        tuple([await one(turn, first=True) for turn in session.first]),
+        tuple([(own, await one(turn)) for own, turn in session.order]),
+        tuple([EnrolledVoice(await encoder.embed(take), sum(FIRST_S)) for take in takes]),
+    )
+
+
+def calibrated(sessions: Sequence[Session]) -> tuple[VoiceThreshold, ...]:
+    """Thresholds below which are LOST of the users' own turns, and from which on MISTAKEN of the others'.
+
+    Each turn is compared with the mean of some of the user's turns: the first, and then one more and one more.
+    """
+    own: dict[float, list[float]] = defaultdict(list)
+    others: dict[float, list[float]] = defaultdict(list)
+    for session in sessions:
+        first, *known = [*session.first, *(turn for is_own, turn in session.order if is_own)]
+        total, known_s, learned = first.length_s * first.vector, first.length_s, [first]
+        while True:
+            for is_own, turn in [*((True, turn) for turn in session.first), *session.order]:
+                if not any(turn is one for one in learned):
+                    similarity = float(turn.vector @ total / np.linalg.norm(total))
+                    seconds = shared_s(turn.length_s, known_s)
+                    bin_s = min(SHARED_S, key=lambda s: abs(math.log(s / seconds)))
+                    (own if is_own else others)[bin_s].append(similarity)
+            if not known:
+                break
+            turn = known.pop(0)
+            total, known_s = total + turn.length_s * turn.vector, known_s + turn.length_s
+            learned.append(turn)
+    out = []
+    for seconds in SHARED_S:
+        # Quantiles of normal distributions, as those of so few turns are uncertain, and the lower one of both for the
+        # user's own, because a turn lost costs more than one too many.
+        normal = np.mean(own[seconds]) + NORMAL.inv_cdf(LOST) * np.std(own[seconds])
+        other = round(float(min(normal, np.quantile(own[seconds], LOST))), 3)
+        same = round(float(np.mean(others[seconds]) - NORMAL.inv_cdf(MISTAKEN) * np.std(others[seconds])), 3)
+        out.append(VoiceThreshold(seconds, other, max(other, same)))
+    return tuple(out)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    user: str
+    noise: str
+    mode: str
+    length_s: float
+    own: bool
+    other: bool
+
+
+def played(session: Session, profile: SpeakerProfile, mode: str, noise: str) -> list[Outcome]:
+    """What is decided about each counted turn of a session, in order, with what is learned on the way."""
+    speaker = (
+        PrimarySpeaker("enrolled", profile, session.voices) if mode == "enrolled" else PrimarySpeaker("auto", profile)
+    )
+    for turn in session.first:
+        speaker.heard(turn.vector, turn.length_s, turn.takes)
+    out = []
+    for own, turn in session.order:
+        other = speaker.heard(turn.vector, turn.length_s).speaker is TurnSpeaker.OTHER
+        out.append(Outcome(session.user, noise, mode, turn.length_s, own, other))
+    return out
+
+
+def interval(outcomes: Sequence[Outcome], wanted: Callable[[Outcome], bool]) -> list[float]:
+    """The 95 % interval of a share, by drawing users with replacement, in percent. Where no turn has it, or all have,
+    the interval is that of as many independent turns as there are users.
+    """
+    by_user: dict[str, list[int]] = defaultdict(list)
+    for outcome in outcomes:
+        by_user[outcome.user].append(wanted(outcome))
+    sums = np.array([(sum(found), len(found)) for found in by_user.values()])
+    edge = round(100 * (1 - 0.025 ** (1 / len(sums))), 1)
+    if sums[:, 0].sum() == 0:
+        return [0.0, edge]
+    if sums[:, 0].sum() == sums[:, 1].sum():
+        return [100 - edge, 100.0]
+    chance = np.random.default_rng(SEED)
+    drawn = sums[chance.integers(len(sums), size=(2000, len(sums)))].sum(1)
+    return [round(float(q), 1) for q in np.percentile(100 * drawn[:, 0] / drawn[:, 1], (2.5, 97.5))]
+
+
+def figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """A row for each mode, noise and length: the shares of own turns lost, and of others ignored, in percent."""
+    rows = []
+    for mode in ("auto", "enrolled"):
+        for noise in NOISES:
+            for length_s in LENGTHS_S:
+                part = [o for o in outcomes if (o.mode, o.noise, o.length_s) == (mode, noise, length_s)]
+                own, others = [o for o in part if o.own], [o for o in part if not o.own]
+                if not own or not others:
+                    continue
+                rows.append(
+                    {
+                        "mode": mode,
+                        "noise": noise,
+                        "length_s": length_s,
+                        "users": len({o.user for o in own}),
+                        "own_turns": len(own),
+                        "own_lost_percent": round(100 * sum(o.other for o in own) / len(own), 1),
+                        "own_lost_interval": interval(own, lambda o: o.other),
+                        "other_turns": len(others),
+                        "other_ignored_percent": round(100 * sum(o.other for o in others) / len(others), 1),
+                        "other_ignored_interval": interval(others, lambda o: o.other),
+                    }
+                )
+    return rows
+
+
+async def recorded(encoder: SpeakerModel, data: Path) -> tuple[list[list[Session]], dict[str, Any]]:
+    """The sessions of each half of the voices, in the quiet and in noise, and what making their vectors took."""
+    chance = np.random.default_rng(SEED)
+    voices = read_voices(data)
+    rows = list(map(json.loads, (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines()))
+    noises = [(r["id"], decode_all(str(data / r["path"]))) for r in rows if r["kind"] in NOISY]
+    order = chance.permutation(len(voices))
+    audio_s, took_s, sessions = 0.0, 0.0, list[list[Session]]()
+    for number in (0, 1):
+        sessions.append([])
+        half = [voices[k] for k in sorted(order[number::2])]
+        for planned in plan(half, chance):
+            for noise in (None, noises[chance.integers(len(noises))]):
+                began_s = time.perf_counter()
+                sessions[-1].append(await embed(encoder, planned, noise, chance))
+                took_s += time.perf_counter() - began_s
+                audio_s += sum(turn.length_s for turn in (*planned.first, *(turn for _, turn in planned.order)))
+                audio_s += 3 * sum(FIRST_S)
+                audio_s += sum(voice.speech_s for voice in sessions[-1][-1].voices)
+    facts = {
+        "voices": len(voices),
+        "sessions": sum(map(len, sessions)),
+        "embedding_ms_per_s": round(1000 * took_s / audio_s, 1),
+        "embedded_s": round(audio_s),
+    }
+    return sessions, facts
+
+
+def judged(sessions: Sequence[Sequence[Session]], profile: SpeakerProfile) -> dict[str, Any]:
+    """All figures, and the thresholds of each half and of all voices."""
+    outcomes = list[Outcome]()
+    thresholds = [calibrated(half) for half in sessions]
+    for half, chosen in zip(sessions, reversed(thresholds), strict=True):
+        calibrated_profile = replace(profile, thresholds=chosen)
+        quiet = {session.user: session for session in half if not session.noise}
+        for session in half:
+            noise = NOISES[1] if session.noise else NOISES[0]
+            outcomes += played(session, calibrated_profile, "auto", noise)
+            outcomes += played(session, calibrated_profile, "enrolled", noise)
+            if session.noise:
+                later = replace(session, first=quiet[session.user].first)
+                outcomes += played(later, calibrated_profile, "auto", NOISES[2])
+    return {
+        "rows": figures(outcomes),
+        "thresholds": listed(calibrated([session for half in sessions for session in half])),
+        "thresholds_by_half": [listed(half) for half in thresholds],
+    }
+
+
+def listed(thresholds: Sequence[VoiceThreshold]) -> list[list[float]]:
+    return [[one.shared_s, one.other, one.same] for one in thresholds]
+
+
+async def measure(encoder: SpeakerModel, data: Path) -> dict[str, Any]:
+    """All figures, and what a second of audio costs."""
+    sessions, facts = await recorded(encoder, data)
+    return facts | judged(sessions, encoder.profile)
+
+
+def measured(data: Path) -> dict[str, Any]:
+    """Load the encoder and measure it."""
+    settings = load_settings({"speaker_model": MODEL}, os.environ)
+    models = load(settings, store_of(settings.models), roles=("speaker",))
+    if models.speaker_model is None:
+        raise LookupError("no speaker encoder is loaded")
+    try:
+        return asyncio.run(measure(models.speaker_model, data))
+    finally:
+        models.close()
+
+
+def run(data: Path) -> list[dict[str, Any]]:
+    """Return the rows of `figures` for the recordings of a folder. Takes minutes."""
+    rows: list[dict[str, Any]] = measured(data)["rows"]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.turn_taking.speakers", description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "tests" / "data")
+    args = parser.parse_args()
+    found = measured(args.data)
+    head = ("mode", "noise", "turn, s", "own lost, %", "", "others ignored, %", "", "own", "others")
+    table(
+        "Turns of the user that are lost, and of other voices that are ignored",
+        head,
+        [
+            (
+                *(row["mode"], row["noise"], row["length_s"], row["own_lost_percent"], row["own_lost_interval"]),
+                *(row["other_ignored_percent"], row["other_ignored_interval"], row["own_turns"], row["other_turns"]),
+            )
+            for row in found["rows"]
+        ],
+    )
+    print(f"thresholds {found['thresholds']}, {found['embedding_ms_per_s']} ms for a second of audio")
+    save("turns-speakers", {"machine": machine(), "speakers": found})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""Resemblyzer's voice encoder: a vector of length 1 for a stretch of speech, close to others of the same voice.
+
+The network is that of Wan et al. 2018 (Generalized end-to-end loss for speaker verification, arXiv 1710.10467): three
+LSTM layers of 256 units over mel bands, a projection of the last output to 256 numbers, none negative, of length 1. It
+sees windows of 1.6 s, and the vectors of windows that overlap by half are averaged. What follows from a vector is
+decided by `turns/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+from onnx import TensorProto, helper, numpy_helper
+
+from antiphon.adapters.resemblyzer.checkpoint import Weights, read_weights
+from antiphon.adapters.resemblyzer.features import HOP, NUM_BANDS, mel_frames
+from antiphon.adapters.spec import LaneModelOptions
+from antiphon.audio import Pcm
+from antiphon.contracts.speaker import SpeakerProfile, VoiceThreshold
+from antiphon.engine.lane import Lane
+from antiphon.errors import ModelError
+
+NUM_LAYERS, SIZE = 3, 256
+# Windows of frames: so long, one every so many (1.3 in a second), and the last one is left out where less than
+# so much of it is audio.
+WINDOW_FRAMES, STEP_FRAMES, MIN_COVERAGE = 160, 77, 0.75
+# Below so much speech a vector says next to nothing.
+LEAST_S = 0.6
+# What similarities mean, as `python -m bench.turn_taking.speakers` measures it.
+THRESHOLDS = (
+    VoiceThreshold(0.5, 0.022, 0.282),
+    VoiceThreshold(0.7, 0.111, 0.295),
+    VoiceThreshold(1.0, 0.251, 0.346),
+    VoiceThreshold(1.4, 0.366, 0.366),
+)
+# What all voices have in common: the mean vector of the 124 voices of that measurement, in the quiet and in noise, each
+# number as a byte. With it taken off, vectors of two voices are about orthogonal.
+MEAN = np.frombuffer(
+    bytes.fromhex(
+        "59365c002f2d30524257ae9f63232e42a85f1e217383090001a110310a058c7a2a2547a86d133a29052c7b64523d2c3d"
+        "693b00741700132f451a603a250e4e625b0dc2920d151d580e982c2a004550ac1d11e07e1c1a107d0fbb7d0c12092800"
+        "330004031704a194716e2a4c17f6025e19ce58004e322a519587956172dc7dc284044a065b8e92686a1b854a0924b938"
+        "6b3cbd04da6482ad042b2df20e1e856a8a0484576e9e646ec597080c3445066768995d29b32226584600148f16204e47"
+        "18a2004686d280aa7883393100222b7f2d371813d48206410068be06863309003e8e656700062a072800077f7e98d1a9"
+        "b37b36ff3e7bba19a05013906b073205"
+    ),
+    np.uint8,
+) * np.float32(0.10974 / 255)
+# The level that speech softer than it is brought to, of root mean squares.
+TARGET_RMS = 10 ** (-30 / 20)
+
+
+def windows_of(num_samples: int) -> list[int]:
+    """Return the first frames of the windows over so many samples: at least one."""
+    num_frames = num_samples // HOP + 1
+    starts = list(range(0, max(1, num_frames - WINDOW_FRAMES + STEP_FRAMES + 1), STEP_FRAMES))
+    covered = (num_samples - starts[-1] * HOP) / (WINDOW_FRAMES * HOP)
+    return starts[:-1] if covered < MIN_COVERAGE and len(starts) > 1 else starts
+
+
+def network(weights: Weights) -> bytes:
+    """Return the network as an ONNX graph, from mel frames [WINDOW_FRAMES, num_windows, bands] to vectors."""
+    nodes, constants = [], []
+
+    def constant(name: str, value: npt.NDArray[np.float32]) -> str:
+        constants.append(numpy_helper.from_array(np.ascontiguousarray(value), name))
+        return name
+
+    def gates(name: str) -> npt.NDArray[np.float32]:
+        """A layer's rows, in the order of ONNX (in, out, forget, cell) instead of PyTorch's (in, forget, cell, out)."""
+        entry, forget, cell, out = np.split(weights[name], 4)
+        return np.concatenate((entry, out, forget, cell))
+
+    below = "frames"
+    for layer in range(NUM_LAYERS):
+        inputs = [
+            below,
+            constant(f"input{layer}", gates(f"lstm.weight_ih_l{layer}")[None]),
+            constant(f"state{layer}", gates(f"lstm.weight_hh_l{layer}")[None]),
+            constant(
+                f"bias{layer}",
+                np.concatenate((gates(f"lstm.bias_ih_l{layer}"), gates(f"lstm.bias_hh_l{layer}")))[None],
+            ),
+        ]
+        nodes.append(helper.make_node("LSTM", inputs, [f"all{layer}", f"last{layer}"], hidden_size=SIZE))
+        nodes.append(helper.make_node("Squeeze", [f"all{layer}", "direction"], [f"outputs{layer}"]))
+        below = f"outputs{layer}"
+    constants.append(numpy_helper.from_array(np.array([1]), "direction"))
+    constants.append(numpy_helper.from_array(np.array([0]), "layer"))
+    nodes += [
+        helper.make_node("Squeeze", [f"last{NUM_LAYERS - 1}", "layer"], ["last"]),
+        helper.make_node(
+            "Gemm",
+            ["last", constant("weight", weights["linear.weight"].T), constant("bias", weights["linear.bias"])],
+            ["projected"],
+        ),
+        helper.make_node("Relu", ["projected"], ["positive"]),
+        helper.make_node("LpNormalization", ["positive"], ["vectors"], axis=1, p=2),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "voice encoder",
+        [helper.make_tensor_value_info("frames", TensorProto.FLOAT, ["num_frames", "num_windows", NUM_BANDS])],
+        [helper.make_tensor_value_info("vectors", TensorProto.FLOAT, ["num_windows", SIZE])],
+        constants,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    return bytes(model.SerializeToString())
+
+
+class ResemblyzerEncoder:
+    """A SpeakerModel with a lane of one thread, which computes on one core."""
+
+    def __init__(self, folder: Path, model_id: str, options: LaneModelOptions) -> None:
+        """Load `pretrained.pt` of the folder. Raises ModelError for a file that does not load."""
+        session = onnxruntime.SessionOptions()
+        session.intra_op_num_threads = session.inter_op_num_threads = 1
+        session.log_severity_level = 3
+        try:
+            graph = network(read_weights(folder / "pretrained.pt"))
+            self._model = onnxruntime.InferenceSession(graph, session, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            # Neither pickle nor onnxruntime has a common class for what they raise over a file.
+            raise ModelError(f"{model_id} does not load: {error}") from error
+        self._profile = SpeakerProfile(model_id, SIZE, LEAST_S, THRESHOLDS)
+        self.lane: Lane[Pcm, Pcm] = Lane("speaker", self._work, max_queue=options.max_queue, observe=options.observe)
+
+    @property
+    def profile(self) -> SpeakerProfile:
+        """The facts by which voices are compared."""
+        return self._profile
+
+    async def embed(self, pcm: Pcm) -> Pcm:
+        """Return the vector of a voice, float32 [256], of length 1, without what all voices have in common.
+
+        pcm: float32 [num_samples], mono, 16 kHz, of any length. Waits in the lane. Raises Refused where the lane is
+        full, ModelError.
+        """
+        return await self.lane.run(pcm)
+
+    def close(self) -> None:
+        """Stop the lane's worker thread. Calls of `embed` that wait in the lane are cancelled."""
+        self.lane.close()
+
+    def encode(self, pcm: Pcm) -> Pcm:
+        """Return the network's own vector, float32 [256], of length 1, in which no number is negative. Computes in the
+        thread of the caller.
+        """
+        rms = float(np.sqrt(np.mean(pcm**2))) if len(pcm) else 0.0
+        frames = mel_frames(pcm * max(1.0, TARGET_RMS / rms) if rms else pcm)
+        if len(frames) < WINDOW_FRAMES:
+            # Short speech is repeated: silence after it would count as a part of the voice.
+            frames = np.resize(frames[:-1] if len(frames) > 1 else frames, (WINDOW_FRAMES, NUM_BANDS))
+        starts = windows_of(len(pcm))
+        frames = np.pad(frames, ((0, max(0, starts[-1] + WINDOW_FRAMES - len(frames))), (0, 0)))
+        windows = np.stack([frames[start : start + WINDOW_FRAMES] for start in starts], axis=1)
+        mean = self._model.run(None, {"frames": windows})[0].mean(0)
+        return np.asarray(mean / np.linalg.norm(mean), np.float32)
+
+    def _work(self, jobs: Sequence[Pcm]) -> list[Pcm]:
+        vectors = np.stack([self.encode(pcm) for pcm in jobs]) - MEAN
+        return list(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))

@@ -1,0 +1,191 @@
+"""Decides whether a turn is said by the user of a conversation or by another voice near the microphone. Pure.
+
+A voice is a vector of a speaker encoder (`contracts/speaker.py`). Who the user is, is either given (`enrolled`), or
+learned from the turns that are answered (`auto`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal
+
+import numpy as np
+
+from antiphon.audio import Pcm
+from antiphon.contracts.speaker import SpeakerProfile
+
+PrimarySpeakerMode = Literal["off", "auto", "enrolled"]
+
+# After so many seconds of speech a turn that goes on may be judged before it is over, as an interruption has to be. The
+# second look is the surer one.
+EARLY_LOOKS_S = (0.6, 1.0)
+# Shorter turns are judged, and nothing is learned from them.
+MIN_LEARN_S = 1.0
+# What was heard counts as at most so many seconds, so that the voice of a long conversation is still followed.
+MAX_MEMORY_S = 30.0
+# No turn counts as more seconds than these, so that no single one outweighs several.
+MAX_TURN_S = 5.0
+# A voice is the user's when it was heard in so many turns, and until then nobody is ignored: the first turn may have
+# been a television's, or a cough.
+SURE_TURNS = 2
+# Until then, another voice that says so many turns in a row takes the first one's place.
+TAKEOVER_TURNS = 3
+
+
+class TurnSpeaker(Enum):
+    """Who said a turn. UNDECIDED counts as the user: a user's turn that is lost costs more than one too many."""
+
+    USER = "user"
+    OTHER = "other"
+    UNDECIDED = "undecided"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerVerdict:
+    """Who said a turn, and the similarity that says so, in [-1, 1]; None where there was nothing to compare."""
+
+    speaker: TurnSpeaker
+    similarity: float | None = None
+
+    @property
+    def is_other(self) -> bool:
+        """Whether the turn is neither answered nor allowed to interrupt."""
+        return self.speaker is TurnSpeaker.OTHER
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolledVoice:
+    """A voice that counts as the user: `vector` float32 [size], of length 1, made of `speech_s` seconds of speech."""
+
+    vector: Pcm
+    speech_s: float
+
+
+@dataclass(slots=True)
+class _Voice:
+    """A voice as the mean of the turns it was heard in, weighted by their seconds. `mean` float32 [size], length 1."""
+
+    mean: Pcm
+    heard_s: float
+    num_turns: int = 1
+
+    def judge(self, vector: Pcm, speech_s: float, profile: SpeakerProfile) -> SpeakerVerdict:
+        similarity = float(self.mean @ vector)
+        threshold = profile.threshold(speech_s, self.heard_s)
+        if similarity < threshold.other:
+            return SpeakerVerdict(TurnSpeaker.OTHER, similarity)
+        return SpeakerVerdict(TurnSpeaker.USER if similarity >= threshold.same else TurnSpeaker.UNDECIDED, similarity)
+
+    def learn(self, vector: Pcm, speech_s: float) -> None:
+        """Move the mean towards a turn's vector by its part of what was heard."""
+        mean = self.heard_s * self.mean + speech_s * vector
+        # Opposite vectors have no mean; the voice stays as it was.
+        if (length := float(np.linalg.norm(mean))) > 0:
+            self.mean = np.asarray(mean / length, np.float32)
+        self.heard_s = min(MAX_MEMORY_S, self.heard_s + speech_s)
+        self.num_turns += 1
+
+
+# The verdicts of several enrolled voices, the one that counts first.
+_ORDER = (TurnSpeaker.USER, TurnSpeaker.UNDECIDED, TurnSpeaker.OTHER)
+
+
+class PrimarySpeaker:
+    """Who the user of one conversation is.
+
+    Call `judge` early within a turn that may interrupt, and `heard` once for each turn that is over. In the mode `off`
+    everything is UNDECIDED, and no vectors are needed.
+    """
+
+    def __init__(
+        self, mode: PrimarySpeakerMode, profile: SpeakerProfile, enrolled: Sequence[EnrolledVoice] = ()
+    ) -> None:
+        """`profile`: of the encoder that all vectors come from. `enrolled`: in the mode `enrolled`, the voices that
+        count as the user; several may be of one person, such as recordings in several rooms. Raises ValueError where
+        that mode has none, another mode has some, or one is of another size.
+        """
+        if (mode == "enrolled") != bool(enrolled):
+            raise ValueError("the mode `enrolled` needs a voice, and the others take none")
+        if any(voice.vector.shape != (profile.size,) or voice.speech_s <= 0 for voice in enrolled):
+            raise ValueError(
+                f"a voice of {profile.id} is a vector of {profile.size} numbers, of some seconds of speech"
+            )
+        self.mode = mode
+        self._profile = profile
+        # The user's voice, as it was heard and as it is in noise, or all voices that were enrolled.
+        self._users = [_Voice(voice.vector, voice.speech_s) for voice in enrolled]
+        self._num_turns = SURE_TURNS if enrolled else 0
+        # The other voice that was heard last, while the first may still turn out to be the wrong one.
+        self._rival: _Voice | None = None
+
+    @property
+    def knows_user(self) -> bool:
+        """Whether the user's voice is known, so that a verdict may be OTHER."""
+        return self._num_turns >= SURE_TURNS
+
+    def judge(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
+        """Say whose voice a vector is, of a whole turn or of its beginning. Nothing is learned.
+
+        `vector`: float32 [profile.size], length 1. `speech_s`: the seconds of speech that it was made of. With less
+        than `profile.least_s` of it, or no voice to compare with, the verdict is UNDECIDED. It is not OTHER before
+        `knows_user`.
+        """
+        verdict = self._compared(vector, speech_s)
+        if verdict.speaker is TurnSpeaker.OTHER and not self.knows_user:
+            return SpeakerVerdict(TurnSpeaker.UNDECIDED, verdict.similarity)
+        return verdict
+
+    def heard(self, vector: Pcm, speech_s: float, takes: Sequence[Pcm] = ()) -> SpeakerVerdict:
+        """Judge a turn that is over as `judge` does, and in the mode `auto` learn from it.
+
+        `takes`: the vectors of the turn's `enrolment_takes` (`turns/enrolment.py`) with made-up noise, by which the
+        user is still known where noise begins later. They are of use while `knows_user` is false; later ones count too.
+
+        The first turn of at least MIN_LEARN_S is taken for the user's voice, whoever says it. Turns that are of the
+        same voice for sure move it, ever less as more was heard. Until it was heard in SURE_TURNS, another voice that
+        says TAKEOVER_TURNS in a row takes its place.
+        """
+        verdict = self.judge(vector, speech_s)
+        if self.mode != "auto" or speech_s < max(MIN_LEARN_S, self._profile.least_s):
+            return verdict
+        speech_s = min(speech_s, MAX_TURN_S)
+        if not self._users:
+            self._users = [_Voice(one, speech_s) for one in (vector, *takes)]
+            self._num_turns = 1
+        elif verdict.speaker is TurnSpeaker.USER:
+            self._learn(vector, speech_s, takes)
+        elif not self.knows_user and self._compared(vector, speech_s).speaker is TurnSpeaker.OTHER:
+            self._challenge(vector, speech_s)
+        return verdict
+
+    def forget(self) -> None:
+        """Forget a voice that was learned, as for a new user. Voices that were enrolled stay."""
+        if self.mode == "auto":
+            self._users, self._num_turns, self._rival = [], 0, None
+
+    def _compared(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
+        """The best verdict over the user's voices, however little is known of them."""
+        if self.mode == "off" or not self._users or speech_s < self._profile.least_s:
+            return SpeakerVerdict(TurnSpeaker.UNDECIDED)
+        verdicts = [user.judge(vector, speech_s, self._profile) for user in self._users]
+        return min(verdicts, key=lambda verdict: (_ORDER.index(verdict.speaker), -(verdict.similarity or 0.0)))
+
+    def _learn(self, vector: Pcm, speech_s: float, takes: Sequence[Pcm]) -> None:
+        """Move the nearest of the user's voices, and those in noise where the turn comes with as many takes."""
+        max(self._users, key=lambda user: float(user.mean @ vector)).learn(vector, speech_s)
+        if len(takes) == len(self._users) - 1:
+            for user, take in zip(self._users[1:], takes, strict=True):
+                user.learn(take, speech_s)
+        self._num_turns += 1
+        self._rival = None
+
+    def _challenge(self, vector: Pcm, speech_s: float) -> None:
+        """Count a turn of another voice than the first one, which takes the first one's place with its third turn."""
+        if self._rival is None or self._rival.judge(vector, speech_s, self._profile).speaker is TurnSpeaker.OTHER:
+            self._rival = _Voice(vector, speech_s)
+            return
+        self._rival.learn(vector, speech_s)
+        if self._rival.num_turns >= TAKEOVER_TURNS:
+            self._users, self._num_turns, self._rival = [self._rival], self._rival.num_turns, None

@@ -1,0 +1,54 @@
+"""What `bench/turn_taking/speakers.py` counts: turns that share nothing, stretches of one speaker, intervals."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from bench.turn_taking.speakers import (
+    FIRST_S,
+    LENGTHS_S,
+    MOST_TURNS,
+    Outcome,
+    alone,
+    cut,
+    interval,
+    may_be_same,
+    read_voices,
+)
+
+from antiphon.audio import SAMPLE_RATE_HZ
+from tests.conftest import DATA
+
+
+def test_turns_share_no_sample_and_there_are_as_many_of_each_length() -> None:
+    # Each sample has a value of its own.
+    speech = np.linspace(0.1, 0.2, 60 * SAMPLE_RATE_HZ, dtype=np.float32)
+    turns = cut([speech])
+    assert [turn.length_s for turn in turns[: len(FIRST_S)]] == list(FIRST_S)
+    counted = [turn.length_s for turn in turns[len(FIRST_S) :]]
+    assert {length_s: counted.count(length_s) for length_s in LENGTHS_S} == dict.fromkeys(LENGTHS_S, MOST_TURNS)
+    for turn, following in pairwise(turns):
+        assert turn.pcm[-1] < following.pcm[0]
+    # A recording that ends soon gives shorter turns.
+    assert [turn.length_s for turn in cut([speech[: 5 * SAMPLE_RATE_HZ]])] == [2.0, 1.0, 2.0]
+
+
+def test_a_speaker_of_a_meeting_is_taken_where_nobody_else_speaks() -> None:
+    rttm = [(0.0, 4.0, "A"), (3.0, 6.0, "B"), (5.5, 9.0, "A")]
+    assert alone(rttm, "A") == [(0.0, 3.0), (6.0, 9.0)]
+    assert alone(rttm, "B") == [(4.0, 5.5)]
+
+
+def test_an_interval_is_never_a_point() -> None:
+    outcomes = [Outcome(f"user-{k % 20}", "quiet", "auto", 2.0, True, False) for k in range(100)]
+    assert interval(outcomes, lambda o: o.other) == [0.0, pytest.approx(16.8, abs=0.1)]
+    assert interval(outcomes, lambda o: o.own) == [pytest.approx(83.2, abs=0.1), 100.0]
+
+
+def test_voices_of_a_crowd_may_be_one_speaker() -> None:
+    voices = {voice.name: voice for voice in read_voices(DATA)}
+    assert not may_be_same(voices["lj"], voices["jfk"])
+    assert may_be_same(voices["lj"], voices["lj"])
+    assert not may_be_same(voices["fleurs-de-001"], voices["fleurs-es-000"])

@@ -1,0 +1,169 @@
+"""Who the user is, by made-up voices: a direction for each voice, and something accidental in each turn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from antiphon.audio import Pcm
+from antiphon.contracts import SpeakerProfile, VoiceThreshold
+from antiphon.turns.primary_speaker import (
+    MAX_MEMORY_S,
+    SURE_TURNS,
+    TAKEOVER_TURNS,
+    EnrolledVoice,
+    PrimarySpeaker,
+    TurnSpeaker,
+)
+
+SIZE = 64
+PROFILE = SpeakerProfile("toy", SIZE, 0.6, (VoiceThreshold(0.5, 0.2, 0.4), VoiceThreshold(1.5, 0.4, 0.6)))
+
+
+class Person:
+    """A voice. `turn`: the vector of a turn, whose accidental part is `spread` times as long as the voice's own."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance = np.random.default_rng(seed)
+        self.voice = self._vector()
+
+    def turn(self, spread: float = 0.3) -> Pcm:
+        mixed = self.voice + spread * self._vector()
+        return np.asarray(mixed / np.linalg.norm(mixed), np.float32)
+
+    def _vector(self) -> Pcm:
+        vector = self._chance.normal(size=SIZE)
+        return np.asarray(vector / np.linalg.norm(vector), np.float32)
+
+
+def known(user: Person) -> PrimarySpeaker:
+    """A conversation in which the user has said two turns."""
+    speaker = PrimarySpeaker("auto", PROFILE)
+    for _ in range(SURE_TURNS):
+        speaker.heard(user.turn(), 2.0)
+    assert speaker.knows_user
+    return speaker
+
+
+def test_when_the_user_was_heard_twice_then_another_voice_is_told_apart() -> None:
+    user, television = Person(1), Person(2)
+    speaker = PrimarySpeaker("auto", PROFILE)
+    assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.UNDECIDED
+    # One turn may be a television's, so nobody is ignored yet.
+    assert not speaker.knows_user
+    verdict = speaker.heard(television.turn(), 2.0)
+    assert verdict.speaker is TurnSpeaker.UNDECIDED
+    assert verdict.similarity is not None
+    assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
+    assert speaker.knows_user
+    for _ in range(5):
+        assert speaker.heard(television.turn(), 3.0).is_other
+        assert speaker.heard(user.turn(), 3.0).speaker is TurnSpeaker.USER
+
+
+def test_when_a_turn_goes_on_then_it_is_judged_and_nothing_is_learned() -> None:
+    user, television = Person(3), Person(4)
+    speaker = known(user)
+    for _ in range(20):
+        assert speaker.judge(television.turn(), 0.6).is_other
+    assert not speaker.judge(user.turn(), 0.6).is_other
+
+
+def test_when_a_turn_has_too_little_speech_then_it_is_the_users() -> None:
+    speaker = known(Person(5))
+    assert speaker.heard(Person(6).turn(), 0.5).speaker is TurnSpeaker.UNDECIDED
+    assert speaker.heard(Person(6).turn(), 0.6).is_other
+
+
+def test_when_a_short_turn_comes_first_then_it_is_not_learned() -> None:
+    speaker, user = PrimarySpeaker("auto", PROFILE), Person(7)
+    speaker.heard(Person(8).turn(), 0.8)
+    for _ in range(SURE_TURNS):
+        speaker.heard(user.turn(), 1.0)
+    assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
+    assert speaker.heard(Person(8).turn(), 2.0).is_other
+
+
+def test_when_the_first_turn_was_a_televisions_then_the_user_takes_its_place() -> None:
+    user, television = Person(9), Person(10)
+    speaker = PrimarySpeaker("auto", PROFILE)
+    speaker.heard(television.turn(), 4.0)
+    # None of the user's turns is lost on the way.
+    assert [speaker.heard(user.turn(), 2.0).speaker for _ in range(TAKEOVER_TURNS)] == [TurnSpeaker.UNDECIDED] * 3
+    assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
+    assert speaker.heard(television.turn(), 4.0).is_other
+
+
+def test_when_the_user_is_known_then_no_other_voice_takes_the_place() -> None:
+    user, television = Person(11), Person(12)
+    speaker = known(user)
+    assert all(speaker.heard(television.turn(), 4.0).is_other for _ in range(20))
+    assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
+
+
+def test_when_the_voice_changes_slowly_then_it_is_followed() -> None:
+    user, hoarse = Person(13), Person(14)
+    speaker = known(user)
+    for step in range(60):
+        share = step / 60
+        vector = (1 - share) * user.voice + share * hoarse.voice
+        assert not speaker.heard(np.asarray(vector / np.linalg.norm(vector), np.float32), 4.0).is_other
+    assert speaker.heard(hoarse.turn(), 4.0).speaker is TurnSpeaker.USER
+
+
+def test_when_one_wrong_turn_is_learned_then_the_user_stays() -> None:
+    user, other = Person(15), Person(16)
+    speaker = known(user)
+    for _ in range(int(MAX_MEMORY_S / 4)):
+        speaker.heard(user.turn(), 4.0)
+    wrong = user.voice + 0.8 * other.voice
+    assert speaker.heard(np.asarray(wrong / np.linalg.norm(wrong), np.float32), 60.0).speaker is TurnSpeaker.USER
+    assert speaker.heard(other.turn(), 2.0).is_other
+    assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
+
+
+def test_when_noise_begins_later_then_the_user_is_known_by_the_takes() -> None:
+    user, noise = Person(17), Person(18)
+    noisy = np.asarray((user.voice + 6 * noise.voice) / np.linalg.norm(user.voice + 6 * noise.voice), np.float32)
+    alone, with_takes = PrimarySpeaker("auto", PROFILE), PrimarySpeaker("auto", PROFILE)
+    for _ in range(SURE_TURNS):
+        alone.heard(user.turn(), 2.0)
+        with_takes.heard(user.turn(), 2.0, [noisy])
+    assert alone.judge(noisy, 2.0).is_other
+    assert with_takes.heard(noisy, 2.0).speaker is TurnSpeaker.USER
+    assert with_takes.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
+
+
+def test_when_voices_are_enrolled_then_only_they_are_the_user_and_nothing_is_learned() -> None:
+    users, other = (Person(19), Person(20)), Person(21)
+    speaker = PrimarySpeaker("enrolled", PROFILE, [EnrolledVoice(user.voice, 10.0) for user in users])
+    assert speaker.knows_user
+    for _ in range(10):
+        assert speaker.heard(other.turn(), 2.0).is_other
+        assert all(speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER for user in users)
+    speaker.forget()
+    assert speaker.knows_user
+
+
+def test_when_the_user_is_forgotten_then_the_next_voice_is_learned() -> None:
+    speaker, second = known(Person(22)), Person(23)
+    speaker.forget()
+    assert not speaker.knows_user
+    assert [speaker.heard(second.turn(), 2.0).speaker for _ in range(2)] == [TurnSpeaker.UNDECIDED, TurnSpeaker.USER]
+
+
+def test_when_it_is_off_then_everything_is_undecided() -> None:
+    speaker = PrimarySpeaker("off", PROFILE)
+    for seed in (24, 25, 25):
+        assert speaker.heard(Person(seed).turn(), 4.0).speaker is TurnSpeaker.UNDECIDED
+    assert not speaker.knows_user
+
+
+def test_when_voices_do_not_fit_the_mode_or_the_encoder_then_it_is_an_error() -> None:
+    voice = EnrolledVoice(Person(26).voice, 3.0)
+    for mode, voices in (("enrolled", []), ("auto", [voice]), ("off", [voice])):
+        with pytest.raises(ValueError, match="mode"):
+            PrimarySpeaker(mode, PROFILE, voices)  # type: ignore[arg-type]
+    for wrong in (EnrolledVoice(np.ones(3, np.float32), 3.0), EnrolledVoice(voice.vector, 0.0)):
+        with pytest.raises(ValueError, match="64 numbers"):
+            PrimarySpeaker("enrolled", PROFILE, [wrong])
