@@ -67,6 +67,8 @@ class Item:
     name: str = ""
     arguments: str = ""
     output: str = ""
+    # Of a turn of the user's: "other" where it was another's voice, who was not answered and the model is not told of.
+    speaker: str = ""
 
     @property
     def text(self) -> str:

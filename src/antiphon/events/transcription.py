@@ -17,6 +17,7 @@ from antiphon.events.words import TokenLogprob, Word
 
 # How soon a turn is taken to be over, where that is judged.
 Eagerness = Literal["low", "medium", "high", "auto"]
+PrimarySpeakerMode = Literal["off", "auto", "enrolled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +80,8 @@ class TranscriptionConfig:
     - `preflight`: the turns are answered. TranscriptGuessed is reported in a pause that may end the turn, and a turn
       whose end confirms its guess is done at once.
     - `tuning`: how the transcript is streamed.
+    - `primary_speaker`: turns of other voices than the user's are told from the user's: `auto` learns who the user is,
+      `enrolled` compares with `enrolled_voice`, an encoded recording of their voice.
     """
 
     model: str = "default"
@@ -94,6 +97,8 @@ class TranscriptionConfig:
     logprobs: bool = False
     reports_language: bool = False
     idle_timeout_ms: float | None = None
+    primary_speaker: PrimarySpeakerMode = "off"
+    enrolled_voice: bytes = b""
 
 
 # --- commands ------------------------------------------------------------------------------------------------------
@@ -243,6 +248,7 @@ class TranscriptDone:
     - `audio_s`: the length of the turn's audio in seconds.
     - `prompt_tokens`, `completion_tokens`: the tokens of all decodes of the turn.
     - `logprobs`: of the tokens of `text`; empty unless they were asked for.
+    - `speaker`: whose voice it was, `user` or `other`; "" where that was not asked for, or nobody can say.
     """
 
     turn: int
@@ -254,6 +260,7 @@ class TranscriptDone:
     prompt_tokens: int
     completion_tokens: int
     logprobs: tuple[TokenLogprob, ...] = ()
+    speaker: str = ""
 
 
 @dataclass(frozen=True, slots=True)

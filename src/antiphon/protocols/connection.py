@@ -39,7 +39,7 @@ class Context:
     may ask for.
     `log_alias`: called with a name that is not loaded and, unless it is the transcriber, with what serves it instead.
     `resume_token`: the first token of a session that can be resumed; None: it ends with its connection. `autostart`:
-    the session begins without a first message of the client.
+    the session begins without a first message of the client. `tells_voices`: a speaker model is loaded.
     """
 
     models: ModelNames
@@ -56,6 +56,7 @@ class Context:
     log_alias: Callable[..., None] = lambda *_: None
     resume_token: str | None = None
     autostart: bool = False
+    tells_voices: bool = False
 
     @property
     def expires_at(self) -> int:

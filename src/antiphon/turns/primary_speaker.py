@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Literal
 
 import numpy as np
 
 from antiphon.audio import Pcm
 from antiphon.contracts.speaker import SpeakerProfile
-
-PrimarySpeakerMode = Literal["off", "auto", "enrolled"]
+from antiphon.events.transcription import PrimarySpeakerMode
 
 # After so many seconds of speech a turn that goes on may be judged before it is over, as an interruption has to be. The
 # second look is the surer one.

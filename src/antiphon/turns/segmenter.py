@@ -187,6 +187,12 @@ class Segmenter:
         return self._turn
 
     @property
+    def prefix_samples(self) -> int:
+        """Samples of a turn's beginning that lie before its speech, at most."""
+        prefix_ms = self._vad.prefix_padding_ms if self._vad else INNER_PREFIX_MS
+        return prefix_ms * SAMPLE_RATE_HZ // 1000
+
+    @property
     def uncommitted_ms(self) -> int:
         """Milliseconds of audio since the last commit, which may all be silence."""
         return (self._now - self._committed) * 1000 // SAMPLE_RATE_HZ
@@ -423,8 +429,7 @@ class Segmenter:
     @property
     def _next_turn_from(self) -> int:
         """The first sample that a turn may have which is still to begin."""
-        prefix_ms = self._vad.prefix_padding_ms if self._vad else INNER_PREFIX_MS
-        return self._judged - prefix_ms * SAMPLE_RATE_HZ // 1000 - MAX_BACKDATED
+        return self._judged - self.prefix_samples - MAX_BACKDATED
 
     def _forget(self) -> None:
         """Drop sound that no window can want any more."""

@@ -22,12 +22,11 @@ from antiphon.protocols.duplex.session_fields import (
     input_format,
     output_format,
 )
-from antiphon.protocols.realtime.input_fields import AudioFormat, AudioInput, TurnDetection
+from antiphon.protocols.realtime.input_fields import AudioFormat, AudioInput, TurnDetection, apply_input
 from antiphon.protocols.realtime.items import VoiceId
 from antiphon.protocols.realtime.session_fields import (
     SessionFields,
     SessionOutput,
-    apply_input,
     apply_output,
     apply_own,
     conversation_config,

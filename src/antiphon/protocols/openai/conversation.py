@@ -24,7 +24,7 @@ from antiphon.protocols.openai.transcription import MIN_COMMIT_MS
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
 from antiphon.protocols.realtime.commands import command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents, OutputAudio
-from antiphon.protocols.realtime.input_fields import CONVERSATION_VAD, PCM_24K, AudioInput
+from antiphon.protocols.realtime.input_fields import CONVERSATION_VAD, PCM_24K, AudioInput, apply_input
 from antiphon.protocols.realtime.items import ItemContext, VoiceId
 from antiphon.protocols.realtime.messages import (
     ConversationMessage,
@@ -43,7 +43,6 @@ from antiphon.protocols.realtime.session_fields import (
     GaSession,
     SessionFields,
     SessionOutput,
-    apply_input,
     apply_output,
     apply_own,
     beta_session,

@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import Eagerness, ServerVad
+from antiphon.protocols.connection import Context
 from antiphon.protocols.fields import Text, number
 from antiphon.turns.eagerness import semantic_vad
 
@@ -169,6 +170,7 @@ class InputFields(msgspec.Struct, forbid_unknown_fields=True):
     transcription: TranscriptionFields | UnsetType | None = UNSET
     noise_reduction: NoiseReduction | UnsetType | None = UNSET
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
+    primary_speaker: Text | UnsetType | None = UNSET
 
 
 class AudioInput(msgspec.Struct):
@@ -178,6 +180,8 @@ class AudioInput(msgspec.Struct):
     transcription: Transcription | None = None
     noise_reduction: NoiseReduction | None = None
     turn_detection: TurnDetection | None = None
+    # Ours, and shown to those who have set it.
+    primary_speaker: Literal["off", "auto"] | UnsetType = UNSET
 
 
 def format_of_beta(given: F) -> F | FormatFields:
@@ -209,6 +213,17 @@ def check_format(given: FormatFields | str, param: str) -> AudioFormat:
             "invalid_value", f"Invalid rate: {given.rate}. Supported values are: {rates}.", f"{param}.rate"
         )
     return AudioFormat("audio/pcm", given.rate)
+
+
+def check_primary_speaker(given: str | None, param: str, *, is_loaded: bool) -> Literal["off", "auto"] | UnsetType:
+    """Whose turns count. `is_loaded`: voices can be told apart here."""
+    if given is None:
+        return UNSET
+    if given not in ("off", "auto"):
+        raise _unsupported(given, ("off", "auto"), param)
+    if given == "auto" and not is_loaded:
+        raise RemoteProtocolError("invalid_value", "This server has no --speaker-model to tell voices apart.", param)
+    return given  # type: ignore[return-value]
 
 
 def check_noise_reduction(given: NoiseReduction | None, param: str) -> NoiseReduction | None:
@@ -316,3 +331,42 @@ def _check_semantic_vad(given: TurnDetectionFields, param: str) -> TurnDetection
 def _unsupported(value: object, supported: tuple[str, ...], param: str) -> RemoteProtocolError:
     names = ", ".join(f"'{name}'" for name in supported)
     return RemoteProtocolError("invalid_value", f"Invalid value: '{value}'. Supported values are: {names}.", param)
+
+
+def apply_input(audio: AudioInput, given: InputFields, context: Context, where: str) -> AudioInput:
+    """The input of a conversation with the changes that were `given`. `where`: what their paths begin with.
+
+    Raises RemoteProtocolError.
+    """
+    merged = msgspec.structs.replace(audio)
+    if given.format is not UNSET:
+        merged.format = check_format(given.format, f"{where}format")
+    if given.transcription is not UNSET:
+        merged.transcription = _transcription(audio, given.transcription, context, f"{where}transcription")
+    if given.noise_reduction is not UNSET:
+        merged.noise_reduction = check_noise_reduction(given.noise_reduction, f"{where}noise_reduction")
+    if given.primary_speaker is not UNSET:
+        param, is_loaded = f"{where}primary_speaker", context.tells_voices
+        merged.primary_speaker = check_primary_speaker(given.primary_speaker, param, is_loaded=is_loaded)
+    if given.turn_detection is not UNSET:
+        param = f"{where}turn_detection"
+        merged.turn_detection = check_conversation_vad(given.turn_detection, audio.turn_detection, param)
+    return merged
+
+
+def _transcription(
+    audio: AudioInput, given: TranscriptionFields | None, context: Context, param: str
+) -> Transcription | None:
+    """The fields of `transcription` merged into those in force; null turns the user's transcripts off."""
+    if given is None:
+        return None
+    merged = msgspec.structs.replace(audio.transcription or Transcription())
+    if (terms := given.terms(param)) is not UNSET:
+        merged.keywords = terms
+    for name in ("model", "language", "prompt"):
+        if text := getattr(given, name):
+            setattr(merged, name, text)
+    context.check_language(merged.language or None, f"{param}.language")
+    if given.languages is not UNSET:
+        merged.languages = context.check_languages(given.languages, f"{param}.languages")
+    return merged

@@ -29,9 +29,7 @@ from antiphon.protocols.realtime.input_fields import (
     TurnDetection,
     TurnDetectionFields,
     beta_format_name,
-    check_conversation_vad,
     check_format,
-    check_noise_reduction,
     format_of_beta,
 )
 from antiphon.protocols.realtime.items import NamedTool, VoiceId, check_nothing_asked, tool_choice_from, tools_from
@@ -334,43 +332,6 @@ def apply_own(fields: SessionFields, given: OwnFields, *, speaks: bool) -> Sessi
     return merged
 
 
-def apply_input(audio: AudioInput, given: InputFields, context: Context, where: str) -> AudioInput:
-    """The input of a conversation with the changes that were `given`. `where`: what their paths begin with.
-
-    Raises RemoteProtocolError.
-    """
-    merged = msgspec.structs.replace(audio)
-    if given.format is not UNSET:
-        merged.format = check_format(given.format, f"{where}format")
-    if given.transcription is not UNSET:
-        merged.transcription = _transcription(audio, given.transcription, context, f"{where}transcription")
-    if given.noise_reduction is not UNSET:
-        merged.noise_reduction = check_noise_reduction(given.noise_reduction, f"{where}noise_reduction")
-    if given.turn_detection is not UNSET:
-        merged.turn_detection = check_conversation_vad(
-            given.turn_detection, audio.turn_detection, f"{where}turn_detection"
-        )
-    return merged
-
-
-def _transcription(
-    audio: AudioInput, given: TranscriptionFields | None, context: Context, param: str
-) -> Transcription | None:
-    """The fields of `transcription` merged into those in force; null turns the user's transcripts off."""
-    if given is None:
-        return None
-    merged = msgspec.structs.replace(audio.transcription or Transcription())
-    if (terms := given.terms(param)) is not UNSET:
-        merged.keywords = terms
-    for name in ("model", "language", "prompt"):
-        if text := getattr(given, name):
-            setattr(merged, name, text)
-    context.check_language(merged.language or None, f"{param}.language")
-    if given.languages is not UNSET:
-        merged.languages = context.check_languages(given.languages, f"{param}.languages")
-    return merged
-
-
 def apply_output(output: SessionOutput, given: OutputFields, context: Context, *, has_spoken: bool) -> SessionOutput:
     """The output of a conversation with the changes that were `given`. `has_spoken`: the client was sent audio.
 
@@ -418,6 +379,7 @@ def conversation_config(fields: SessionFields, audio: AudioInput, voice: str | N
             word_times=WORDS in included,
             logprobs=LOGPROBS in included,
             reports_language=LANGUAGE in included,
+            primary_speaker=audio.primary_speaker or "off",
         ),
         instructions=fields.instructions,
         audio_output=fields.speaks,

@@ -27,6 +27,7 @@ def context_of(state: ServerState, *, resume_token: str | None = None, autostart
         session_s=settings.server.session_s,
         knows_language=profile.languages.__contains__,
         transcriber=profile,
+        tells_voices=state.loaded().speaker_model is not None,
         tuning_caps=TuningCaps(audio.max_audio_s, audio.max_prefix_tokens, audio.realtime_max_tokens),
         log_alias=state.log_alias,
         resume_token=resume_token,

@@ -376,6 +376,7 @@ class LiveRealtime:
             new_id=self.wire.context.new_id,
             turn_detector=models.turn_detector,
             image_reader=models.image_reader,
+            speaker_model=models.speaker_model,
             measure=self._state.metrics.measure,
             count=self._state.metrics.count,
             min_commit_ms=self.wire.min_commit_ms,

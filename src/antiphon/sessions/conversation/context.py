@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 from antiphon.contracts import ConversationModel, ImageReader, Transcriber, TurnDetector, VoiceActivityDetector
+from antiphon.contracts.speaker import SpeakerModel
 
 
 def _unmeasured(kind: str, value: float) -> None:
@@ -19,6 +20,7 @@ class ConversationContext:
 
     - `transcriber`, `detector`: hear the user. `turn_detector`: judges pauses, where it is given.
     - `model`: answers; a native model takes turns by itself instead.
+    - `speaker_model`: tells the user's voice from others, where it is given.
     - `image_reader`: describes images to a model that takes none.
     - `new_id`: returns a fresh id that begins with the given prefix. `clock`: returns monotonic seconds.
     - `measure`: takes a measurement's name and its seconds.
@@ -34,6 +36,7 @@ class ConversationContext:
     new_id: Callable[[str], str]
     turn_detector: TurnDetector | None = None
     image_reader: ImageReader | None = None
+    speaker_model: SpeakerModel | None = None
     measure: Callable[[str, float], None] = _unmeasured
     count: Callable[[str, int], None] = _unmeasured
     clock: Callable[[], float] = time.monotonic

@@ -154,6 +154,9 @@ class ConversationHistory:
         names = {i.call_id: i.name for i in reversed(self._items) if i.kind == "function_call"}
         for item in self._items if also is None else also:
             match item.kind:
+                case "message" if item.speaker == "other":
+                    # Somebody near the microphone, who did not speak to the model.
+                    continue
                 case "message":
                     parts: tuple[MessagePart, ...] = ()
                     if any(p.media for p in item.parts):

@@ -1,13 +1,19 @@
-"""Decides an overlap as time passes: speech over a response that goes on takes the floor, a short sound does not."""
+"""Holds back speech over a response until it is decided: by its words, by its voice, or as time passes."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
 import anyio
+import anyio.abc
 
 from antiphon.events.duplex import DuplexConfig
-from antiphon.events.transcription import TranscriptionEvent
+from antiphon.events.transcription import (
+    TranscriptDone,
+    TranscriptGuessed,
+    TranscriptionEvent,
+    TranscriptPartial,
+)
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.overlap import DECISION_S, MAX_BACKCHANNEL_S, OverlapDecider
 
@@ -17,13 +23,62 @@ POLL_S = 0.05
 # Seconds of audio for which a client's message that the speech takes no floor holds. It repeats it while that is so.
 DISMISSAL_S = 0.6
 
+Apply = Callable[[list[TranscriptionEvent]], Awaitable[None]]
+
+
+class OverlapHolder:
+    """Passes the events of a conversation's transcription through an OverlapDecider, and keeps the time for it.
+
+    `apply` is awaited with the events that may be reported, in order. `decider` takes the decisions of the client.
+    """
+
+    def __init__(self, apply: Apply) -> None:
+        self.decider = OverlapDecider()
+        self._apply = apply
+        self._timing = anyio.CancelScope()
+
+    async def feed(
+        self,
+        event: TranscriptionEvent,
+        listener: TranscriptionSession,
+        group: anyio.abc.TaskGroup,
+        *,
+        overlaps: bool,
+        duplex: DuplexConfig | None,
+    ) -> None:
+        """Handle one event. `overlaps`: as OverlapDecider.feed has it. An overlap that begins is decided in `group`."""
+        before = self.decider.undecided_turn
+        if before is not None and isinstance(event, TranscriptPartial | TranscriptGuessed):
+            if listener.speakers.is_looked_at(before):
+                # Whose words they are is not known yet; the next partial has them too.
+                return
+        elif isinstance(event, TranscriptDone) and event.turn == before and event.speaker == "other":
+            await self.other_voice(event.turn)
+        await self._apply(self.decider.feed(event, overlaps=overlaps))
+        turn = self.decider.undecided_turn
+        if turn is not None and turn != before:
+            group.start_soon(self._decide, turn, listener, duplex)
+
+    async def other_voice(self, turn: int) -> None:
+        """Speech over a response is another's voice than the user's, and takes no floor."""
+        if self.decider.undecided_turn == turn:
+            await self._apply(self.decider.dismiss("other_speaker"))
+
+    def close(self) -> None:
+        """Decide nothing more as time passes."""
+        self._timing.cancel()
+
+    async def _decide(self, turn: int, listener: TranscriptionSession, duplex: DuplexConfig | None) -> None:
+        with anyio.CancelScope() as self._timing:
+            await decide_in_time(self.decider, turn, listener, duplex, self._apply)
+
 
 async def decide_in_time(
     overlap: OverlapDecider,
     turn: int,
     listener: TranscriptionSession,
     duplex: DuplexConfig | None,
-    apply: Callable[[list[TranscriptionEvent]], Awaitable[None]],
+    apply: Apply,
 ) -> None:
     """Wait until the overlap with this turn is decided, and decide it where its words do not.
 
@@ -40,6 +95,6 @@ async def decide_in_time(
     else:
         await anyio.sleep(MAX_BACKCHANNEL_S)
     while overlap.undecided_turn == turn:
-        if listener.speaking:
+        if listener.speaking and not listener.speakers.is_looked_at(turn):
             await apply(overlap.take_floor())
         await anyio.sleep(POLL_S)

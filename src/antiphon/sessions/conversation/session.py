@@ -59,7 +59,7 @@ from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.idle_timeout import IdleTimeout
 from antiphon.sessions.conversation.item_media import ItemMediaResolver
 from antiphon.sessions.conversation.native_turns import NativeTurns
-from antiphon.sessions.conversation.overlap_timing import DISMISSAL_S, decide_in_time
+from antiphon.sessions.conversation.overlap_timing import DISMISSAL_S, OverlapHolder
 from antiphon.sessions.conversation.playout import Playout
 from antiphon.sessions.conversation.responder import Responder
 from antiphon.sessions.conversation.response import EmitConversation, ResponseTask
@@ -69,7 +69,7 @@ from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.echo import EchoGuard
 from antiphon.turns.floor import AnswerInstead, BeginAnswer, CancelActive, Floor, FloorCommand, SilenceOutput
-from antiphon.turns.overlap import RESPONSE_TAIL_S, OverlapDecider
+from antiphon.turns.overlap import RESPONSE_TAIL_S
 
 
 class ConversationSession:
@@ -101,8 +101,7 @@ class ConversationSession:
         self._group: anyio.abc.TaskGroup | None = None
         self.conversation = ConversationHistory()
         self._floor = Floor()
-        self._overlap = OverlapDecider()
-        self._deciding = anyio.CancelScope()
+        self._overlaps = OverlapHolder(self._apply_all)
         self._waiting_requests = WaitingRequests()
         model = context.model
         accepts_media = model.profile.accepts_media
@@ -137,6 +136,8 @@ class ConversationSession:
             echo_guard=echo_guard,
             tap=self._native_turns.append_audio if self._native_turns else self._keep_audio if accepts_media else None,
             on_commit=self._commit,
+            speaker_model=context.speaker_model,
+            on_other_voice=self._overlaps.other_voice,
         )
         self._responder = Responder(
             config,
@@ -183,7 +184,7 @@ class ConversationSession:
                 if self._native_turns:
                     self._native_turns.close()
                 self._idle.close()
-                self._deciding.cancel()
+                self._overlaps.close()
                 self._responder.cancel_all()
         finally:
             await self._responder.close()
@@ -206,7 +207,8 @@ class ConversationSession:
         if takes_floor and self._native_turns and (self._native_turns.is_waiting or not self.answering):
             # A turn that the model is about to speak is dropped; a response under way is ended as any other.
             self._native_turns.interrupt()
-        decide = self._overlap.take_floor if takes_floor else self._overlap.dismiss
+        decider = self._overlaps.decider
+        decide = decider.take_floor if takes_floor else decider.dismiss
         await self._apply_all(decide(reason))
 
     async def _commit(self, turn: int) -> None:
@@ -215,7 +217,7 @@ class ConversationSession:
             is_due = self.config.create_response and self.config.transcription.vad is not None
             is_skipped = self._floor.take_skip()
             self._native_turns.commit(answers=is_due and not is_skipped)
-        await self._apply_all(self._overlap.commit(turn))
+        await self._apply_all(self._overlaps.decider.commit(turn))
 
     @property
     def _responds_to_turns(self) -> bool:
@@ -305,20 +307,16 @@ class ConversationSession:
         """
         if isinstance(event, TurnCommitted) and not self._native_turns and self._floor.take_skip():
             self._floor.skip(event.turn)
-        before = self._overlap.undecided_turn
-        await self._apply_all(self._overlap.feed(event, overlaps=self._overlaps()))
-        if self._overlap.undecided_turn is not None and self._overlap.undecided_turn != before:
-            assert self._group
-            self._group.start_soon(self._decide_overlap, self._overlap.undecided_turn)
+        assert self._group
+        await self._overlaps.feed(
+            event, self._listener, self._group, overlaps=self._may_overlap(), duplex=self.config.duplex
+        )
 
-    def _overlaps(self) -> bool:
+    def _may_overlap(self) -> bool:
         """Whether speech that begins now is an overlap to be decided: a response is heard for a while yet."""
-        decides = self.config.transcription.vad and self.config.allows_backchannels and self.interruptible
+        is_held = self.config.allows_backchannels or self._listener.speakers.is_on
+        decides = self.config.transcription.vad and is_held and self.interruptible
         return bool(decides) and (self._left_s() > RESPONSE_TAIL_S or self.answering)
-
-    async def _decide_overlap(self, turn: int) -> None:
-        with anyio.CancelScope() as self._deciding:
-            await decide_in_time(self._overlap, turn, self._listener, self.config.duplex, self._apply_all)
 
     async def _apply_all(self, events: list[TranscriptionEvent]) -> None:
         for event in events:
@@ -399,7 +397,9 @@ class ConversationSession:
 
     async def _transcribed(self, turn: int, text: str, event: TranscriptDone) -> None:
         item, has_words = await self._item_of(turn), bool(text.strip())
-        item.parts[0].text = text
+        item.parts[0].text, item.speaker = text, event.speaker
+        if event.speaker == "other":
+            self._floor.skip(turn)
         if not has_words and self.config.transcription.vad:
             # A cough is no turn for the model; audio that the client commits is one, with words or without.
             item.parts[0].media = None

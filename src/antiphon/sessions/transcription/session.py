@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import anyio
 import anyio.abc
@@ -19,6 +20,7 @@ import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import Transcriber, TurnDetector, VoiceActivityDetector
+from antiphon.contracts.speaker import SpeakerModel
 from antiphon.events.conversation import ConversationCommand
 from antiphon.events.transcription import (
     AppendAudio,
@@ -29,8 +31,10 @@ from antiphon.events.transcription import (
     SilenceCommitted,
     SpeechStarted,
     SpeechStopped,
+    TranscriptDone,
     TranscriptionCommand,
     TranscriptionConfig,
+    TranscriptionEvent,
     TurnCleared,
     TurnCommitted,
 )
@@ -45,8 +49,10 @@ from antiphon.sessions.transcription.decoding import (
     WindowCommand,
 )
 from antiphon.sessions.transcription.pause_judge import PauseJudge
+from antiphon.sessions.transcription.turn_speaker import TurnSpeakers
 from antiphon.turns.echo import EchoGuard
 from antiphon.turns.microphone_clock import MicrophoneClock
+from antiphon.turns.primary_speaker import TurnSpeaker
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
 
 # Audio is live if over so many seconds it came no faster than it is spoken, except for a burst of so many seconds after
@@ -75,6 +81,8 @@ class TranscriptionSession:
     - `echo_guard`: the echo guard, so that responses heard through the microphone are not taken for speech.
     - `tap`: gets all audio before it is analysed, and may hold it back.
     - `on_commit`: is awaited after each commit of the client's that was not refused, with the turn that it has ended.
+    - `speaker_model`: tells voices apart, for `primary_speaker`. `on_other_voice`: is awaited with a turn that goes on
+      and is another's voice than the user's.
     - `clock`: returns monotonic seconds.
 
     `audio_s` counts the seconds of audio listened to. All of it runs in one event loop.
@@ -95,6 +103,8 @@ class TranscriptionSession:
         echo_guard: EchoGuard | None = None,
         tap: Callable[[Pcm], Awaitable[None]] | None = None,
         on_commit: Callable[[int], Awaitable[None]] | None = None,
+        speaker_model: SpeakerModel | None = None,
+        on_other_voice: Callable[[int], Awaitable[None]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config = config
@@ -117,10 +127,11 @@ class TranscriptionSession:
         self._idle_from = 0
         self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
-        self._decoding = Decoding(config, transcriber, emit, self._apply_command, measure, clock)
+        self._decoding = Decoding(config, transcriber, self._emit_decoded, self._apply_command, measure, clock)
         self._segmenter = Segmenter(self._decoding.profile, config.vad, detector.frame_samples)
         self._pauses = PauseJudge(turn_detector, self._segmenter)
         self._pauses.configure(config.vad)
+        self.speakers = TurnSpeakers(speaker_model, self._segmenter, on_other_voice)
 
     @property
     def now(self) -> int:
@@ -163,6 +174,7 @@ class TranscriptionSession:
         """
         async with anyio.create_task_group() as group:
             self._group = group
+            await self.speakers.configure(self.config)
             group.start_soon(self._decoding.run)
             await self._listen()
             if self._segmenter.window or not self._decoding.idle:
@@ -215,6 +227,7 @@ class TranscriptionSession:
         await self._decoding.retract_guess()
         assert self._group
         self._pauses.follow(self._group)
+        self.speakers.follow(self._group)
         await self._report_silence()
 
     async def _report_silence(self) -> None:
@@ -283,6 +296,7 @@ class TranscriptionSession:
         self.config = config
         self._decoding.configure(config)
         self._pauses.configure(config.vad)
+        await self.speakers.configure(config)
         await self._apply_steps(self._segmenter.apply(self._decoding.profile, config.vad))
 
     # --- handing over to decoding -------------------------------------------------------------------------------------
@@ -296,9 +310,19 @@ class TranscriptionSession:
                 case WindowEnded() | TurnEnded():
                     self._decoding.add(step)
                 case SpeechStarted() | SpeechStopped() | TurnCommitted():
+                    if isinstance(step, TurnCommitted) and self._group:
+                        self.speakers.end_turn(step.turn, self._group)
                     await self._emit(step)
         self.inbox.kept_bytes = self._segmenter.num_bytes
         self._decoding.update_window(self._segmenter.window, settling=self._segmenter.settling)
+
+    async def _emit_decoded(self, event: TranscriptionEvent) -> None:
+        """Emit what decoding reports, a transcript with whose voice it was."""
+        if isinstance(event, TranscriptDone) and self.speakers.is_on:
+            verdict = await self.speakers.verdict(event.turn)
+            if verdict.speaker is not TurnSpeaker.UNDECIDED:
+                event = replace(event, speaker=verdict.speaker.value)
+        await self._emit(event)
 
     def _apply_command(self, command: WindowCommand) -> bool:
         """Do what decoding asks for, or return False if the window or pause that it means is over."""

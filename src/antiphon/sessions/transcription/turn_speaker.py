@@ -1,0 +1,145 @@
+"""Whose voice each turn is: the user's of the session, or another's near the microphone."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Awaitable, Callable
+
+import anyio
+import anyio.abc
+import anyio.to_thread
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.containers import decode_beginning
+from antiphon.contracts.speaker import SpeakerModel
+from antiphon.errors import MediaError, ModelError, Refused
+from antiphon.events.transcription import TranscriptionConfig
+from antiphon.turns.enrolment import enrolment_takes
+from antiphon.turns.primary_speaker import (
+    EARLY_LOOKS_S,
+    EnrolledVoice,
+    PrimarySpeaker,
+    SpeakerVerdict,
+    TurnSpeaker,
+)
+from antiphon.turns.segmenter import Segmenter
+
+log = logging.getLogger(__name__)
+
+# Of an enrolled recording, and of a turn, so many seconds are listened to.
+MAX_VOICE_S = 10.0
+# Bound: verdicts of turns that nobody has asked for.
+MAX_VERDICTS = 64
+UNDECIDED = SpeakerVerdict(TurnSpeaker.UNDECIDED)
+
+
+class TurnSpeakers:
+    """Judges the turns of one session by their voices, in tasks beside the listening.
+
+    - `model`: the speaker encoder; None: nobody is judged.
+    - `on_other`: is awaited with a turn that goes on, once it is known to be another's voice.
+
+    Used from one event loop. A failure of the encoder leaves a turn undecided, which counts as the user's.
+    """
+
+    def __init__(
+        self, model: SpeakerModel | None, segmenter: Segmenter, on_other: Callable[[int], Awaitable[None]] | None
+    ) -> None:
+        self._model = model
+        self._segmenter = segmenter
+        self._on_other = on_other
+        self._primary: PrimarySpeaker | None = None
+        self._config: tuple[str, bytes] = ("off", b"")
+        # The turn that is open, its speech so far, and how many early looks it has had.
+        self._turn: tuple[int, Pcm] | None = None
+        self._num_looks = 0
+        self._verdicts: dict[int, SpeakerVerdict] = {}
+        self._pending: dict[int, anyio.Event] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether turns are judged."""
+        return self._primary is not None
+
+    async def configure(self, config: TranscriptionConfig) -> None:
+        """Judge by this configuration. An enrolled recording is decoded and listened to, which is waited for.
+
+        Raises ModelError for a recording that cannot be heard, and where the encoder fails.
+        """
+        wanted = (config.primary_speaker, config.enrolled_voice)
+        if self._model is None or wanted == self._config:
+            return
+        self._config = wanted
+        if config.primary_speaker == "off":
+            self._primary = None
+            return
+        voices = await self._enrolled(self._model, config.enrolled_voice) if config.enrolled_voice else ()
+        self._primary = PrimarySpeaker(config.primary_speaker, self._model.profile, voices)
+
+    async def _enrolled(self, model: SpeakerModel, recording: bytes) -> tuple[EnrolledVoice, ...]:
+        try:
+            pcm = await anyio.to_thread.run_sync(decode_beginning, io.BytesIO(recording), SAMPLE_RATE_HZ, MAX_VOICE_S)
+        except MediaError as error:
+            raise ModelError(f"the user's voice cannot be heard: {error}") from None
+        seconds = max(len(pcm), 1) / SAMPLE_RATE_HZ
+        return tuple([EnrolledVoice(await model.embed(take), seconds) for take in enrolment_takes(pcm)])
+
+    def follow(self, group: anyio.abc.TaskGroup) -> None:
+        """Look at the turn that is open, after audio was added. Early looks run in tasks of `group`."""
+        window = self._segmenter.window
+        if self._primary is None or self._model is None or window is None or window.spans[-1].end is not None:
+            return
+        span = window.spans[-1]
+        start = max(0, span.start - window.start) + self._segmenter.prefix_samples * span.first
+        end = window.end if window.quiet_since is None else window.quiet_since
+        speech = window.pcm[start : max(start, end - window.start)]
+        if self._turn is None or self._turn[0] != span.turn:
+            self._num_looks = 0
+        self._turn = (span.turn, speech)
+        if self._num_looks < len(EARLY_LOOKS_S) and len(speech) >= EARLY_LOOKS_S[self._num_looks] * SAMPLE_RATE_HZ:
+            self._num_looks += 1
+            if self._primary.knows_user:
+                group.start_soon(self._look, self._primary, self._model, span.turn, speech)
+
+    def end_turn(self, turn: int, group: anyio.abc.TaskGroup) -> None:
+        """A turn has ended: it is judged as a whole, in a task of `group`."""
+        if self._primary is None or self._model is None or self._turn is None or self._turn[0] != turn:
+            return
+        _, speech = self._turn
+        self._turn = None
+        self._pending[turn] = anyio.Event()
+        group.start_soon(self._judge, self._primary, self._model, turn, speech[: int(MAX_VOICE_S * SAMPLE_RATE_HZ)])
+
+    def is_looked_at(self, turn: int) -> bool:
+        """Whether a turn that goes on may still turn out to be another's voice by an early look."""
+        known = self._primary is not None and self._primary.knows_user
+        return known and self._turn is not None and self._turn[0] == turn and self._num_looks < len(EARLY_LOOKS_S)
+
+    async def verdict(self, turn: int) -> SpeakerVerdict:
+        """Whose voice a turn was that has ended. Waits for the judgement, and forgets it."""
+        if pending := self._pending.get(turn):
+            await pending.wait()
+            self._pending.pop(turn, None)
+        return self._verdicts.pop(turn, UNDECIDED)
+
+    async def _look(self, primary: PrimarySpeaker, model: SpeakerModel, turn: int, speech: Pcm) -> None:
+        try:
+            vector = await model.embed(speech)
+        except (ModelError, Refused) as error:
+            log.info("a voice was not judged: %s", error)
+            return
+        if primary.judge(vector, len(speech) / SAMPLE_RATE_HZ).is_other and self._on_other:
+            await self._on_other(turn)
+
+    async def _judge(self, primary: PrimarySpeaker, model: SpeakerModel, turn: int, speech: Pcm) -> None:
+        try:
+            takes = () if primary.knows_user or primary.mode != "auto" else enrolment_takes(speech)[1:]
+            vector, *others = [await model.embed(take) for take in (speech, *takes)]
+            self._verdicts[turn] = primary.heard(vector, len(speech) / SAMPLE_RATE_HZ, others)
+            while len(self._verdicts) > MAX_VERDICTS:
+                self._verdicts.pop(next(iter(self._verdicts)))
+        except (ModelError, Refused) as error:
+            log.info("a voice was not judged: %s", error)
+        finally:
+            self._pending[turn].set()
