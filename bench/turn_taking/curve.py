@@ -27,7 +27,7 @@ from bench.turn_taking.replay import (
     turn_detector_alone,
 )
 
-from antiphon.turns.end_of_turn import FITTED, EndOfTurnTable
+from antiphon.turns.ending.end_of_turn import FITTED, EndOfTurnTable
 
 TARGETS_S = (0.3, 0.6)
 MEANS_S = (0.5, 0.7, 1.0)

@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.turn_taking.pauses import Pause, read
 from bench.turn_taking.replay import evidence_of, is_fitted, listening, renamed, scales
 
-from antiphon.turns.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, EndOfTurnTable, features
+from antiphon.turns.ending.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, EndOfTurnTable, features
 
-TABLE = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "turns" / "end_of_turn_table.py"
+TABLE = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "turns" / "ending" / "end_of_turn_table.py"
 MAX_PAUSES = 10.0
 # What a weight is before anything is measured, as mean and standard deviation. The recordings have few fillers and
 # hardly any dictation, so these stay near what is said here.

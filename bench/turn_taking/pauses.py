@@ -51,7 +51,7 @@ from antiphon.turns.segmenter import Segmenter
 
 PAUSES = RESULTS / "turns-pauses.json"
 # As `semantic_vad` with such patience that no pause ends a turn.
-VAD = ServerVad(silence_duration_ms=300, patience_ms=60_000)
+VAD = ServerVad(silence_duration_ms=60_000)
 JUDGE_AFTER_S, JUDGE_AGAIN_S, TAIL_S = 0.2, 0.6, 3.0
 NOISE_BELOW_DB = 40.0
 # What is kept of a transcript: its last characters.

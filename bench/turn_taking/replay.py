@@ -14,7 +14,14 @@ from typing import Any
 import numpy as np
 from bench.turn_taking.pauses import Pause
 
-from antiphon.turns.end_of_turn import FITTED, EndOfTurn, EndOfTurnTable, PauseEvidence, SpeakerPauses, silence_for
+from antiphon.turns.ending.end_of_turn import (
+    FITTED,
+    EndOfTurn,
+    EndOfTurnTable,
+    PauseEvidence,
+    SpeakerPauses,
+    silence_for,
+)
 
 # The silence at which the turn detector's judgement is there: it is asked at 0.224 s, a frame's end, and takes 30 ms.
 JUDGED_MS = 256

@@ -32,8 +32,8 @@ from antiphon.audio.containers import decode_all
 from antiphon.contracts.speaker import SpeakerModel, SpeakerProfile, VoiceThreshold, shared_s
 from antiphon.loading.loader import load, store_of
 from antiphon.settings import load as load_settings
-from antiphon.turns.enrolment import enrolment_takes
-from antiphon.turns.primary_speaker import EnrolledVoice, PrimarySpeaker, TurnSpeaker
+from antiphon.turns.voices.enrolment import enrolment_takes
+from antiphon.turns.voices.primary_speaker import EnrolledVoice, PrimarySpeaker, TurnSpeaker
 
 MODEL = "resemblyzer"
 SPOKEN = (

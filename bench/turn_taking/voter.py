@@ -29,7 +29,7 @@ from bench.turn_taking.replay import evidence_of, is_fitted
 
 from antiphon.loading.loader import store_of
 from antiphon.settings import load as load_settings
-from antiphon.turns.end_of_turn import features
+from antiphon.turns.ending.end_of_turn import features
 
 MARKS = (".", "?", "!")
 

@@ -21,7 +21,7 @@ from antiphon.loading.loader import load, prepare, store_of
 from antiphon.loading.selection import SPEAKER_ROLES, selected_models
 from antiphon.settings import Settings
 from antiphon.settings import load as load_settings
-from antiphon.turns.primary_speaker import PrimarySpeaker, TurnSpeaker
+from antiphon.turns.voices.primary_speaker import PrimarySpeaker, TurnSpeaker
 from tests.conftest import Recording
 
 # Vectors of Resemblyzer 0.1.4 (`embed_utterance` of the recording at its own level, -30 dBFS at least).

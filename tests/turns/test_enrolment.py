@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.turns.enrolment import enrolment_takes
+from antiphon.turns.voices.enrolment import enrolment_takes
 from tests.conftest import Recording
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from antiphon.audio import Pcm
 from antiphon.contracts import SpeakerProfile, VoiceThreshold
-from antiphon.turns.primary_speaker import (
+from antiphon.turns.voices.primary_speaker import (
     MAX_MEMORY_S,
     SURE_TURNS,
     TAKEOVER_TURNS,

@@ -31,7 +31,7 @@ from antiphon.protocols.realtime.session_fields import (
     apply_own,
     conversation_config,
 )
-from antiphon.turns.eagerness import semantic_vad
+from antiphon.turns.ending.eagerness import semantic_vad
 
 
 class DuplexSnapshot(msgspec.Struct):

@@ -16,7 +16,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import Eagerness, ServerVad
 from antiphon.protocols.connection import Context
 from antiphon.protocols.fields import Text, number
-from antiphon.turns.eagerness import semantic_vad
+from antiphon.turns.ending.eagerness import semantic_vad
 
 F = TypeVar("F")
 # Hz. G.711 has 8,000 always.

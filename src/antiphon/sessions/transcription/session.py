@@ -52,8 +52,8 @@ from antiphon.sessions.transcription.pause_judge import PauseJudge
 from antiphon.sessions.transcription.turn_speaker import TurnSpeakers
 from antiphon.turns.echo import EchoGuard
 from antiphon.turns.microphone_clock import MicrophoneClock
-from antiphon.turns.primary_speaker import TurnSpeaker
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
+from antiphon.turns.voices.primary_speaker import TurnSpeaker
 
 # Audio is live if over so many seconds it came no faster than it is spoken, except for a burst of so many seconds after
 # a stall of the network.

@@ -15,15 +15,15 @@ from antiphon.audio.containers import decode_beginning
 from antiphon.contracts.speaker import SpeakerModel
 from antiphon.errors import MediaError, ModelError, Refused
 from antiphon.events.transcription import TranscriptionConfig
-from antiphon.turns.enrolment import enrolment_takes
-from antiphon.turns.primary_speaker import (
+from antiphon.turns.segmenter import Segmenter
+from antiphon.turns.voices.enrolment import enrolment_takes
+from antiphon.turns.voices.primary_speaker import (
     EARLY_LOOKS_S,
     EnrolledVoice,
     PrimarySpeaker,
     SpeakerVerdict,
     TurnSpeaker,
 )
-from antiphon.turns.segmenter import Segmenter
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from antiphon.events.transcription import Eagerness, ServerVad
-from antiphon.turns.end_of_turn import MAX_SILENCE_MS
+from antiphon.turns.ending.end_of_turn import MAX_SILENCE_MS
 
 
 def semantic_vad(eagerness: Eagerness = "medium") -> ServerVad:

@@ -138,7 +138,7 @@ class PrimarySpeaker:
     def heard(self, vector: Pcm, speech_s: float, takes: Sequence[Pcm] = ()) -> SpeakerVerdict:
         """Judge a turn that is over as `judge` does, and in the mode `auto` learn from it.
 
-        `takes`: the vectors of the turn's `enrolment_takes` (`turns/enrolment.py`) with made-up noise, by which the
+        `takes`: the vectors of the turn's `enrolment_takes` (`turns/voices/enrolment.py`) with made-up noise, by which the
         user is still known where noise begins later. They are of use while `knows_user` is false; later ones count too.
 
         The first turn of at least MIN_LEARN_S is taken for the user's voice, whoever says it. Turns that are of the

@@ -1,0 +1,1 @@
+"""When a pause ends a turn."""

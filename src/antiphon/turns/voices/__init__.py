@@ -1,0 +1,1 @@
+"""Whose voice a turn is."""
