@@ -24,6 +24,7 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.contracts.playback import PlaybackTracker
+from antiphon.contracts.speaker import SpeakerModel
 from antiphon.errors import ModelError
 from antiphon.events.conversation import (
     ContentPart,
@@ -205,6 +206,7 @@ class Scene(PlayedTurns):
         reader: ImageReader | None = None,
         playback: PlaybackTracker | None = None,
         clock: Callable[[], float] = time.monotonic,
+        speaker_model: SpeakerModel | None = None,
         **config: Any,
     ) -> None:
         model = ScriptedModel(fails, accepts_media=accepts_media, audio_window_ms=audio_window_ms)
@@ -214,13 +216,17 @@ class Scene(PlayedTurns):
         # What was counted, by its name.
         self.counted: Counter[str] = Counter()
         self.session = ConversationSession(
-            ConversationConfig(TranscriptionConfig(vad=vad, preflight=True), **config),
+            ConversationConfig(
+                TranscriptionConfig(vad=vad, preflight=True, primary_speaker="auto" if speaker_model else "off"),
+                **config,
+            ),
             ConversationContext(
                 transcriber=transcriber or ScriptedTranscriber(),
                 detector=ScriptedDetector(),
                 model=self.model,
                 new_id=lambda prefix: f"{prefix}{next(count)}",
                 image_reader=reader,
+                speaker_model=speaker_model,
                 clock=clock,
                 count=self._count,
             ),

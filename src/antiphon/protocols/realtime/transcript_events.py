@@ -104,7 +104,8 @@ class TranscriptEvents:
             case TranscriptDone():
                 usage = {"type": "duration", "seconds": round(event.audio_s, 3)}
                 kind = "conversation.item.input_audio_transcription.completed"
-                add(kind, transcript=event.text, usage=usage, **self._included(event))
+                whose = {"speaker": event.speaker} if event.speaker else {}
+                add(kind, transcript=event.text, usage=usage, **self._included(event), **whose)
             case TranscriptFailed(_, message):
                 error = {"type": "server_error", "code": "transcription_failed", "message": message}
                 add("conversation.item.input_audio_transcription.failed", error=error)

@@ -138,8 +138,9 @@ class PrimarySpeaker:
     def heard(self, vector: Pcm, speech_s: float, takes: Sequence[Pcm] = ()) -> SpeakerVerdict:
         """Judge a turn that is over as `judge` does, and in the mode `auto` learn from it.
 
-        `takes`: the vectors of the turn's `enrolment_takes` (`turns/voices/enrolment.py`) with made-up noise, by which the
-        user is still known where noise begins later. They are of use while `knows_user` is false; later ones count too.
+        `takes`: the vectors of the turn's `enrolment_takes` (`turns/voices/enrolment.py`) with made-up noise, by which
+        the user is still known where noise begins later. They are of use while `knows_user` is false; later ones count
+        too.
 
         The first turn of at least MIN_LEARN_S is taken for the user's voice, whoever says it. Turns that are of the
         same voice for sure move it, ever less as more was heard. Until it was heard in SURE_TURNS, another voice that
