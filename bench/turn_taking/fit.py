@@ -159,9 +159,10 @@ def text_of(numbers: dict[str, Any], num_pauses: int, num_ends: int) -> str:
 
     return f'''"""The numbers of `end_of_turn.py`, made by `python -m bench.turn_taking.fit`; do not edit.
 
-Fitted to {num_pauses} pauses inside turns and {num_ends} ends of turns in recordings (bench/results/turns-pauses.json), of the
-speakers of one side of a split by speaker. The weights have a prior, which decides where there are few examples
-(bench/turn_taking/fit.py, PRIOR). What the model is worth on the other speakers is measured by `antiphon bench turns`.
+Fitted to {num_pauses} pauses inside turns and {num_ends} ends of turns in recordings
+(bench/results/turns-pauses.json), of the speakers of one side of a split by speaker. The weights have a prior, which
+decides where there are few examples (bench/turn_taking/fit.py, PRIOR). What the model is worth on the other speakers
+is measured by `antiphon bench turns`.
 """
 
 from __future__ import annotations
