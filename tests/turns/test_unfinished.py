@@ -27,7 +27,7 @@ def test_when_a_phrase_has_to_follow_then_the_words_dangle(text: str, language: 
     assert word_cues(text, language).dangling
 
 
-@pytest.mark.parametrize("text", ["Um...", "So I was, uh,", "Well, let me think.", "The place is, you know", "I mean,"])
+@pytest.mark.parametrize("text", ["Um...", "So I was, uh,", "Let me think.", "The place is, you know", "I mean,"])
 def test_when_a_delay_is_announced_then_it_is_a_filler(text: str) -> None:
     assert word_cues(text).filler
 

@@ -31,6 +31,7 @@ BENCHMARKS = (
     "engines",
     "tts",
     "talk",
+    "turns",
     "duplex",
     "native",
     "video",

@@ -1,8 +1,9 @@
 """The numbers of `end_of_turn.py`, made by `python -m bench.turn_taking.fit`; do not edit.
 
-Fitted to 280 pauses inside turns and 95 ends of turns in recordings (bench/results/turns-pauses.json), of the
-speakers of one side of a split by speaker. The weights have a prior, which decides where there are few examples
-(bench/turn_taking/fit.py, PRIOR). What the model is worth on the other speakers is measured by `antiphon bench turns`.
+Fitted to 280 pauses inside turns and 95 ends of turns in recordings
+(bench/results/turns-pauses.json), of the speakers of one side of a split by speaker. The weights have a prior, which
+decides where there are few examples (bench/turn_taking/fit.py, PRIOR). What the model is worth on the other speakers
+is measured by `antiphon bench turns`.
 """
 
 from __future__ import annotations
@@ -11,18 +12,32 @@ from collections.abc import Mapping
 
 # By what is known of a pause: the weight of each feature in the logit of the probability that the turn is over.
 LOGISTIC: Mapping[str, Mapping[str, float]] = {
+    "sound, words and vote": {
+        "bias": -1.091,
+        "sound": 0.124,
+        "sound sure": 0.282,
+        "stop": 0.682,
+        "question": 2.199,
+        "open": -1.414,
+        "dangling": -1.354,
+        "auxiliary": -0.108,
+        "filler": -2.0,
+        "dictating": -1.5,
+        "complete": 1.486,
+        "vote": 0.298,
+    },
     "sound and words": {
-        "bias": -2.538,
-        "sound": 0.133,
-        "sound sure": 0.358,
-        "stop": 1.329,
+        "bias": -2.539,
+        "sound": 0.132,
+        "sound sure": 0.36,
+        "stop": 1.328,
         "question": 2.446,
         "open": -1.566,
         "dangling": -1.319,
         "auxiliary": -0.56,
-        "filler": -2.007,
+        "filler": -2.0,
         "dictating": -1.5,
-        "complete": 1.528,
+        "complete": 1.529,
     },
     "sound": {
         "bias": -1.402,
@@ -34,9 +49,9 @@ LOGISTIC: Mapping[str, Mapping[str, float]] = {
         "stop": 1.657,
         "question": 2.225,
         "open": -1.593,
-        "dangling": -1.402,
+        "dangling": -1.401,
         "auxiliary": -0.663,
-        "filler": -2.011,
+        "filler": -2.0,
         "dictating": -1.5,
         "complete": 1.398,
     },

@@ -34,8 +34,8 @@ _DANGLING = {
     "entre très qui dont je j tu il elle on nous vous qu",
     "es": "y e o u pero porque aunque si cuando que como el la los las un una unos unas del de al a mi mis tu tus su "
     "sus nuestro nuestra en con sin por para sobre entre desde hasta hacia muy este esta ese esa cada",
-    "it": "e ed o ma perché se quando che come il lo la i gli le l un uno una del dello della dei degli delle di da dal "
-    "dalla al allo alla ai a in nel nella con su sul sulla per tra fra mio mia tuo tua suo sua molto ogni",
+    "it": "e ed o ma perché se quando che come il lo la i gli le l un uno una del dello della dei degli delle di da "
+    "dal dalla al allo alla ai a in nel nella con su sul sulla per tra fra mio mia tuo tua suo sua molto ogni",
     "pt": "e ou mas porque embora se quando que como o a os as um uma uns umas do da dos das de ao à em no na nos nas "
     "com sem por para pelo pela sobre entre desde até meu minha seu sua nosso nossa muito cada",
 }
@@ -51,12 +51,12 @@ _AUXILIARY = {
     "pt": "é são era sou está estou pode posso quero queria deve tem tenho",
 }
 _FILLERS = {
-    "en": "um uh uhm umm uhh er erm eh hmm hm mm ah well like",
+    "en": "um uh uhm umm uhh er erm eh hmm hm mm",
     "de": "äh ähm öh öhm hm hmm eh tja",
-    "fr": "euh heu hum bah ben hein",
-    "es": "eh em este pues hum",
+    "fr": "euh heu hum bah ben",
+    "es": "eh em pues hum",
     "it": "eh ehm uhm mah beh cioè",
-    "pt": "é eh hum hã ahn né tipo",
+    "pt": "eh hum hã ahn tipo",
 }
 _FILLER_PHRASES = {
     "en": ("let me think", "let me see", "i mean", "you know", "sort of", "kind of", "what's called", "how do you say"),
@@ -75,8 +75,8 @@ _COMPLETE_LIST = (
 )
 MAX_COMPLETE_WORDS = 3
 _NUMBER_LIST = (
-    "zero oh one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
-    "eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred double triple "
+    "zero oh one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred double triple "
     "null eins zwo zwei drei vier fünf sechs sieben acht neun zehn elf zwölf zwanzig dreißig "
     "zéro deux trois quatre cinq sept huit neuf dix vingt trente cero uno dos tres cuatro cinco seis siete ocho nueve "
     "diez veinte due tre quattro cinque sei sette otto nove dieci venti um dois três quatro sete oito dez vinte"
