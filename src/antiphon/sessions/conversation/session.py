@@ -308,9 +308,8 @@ class ConversationSession:
         if isinstance(event, TurnCommitted) and not self._native_turns and self._floor.take_skip():
             self._floor.skip(event.turn)
         assert self._group
-        await self._overlaps.feed(
-            event, self._listener, self._group, overlaps=self._may_overlap(), duplex=self.config.duplex
-        )
+        overlaps, duplex = self._may_overlap(), self.config.duplex
+        await self._overlaps.feed(event, self._listener, self._group, overlaps=overlaps, duplex=duplex)
 
     def _may_overlap(self) -> bool:
         """Whether speech that begins now is an overlap to be decided: a response is heard for a while yet."""
@@ -369,7 +368,7 @@ class ConversationSession:
             case TranscriptDelta(turn, text):
                 if self.config.reports_transcripts:
                     await self._emit(event)
-                await self._responder.hear(turn, text, prefills=not self._turn_audio and self._may_prefill())
+                await self._responder.hear(turn, text, prefills=not self._turn_audio and self._may_prefill(turn))
             case TurnCleared():
                 # The open turn ends and leaves nothing.
                 self._floor.input_cleared()
@@ -453,9 +452,7 @@ class ConversationSession:
         return bool(self._item_media.unresolved) or self._floor.has_untranscribed()
 
     async def _respond_if_due(self, *, cancels: bool = True) -> None:
-        """Begin the response that is due, once the user is silent and all transcripts are there. `cancels`: a response
-        under way is ended for it; otherwise it is waited for.
-        """
+        """Begin the response that is due, if it may begin by now. `cancels`: a response under way is ended for it."""
         active = self._responder.active
         may_cut = bool(active and not active.cancelled) and self.config.interrupt_response and cancels
         await self._obey(self._floor.go_on(is_resolved=not self._has_unresolved(), may_cut=may_cut))
@@ -482,14 +479,16 @@ class ConversationSession:
         """Begin a preemptive response to a turn that may have ended. The client does not learn of it."""
         responder = self._responder
         await responder.preemptive.drop()
-        free = responder.active is None and not self._waiting_requests and text.strip()
+        is_other = self._listener.speakers.seems_other(turn)
+        free = responder.active is None and not self._waiting_requests and text.strip() and not is_other
         if free and not self._floor.has_untranscribed(turn) and self._answers_detected_turns:
             audio = self._turn_audio.paused_turn(turn, speech_end_ms) if self._turn_audio else None
             known = self._floor.turns.get(turn)
             await responder.begin_preemptive(text, known.item if known else None, audio)
 
-    def _may_prefill(self) -> bool:
-        return not (self._native_turns or self._responder.is_busy or self._has_unresolved())
+    def _may_prefill(self, turn: int | None = None) -> bool:
+        busy = self._native_turns or self._responder.is_busy or self._has_unresolved()
+        return not (busy or (turn is not None and self._listener.speakers.seems_other(turn)))
 
     async def _keep_audio(self, pcm: Pcm) -> None:
         """Keep audio, and have the model take in what has come of the turn, a window at a time."""

@@ -54,6 +54,8 @@ class TurnSpeakers:
         # The turn that is open, its speech so far, and how many early looks it has had.
         self._turn: tuple[int, Pcm] | None = None
         self._num_looks = 0
+        # The turn that an early look took for another's voice.
+        self._other_turn: int | None = None
         self._verdicts: dict[int, SpeakerVerdict] = {}
         self._pending: dict[int, anyio.Event] = {}
 
@@ -116,6 +118,10 @@ class TurnSpeakers:
         known = self._primary is not None and self._primary.knows_user
         return known and self._turn is not None and self._turn[0] == turn and self._num_looks < len(EARLY_LOOKS_S)
 
+    def seems_other(self, turn: int) -> bool:
+        """Whether an early look has taken a turn for another's voice."""
+        return turn == self._other_turn
+
     async def verdict(self, turn: int) -> SpeakerVerdict:
         """Whose voice a turn was that has ended. Waits for the judgement, and forgets it."""
         if pending := self._pending.get(turn):
@@ -129,8 +135,10 @@ class TurnSpeakers:
         except (ModelError, Refused) as error:
             log.info("a voice was not judged: %s", error)
             return
-        if primary.judge(vector, len(speech) / SAMPLE_RATE_HZ).is_other and self._on_other:
-            await self._on_other(turn)
+        if primary.judge(vector, len(speech) / SAMPLE_RATE_HZ).is_other:
+            self._other_turn = turn
+            if self._on_other:
+                await self._on_other(turn)
 
     async def _judge(self, primary: PrimarySpeaker, model: SpeakerModel, turn: int, speech: Pcm) -> None:
         try:

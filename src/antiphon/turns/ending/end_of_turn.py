@@ -55,8 +55,8 @@ class PauseEvidence:
       None: not judged yet, or it failed.
     - `text`: the transcript of the turn so far; "" where it is not there yet, which is not the same as no words.
     - `language`: ISO 639-1; None where it is unknown, which counts as English.
-    - `vote`: the probability, in [0, 1], by a language model that the user's message ends behind `text` without its last
-      mark: of the token that ends a message, ".", "?" and "!" together. None: no model was asked. It counts only where
+    - `vote`: the probability, in [0, 1], by a language model that the user's message ends behind `text` without its
+      last mark: of the token that ends a message, ".", "?" and "!" together. None: no model was asked. It counts only where
       `complete` and `text` are known, and was fitted to Qwen2.5-Coder 0.5B.
     """
 
