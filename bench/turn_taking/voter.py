@@ -4,16 +4,16 @@ message ends behind the transcript.
     python -m bench.turn_taking.voter [--model NAME]
 
 For each transcript of bench/results/turns-pauses.json it computes, in one forward pass, the probability of the token
-that ends a message or a mark that ends a sentence, after the transcript without its last mark, and writes it there.
-The logistic regression is fitted with and without it, on the fitted speakers, and compared on the others. Written to
-bench/results/turns-voter.json.
+that ends a message, after the transcript as it is, and of that token or a mark that ends a sentence, after the
+transcript without its last mark. The logistic regression is fitted with and without the logits of both, on the fitted
+speakers, and compared on the others. Written to bench/results/turns-voter.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,37 +23,40 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.common import machine, save, table
-from bench.turn_taking.curve import groups
-from bench.turn_taking.fit import logistic, weights_of
-from bench.turn_taking.pauses import PAUSES, Pause, read, write
+from bench.turn_taking.fit import PRIOR, logistic, weights_of
+from bench.turn_taking.pauses import Pause, read
 from bench.turn_taking.replay import evidence_of, is_fitted
 
 from antiphon.loading.loader import store_of
 from antiphon.settings import load as load_settings
 from antiphon.turns.end_of_turn import features
 
-MODEL = "qwen2.5-coder-0.5b-instruct-fp32"
 MARKS = (".", "?", "!")
 
 
-def votes_of(folder: Path, texts: Sequence[str]) -> dict[str, float]:
-    """For each text without its last mark, the probability that the message or its sentence ends behind it."""
+def logits_of_ends(folder: Path, texts: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """For each text, the logit of the message's end behind it, and of that or a mark behind it without its mark."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.set_num_threads(1)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    ends = [tokenizer.convert_tokens_to_ids("<|im_end|>")]
-    ends += [tokenizer.encode(m, add_special_tokens=False)[0] for m in MARKS]
-    found = {}
-    for i, text in enumerate(texts):
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    marks = [tokenizer.encode(m, add_special_tokens=False)[0] for m in MARKS]
+
+    def share(text: str, tokens: list[int]) -> float:
         shown = tokenizer.apply_chat_template([{"role": "user", "content": text}], tokenize=False)
         shown = shown[: shown.rindex("<|im_end|>")]
         ids = torch.tensor([tokenizer.encode(shown, add_special_tokens=False)])
         with torch.inference_mode():
             last = model(ids, logits_to_keep=1).logits[0, -1].float().softmax(-1)
-        found[text] = round(float(last[ends].sum()), 6)
+        p = min(1 - 1e-6, max(1e-6, float(last[tokens].sum())))
+        return math.log(p / (1 - p))
+
+    found = {}
+    for i, text in enumerate(texts):
+        found[text] = (share(text, [end]), share(text.rstrip(" .?!,;:-\u2026"), [end, *marks]))
         if i % 50 == 0:
             print(i, len(texts), flush=True)
     return found
@@ -65,52 +68,52 @@ def auc(scores: np.ndarray, ends: np.ndarray) -> float:
     return float((above > 0).mean() + 0.5 * (above == 0).mean())
 
 
-def compare(pauses: Sequence[Pause]) -> dict[str, Any]:
-    """AUC and log loss on the tested speakers, of fits with and without the vote; of real pauses and of mixed-in ones.
-    Pauses without a vote are left out.
-    """
-    known = [p for p in pauses if p.vote is not None]
+def compare(pauses: Sequence[Pause], votes: dict[str, tuple[float, float]]) -> dict[str, Any]:
+    """AUC and log loss on the tested speakers, of fits with and without the votes."""
+    known = [p for p in pauses if p.text in votes]
+    extra = {"vote": (0.0, 1.0), "vote_without_mark": (0.0, 1.0)}
     out: dict[str, Any] = {}
-    for name, kind in (("sound", (1, 0, 0)), ("sound and words", (1, 1, 0)), ("sound, words and vote", (1, 1, 1))):
-        sound, words, vote = map(bool, kind)
-        weights = logistic([p for p in known if is_fitted(p.speaker)], sound=sound, words=words, vote=vote)
-        for group, (inner, ends) in groups([p for p in known if not is_fitted(p.speaker)]).items():
-            tested = [*inner, *ends]
-            rows = [features(evidence_of(p, sound=sound, words=words, vote=vote)) for p in tested]
-            logit = np.array([sum(weights[n] * r[n] for n in weights) for r in rows])
-            is_end = np.array([p.length_s is None for p in tested])
-            loss = np.logaddexp(0, np.where(is_end, -logit, logit))
-            out.setdefault(group, {})[name] = {
-                "auc": round(auc(logit, is_end), 3),
-                "log_loss": round(float(np.average(loss, weights=weights_of(tested))), 3),
-                "pauses": len(inner),
-                "ends": len(ends),
-            }
+    for name, sound, words, voted in (
+        ("sound", True, False, False),
+        ("sound and vote", True, False, True),
+        ("sound and words", True, True, False),
+        ("sound, words, and vote", True, True, True),
+    ):
+        rows = [features(evidence_of(p, sound=sound, words=words)) for p in known]
+        if voted:
+            rows = [
+                r | dict(zip(extra, np.array(votes[p.text]) / 3, strict=True)) for r, p in zip(rows, known, strict=True)
+            ]
+        fitted = [i for i, p in enumerate(known) if is_fitted(p.speaker)]
+        tested = [i for i, p in enumerate(known) if not is_fitted(p.speaker) and not p.mixed]
+        weights = logistic(
+            [known[i] for i in fitted], rows=[rows[i] for i in fitted], prior=dict(PRIOR) | extra if voted else PRIOR
+        )
+        logit = np.array([sum(weights[n] * rows[i][n] for n in weights) for i in tested])
+        ends = np.array([known[i].length_s is None for i in tested])
+        weight = weights_of([known[i] for i in tested])
+        loss = np.logaddexp(0, np.where(ends, -logit, logit))
+        out[name] = {
+            "auc": round(auc(logit, ends), 3),
+            "log_loss": round(float(np.average(loss, weights=weight)), 3),
+            "pauses": int((~ends).sum()),
+            "ends": int(ends.sum()),
+            "weights": weights,
+        }
     return out
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure a language model as a voter for ends of turns.")
-    parser.add_argument("--model", default=MODEL)
+    parser.add_argument("--model", default="qwen2.5-coder-0.5b-instruct-fp32")
     args = parser.parse_args()
-    folder = Path(store_of(load_settings().models).home).expanduser() / "prepared" / args.model
-    pauses = read()
-    votes = votes_of(folder, sorted({bare(p.text) for p in pauses} - {""}))
-    pauses = [dataclasses.replace(p, vote=votes.get(bare(p.text))) for p in pauses]
-    if args.model == MODEL:
-        # The table is fitted to the votes of this one.
-        seen = json.loads(PAUSES.read_text(encoding="utf-8"))
-        write(PAUSES, seen["recordings"], pauses, [seen["decode_s"]])
-    figures = compare(pauses)
-    for group, methods in figures.items():
-        rows = [(n, *r.values()) for n, r in methods.items()]
-        table(f"{args.model} as a voter: {group}", ("", "AUC", "log loss", "pauses", "ends"), rows)
+    pauses = [dataclasses.replace(p, text=p.text.strip()) for p in read()]
+    folder = Path(store_of(load_settings().models).home) / "prepared" / args.model
+    votes = logits_of_ends(folder, sorted({p.text for p in pauses if p.text.strip(" .?!,;:-\u2026")}))
+    figures = compare(pauses, votes)
+    rows = [(n, r["auc"], r["log_loss"], r["pauses"], r["ends"]) for n, r in figures.items()]
+    table(f"{args.model} as a voter", ("", "AUC", "log loss", "pauses", "ends"), rows)
     print(f"written: {save('turns-voter', {'machine': machine(), args.model: figures})}")
-
-
-def bare(text: str) -> str:
-    """The text without the marks at its end."""
-    return text.strip().rstrip(" .?!,;:-\u2026")
 
 
 if __name__ == "__main__":
