@@ -23,6 +23,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.common import machine, save, table
+from bench.turn_taking.curve import groups
 from bench.turn_taking.fit import PRIOR, logistic, weights_of
 from bench.turn_taking.pauses import Pause, read
 from bench.turn_taking.replay import evidence_of, is_fitted
@@ -69,37 +70,36 @@ def auc(scores: np.ndarray, ends: np.ndarray) -> float:
 
 
 def compare(pauses: Sequence[Pause], votes: dict[str, tuple[float, float]]) -> dict[str, Any]:
-    """AUC and log loss on the tested speakers, of fits with and without the votes."""
+    """AUC and log loss on the tested speakers, of fits with and without the votes, of each group of pauses."""
     known = [p for p in pauses if p.text in votes]
     extra = {"vote": (0.0, 1.0), "vote_without_mark": (0.0, 1.0)}
+    fitted = [p for p in known if is_fitted(p.speaker)]
     out: dict[str, Any] = {}
-    for name, sound, words, voted in (
-        ("sound", True, False, False),
-        ("sound and vote", True, False, True),
-        ("sound and words", True, True, False),
-        ("sound, words, and vote", True, True, True),
+    for name, words, voted in (
+        ("sound", False, False),
+        ("sound and vote", False, True),
+        ("sound and words", True, False),
+        ("sound, words, and vote", True, True),
     ):
-        rows = [features(evidence_of(p, sound=sound, words=words)) for p in known]
-        if voted:
-            rows = [
-                r | dict(zip(extra, np.array(votes[p.text]) / 3, strict=True)) for r, p in zip(rows, known, strict=True)
-            ]
-        fitted = [i for i, p in enumerate(known) if is_fitted(p.speaker)]
-        tested = [i for i, p in enumerate(known) if not is_fitted(p.speaker) and not p.mixed]
-        weights = logistic(
-            [known[i] for i in fitted], rows=[rows[i] for i in fitted], prior=dict(PRIOR) | extra if voted else PRIOR
-        )
-        logit = np.array([sum(weights[n] * rows[i][n] for n in weights) for i in tested])
-        ends = np.array([known[i].length_s is None for i in tested])
-        weight = weights_of([known[i] for i in tested])
-        loss = np.logaddexp(0, np.where(ends, -logit, logit))
-        out[name] = {
-            "auc": round(auc(logit, ends), 3),
-            "log_loss": round(float(np.average(loss, weights=weight)), 3),
-            "pauses": int((~ends).sum()),
-            "ends": int(ends.sum()),
-            "weights": weights,
-        }
+
+        def row(p: Pause, words: bool = words, voted: bool = voted) -> dict[str, float]:
+            found = features(evidence_of(p, words=words))
+            # A third, so that one prior fits these logits and the other features.
+            return found | dict(zip(extra, np.array(votes[p.text]) / 3, strict=True)) if voted else found
+
+        prior = dict(PRIOR) | extra if voted else PRIOR
+        weights = logistic(fitted, rows=[row(p) for p in fitted], prior=prior)
+        for group, (inner, ends) in groups([p for p in known if not is_fitted(p.speaker)]).items():
+            tested = [*inner, *ends]
+            logit = np.array([sum(value * weights[n] for n, value in row(p).items()) for p in tested])
+            is_end = np.array([p.length_s is None for p in tested])
+            loss = np.logaddexp(0, np.where(is_end, -logit, logit))
+            out.setdefault(group, {})[name] = {
+                "auc": round(auc(logit, is_end), 3),
+                "log_loss": round(float(np.average(loss, weights=weights_of(tested))), 3),
+                "pauses": len(inner),
+                "ends": len(ends),
+            }
     return out
 
 
@@ -108,11 +108,12 @@ def main() -> None:
     parser.add_argument("--model", default="qwen2.5-coder-0.5b-instruct-fp32")
     args = parser.parse_args()
     pauses = [dataclasses.replace(p, text=p.text.strip()) for p in read()]
-    folder = Path(store_of(load_settings().models).home) / "prepared" / args.model
+    folder = Path(store_of(load_settings().models).home).expanduser() / "prepared" / args.model
     votes = logits_of_ends(folder, sorted({p.text for p in pauses if p.text.strip(" .?!,;:-\u2026")}))
     figures = compare(pauses, votes)
-    rows = [(n, r["auc"], r["log_loss"], r["pauses"], r["ends"]) for n, r in figures.items()]
-    table(f"{args.model} as a voter", ("", "AUC", "log loss", "pauses", "ends"), rows)
+    for group, methods in figures.items():
+        rows = [(n, *r.values()) for n, r in methods.items()]
+        table(f"{args.model} as a voter: {group}", ("", "AUC", "log loss", "pauses", "ends"), rows)
     print(f"written: {save('turns-voter', {'machine': machine(), args.model: figures})}")
 
 
