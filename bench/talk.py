@@ -89,7 +89,7 @@ class Speaker:
             "type": "realtime",
             "instructions": INSTRUCTIONS,
             "max_output_tokens": 60,
-            "audio": {"input": {"turn_detection": self._vad}},
+            "audio": {"input": {"turn_detection": self._vad}, "output": {"ducking": True}},
         }
         await self.send("session.update", session=session)
         self._tasks = [asyncio.create_task(self._send()), asyncio.create_task(self._listen())]
@@ -279,11 +279,12 @@ async def shared(items: list[Any], at_once: int, play: Any) -> list[Any]:
 
 async def interrupt(srv: Server, clips: list[Clip], trials: int) -> dict[str, Any]:
     """A long answer, cut by speech:
-    from the speech's onset to the last sound sent, to the client's silence and to response.done.
+    from the speech's onset to the last sound sent, to the client's silence (it pauses when it is told to), to the
+    report of speech and to response.done.
     """
     out: dict[str, Any] = {}
     for name, vad in (("server_vad", server_vad(500)), ("semantic_vad medium", MEDIUM)):
-        last, told, done, missed, stale = [], [], [], [], 0
+        last, silent, told, done, missed, stale = [], [], [], [], [], 0
         async with Speaker(srv.ws, vad) as speaker:
             await asyncio.sleep(0.5)
             for clip in clips[:trials]:
@@ -311,6 +312,8 @@ async def interrupt(srv: Server, clips: list[Clip], trials: int) -> dict[str, An
                 if response["status"] == "cancelled":
                     last.append(max(0.0, sounds[-1] - onset))
                     done.append(ended - onset)
+                ducked = [at for at, e in speaker.events[since:] if e["type"].endswith(".ducked") and at < heard]
+                silent.append((ducked[0] if ducked else heard) - onset)
                 told.append(heard - onset)
                 # Its answer, and quiet.
                 await asyncio.sleep(clip.seconds + 1.0)
@@ -321,8 +324,10 @@ async def interrupt(srv: Server, clips: list[Clip], trials: int) -> dict[str, An
             "cut_short": len(done),
             "last_sound_p50_ms": statistics.median(last) * 1000,
             "last_sound_p95_ms": percentile(last, 95) * 1000,
-            "silent_p50_ms": statistics.median(told) * 1000,
-            "silent_p95_ms": percentile(told, 95) * 1000,
+            "silent_p50_ms": statistics.median(silent) * 1000,
+            "silent_p95_ms": percentile(silent, 95) * 1000,
+            "told_p50_ms": statistics.median(told) * 1000,
+            "told_p95_ms": percentile(told, 95) * 1000,
             "done_p95_ms": percentile(done, 95) * 1000,
             "stale_frames": stale,
         }

@@ -41,12 +41,11 @@ STEP_THRESHOLDS = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.96, 0.97, 0.975, 0.98)
 SILENCES_MS = tuple(range(200, 4001, 50))
 
 
-TODAY, SOUND, WORDS, VOTE, SPEAKER = (
+TODAY, SOUND, WORDS, SPEAKER = (
     "Smart Turn alone",
     "sound and pause length",
     "and words",
-    "and a language model's vote",
-    "words and the speaker's own pauses",
+    "and the speaker's own pauses",
 )
 # The median and the 95th percentile of the wait that the default setting is to keep to, in seconds.
 GOAL_S = (0.4, 1.2)
@@ -66,7 +65,6 @@ def _rules(
         TODAY: lambda target: (turn_detector_alone(t, 1000 * target) for t in THRESHOLDS),
         SOUND: lambda target: (model(t, words=False) for t in THRESHOLDS),
         WORDS: lambda target: (model(t) for t in THRESHOLDS),
-        VOTE: lambda target: (model(t, vote=True) for t in THRESHOLDS),
         SPEAKER: lambda target: (model(t, scale_of=own) for t in THRESHOLDS),
     }
 

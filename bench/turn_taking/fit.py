@@ -39,19 +39,11 @@ PRIOR: Mapping[str, tuple[float, float]] = {
     "filler": (-2.0, 1.0),
     "dictating": (-1.5, 1.0),
     "complete": (2.0, 1.0),
-    "vote": (0.0, 1.0),
 }
 # By eagerness: the longest median wait, and the longest 95th percentile, at the true ends of turns, in seconds. The
 # threshold is the highest that keeps to both on the speakers that are fitted.
 WAITS_S = {"low": (0.8, 2.4), "medium": (0.4, 1.2), "high": (0.3, 0.8), "auto": (0.4, 1.2)}
-# What is known: the sound, the words, and a language model's vote.
-KINDS = {
-    "sound, words and vote": (True, True, True),
-    "sound and words": (True, True, False),
-    "sound": (True, False, False),
-    "words": (False, True, False),
-    "nothing": (False, False, False),
-}
+KINDS = {"sound and words": (True, True), "sound": (True, False), "words": (False, True), "nothing": (False, False)}
 
 
 def weights_of(pauses: Sequence[Pause]) -> np.ndarray:
@@ -61,17 +53,27 @@ def weights_of(pauses: Sequence[Pause]) -> np.ndarray:
 
 
 def logistic(
-    pauses: Sequence[Pause], *, sound: bool = True, words: bool = True, vote: bool = False
+    pauses: Sequence[Pause],
+    *,
+    sound: bool = True,
+    words: bool = True,
+    rows: Sequence[Mapping[str, float]] | None = None,
+    prior: Mapping[str, tuple[float, float]] = PRIOR,
 ) -> dict[str, float]:
-    """The most likely weights by name, given PRIOR, by Newton's method. What is not asked for counts as unknown."""
-    rows = [features(evidence_of(p, sound=sound, words=words, vote=vote)) for p in pauses]
-    # A pause without a transcript has no features of words, and no vote.
-    kept = [i for i, r in enumerate(rows) if (not words or "stop" in r) and (not vote or "vote" in r)]
-    names = [n for n in PRIOR if any(n in rows[i] for i in kept)]
+    """The most likely weights by name, given the prior, by Newton's method. Without words, or without sound, the
+    pauses count as if those were not known. rows: the features of each pause; None: those of the model.
+    """
+    if rows is None:
+        rows = [features(evidence_of(p, sound=sound, words=words)) for p in pauses]
+        # A pause without a transcript has no features of words.
+        kept = [i for i, r in enumerate(rows) if not words or "stop" in r]
+    else:
+        kept = list(range(len(rows)))
+    names = [n for n in prior if any(n in rows[i] for i in kept)]
     x = np.array([[rows[i][n] for n in names] for i in kept])
     y = np.array([pauses[i].length_s is None for i in kept], np.float64)
     weight = weights_of(pauses)[kept]
-    mean, precision = np.array([PRIOR[n][0] for n in names]), np.array([PRIOR[n][1] ** -2.0 for n in names])
+    mean, precision = np.array([prior[n][0] for n in names]), np.array([prior[n][1] ** -2.0 for n in names])
 
     def loss(w: np.ndarray) -> float:
         missed = (weight * np.logaddexp(0, np.where(y == 1, -1, 1) * (x @ w))).sum()
@@ -123,7 +125,7 @@ def fit(pauses: Sequence[Pause], *, every_speaker: bool = False) -> dict[str, An
     inner = [p for p in pauses if p.length_s is not None and not p.mixed]
     median_s, spread = log_normal(inner)
     found: dict[str, Any] = {
-        "LOGISTIC": {name: logistic(pauses, sound=s, words=w, vote=v) for name, (s, w, v) in KINDS.items()},
+        "LOGISTIC": {name: logistic(pauses, sound=s, words=w) for name, (s, w) in KINDS.items()},
         "PAUSE_MEDIAN_S": median_s,
         "PAUSE_SPREAD": spread,
         "SPEAKER_SHRINKAGE": shrinkage(inner),

@@ -107,7 +107,6 @@ class Pause:
       None for a shorter pause.
     - `text`: the last characters of the turn's transcript, as Whisper has it from the audio up to 0.2 s of the pause;
       `num_words`: the number of words in all of it.
-    - `vote`: what a language model makes of the text (voter.py); None: it was not asked.
     """
 
     recording: str
@@ -122,7 +121,6 @@ class Pause:
     complete_later: float | None
     text: str
     num_words: int
-    vote: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,11 +40,9 @@ def is_fitted(speaker: str) -> bool:
     return hashlib.sha256(f"{SPLIT} {speaker}".encode()).digest()[0] % 2 == 0
 
 
-def evidence_of(pause: Pause, *, sound: bool = True, words: bool = True, vote: bool = False) -> PauseEvidence:
-    """What a server knows in the pause, or less. The vote comes with the words."""
-    return PauseEvidence(
-        pause.complete if sound else None, pause.text if words else "", pause.language, pause.vote if vote else None
-    )
+def evidence_of(pause: Pause, *, sound: bool = True, words: bool = True) -> PauseEvidence:
+    """What a server knows in the pause, or less."""
+    return PauseEvidence(pause.complete if sound else None, pause.text if words else "", pause.language)
 
 
 def silence_alone(silence_ms: float) -> Rule:
@@ -58,17 +56,12 @@ def turn_detector_alone(threshold: float, complete_ms: float = 300, patience_ms:
 
 
 def _first_end(
-    pause: Pause,
-    silence_ms: Callable[[PauseEvidence], float],
-    *,
-    words_ms: float,
-    words: bool = True,
-    vote: bool = False,
+    pause: Pause, silence_ms: Callable[[PauseEvidence], float], *, words_ms: float, words: bool = True
 ) -> float:
     early = max(JUDGED_MS, silence_ms(evidence_of(pause, words=False)))
     if not words or early <= words_ms:
         return early
-    return max(words_ms, silence_ms(evidence_of(pause, vote=vote)))
+    return max(words_ms, silence_ms(evidence_of(pause)))
 
 
 def listening(
@@ -77,7 +70,6 @@ def listening(
     *,
     words_ms: float = WORDS_MS,
     words: bool = True,
-    vote: bool = False,
     most_ms: float = 4000,
     scale_of: Callable[[Pause], float] = lambda pause: 1.0,
 ) -> Rule:
@@ -90,7 +82,6 @@ def listening(
             lambda e: min(most_ms, silence_for(e, threshold, scale, table)),
             words_ms=words_ms,
             words=words,
-            vote=vote,
         )
 
     return end

@@ -36,8 +36,6 @@ MIN_SILENCE_MS = 200
 MAX_SILENCE_MS: Mapping[str, int] = {"low": 8000, "medium": 4000, "auto": 4000, "high": 2500}
 # Bounds of the logit of the turn detector's probability, beyond which it tells nothing more.
 MAX_LOGIT = 5.0
-# The same of a language model's vote.
-MAX_VOTE_LOGIT = 10.0
 # Above it, the turn detector's logit counts by a weight of its own: most pauses in read speech that are no ends have
 # more, and what is above it tells them from ends.
 SURE_LOGIT = 2.0
@@ -55,23 +53,18 @@ class PauseEvidence:
       None: not judged yet, or it failed.
     - `text`: the transcript of the turn so far; "" where it is not there yet, which is not the same as no words.
     - `language`: ISO 639-1; None where it is unknown, which counts as English.
-    - `vote`: the probability, in [0, 1], by a language model that the user's message ends behind `text` without its
-      last mark: of the token that ends a message, ".", "?" and "!" together. None: no model was asked. It counts only where
-      `complete` and `text` are known, and was fitted to Qwen2.5-Coder 0.5B.
     """
 
     complete: float | None = None
     text: str = ""
     language: str | None = None
-    vote: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class EndOfTurnTable:
     """The fitted numbers of p and S.
 
-    - `logistic`: for what is known ("sound, words and vote", "sound and words", "sound", "words", or "nothing"), the
-      weight of each feature.
+    - `logistic`: for what is known ("sound and words", "sound", "words", "nothing"), the weight of each feature.
     - `median_s`: the median length of the pauses inside turns, in seconds beyond MIN_SILENCE_MS; `spread`: the standard
       deviation of its natural logarithm.
     """
@@ -113,7 +106,8 @@ def features(evidence: PauseEvidence) -> dict[str, float]:
     """The features of the logistic regression, by their names in the table; those that are not known are absent."""
     found = {"bias": 1.0}
     if evidence.complete is not None:
-        found["sound"] = _logit(evidence.complete, MAX_LOGIT)
+        bounded = min(1 - 1e-9, max(1e-9, evidence.complete))
+        found["sound"] = min(MAX_LOGIT, max(-MAX_LOGIT, math.log(bounded / (1 - bounded))))
         found["sound sure"] = max(0.0, found["sound"] - SURE_LOGIT)
     if evidence.text.strip():
         cues = _cues(evidence.text, evidence.language)
@@ -127,16 +121,12 @@ def features(evidence: PauseEvidence) -> dict[str, float]:
             "dictating": float(cues.dictating),
             "complete": float(cues.complete),
         }
-        if evidence.vote is not None and evidence.complete is not None:
-            found["vote"] = _logit(evidence.vote, MAX_VOTE_LOGIT)
     return found
 
 
 def kind_of(evidence: PauseEvidence) -> str:
-    """The row of the logistic table for what is known, as in EndOfTurnTable."""
+    """The row of the logistic table for what is known: "sound and words", "sound", "words", or "nothing"."""
     words, sound = bool(evidence.text.strip()), evidence.complete is not None
-    if words and sound and evidence.vote is not None:
-        return "sound, words and vote"
     return {(True, True): "sound and words", (True, False): "sound", (False, True): "words"}.get(
         (sound, words), "nothing"
     )
@@ -206,8 +196,3 @@ class EndOfTurn:
 @lru_cache(256)
 def _cues(text: str, language: str | None) -> WordCues:
     return word_cues(text, language)
-
-
-def _logit(probability: float, most: float) -> float:
-    bounded = min(1 - 1e-9, max(1e-9, probability))
-    return min(most, max(-most, math.log(bounded / (1 - bounded))))

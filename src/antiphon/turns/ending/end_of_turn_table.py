@@ -12,20 +12,6 @@ from collections.abc import Mapping
 
 # By what is known of a pause: the weight of each feature in the logit of the probability that the turn is over.
 LOGISTIC: Mapping[str, Mapping[str, float]] = {
-    "sound, words and vote": {
-        "bias": -1.091,
-        "sound": 0.124,
-        "sound sure": 0.282,
-        "stop": 0.682,
-        "question": 2.199,
-        "open": -1.414,
-        "dangling": -1.354,
-        "auxiliary": -0.108,
-        "filler": -2.0,
-        "dictating": -1.5,
-        "complete": 1.486,
-        "vote": 0.298,
-    },
     "sound and words": {
         "bias": -2.539,
         "sound": 0.132,
