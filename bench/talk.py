@@ -377,7 +377,7 @@ async def pauses(srv: Server, data: Path) -> dict[str, Any]:
     out: dict[str, Any] = {}
     modes = (
         ("semantic_vad medium", MEDIUM),
-        ("semantic_vad high", MEDIUM | {"eagerness": "high"}),
+        ("semantic_vad auto", MEDIUM | {"eagerness": "auto"}),
         ("server_vad 500 ms", server_vad(500)),
     )
     for name, vad in modes:

@@ -42,7 +42,7 @@ PRIOR: Mapping[str, tuple[float, float]] = {
 }
 # By eagerness: the longest median wait, and the longest 95th percentile, at the true ends of turns, in seconds. The
 # threshold is the highest that keeps to both on the speakers that are fitted.
-WAITS_S = {"low": (0.8, 2.4), "medium": (0.4, 1.2), "high": (0.3, 0.8), "auto": (0.4, 1.2)}
+WAITS_S = {"low": (0.8, 2.4), "medium": (0.4, 1.2), "high": (0.3, 0.8), "auto": (0.6, 2.0)}
 KINDS = {"sound and words": (True, True), "sound": (True, False), "words": (False, True), "nothing": (False, False)}
 
 

@@ -94,7 +94,7 @@ def test_when_the_first_frame_is_another_then_a_default_session_opens_and_the_fr
     assert isinstance(appended, AppendAudio)
     assert configured.config.duplex.policy == "auto"
     # Nobody said how turns end: by meaning.
-    assert configured.config.transcription.vad.eagerness == "medium"
+    assert configured.config.transcription.vad.eagerness == "auto"
 
 
 def test_with_autostart_the_session_opens_by_itself() -> None:
