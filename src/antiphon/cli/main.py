@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from antiphon.store import Model, Store
 
 
+log = logging.getLogger(__name__)
+
 # The threads of one matrix product wait for each other awake for a tenth of a millisecond before they sleep. Where they
 # sleep at once, a step of the language model takes 68 ms instead of 49 (112 instead of 62 with eight sessions). The
 # variable is read when OpenMP is first loaded.
@@ -122,7 +124,7 @@ def _with_profile(settings: Settings, *, fetches: bool = True) -> Settings:
 
     offline = settings.models.offline or not fetches
     choice = choose_profile(replace(settings, models=replace(settings.models, offline=offline)))
-    print(f"antiphon: profile {choice.profile}: {choice.reason}", file=sys.stderr, flush=True)
+    log.info("profile %s: %s", choice.profile, choice.reason)
     return choice.applied(settings)
 
 

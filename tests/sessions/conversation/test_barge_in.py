@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from antiphon.contracts import ReplyDone, ResponseAudio, ResponseChunk, TextDelta
 from antiphon.events.conversation import (
+    ConfigureConversation,
     ContentPosition,
     ItemTruncated,
     OutputItemAdded,
@@ -261,3 +263,22 @@ def test_the_playout_does_not_shrink_while_it_is_paused() -> None:
     playout.hold(True)
     playout.stop(0)
     assert playout.left_s == 0
+
+
+def test_when_the_floor_is_not_taken_after_all_then_what_was_paused_goes_on() -> None:
+    loudspeaker = Loudspeaker()
+
+    async def main() -> Scene:
+        async with Scene(playback=loudspeaker, allows_backchannels=True) as scene:
+            scene.model.end.clear()
+            scene.model.go.set()
+            await scene.say("Tell me a story.")
+            await scene.start_turn()
+            # Meanwhile the client has decided that speech ends no response.
+            config = replace(scene.session.config, interrupt_response=False)
+            await scene.session.handle(ConfigureConversation(config))
+            await scene.transcribe(await scene.end_turn(), "No, wait")
+        return scene
+
+    play(main())
+    assert loudspeaker.holds == [True, False]

@@ -314,6 +314,11 @@ class Responder:
         if self.config.reports_ducking:
             await self._emit(PlaybackHoldChanged(held))
 
+    async def release(self) -> None:
+        """End a hold, if there is one."""
+        if self._playout.is_held:
+            await self.hold(False)
+
     async def truncate(self, heard: list[tuple[ContentPosition, int]]) -> None:
         """Truncate items to the milliseconds of each that were heard, and report an `ItemTruncated` for each. Items of
         a response under way are truncated once it is closed; items that were deleted meanwhile are passed over.

@@ -386,13 +386,14 @@ class ConversationSession:
         await self._item_of(turn)
         await self._emit(event)
         active = self._responder.active
+        has_output, answers = bool(active and active.response.output), self._responds_to_turns
         commands = self._floor.user_started(
-            turn,
-            takes_floor=self.interruptible,
-            answers=self._responds_to_turns,
-            has_output=bool(active and active.response.output),
+            turn, takes_floor=self.interruptible, answers=answers, has_output=has_output
         )
         await self._obey(commands)
+        if not commands:
+            # It takes no floor after all.
+            await self._responder.release()
 
     async def _transcribed(self, turn: int, text: str, event: TranscriptDone) -> None:
         item, has_words = await self._item_of(turn), bool(text.strip())

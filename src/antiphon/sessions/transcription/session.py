@@ -32,6 +32,7 @@ from antiphon.events.transcription import (
     SpeechStarted,
     SpeechStopped,
     TranscriptDone,
+    TranscriptFailed,
     TranscriptionCommand,
     TranscriptionConfig,
     TranscriptionEvent,
@@ -318,7 +319,9 @@ class TranscriptionSession:
 
     async def _emit_decoded(self, event: TranscriptionEvent) -> None:
         """Emit what decoding reports, a transcript with whose voice it was."""
-        if isinstance(event, TranscriptDone) and self.speakers.is_on:
+        if isinstance(event, TranscriptFailed):
+            self.speakers.forget(event.turn)
+        elif isinstance(event, TranscriptDone) and self.speakers.is_on:
             verdict = await self.speakers.verdict(event.turn)
             if verdict.speaker is not TurnSpeaker.UNDECIDED:
                 event = replace(event, speaker=verdict.speaker.value)

@@ -129,6 +129,11 @@ class TurnSpeakers:
             self._pending.pop(turn, None)
         return self._verdicts.pop(turn, UNDECIDED)
 
+    def forget(self, turn: int) -> None:
+        """Nobody will ask for the verdict on a turn."""
+        self._pending.pop(turn, None)
+        self._verdicts.pop(turn, None)
+
     async def _look(self, primary: PrimarySpeaker, model: SpeakerModel, turn: int, speech: Pcm) -> None:
         try:
             vector = await model.embed(speech)
@@ -150,4 +155,5 @@ class TurnSpeakers:
         except (ModelError, Refused) as error:
             log.info("a voice was not judged: %s", error)
         finally:
-            self._pending[turn].set()
+            if pending := self._pending.get(turn):
+                pending.set()
