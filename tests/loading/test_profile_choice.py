@@ -85,3 +85,13 @@ def test_a_machine_has_a_speed() -> None:
 
 def test_a_profile_that_nobody_has_chosen_is_the_default_one() -> None:
     assert selected_models(Settings()) == selected_models(Settings(models=ModelSettings(profile="default")))
+
+
+def test_where_a_machine_seems_too_slow_it_is_measured_again_and_the_better_one_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, measured = Settings(models=ModelSettings(home=str(tmp_path))), [0.9, 0.06]
+    monkeypatch.setattr(machine_speed, "seconds_a_billion", lambda threads: measured.pop(0))
+    assert choose_profile(settings).profile == "default"
+    assert choose_profile(settings).profile == "default"
+    assert measured == []

@@ -218,3 +218,15 @@ def walk(draw: random.Random) -> None:
 def test_whatever_happens_every_end_is_in_the_table_and_every_turn_that_is_owed_an_answer_gets_one() -> None:
     for seed in range(NUM_WALKS):
         walk(random.Random(seed))
+
+
+def test_a_response_is_ended_once_for_the_answer_that_is_due() -> None:
+    floor = Floor()
+    floor.response_began()
+    spoken(floor, 0, takes_floor=False)
+    floor.transcribed(0, owes_answer=True)
+    assert floor.go_on(is_resolved=True, may_cut=True) == [AnswerInstead()]
+    # A second transcript comes while the first cut is carried out.
+    assert floor.go_on(is_resolved=True, may_cut=True) == []
+    floor.response_ended()
+    assert floor.go_on(is_resolved=True, may_cut=True) == [BeginAnswer()]

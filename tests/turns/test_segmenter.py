@@ -264,3 +264,12 @@ def test_audio_that_was_handed_out_stays_as_it_was() -> None:
             handed.append((number + 1, segmenter.window.pcm))
     assert len(handed) > 200
     assert all(np.array_equal(pcm, sound(end)[-len(pcm) :]) for end, pcm in handed)
+
+
+def test_when_detection_is_switched_on_while_somebody_speaks_then_a_turn_begins_and_ends() -> None:
+    segmenter = Segmenter(PROFILE, None, FRAME)
+    run(segmenter, "#" * 20)
+    steps = segmenter.apply(PROFILE, VAD)
+    steps += run(segmenter, "#" * 20 + "." * 40)
+    found = [k for k in kinds(steps) if k in ("SpeechStarted", "SpeechStopped", "TurnCommitted")]
+    assert found == ["SpeechStarted", "SpeechStopped", "TurnCommitted"]

@@ -48,8 +48,11 @@ def choose_profile(settings: Settings, measure: Callable[[], float] | None = Non
     among = _available(settings)
     if settings.models.device != "cpu":
         return ProfileChoice("large" if "large" in among else "default", f"for --device {settings.models.device}")
-    speed = estimated(_seconds_a_billion(settings, measure), "default")
-    name, why = recommended("default", speed, free_gb(), among)
+    for again in (False, True):
+        speed = estimated(_seconds_a_billion(settings, measure, again=again), "default")
+        name, why = recommended("default", speed, free_gb(), among)
+        if name != "light":
+            break
     return ProfileChoice(name, why)
 
 
@@ -58,8 +61,17 @@ def free_gb() -> float:
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         held = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        return int(lines["MemAvailable"].split()[0]) / 1e6 + held / 1e9
+        return min(int(lines["MemAvailable"].split()[0]) / 1e6, _container_gb()) + held / 1e9
     except (OSError, KeyError, ValueError):
+        return float("inf")
+
+
+def _container_gb(folder: Path = Path("/sys/fs/cgroup")) -> float:
+    """Memory that a container's limit leaves, in GB; infinity where there is none."""
+    try:
+        limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
+        return float("inf") if limit == "max" else (int(limit) - int(used)) / 1e9
+    except (OSError, ValueError):
         return float("inf")
 
 
@@ -71,8 +83,8 @@ def _available(settings: Settings) -> set[str]:
     return {name for name in SIZES if not any(store.missing(model) for model in PROFILES[name])} or {"default"}
 
 
-def _seconds_a_billion(settings: Settings, measure: Callable[[], float] | None) -> float:
-    """As measured now, or before on this machine."""
+def _seconds_a_billion(settings: Settings, measure: Callable[[], float] | None, *, again: bool) -> float:
+    """As measured now, or before on this machine. `again`: other work may have slowed that, so the better of both."""
     from antiphon.engine.local.machine_speed import seconds_a_billion
     from antiphon.engine.local.packed import machine_key
 
@@ -81,13 +93,16 @@ def _seconds_a_billion(settings: Settings, measure: Callable[[], float] | None) 
     file = Path(settings.models.home).expanduser() / SPEED_FILE
     if measure:
         return measure()
+    before = float("inf")
     try:
         kept = json.loads(file.read_text())
         if kept["key"] == key:
-            return float(kept["seconds_a_billion"])
+            before = float(kept["seconds_a_billion"])
+            if not again:
+                return before
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    found = seconds_a_billion(threads)
+    found = min(before, seconds_a_billion(threads))
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({"key": key, "seconds_a_billion": found}))

@@ -143,6 +143,8 @@ class Floor:
     def __init__(self) -> None:
         self.phase = Phase.SILENT
         self.answer_due = False
+        # The response under way is being ended for the answer that is due.
+        self._is_cutting = False
         self.turns: dict[int, UserTurn] = {}
         # Turns whose events are held back as an overlap may be skipped before they have a record.
         self._skipped: set[int] = set()
@@ -248,6 +250,7 @@ class Floor:
     def response_began(self) -> None:
         """A response of the conversation has begun."""
         self._move(Input.RESPONSE_BEGAN)
+        self._is_cutting = False
 
     def response_ended(self) -> None:
         """Its last event is out."""
@@ -263,7 +266,10 @@ class Floor:
         if self.phase is Phase.SILENT:
             self.answer_due = False
             return [BeginAnswer()]
-        return [AnswerInstead()] if may_cut else []
+        if not may_cut or self._is_cutting:
+            return []
+        self._is_cutting = True
+        return [AnswerInstead()]
 
     def close(self) -> None:
         """No more audio comes."""

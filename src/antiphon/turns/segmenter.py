@@ -215,7 +215,12 @@ class Segmenter:
         """
         steps: list[SegmenterEvent] = []
         if (vad is None) != (self._vad is None):
-            steps += self._end_turn() if self._vad and self._endpoint.speaking else self._end_window()
+            if self._vad and self._endpoint.speaking:
+                steps += self._end_turn()
+            else:
+                # What is being said begins as a turn of its own.
+                self._endpoint.flush()
+                steps += self._end_window()
         self._profile, self._vad = profile, vad
         self._endpoint.apply(*self._endpoint_settings())
         return steps

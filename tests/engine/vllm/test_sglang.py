@@ -142,3 +142,20 @@ def test_a_fork_has_a_session_of_its_own(server: ScriptedSglang) -> None:
         assert len(server.sessions) == 2
 
     asyncio.run(main())
+
+
+def test_sessions_that_a_restart_has_lost_are_no_failures_of_the_server(server: ScriptedSglang) -> None:
+    held = engine(server)
+
+    async def main() -> None:
+        sessions = [await held.open() for _ in range(5)]
+        for session in sessions:
+            session.append([5])
+            await tokens(session, 2)
+        server.restart(server.model)
+        for session in sessions:
+            assert await tokens(session, 2) == after(7, 2)
+        (endpoint,) = held.endpoints.all
+        assert endpoint.failures == 0
+
+    asyncio.run(main())

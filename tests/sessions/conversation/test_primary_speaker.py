@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import anyio
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from antiphon.contracts import SpeakerProfile, VoiceThreshold
 from antiphon.errors import ModelError
 from antiphon.events.conversation import ResponseCreated, ResponseDone, UserTurnCommitted
 from antiphon.events.playback import PlaybackCleared
-from antiphon.events.transcription import ServerVad, SpeechStarted, TranscriptDone
+from antiphon.events.transcription import ClearAudio, ServerVad, SpeechStarted, TranscriptDone
 from tests.scripted import speech
 from tests.sessions.conversation.scripted import Scene, play
 
@@ -28,10 +29,14 @@ class ScriptedVoices:
 
     def __init__(self) -> None:
         self.fails = False
+        # Awaited before each vector, where there is one.
+        self.gate: anyio.Event | None = None
         self.num_embedded = 0
 
     async def embed(self, pcm: Pcm) -> Pcm:
         self.num_embedded += 1
+        if self.gate:
+            await self.gate.wait()
         if self.fails:
             raise ModelError("broken")
         is_other = np.median(pcm[np.abs(pcm) > 1e-4]) >= OTHERS * 0.001 - 0.0005
@@ -41,11 +46,16 @@ class ScriptedVoices:
         pass
 
 
-async def say(scene: Scene, first: int, count: int) -> None:
-    """A turn of so many words, 320 ms each, in pieces as they come, and the silence that ends it."""
+async def say(scene: Scene, first: int, count: int, *, answered: bool = True) -> None:
+    """A turn of so many words, 320 ms each, in pieces as they come, and the silence that ends it. Waits for its answer
+    where it has one: voices are learned with the help of a thread.
+    """
+    before = num_answers(scene)
     pcm = speech(first, count, 40)
     for at in range(0, len(pcm), SAMPLE_RATE_HZ // 10):
         await scene.append(pcm[at : at + SAMPLE_RATE_HZ // 10])
+    if answered:
+        await scene.until(ResponseDone, before + 1)
 
 
 def num_answers(scene: Scene) -> int:
@@ -63,7 +73,7 @@ def test_a_turn_of_another_voice_is_marked_and_not_answered_and_the_model_is_not
             for first in (1, 11):
                 await say(scene, first, 4)
             assert num_answers(scene) == 2
-            await say(scene, OTHERS, 4)
+            await say(scene, OTHERS, 4, answered=False)
             assert num_answers(scene) == 2
             await say(scene, 21, 4)
             assert num_answers(scene) == 3
@@ -84,9 +94,9 @@ def test_only_the_user_interrupts(first: int) -> None:
             for number in (1, 11):
                 await say(scene, number, 4)
             scene.model.end.clear()
-            await say(scene, 16, 4)
+            await say(scene, 16, 4, answered=False)
             scene.out.clear()
-            await say(scene, first, 6)
+            await say(scene, first, 6, answered=False)
             scene.model.end.set()
             await scene.settle()
         return scene
@@ -128,3 +138,51 @@ def test_where_nobody_asked_for_it_no_voice_is_judged() -> None:
 
     assert num_answers(play(main())) == 1
     assert voices.num_embedded == 0
+
+
+def test_while_a_voice_is_being_judged_nobody_takes_the_floor() -> None:
+    voices = ScriptedVoices()
+
+    async def main() -> Scene:
+        async with Scene(vad=VAD, speaker_model=voices) as scene:
+            scene.model.go.set()
+            for number in (1, 11):
+                await say(scene, number, 4)
+            scene.model.end.clear()
+            await say(scene, 16, 4, answered=False)
+            scene.out.clear()
+            # The lane is busy: no verdict comes while the speech goes on.
+            voices.gate = anyio.Event()
+            pcm = speech(OTHERS, 5)
+            for at in range(0, len(pcm), SAMPLE_RATE_HZ // 10):
+                await scene.append(pcm[at : at + SAMPLE_RATE_HZ // 10])
+            assert not any(isinstance(o, SpeechStarted) for o in scene.out)
+            voices.gate.set()
+            await scene.settle()
+            scene.model.end.set()
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    assert next(o.response for o in scene.out if isinstance(o, ResponseDone)).status == "completed"
+
+
+def test_audio_that_is_cleared_says_nothing_of_the_next_turn() -> None:
+    async def main() -> Scene:
+        async with Scene(vad=VAD, speaker_model=ScriptedVoices()) as scene:
+            scene.model.go.set()
+            for number in (1, 11):
+                await say(scene, number, 4)
+            pcm = speech(OTHERS, 5)
+            for at in range(0, len(pcm), SAMPLE_RATE_HZ // 10):
+                await scene.append(pcm[at : at + SAMPLE_RATE_HZ // 10])
+            await scene.inbox.put(ClearAudio())
+            await scene.settle()
+            before = num_answers(scene)
+            await say(scene, 21, 4)
+            assert num_answers(scene) == before + 1
+        return scene
+
+    scene = play(main())
+    # The pause of the user's turn had its answer begun ahead, as ever.
+    assert scene.counted["preemptive_used"] == 3

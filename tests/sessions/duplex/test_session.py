@@ -39,7 +39,6 @@ from antiphon.events.duplex import (
     TurnStateChanged,
 )
 from antiphon.events.transcription import (
-    ClearAudio,
     CommitRefused,
     ServerVad,
     SpeechStarted,
@@ -495,7 +494,8 @@ async def schedule(draw: random.Random, steps: int) -> int:
                     has = draw.randint(has, sent)
                     journal.rewind(has)
                 case 12:
-                    await scene.inbox.put(ClearAudio())
+                    # As the listening does it: from the task that says where turns begin and end.
+                    await scene.session.handle_transcription(TurnCleared())
             for _ in range(draw.randrange(8)):
                 await asyncio.sleep(0)
             take(draw.randrange(6))

@@ -24,6 +24,7 @@ import numpy as np
 from antiphon.engine.api import Finish, Grammar, Sampling, Token
 from antiphon.engine.grammar import GrammarFollower
 from antiphon.engine.vllm.endpoints import Endpoint
+from antiphon.engine.vllm.sglang import SessionLost
 from antiphon.engine.vllm.wires import Ask, Piece
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
 from antiphon.upstream.reader_task import ReaderTask
@@ -175,6 +176,11 @@ class Answer:
         engine = self._session.engine
         engine.check_alive()
         self._num_failures += 1
+        if isinstance(error, SessionLost) and self._num_failures == 1:
+            # Asked again with all rows, and looked at before. That is no failure of the server.
+            endpoint.verified = False
+            log.info("%s", error)
+            return
         if isinstance(error, Refused):
             endpoint.breaker.wait(time.monotonic() + error.retry_after_s)
         else:

@@ -14,7 +14,7 @@ import httpx
 from tokenizers import Tokenizer
 
 from antiphon.engine.vllm.endpoints import Endpoint
-from antiphon.engine.vllm.sglang import HeldRows, Sglang
+from antiphon.engine.vllm.sglang import HeldRows, SessionLost, Sglang
 from antiphon.engine.vllm.wires import Ask, Piece, VllmCompletions, VllmGenerate, Wire
 from antiphon.errors import EngineError, ModelError, RemoteError
 from antiphon.upstream.failures import read_failure, without_key
@@ -87,14 +87,18 @@ class EngineServer:
         Raises RemoteError where the server fails, Refused where it has no room, ModelError where it does not accept
         the request.
         """
-        wire, held, given, finished = self.wire, ask.held, 0, False
+        wire, held, given, finished, goes_on = self.wire, ask.held, 0, False, False
         endpoint.requests += 1
         headers = self._headers() | {"X-Session-ID": ask.session}
         try:
             client = await self._clients.client()
             if held and not held.opened:
-                await client.post(f"{endpoint.url}/open_session", json=held.opening(), headers=headers)
+                # Also where this is cancelled, so that it is closed.
                 held.opened = True
+                opened = await client.post(f"{endpoint.url}/open_session", json=held.opening(), headers=headers)
+                if opened.status_code != 200:
+                    raise RemoteError(f"{endpoint.host} opened no session: status {opened.status_code}")
+            goes_on = bool(held and held.request)
             body = wire.body(ask)
             async with client.stream("POST", endpoint.url + wire.path, json=body, headers=headers) as answer:
                 if answer.status_code != 200:
@@ -116,8 +120,10 @@ class EngineServer:
         except httpx.HTTPError as error:
             self.forget(endpoint, held)
             raise RemoteError(f"{endpoint.host}: {error or type(error).__name__}") from error
-        except Exception:
+        except Exception as error:
             self.forget(endpoint, held)
+            if goes_on and not given and type(error) in (RemoteError, EngineError):
+                raise SessionLost(str(error)) from error
             raise
 
     def forget(self, endpoint: Endpoint, held: HeldRows | None) -> None:

@@ -18,6 +18,11 @@ from typing import Any
 from antiphon.engine.vllm.wires import MAX_BIAS, Ask, Piece, bias_of, event_in, sampled, token_ids
 from antiphon.errors import RemoteError
 
+
+class SessionLost(RemoteError):
+    """The server does not know the session, or the request that this one goes on from: it may have started anew."""
+
+
 # A request is held with all rows before it: after so many the tree is begun anew, from whole rows.
 MAX_REQUESTS = 64
 # `/open_session` wants the most characters that a session may have: more than any context.

@@ -208,8 +208,8 @@ class ConversationSession:
             # A turn that the model is about to speak is dropped; a response under way is ended as any other.
             self._native_turns.interrupt()
         decider = self._overlaps.decider
-        decide = decider.take_floor if takes_floor else decider.dismiss
-        await self._apply_all(decide(reason))
+        decision = decider.take_floor if takes_floor else decider.dismiss
+        await self._overlaps.decide(lambda: decision(reason))
 
     async def _commit(self, turn: int) -> None:
         """The client has ended a turn: it is one, whatever was said over a response."""
@@ -217,7 +217,7 @@ class ConversationSession:
             is_due = self.config.create_response and self.config.transcription.vad is not None
             is_skipped = self._floor.take_skip()
             self._native_turns.commit(answers=is_due and not is_skipped)
-        await self._apply_all(self._overlaps.decider.commit(turn))
+        await self._overlaps.decide(lambda: self._overlaps.decider.commit(turn))
 
     @property
     def _responds_to_turns(self) -> bool:
@@ -318,7 +318,7 @@ class ConversationSession:
         return bool(decides) and (self._left_s() > RESPONSE_TAIL_S or self.answering)
 
     async def _apply_all(self, events: list[TranscriptionEvent]) -> None:
-        for event in events:
+        for event in events if not self._floor.is_closed else ():
             await self._apply(event)
 
     async def _apply(self, event: TranscriptionEvent) -> None:

@@ -284,6 +284,7 @@ class TranscriptionSession:
 
     async def _clear(self) -> None:
         self._decoding.clear(self._segmenter.turn)
+        self.speakers.clear()
         await self._apply_steps(self._segmenter.clear())
         self._vad.reset()
         self._rest = self._rest[:0]

@@ -54,8 +54,9 @@ class TurnSpeakers:
         # The turn that is open, its speech so far, and how many early looks it has had.
         self._turn: tuple[int, Pcm] | None = None
         self._num_looks = 0
-        # The turn that an early look took for another's voice.
+        # The turn that an early look took for another's voice, and the looks under way, with what they are of.
         self._other_turn: int | None = None
+        self._looking: dict[object, int] = {}
         self._verdicts: dict[int, SpeakerVerdict] = {}
         self._pending: dict[int, anyio.Event] = {}
 
@@ -85,7 +86,8 @@ class TurnSpeakers:
         except MediaError as error:
             raise ModelError(f"the user's voice cannot be heard: {error}") from None
         seconds = max(len(pcm), 1) / SAMPLE_RATE_HZ
-        return tuple([EnrolledVoice(await model.embed(take), seconds) for take in enrolment_takes(pcm)])
+        takes = await anyio.to_thread.run_sync(enrolment_takes, pcm)
+        return tuple([EnrolledVoice(await model.embed(take), seconds) for take in takes])
 
     def follow(self, group: anyio.abc.TaskGroup) -> None:
         """Look at the turn that is open, after audio was added. Early looks run in tasks of `group`."""
@@ -102,7 +104,9 @@ class TurnSpeakers:
         if self._num_looks < len(EARLY_LOOKS_S) and len(speech) >= EARLY_LOOKS_S[self._num_looks] * SAMPLE_RATE_HZ:
             self._num_looks += 1
             if self._primary.knows_user:
-                group.start_soon(self._look, self._primary, self._model, span.turn, speech)
+                look = object()
+                self._looking[look] = span.turn
+                group.start_soon(self._look, self._primary, self._model, look, speech)
 
     def end_turn(self, turn: int, group: anyio.abc.TaskGroup) -> None:
         """A turn has ended: it is judged as a whole, in a task of `group`."""
@@ -115,6 +119,8 @@ class TurnSpeakers:
 
     def is_looked_at(self, turn: int) -> bool:
         """Whether a turn that goes on may still turn out to be another's voice by an early look."""
+        if turn in self._looking.values():
+            return True
         known = self._primary is not None and self._primary.knows_user
         return known and self._turn is not None and self._turn[0] == turn and self._num_looks < len(EARLY_LOOKS_S)
 
@@ -134,20 +140,29 @@ class TurnSpeakers:
         self._pending.pop(turn, None)
         self._verdicts.pop(turn, None)
 
-    async def _look(self, primary: PrimarySpeaker, model: SpeakerModel, turn: int, speech: Pcm) -> None:
+    def clear(self) -> None:
+        """What was said of the open turn is dropped, and the next one has its number."""
+        self._turn, self._num_looks, self._other_turn = None, 0, None
+        self._looking.clear()
+
+    async def _look(self, primary: PrimarySpeaker, model: SpeakerModel, look: object, speech: Pcm) -> None:
         try:
             vector = await model.embed(speech)
         except (ModelError, Refused) as error:
             log.info("a voice was not judged: %s", error)
+            self._looking.pop(look, None)
             return
-        if primary.judge(vector, len(speech) / SAMPLE_RATE_HZ).is_other:
+        # None: the audio was cleared meanwhile.
+        turn = self._looking.pop(look, None)
+        if turn is not None and primary.judge(vector, len(speech) / SAMPLE_RATE_HZ).is_other:
             self._other_turn = turn
             if self._on_other:
                 await self._on_other(turn)
 
     async def _judge(self, primary: PrimarySpeaker, model: SpeakerModel, turn: int, speech: Pcm) -> None:
         try:
-            takes = () if primary.knows_user or primary.mode != "auto" else enrolment_takes(speech)[1:]
+            learns = primary.mode == "auto" and not primary.knows_user
+            takes = (await anyio.to_thread.run_sync(enrolment_takes, speech))[1:] if learns else ()
             vector, *others = [await model.embed(take) for take in (speech, *takes)]
             self._verdicts[turn] = primary.heard(vector, len(speech) / SAMPLE_RATE_HZ, others)
             while len(self._verdicts) > MAX_VERDICTS:
