@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from antiphon.loading.loader import store_of
-from antiphon.loading.recommendation import SIZES, estimated, recommended
+from antiphon.loading.recommendation import MEMORY_GB, SIZES, estimated, recommended
 from antiphon.settings import Settings
 from antiphon.store.registry import PROFILES
 
@@ -48,11 +48,11 @@ def choose_profile(settings: Settings, measure: Callable[[], float] | None = Non
     among = _available(settings)
     if settings.models.device != "cpu":
         return ProfileChoice("large" if "large" in among else "default", f"for --device {settings.models.device}")
-    for again in (False, True):
-        speed = estimated(_seconds_a_billion(settings, measure, again=again), "default")
-        name, why = recommended("default", speed, free_gb(), among)
-        if name != "light":
-            break
+    speed, memory_gb = estimated(_seconds_a_billion(settings, measure), "default"), free_gb()
+    if memory_gb >= MEMORY_GB["default"] and "default" in among:
+        # Other work may have slowed the measurement, and `light` hears English only: it is chosen for memory alone.
+        among = among - {"light"}
+    name, why = recommended("default", speed, memory_gb, among)
     return ProfileChoice(name, why)
 
 
@@ -83,8 +83,8 @@ def _available(settings: Settings) -> set[str]:
     return {name for name in SIZES if not any(store.missing(model) for model in PROFILES[name])} or {"default"}
 
 
-def _seconds_a_billion(settings: Settings, measure: Callable[[], float] | None, *, again: bool) -> float:
-    """As measured now, or before on this machine. `again`: other work may have slowed that, so the better of both."""
+def _seconds_a_billion(settings: Settings, measure: Callable[[], float] | None) -> float:
+    """As measured now, or before on this machine."""
     from antiphon.engine.local.machine_speed import seconds_a_billion
     from antiphon.engine.local.packed import machine_key
 
@@ -93,16 +93,13 @@ def _seconds_a_billion(settings: Settings, measure: Callable[[], float] | None, 
     file = Path(settings.models.home).expanduser() / SPEED_FILE
     if measure:
         return measure()
-    before = float("inf")
     try:
         kept = json.loads(file.read_text())
         if kept["key"] == key:
-            before = float(kept["seconds_a_billion"])
-            if not again:
-                return before
+            return float(kept["seconds_a_billion"])
     except (OSError, ValueError, KeyError, TypeError):
         pass
-    found = min(before, seconds_a_billion(threads))
+    found = seconds_a_billion(threads)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps({"key": key, "seconds_a_billion": found}))
