@@ -61,8 +61,7 @@ async def ask(socket, pcm: bytes) -> tuple[str, int]:
                     heard += event["transcript"]
                 case "response.output_audio.delta":
                     sound += len(base64.b64decode(event["delta"]))
-                case "response.done" if event["response"]["status"] != "cancelled":
-                    # A question with a pause of 200 ms in it is two turns: the answer to the first is cut by the rest.
+                case "response.done":
                     return heard, sound
                 case "error":
                     raise RuntimeError(event["error"]["message"])
