@@ -39,11 +39,6 @@ class Playout:
     def _now_s(self) -> float:
         return self._clock() if self._held_since_s is None else self._held_since_s
 
-    @property
-    def is_held(self) -> bool:
-        """Whether playback is on hold."""
-        return self._held_since_s is not None
-
     def hold(self, held: bool) -> None:
         """Note that playback pauses (`held`), or goes on where it paused. Repeating the present state does nothing."""
         if held and self._held_since_s is None:

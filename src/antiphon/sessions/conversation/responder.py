@@ -100,6 +100,8 @@ class Responder:
         # The response that nobody has asked for yet, and the user's item that it answers.
         self._unasked: tuple[ResponseTask, str | None] | None = None
         self._out_of_band: set[ResponseTask] = set()
+        # What is heard is paused, because somebody speaks over it.
+        self._is_held = False
         self.preemptive = PreemptiveResponse(context.count)
         self._budget = PreemptiveBudget(model.profile.max_preemptive)
         # Whether the model's stream has taken in audio of a turn that may yet be dropped.
@@ -298,6 +300,7 @@ class Responder:
         way. Without a `playback` nothing is cut; the client truncates by itself.
         """
         self._playout.stop(self._now())
+        self._is_held = False
         stopped = self._playback.silence() if self._playback else []
         for response_id in dict.fromkeys(place.response_id for place, _ in stopped):
             await self._emit(PlaybackCleared(response_id))
@@ -305,19 +308,17 @@ class Responder:
 
     async def hold(self, held: bool) -> None:
         """Pause what is heard of the responses, or let it go on, because somebody speaks over them. A client that plays
-        by itself is told where it wants to be.
+        by itself is told where it wants to be. Repeating the present state does nothing; `silence` ends a hold.
         """
+        if held == self._is_held:
+            return
+        self._is_held = held
         self._playout.hold(held)
         self._count("ducks" if held else "ducks_without_interruption", 1)
         if self._playback:
             self._playback.hold(held)
         if self.config.reports_ducking:
             await self._emit(PlaybackHoldChanged(held))
-
-    async def release(self) -> None:
-        """End a hold, if there is one."""
-        if self._playout.is_held:
-            await self.hold(False)
 
     async def truncate(self, heard: list[tuple[ContentPosition, int]]) -> None:
         """Truncate items to the milliseconds of each that were heard, and report an `ItemTruncated` for each. Items of

@@ -393,7 +393,7 @@ class ConversationSession:
         await self._obey(commands)
         if not commands:
             # It takes no floor after all.
-            await self._responder.release()
+            await self._responder.hold(False)
 
     async def _transcribed(self, turn: int, text: str, event: TranscriptDone) -> None:
         item, has_words = await self._item_of(turn), bool(text.strip())
