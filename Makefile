@@ -26,7 +26,7 @@ quick: $(VENV)/dev.stamp  ## Lint, types and all tests without models or servers
 
 unit: $(VENV)/dev.stamp build/oldest-transformers.stamp
 	$(BIN)/antiphon pull --profile default --language-model smollm2-135m-instruct --speaker-model resemblyzer
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 pure: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "not server" $(wildcard $(PURE))
@@ -46,7 +46,9 @@ docs: $(VENV)/dev.stamp  ## Build the documentation site; a dead link fails it
 	$(BIN)/sphinx-build -q -n -W --keep-going -c docs -d build/doctrees . build/docs
 	@echo "build/docs/index.html"
 
-chaos: $(VENV)/dev.stamp  ## A million mutated inputs to every parser and dialect: make chaos [ARGS="--seed 7 --minutes 60"]
+chaos: $(VENV)/dev.stamp  ## 500 hosts killed and 200 connections cut under callers, then a million mutated inputs
+	$(BIN)/python -m tests.cluster.chaos $(HOSTS)
+	$(BIN)/python -m tests.cluster.cuts $(CUTS)
 	$(BIN)/python -m tests.fuzz $(ARGS)
 
 clients: $(VENV)/dev.stamp  ## Third-party clients in environments of their own (1 GB) against a real server
@@ -75,7 +77,8 @@ peers:  ## Environments of the programs that benchmarks compare with
 	bench/peers/setup.sh piper
 	bench/peers/setup.sh pocketsphinx
 
-# The lock is what `make serve` and `make test` install.
+# The lock is what `make serve` and `make test` install. Make it with the oldest Python that is supported: a newer one
+# pins packages that the oldest cannot have.
 lock:  ## Write requirements.lock anew from pyproject.toml
 	rm -rf $(VENV)
 	$(PYTHON) -m venv $(VENV)

@@ -5,8 +5,8 @@ nothing old is sent.
 
 A real server with the default models, real recordings played in real time over /v1/realtime?duplex=1. The client plays
 what it gets by its own clock, acknowledges it, falls silent when it is told to duck and drops what an older epoch said.
-Scores as Full-Duplex-Bench has them: takeover (the share in which the partner begins to speak) in pauses and after
-acknowledgements is bad, after turns good.
+Takeover, after the manner of Full-Duplex-Bench, is the share in which the partner begins to speak, however shortly: bad
+in pauses and after acknowledgements, good after turns.
 """
 
 from __future__ import annotations

@@ -18,9 +18,11 @@ from antiphon.contracts import (
     FileOptions,
     Hypothesis,
     HypothesisWord,
+    SpeakerProfile,
     TranscriberProfile,
     TranscriptSegment,
     TuningLimits,
+    VoiceThreshold,
     Window,
 )
 from antiphon.errors import ModelError
@@ -145,3 +147,31 @@ class ScriptedDetector:
 
     def open(self) -> ScriptedStream:
         return ScriptedStream()
+
+
+# Words below it are one voice, those from it on another's.
+OTHERS = 200
+
+
+class ScriptedVoices:
+    """Hears by the words whose voice it is. `fails`: raises in place of that."""
+
+    profile = SpeakerProfile("scripted", 2, 0.5, (VoiceThreshold(0.1, 0.4, 0.6),))
+
+    def __init__(self) -> None:
+        self.fails = False
+        # Awaited before each vector, where there is one.
+        self.gate: anyio.Event | None = None
+        self.num_embedded = 0
+
+    async def embed(self, pcm: Pcm) -> Pcm:
+        self.num_embedded += 1
+        if self.gate:
+            await self.gate.wait()
+        if self.fails:
+            raise ModelError("broken")
+        is_other = np.median(pcm[np.abs(pcm) > 1e-4]) >= OTHERS * 0.001 - 0.0005
+        return np.asarray([0, 1] if is_other else [1, 0], np.float32)
+
+    def close(self) -> None:
+        pass

@@ -60,8 +60,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Servers spoken to over HTTP, and many machines: rooms that later work fills.
     "remote": {"audio", "contracts", "errors", "events", "settings", "upstream"},
     "upstream": {"errors"},
-    "cluster": {"errors", "protocols", "settings", "store"},
-    "server": BELOW_SERVER | {"transports"},
+    "cluster": {"errors", "protocols", "settings", "signals", "store"},
+    "server": BELOW_SERVER | {"cluster", "transports"},
     "cli": BELOW_SERVER | {"server", "transports"},
 }
 # The package itself and `python -m antiphon` hand on to the rooms.
@@ -71,7 +71,8 @@ SIBLINGS: dict[str, set[str]] = {"adapters": set(), "protocols": {"realtime", "r
 # Rooms without input, output, clocks or an event loop.
 PURE = {"audio", "contracts", "events", "protocols", "text", "turns", "vision"}
 PURE_FILES = (
-    {"engine/api.py", "engine/generation.py", "engine/rows.py"}
+    {"cluster/door/held_session.py"}
+    | {"engine/api.py", "engine/generation.py", "engine/rows.py"}
     | {f"engine/local/{name}.py" for name in ("kv/cache", "scheduler", "step")}
     | {f"transports/{name}.py" for name in ("attachment_state", "lifecycle", "state_machine")}
 )

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import pairwise
 
 import numpy as np
 import pytest
+from bench.turn_taking.enrolled import (
+    ENROLLED_S,
+    MOST_OTHER,
+    NOISES,
+    READERS_UNKNOWN,
+    Speaker,
+    by_reader,
+    least_of_each,
+    others_of,
+    parted,
+)
 from bench.turn_taking.speakers import (
     FIRST_S,
     LENGTHS_S,
     MOST_TURNS,
     Outcome,
+    Turn,
+    Voice,
     alone,
     cut,
     interval,
@@ -20,6 +34,7 @@ from bench.turn_taking.speakers import (
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from tests.conftest import DATA
+from tests.scripted import ScriptedDetector
 
 
 def test_turns_share_no_sample_and_there_are_as_many_of_each_length() -> None:
@@ -52,3 +67,31 @@ def test_voices_of_a_crowd_may_be_one_speaker() -> None:
     assert not may_be_same(voices["lj"], voices["jfk"])
     assert may_be_same(voices["lj"], voices["lj"])
     assert not may_be_same(voices["fleurs-de-001"], voices["fleurs-es-000"])
+
+
+def test_a_user_is_enrolled_with_other_speech_than_is_judged() -> None:
+    # Each sample has a value of its own.
+    speech = np.linspace(0.1, 0.2, 60 * SAMPLE_RATE_HZ, dtype=np.float32)
+    most = int(ENROLLED_S[-1] * SAMPLE_RATE_HZ)
+    for recordings, is_apart in (([speech], False), (np.split(speech, 6), True)):
+        enrolled, rest, apart = asyncio.run(parted(recordings, ScriptedDetector()))
+        assert apart == is_apart
+        assert len(enrolled) == most
+        assert enrolled.max() < min(pcm.min() for pcm in rest)
+    # With too little of it, all of it is another voice.
+    enrolled, rest, _ = asyncio.run(parted([speech[: 6 * SAMPLE_RATE_HZ]], ScriptedDetector()))
+    assert (len(enrolled), sum(map(len, rest))) == (0, 6 * SAMPLE_RATE_HZ)
+
+
+def test_readers_whose_names_are_unknown_are_no_other_voices_of_each_other() -> None:
+    pcm = np.zeros(4, np.float32)
+    found = {("one", "read", "en"): [pcm, pcm], ("many", READERS_UNKNOWN, "fr"): [pcm, pcm]}
+    assert [name for (name, *_), _ in by_reader(found)] == ["one", "many-0", "many-1"]
+    turns = tuple(Turn(2.0, pcm) for _ in range(MOST_OTHER + 2))
+    one, *many = [
+        Speaker(Voice(name, corpus, language, (), turns), {}, False, dict.fromkeys(NOISES, turns))
+        for (name, corpus, language), _ in by_reader(found)
+    ]
+    assert others_of(one, [one, *many]) == many
+    assert others_of(many[0], [one, *many]) == [one]
+    assert len(least_of_each(one, NOISES[0])) == MOST_OTHER

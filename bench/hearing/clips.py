@@ -26,8 +26,8 @@ class Clip:
     """One recording. `text` is what is said, empty where nobody knows or speaks; `language` is ISO 639-1.
 
     `speech_start` and `speech_end` are the true bounds of the speech, in seconds of the clip; `active_dbfs` is its
-    level. `terms` are words that are said, where no more is known. `pcm` is empty until `loaded` reads it: float32,
-    mono, 16 kHz.
+    level. `terms` are words that are said, if no more is known. `label` is what a sound is, and `speaker` the name of
+    a voice within the set. `pcm` is empty until `loaded` reads it: float32, mono, 16 kHz.
     """
 
     id: str
@@ -40,6 +40,8 @@ class Clip:
     speech_end: float
     active_dbfs: float = 0.0
     terms: tuple[str, ...] = ()
+    label: str = ""
+    speaker: str = ""
     pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
@@ -62,6 +64,8 @@ def read_manifest(data: Path) -> list[Clip]:
                 row.get("speech_end", row["seconds"]),
                 row.get("active_dbfs", 0.0),
                 tuple(row.get("slots", {}).values()),
+                row.get("label") or "",
+                row.get("speaker") or "",
             )
         )
     return clips

@@ -30,10 +30,11 @@ from bench.common import machine, save, table
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
 from antiphon.contracts.speaker import SpeakerModel, SpeakerProfile, VoiceThreshold, shared_s
+from antiphon.events.transcription import EnrolledVoice
 from antiphon.loading.loader import load, store_of
 from antiphon.settings import load as load_settings
 from antiphon.turns.voices.enrolment import enrolment_takes
-from antiphon.turns.voices.primary_speaker import EnrolledVoice, PrimarySpeaker, TurnSpeaker
+from antiphon.turns.voices.primary_speaker import PrimarySpeaker, TurnSpeaker
 
 MODEL = "resemblyzer"
 SPOKEN = (
@@ -109,9 +110,9 @@ def level_db(pcm: Pcm) -> float:
     return float(10 * np.log10((10 ** (loud / 10)).mean()))
 
 
-def cut(recordings: Sequence[Pcm]) -> list[Turn]:
+def cut(recordings: Sequence[Pcm], most: int = MOST_TURNS) -> list[Turn]:
     """Cut turns out of a voice's recordings: the FIRST_S, then each time of the length that there are fewest of, or a
-    shorter one where the recording is nearly over, up to MOST_TURNS of each.
+    shorter one where the recording is nearly over, up to `most` of each.
 
     A turn begins where speech does, and at least 70 % of it is speech.
     """
@@ -122,7 +123,7 @@ def cut(recordings: Sequence[Pcm]) -> list[Turn]:
         speech, at = active(pcm), 0
         while at < len(pcm):
             counts = Counter(turn.length_s for turn in out[len(FIRST_S) :])
-            left = [s for s in LENGTHS_S if counts[s] < MOST_TURNS and at + int(s * SAMPLE_RATE_HZ) <= len(pcm)]
+            left = [s for s in LENGTHS_S if counts[s] < most and at + int(s * SAMPLE_RATE_HZ) <= len(pcm)]
             # The longest first among equals, while the recording is long enough for them.
             length_s = (
                 FIRST_S[len(out)] if len(out) < len(FIRST_S) else min(left, key=lambda s: (counts[s], -s), default=0)
@@ -150,8 +151,10 @@ def alone(rttm: Sequence[tuple[float, float, str]], speaker: str) -> list[tuple[
     return parts
 
 
-def read_voices(data: Path) -> list[Voice]:
-    """The voices of a folder with a manifest.jsonl. Recordings of an unknown crowd are a voice each."""
+def read_recordings(data: Path) -> dict[tuple[str, str, str], list[Pcm]]:
+    """The recordings of a folder with a manifest.jsonl, by the speaker's name, the corpus and the language. Those of an
+    unknown crowd are a speaker each.
+    """
     found: dict[tuple[str, str, str], list[Pcm]] = defaultdict(list)
     for row in map(json.loads, (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines()):
         corpus, kind = row.get("corpus") or "", row["kind"]
@@ -168,8 +171,19 @@ def read_voices(data: Path) -> list[Voice]:
             name = row["id"] if row["speaker"].startswith("unknown") else row["speaker"]
             pcm = decode_all(str(data / row["path"]))[: int(MOST_S * SAMPLE_RATE_HZ)]
             found[name, corpus, row["language"]].append(pcm)
+    return dict(sorted(found.items(), key=lambda item: item[0]))
+
+
+def read_noises(data: Path) -> list[Pcm]:
+    """The recordings without speech of one voice."""
+    rows = map(json.loads, (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines())
+    return [decode_all(str(data / row["path"])) for row in rows if row["kind"] in NOISY]
+
+
+def read_voices(data: Path) -> list[Voice]:
+    """The voices of a folder with a manifest.jsonl."""
     voices = []
-    for (name, corpus, language), recordings in sorted(found.items(), key=lambda item: item[0]):
+    for (name, corpus, language), recordings in read_recordings(data).items():
         turns = cut(recordings)
         count = len(FIRST_S)
         # A recording that is too short for a user may still be another voice.
@@ -345,8 +359,7 @@ async def recorded(encoder: SpeakerModel, data: Path) -> tuple[list[list[Session
     """The sessions of each half of the voices, in the quiet and in noise, and what making their vectors took."""
     chance = np.random.default_rng(SEED)
     voices = read_voices(data)
-    rows = list(map(json.loads, (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines()))
-    noises = [(r["id"], decode_all(str(data / r["path"]))) for r in rows if r["kind"] in NOISY]
+    noises = [("noise", pcm) for pcm in read_noises(data)]
     order = chance.permutation(len(voices))
     audio_s, took_s, sessions = 0.0, 0.0, list[list[Session]]()
     for number in (0, 1):
@@ -374,7 +387,7 @@ def judged(sessions: Sequence[Sequence[Session]], profile: SpeakerProfile) -> di
     outcomes = list[Outcome]()
     thresholds = [calibrated(half) for half in sessions]
     for half, chosen in zip(sessions, reversed(thresholds), strict=True):
-        calibrated_profile = replace(profile, thresholds=chosen)
+        calibrated_profile = replace(profile, thresholds=chosen, enrolled=())
         quiet = {session.user: session for session in half if not session.noise}
         for session in half:
             noise = NOISES[1] if session.noise else NOISES[0]

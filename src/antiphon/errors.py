@@ -3,6 +3,8 @@
 AntiphonError
 ├── SettingsError          a setting is unknown or out of range; names the key; the process does not start
 ├── StoreError             a file is missing, damaged or cannot be had; names the file and the fix
+│   ├── SupersededError    another host owns the stored session by now: it was claimed, or is deleted
+│   └── RowError           one stored session is damaged, or of another version; the others can be had
 ├── Unauthorized           a request carries no API key, or one that is unknown; answered with 401
 ├── RemoteProtocolError    the client's fault; answered on the wire, the session lives
 ├── LocalProtocolError     our fault: an event that the wire dialect has no frame for, or a state no transition for
@@ -34,6 +36,18 @@ class SettingsError(AntiphonError):
 class StoreError(AntiphonError):
     """A file of a model, a recording or the store is missing, damaged or cannot be written. The message names the file
     and, where there is one, the fix.
+    """
+
+
+class SupersededError(StoreError):
+    """A write to a stored session was refused, because its fence is not the newest: another host has claimed the
+    session, it was released, or it is deleted. The message names the session.
+    """
+
+
+class RowError(StoreError):
+    """One stored session cannot be read or written, while the store can: it is damaged, or of another version. The
+    message names the session, and no part of what it holds.
     """
 
 

@@ -17,10 +17,12 @@ from antiphon.adapters.resemblyzer.encoder import ResemblyzerEncoder, windows_of
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.errors import ModelError
+from antiphon.events.transcription import EnrolledVoice
 from antiphon.loading.loader import load, prepare, store_of
 from antiphon.loading.selection import SPEAKER_ROLES, selected_models
 from antiphon.settings import Settings
 from antiphon.settings import load as load_settings
+from antiphon.turns.voices.enrolment import enrolment_takes
 from antiphon.turns.voices.primary_speaker import PrimarySpeaker, TurnSpeaker
 from tests.conftest import Recording
 
@@ -84,6 +86,34 @@ def test_voices_are_told_apart_in_a_conversation(encoder: ResemblyzerEncoder, re
         found = [speaker.heard(vector, 2.0).speaker for vector in others]
         assert found.count(TurnSpeaker.OTHER) >= 0.9 * len(found)
         assert TurnSpeaker.OTHER not in [speaker.heard(vector, 2.0).speaker for vector in user[2:]]
+
+    asyncio.run(main())
+
+
+def test_an_enrolled_voice_is_told_from_others_from_the_first_turn_on(
+    encoder: ResemblyzerEncoder, recordings: dict[str, Recording]
+) -> None:
+    enrolled_s = 6
+
+    async def main() -> None:
+        whole = recordings["ls-other-3331-159605-0000"].pcm
+        takes = enrolment_takes(whole[: enrolled_s * SAMPLE_RATE_HZ])
+        voices = [EnrolledVoice(await encoder.embed(take), enrolled_s) for take in takes]
+        speaker = PrimarySpeaker("enrolled", encoder.profile, voices)
+
+        async def judged(pcm: Pcm, seconds: float) -> list[TurnSpeaker]:
+            size = int(seconds * SAMPLE_RATE_HZ)
+            turns = [pcm[at : at + size] for at in range(0, len(pcm) - size, size)]
+            return [speaker.judge(await encoder.embed(turn), seconds).speaker for turn in turns]
+
+        for seconds in (1.0, 2.0):
+            own = await judged(whole[enrolled_s * SAMPLE_RATE_HZ :], seconds)
+            assert own.count(TurnSpeaker.USER) >= 3
+            assert TurnSpeaker.OTHER not in own
+            others = [
+                verdict for name in ("jfk", "fleurs-es-000") for verdict in await judged(recordings[name].pcm, seconds)
+            ]
+            assert others.count(TurnSpeaker.OTHER) >= 0.9 * len(others)
 
     asyncio.run(main())
 

@@ -10,6 +10,7 @@ import io
 import wave
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -19,10 +20,10 @@ from antiphon.contracts import Hypothesis, Window
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError, StoreError
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.server.live import realtime
-from antiphon.server.live.persistence import caller_hash
+from antiphon.server.live.moving import persistence
+from antiphon.server.live.moving.persistence import caller_hash
 from antiphon.server.state import Caller
-from antiphon.store.sessions import StoredSession
+from antiphon.store.sessions import ClaimRefusal, Hold, Host, StoredSession
 from tests.scripted import ScriptedTranscriber, speech
 from tests.server.clients import Wire, connect
 from tests.server.scripted import serving
@@ -38,7 +39,7 @@ class FaultyStore:
     def __init__(self, row: StoredSession | Exception | None = None, write: Exception | bool = True) -> None:
         self._row, self._write = row, write
 
-    def put(self, session: StoredSession) -> Future[None]:
+    def put(self, session: StoredSession, *, turn_kept: bool = False) -> Future[None]:
         written: Future[None] = Future()
         if isinstance(self._write, Exception):
             written.set_exception(self._write)
@@ -51,7 +52,17 @@ class FaultyStore:
             raise self._row
         return self._row
 
-    def forget(self, session_id: str) -> None:
+    def host(self, name: str) -> Host | None:
+        return None
+
+    def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
+        row = self.get(session_id)
+        return replace(row, owner=new_owner, fence=seen_fence + 1) if row else ClaimRefusal.UNKNOWN
+
+    def release(self, hold: Hold) -> None:
+        return
+
+    def forget(self, hold: Hold) -> None:
         return
 
 
@@ -99,7 +110,7 @@ def test_when_a_stored_session_cannot_be_read_then_resuming_it_is_refused_by_nam
 def test_when_a_write_fails_or_hangs_then_the_client_is_told_before_its_item_is_acknowledged(
     write: Exception | bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realtime, "STORE_S", 0.01)
+    monkeypatch.setattr(persistence, "STORE_S", 0.01)
 
     async def main(ws: str) -> None:
         async with connect(ws, "?resume=1") as wire:

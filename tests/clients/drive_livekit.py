@@ -1,4 +1,4 @@
-"""livekit's openai plugin: a reply to a chat context, its text and its sound."""
+"""livekit's openai plugin: two replies to a chat context, their text and their sound."""
 
 import asyncio
 import logging
@@ -11,6 +11,25 @@ from livekit.plugins.openai.realtime import RealtimeModel
 logging.basicConfig(level=logging.WARNING)
 
 
+async def take(generation):
+    """The samples and the text of an answer."""
+    samples, text = 0, ""
+    async for message in generation.message_stream:
+
+        async def hear(message=message):
+            nonlocal samples
+            async for frame in message.audio_stream:
+                samples += frame.samples_per_channel
+
+        async def read(message=message):
+            nonlocal text
+            async for part in message.text_stream:
+                text += str(part)
+
+        await asyncio.gather(hear(), read())
+    return samples, text
+
+
 async def main():
     async with aiohttp.ClientSession() as http:
         model = RealtimeModel(base_url=f"{sys.argv[1]}/v1", api_key="none", model="gpt-realtime", http_session=http)
@@ -19,24 +38,22 @@ async def main():
         context = llm.ChatContext.empty()
         context.add_message(role="user", content="Say hello.")
         await session.update_chat_ctx(context)
-        generation = await asyncio.wait_for(session.generate_reply(), 20)
+        begun_anew, reconnected = [], []
+        # An answer that its server had to break off is begun anew without being asked for.
+        session.on("generation_created", lambda event: begun_anew.append(event) if not event.user_initiated else None)
+        session.on("session_reconnected", reconnected.append)
         samples, text = 0, ""
-        async for message in generation.message_stream:
-
-            async def hear(message=message):
-                nonlocal samples
-                async for frame in message.audio_stream:
-                    samples += frame.samples_per_channel
-
-            async def read(message=message):
-                nonlocal text
-                async for part in message.text_stream:
-                    text += str(part)
-
-            await asyncio.gather(hear(), read())
+        for _ in range(2):
+            generation = await asyncio.wait_for(session.generate_reply(), 30)
+            now_samples, now_text = await take(generation)
+            while begun_anew:
+                more_samples, more_text = await take(begun_anew.pop(0))
+                now_samples, now_text = now_samples + more_samples, now_text + more_text
+            assert now_samples > 12_000, now_samples
+            samples, text = samples + now_samples, text + now_text
+        assert not reconnected
         await session.aclose()
         await model.aclose()
-    assert samples > 12_000, samples
     assert text.strip()
     print(f"livekit: {samples / 24_000:.1f} s of sound, {text.strip()!r}")
 

@@ -4,7 +4,8 @@
 
 An environment is made beside this file from NAME.txt on the first run. A driver prints one line and exits with 0 if its
 client was served. The clients of full duplex are driven twice: against the default models, and (`native-NAME`) against
-a native model of tiny random weights, which speaks noise.
+a native model of tiny random weights, which speaks noise. Clients that know nothing of resuming are driven once more
+(`door-NAME`) behind a door in front of two hosts: the one that has the session is killed while its first answer sounds.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 import venv
 import wave
 from collections.abc import Iterator, Sequence
@@ -26,6 +29,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.adapters import tiny_minicpmo
+from tests.cluster.processes import Cluster, cluster
 
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
@@ -33,7 +37,15 @@ from antiphon.audio.pcm import Resampler, to_pcm16
 HERE = Path(__file__).resolve().parent
 DUPLEX = ("duplex", "openbmb", "worker")
 SPEECH_TO_SPEECH = ("speech2speech", "soak")
-NAMES = ("agents", "livekit", "pipecat", "node", *SPEECH_TO_SPEECH, *DUPLEX, *(f"native-{name}" for name in DUPLEX))
+UNAWARE = ("agents", "livekit", "pipecat")
+NAMES = (
+    *UNAWARE,
+    "node",
+    *SPEECH_TO_SPEECH,
+    *DUPLEX,
+    *(f"native-{name}" for name in DUPLEX),
+    *(f"door-{name}" for name in UNAWARE),
+)
 # A driver without a client of its own uses another's environment.
 ENVIRONMENTS = {"worker": "duplex", "soak": "duplex"}
 LIMIT_S, SOAK_S = 180, 900
@@ -56,7 +68,7 @@ def environment(name: str, here: Path = HERE) -> Path:
 def command(name: str) -> list[str | Path]:
     """The command that drives a client, without its arguments. Node's packages are installed when their list is new."""
     if name != "node":
-        name = name.removeprefix("native-")
+        name = name.removeprefix("native-").removeprefix("door-")
         return [environment(ENVIRONMENTS.get(name, name)), HERE / f"drive_{name}.py"]
     folder = HERE / "node"
     stamp, listed = folder / "node_modules" / ".done", (folder / "package-lock.json").read_text()
@@ -84,6 +96,41 @@ def server(*flags: str | Path) -> Iterator[str]:
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
+
+
+@contextmanager
+def hosts_behind_a_door() -> Iterator[str]:
+    """Yield the URL of a door in front of two hosts with the default models. Whichever first speaks an answer is killed
+    then; nobody but the hosts' own store says so.
+    """
+    with cluster("", num_hosts=0) as hosts:
+        os.environ.setdefault("ANTIPHON_PROFILE", "default")
+        for _ in range(2):
+            hosts.add_host(module=("antiphon", "serve"))
+        for host in hosts.hosts:
+            host.wait()
+        door = hosts.add_door()
+        door.wait()
+        over = threading.Event()
+        killer = threading.Thread(target=_kill_who_speaks, args=(hosts, over))
+        killer.start()
+        try:
+            yield door.url
+        finally:
+            over.set()
+            killer.join()
+        assert [host.popen for host in hosts.hosts].count(None) == 1, "no host has spoken"
+
+
+def _kill_who_speaks(hosts: Cluster, over: threading.Event) -> None:
+    while not over.wait(0.02):
+        for host in hosts.hosts:
+            if host.metric('antiphon_latency_seconds_count{kind="first_answer_sound"}'):
+                # What was sent first is on its way.
+                time.sleep(0.1)
+                host.kill()
+                print(f"{host.name} is killed", flush=True)
+                return
 
 
 def _wav(recording: Path, folder: Path) -> Path:
@@ -120,7 +167,8 @@ def main() -> int:
     for name in names:
         command(name)
     native = [name for name in names if name.startswith("native-")]
-    others = [name for name in names if name not in native]
+    behind = [name for name in names if name.startswith("door-")]
+    others = [name for name in names if name not in (*native, *behind)]
     failed = 0
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
@@ -131,6 +179,9 @@ def main() -> int:
             model = tiny_minicpmo.write(folder, voice=True)
             with server("--partner", model, "--weights", "fp32") as url:
                 failed += drive(native, url, folder)
+        for name in behind:
+            with hosts_behind_a_door() as url:
+                failed += drive([name], url, folder)
     return 1 if failed else 0
 
 

@@ -39,8 +39,9 @@ from antiphon.protocols.speech.stream import SpeechDialect
 from antiphon.protocols.video.stream import VideoDialect
 from antiphon.protocols.wire import Received
 from antiphon.recording.tape import Tape, marks, turns
+from antiphon.server.live.moving.continuation import Continuation
+from antiphon.server.live.moving.persistence import restored, stored_session
 from antiphon.server.live.open_wire import context_of
-from antiphon.server.live.persistence import restored, stored_session
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import Caller, ServerState
 from antiphon.settings import Settings
@@ -265,11 +266,11 @@ def snapshots() -> tuple[Any, ...]:
     found = []
     for door in ("/v1/realtime", "/v1/duplex"):
         opening = Opening(path=door)
-        wire = dialect_of(opening).connect(opening, context_of(scripted_state()))
+        wire = dialect_of(opening).connect(opening, context_of(scripted_state(), Caller()))
         wire.open()
         wire.feed('{"type": "session.update", "session": {"type": "realtime", "instructions": "Be brief."}}')
         item = Item("item_1", "message", role="user", parts=[ContentPart("input_text", "Hi.")])
-        row = stored_session(Caller(), wire, ResumeToken(), [item])
+        row = stored_session(Caller(), wire, ResumeToken(), [item], Continuation())
         assert row
         found.append(json.loads(row.snapshot))
     return tuple(found)
@@ -287,7 +288,7 @@ def row_reader() -> Callable[[Input], str]:
     def read(data: Input) -> str:
         raw = data.encode() if isinstance(data, str) else data
         try:
-            _, items = restored(state, StoredSession("sess-1", "", b"", raw))
+            _, items, _ = restored(state, Caller(), StoredSession("sess-1", "", b"", raw))
         except (StoreError, RemoteProtocolError) as error:
             return str(error)
         return str(len(items))

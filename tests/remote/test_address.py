@@ -62,8 +62,7 @@ def test_a_key_file_that_is_missing_or_empty_is_named(tmp_path: Path) -> None:
 
 
 def test_the_key_has_no_flag_and_is_in_no_error(tmp_path: Path) -> None:
-    (option,) = (o for o in options() if o.check.secret)
-    assert option.name == "remote_key"
+    assert "remote_key" in [o.name for o in options() if o.check.secret]
     file = tmp_path / "antiphon.toml"
     file.write_text('[remote]\nremote_key = ["hidden"]\n')
     with pytest.raises(SettingsError) as error:

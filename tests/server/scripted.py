@@ -24,6 +24,7 @@ from antiphon.contracts import (
     TextDelta,
     VoiceOptions,
 )
+from antiphon.contracts.speaker import SpeakerModel
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 from antiphon.events.tools import Tool
@@ -41,14 +42,15 @@ WORD_S = 0.3
 
 
 class Echo:
-    """A conversation model that repeats the last message, one word and its audio at a time.
+    """A conversation model that repeats the last message, one word and its audio at a time, each after `pace_s`.
 
     The message "fail" makes it raise ModelError, "crash" an exception that no contract allows.
     """
 
     native = None
 
-    def __init__(self) -> None:
+    def __init__(self, pace_s: float = 0.0) -> None:
+        self.pace_s = pace_s
         self.profile = ConversationProfile("echo", RATE_HZ, ("one",))
         self.asked: list[tuple[str, ...]] = []
 
@@ -71,7 +73,7 @@ class Echo:
         noise = np.random.default_rng(0).normal(0.0, 0.05, int(WORD_S * RATE_HZ)).astype(np.float32)
         for word in messages[-1].text.split():
             yield TextDelta(f" {word}" if at_s else word)
-            await anyio.lowlevel.checkpoint()
+            await anyio.sleep(self.pace_s)
             if voice:
                 yield ResponseAudio(noise, (Word(word, at_s, at_s + WORD_S, 1.0),))
             at_s += WORD_S
@@ -81,15 +83,9 @@ class Echo:
         return
 
 
-@contextmanager
-def serving(
-    settings: Settings | None = None,
-    transcriber: ScriptedTranscriber | None = None,
-    lanes: tuple[Lane[Any, Any], ...] = (),
-) -> Iterator[tuple[str, ServerState, Echo]]:
-    """Yields a running server's ws:// URL, its state and its conversation model; drains the server afterwards."""
-    echo = Echo()
-    models = LoadedModels(
+def scripted_models(echo: Echo, transcriber: ScriptedTranscriber | None = None) -> LoadedModels:
+    """The models of a server that follow a script, and answer by `echo`."""
+    return LoadedModels(
         transcriber=transcriber or ScriptedTranscriber(),
         vad=ScriptedDetector(),
         turn_detector=None,
@@ -99,8 +95,20 @@ def serving(
         partner=echo,
         watcher=None,
         names=("scripted",),
-        lanes=lanes,
+        lanes=(),
     )
+
+
+@contextmanager
+def serving(
+    settings: Settings | None = None,
+    transcriber: ScriptedTranscriber | None = None,
+    lanes: tuple[Lane[Any, Any], ...] = (),
+    speaker_model: SpeakerModel | None = None,
+) -> Iterator[tuple[str, ServerState, Echo]]:
+    """Yields a running server's ws:// URL, its state and its conversation model; drains the server afterwards."""
+    echo = Echo()
+    models = replace(scripted_models(echo, transcriber), lanes=lanes, speaker_model=speaker_model)
     state = ServerState(settings or Settings(), Metrics(), models)
     sock = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(build(state), log_config=None, access_log=False, ws="websockets-sansio", lifespan="off",

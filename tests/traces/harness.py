@@ -307,7 +307,7 @@ class Kept:
     def __init__(self, before: Kept | None = None) -> None:
         self.rows: dict[str, Any] = dict(before.rows) if before else {}
 
-    def put(self, row: Any) -> futures.Future[None]:
+    def put(self, row: Any, *, turn_kept: bool = False) -> futures.Future[None]:
         self.rows[row.id] = row
         written: futures.Future[None] = futures.Future()
         written.set_result(None)
@@ -316,8 +316,22 @@ class Kept:
     def get(self, session_id: str) -> Any:
         return self.rows.get(session_id)
 
-    def forget(self, session_id: str) -> None:
-        self.rows.pop(session_id, None)
+    def claim(self, session_id: str, new_owner: str, seen_fence: int) -> Any:
+        row = self.rows[session_id]
+        self.rows[session_id] = replace(row, owner=new_owner, fence=seen_fence + 1, restores=row.restores + 1)
+        return self.rows[session_id]
+
+    def host(self, name: str) -> None:
+        """No other host lives."""
+
+    def release(self, hold: Any) -> futures.Future[None]:
+        self.rows[hold.session_id] = replace(self.rows[hold.session_id], owner="")
+        released: futures.Future[None] = futures.Future()
+        released.set_result(None)
+        return released
+
+    def forget(self, hold: Any) -> None:
+        self.rows.pop(hold.session_id, None)
 
 
 class Stage:

@@ -51,7 +51,7 @@ class ScriptedSession:
     async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
         return
 
-    async def resumed(self, token: str) -> Any:
+    async def resumed(self, token: str, how: str) -> Any:
         return resumed_frame(new_id, self.id, {}, resume_token=token)
 
     def replaced(self) -> Any:

@@ -21,7 +21,7 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.turns.backchannel import is_backchannel
-from antiphon.turns.overlap import OverlapDecider
+from antiphon.turns.overlap import TRANSITIONS, OverlapDecider, OverlapInput, OverlapReport, OverlapState
 
 
 def done(text: str, turn: int = 0) -> TranscriptDone:
@@ -254,3 +254,28 @@ def test_whatever_comes_then_an_overlap_is_declined_once_at_most_and_takes_the_f
         if overlap.undecided_turn is not None:
             assert overlap.undecided_turn == open_turn
             assert not [e for e in speech(out) if getattr(e, "turn", None) == open_turn]
+        assert (overlap.undecided_turn is None) == (overlap.state is OverlapState.NONE)
+
+
+def test_the_table_has_every_state_and_every_input_but_a_beginning_where_one_is_under_way() -> None:
+    missing = {(state, event) for state in OverlapState for event in OverlapInput if event not in TRANSITIONS[state]}
+    assert missing == {(state, OverlapInput.BEGAN) for state in (OverlapState.UNDECIDED, OverlapState.YIELDED)}
+
+
+def test_no_way_through_the_table_declines_twice_or_takes_a_floor_that_was_refused() -> None:
+    seen = set()
+    ways = [(OverlapState.NONE, 0, False)]
+    while ways:
+        way = ways.pop()
+        if way in seen:
+            continue
+        seen.add(way)
+        state, num_declined, is_refused = way
+        for event, (following, report) in TRANSITIONS[state].items():
+            declined = num_declined + (report is OverlapReport.TAKES_NO_FLOOR)
+            refused = is_refused or event is OverlapInput.REFUSED
+            assert declined <= 1
+            assert not (refused and report is OverlapReport.TAKES_FLOOR)
+            is_new = following is OverlapState.NONE or report is OverlapReport.STARTED
+            ways.append((following, 0, False) if is_new else (following, declined, refused))
+    assert {state for state, _, _ in seen} == set(OverlapState)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from antiphon.audio import Pcm
 from antiphon.contracts import SpeakerProfile, VoiceThreshold
+from antiphon.events.transcription import EnrolledVoice
 from antiphon.turns.voices.primary_speaker import (
     MAX_MEMORY_S,
     SURE_TURNS,
     TAKEOVER_TURNS,
-    EnrolledVoice,
     PrimarySpeaker,
     TurnSpeaker,
 )
@@ -167,3 +169,13 @@ def test_when_voices_do_not_fit_the_mode_or_the_encoder_then_it_is_an_error() ->
     for wrong in (EnrolledVoice(np.ones(3, np.float32), 3.0), EnrolledVoice(voice.vector, 0.0)):
         with pytest.raises(ValueError, match="64 numbers"):
             PrimarySpeaker("enrolled", PROFILE, [wrong])
+
+
+def test_when_the_profile_has_thresholds_for_enrolled_voices_then_they_hold_for_these_alone() -> None:
+    profile = replace(PROFILE, enrolled=(VoiceThreshold(1.0, 0.8, 0.9),))
+    user = np.asarray([1, 0], np.float32)
+    near = np.asarray([0.7, np.sqrt(1 - 0.49)], np.float32)
+    assert profile.threshold(4.0, 10.0) == PROFILE.threshold(4.0, 10.0)
+    for made, expected in ((profile, TurnSpeaker.OTHER), (PROFILE, TurnSpeaker.USER)):
+        speaker = PrimarySpeaker("enrolled", replace(made, size=2), [EnrolledVoice(user, 10.0)])
+        assert speaker.judge(near, 4.0).speaker is expected

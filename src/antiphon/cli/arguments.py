@@ -17,6 +17,7 @@ from antiphon.settings import Option, options
 HEADINGS = {
     "server": "server",
     "resume": "resume (sessions that outlive their connection)",
+    "cluster": "cluster (several processes as one service)",
     "memory": "memory (what clients may make the server hold)",
     "audio": "audio (what clients send)",
     "models": "models (which are loaded, from where and on which device)",
@@ -39,6 +40,8 @@ BENCHMARKS = (
     "host",
     "attack",
     "answers",
+    "store",
+    "hosts",
 )
 
 
@@ -170,6 +173,12 @@ def _add_timeline(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_hosts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dead", metavar="NAME", help="have this host be dead now, as a supervisor that saw it die; names as listed"
+    )
+
+
 def _add_nothing(parser: argparse.ArgumentParser) -> None:
     return
 
@@ -182,7 +191,7 @@ COMMANDS: Mapping[str, Command] = {
     "serve": Command(
         "start the server",
         "",
-        ("server", "resume", "memory", "audio", "models", "engine", "remote", "speech", "video"),
+        ("server", "resume", "cluster", "memory", "audio", "models", "engine", "remote", "speech", "video"),
         _add_serve,
     ),
     "pull": Command("fetch the models of a profile", "", ("models", "engine", "remote", "speech"), _add_pull),
@@ -212,5 +221,6 @@ COMMANDS: Mapping[str, Command] = {
         ("models", "engine", "remote", "speech"),
         _add_nothing,
     ),
+    "hosts": Command("list the hosts that share a store, or say that one is dead", "", ("resume",), _add_hosts),
     "bench": Command("measure (from a checkout); arguments go to bench/NAME.py", "NAME", (), _add_bench),
 }

@@ -103,6 +103,8 @@ def _settings_of(args: argparse.Namespace) -> Settings:
 
 
 def _serve(settings: Settings, args: argparse.Namespace) -> int:
+    if settings.cluster.role == "door":
+        return _serve_door(settings)
     from antiphon.server.run import check_exposure, serve
 
     check_exposure(settings)
@@ -115,6 +117,17 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
         print(f"  try it:  antiphon transcribe FILE\n  or:      {CLIENT_LINE.format(url=url)}\n", flush=True)
 
     anyio.run(serve, settings, ready)
+    return 0
+
+
+def _serve_door(settings: Settings) -> int:
+    from antiphon.server.process.door import serve_door
+
+    def ready(url: str) -> None:
+        behind = ", ".join(settings.cluster.hosts) or "the hosts of its store"
+        print(f"\n  antiphon's door is ready at {url} in front of {behind}\n", flush=True)
+
+    anyio.run(serve_door, settings, ready)
     return 0
 
 
@@ -243,6 +256,13 @@ def _doctor(settings: Settings, _: argparse.Namespace) -> int:
     return anyio.run(report, _with_profile(settings))
 
 
+def _hosts(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cli.hosts import show_hosts
+
+    show_hosts(settings, args.dead)
+    return 0
+
+
 def _bench(name: str, rest: list[str]) -> int:
     script = Path(__file__).resolve().parents[3] / "bench" / f"{name}.py"
     if not script.is_file():
@@ -265,6 +285,7 @@ RUN: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
     "replay": _replay,
     "timeline": _timeline,
     "doctor": _doctor,
+    "hosts": _hosts,
 }
 
 

@@ -23,7 +23,7 @@ from antiphon.loading.loader import load, store_of
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.opening import Opening
 from antiphon.recording.tape import RecordedAudio, RecordedEvent, RecordedTurn, Tape, turns
-from antiphon.server.live.open_wire import context_of
+from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import Caller, ServerState
@@ -110,7 +110,8 @@ async def replay(settings: Settings, folder: Path) -> int:
         await models.warm()
         state = ServerState(settings, Metrics(), models)
         opening = msgspec.json.decode(tape.facts.opening, type=Opening)
-        wire = dialect_of(opening).connect(opening, context_of(state))
+        await prepare_voices(state, Caller(), opening.session)
+        wire = dialect_of(opening).connect(opening, context_of(state, Caller()))
         frames = wire.open()
         client = _RecordedClient(tape)
         print(f"playing {tape.duration_s:.1f} s of {folder.name} …", file=sys.stderr)

@@ -30,20 +30,25 @@ class SpeakerProfile:
     - `size`: how many numbers a vector has.
     - `least_s`: from how many seconds of speech on a vector says something about the voice.
     - `thresholds`: what similarities mean, by the seconds of speech, the shortest first; at least one.
+    - `enrolled`: the same for the similarity to the nearest take of a voice that was enrolled with many seconds of
+      speech (`turns/voices/enrolment.py`); empty where `thresholds` hold for it too.
     """
 
     id: str
     size: int
     least_s: float
     thresholds: tuple[VoiceThreshold, ...]
+    enrolled: tuple[VoiceThreshold, ...] = ()
 
-    def threshold(self, one_s: float, other_s: float) -> VoiceThreshold:
+    def threshold(self, one_s: float, other_s: float, *, enrolled: bool = False) -> VoiceThreshold:
         """Return what the similarity of two vectors means that are of so many seconds of speech each, above 0. Between
         two thresholds of the profile it is interpolated; beyond the ends of the table it is that of the end.
+        `enrolled`: one of them is of an enrolled voice.
         """
         seconds = shared_s(one_s, other_s)
-        below = max((t for t in self.thresholds if t.shared_s <= seconds), key=_seconds, default=self.thresholds[0])
-        above = min((t for t in self.thresholds if t.shared_s >= seconds), key=_seconds, default=self.thresholds[-1])
+        thresholds = (enrolled and self.enrolled) or self.thresholds
+        below = max((t for t in thresholds if t.shared_s <= seconds), key=_seconds, default=thresholds[0])
+        above = min((t for t in thresholds if t.shared_s >= seconds), key=_seconds, default=thresholds[-1])
         width = above.shared_s - below.shared_s
         share = (seconds - below.shared_s) / width if width > 0 else 0.0
         return VoiceThreshold(

@@ -318,6 +318,7 @@ class Response:
     - `status`: one of ResponseStatus; `reason`, `error` and `code` say why it is cancelled, incomplete or failed.
     - `output`: its items so far, in order.
     - `usage`: counts of tokens, once it is done.
+    - `request`: what it was asked for with.
     """
 
     id: str
@@ -332,6 +333,7 @@ class Response:
     code: str = "server_error"
     output: list[Item] = field(default_factory=list)
     usage: Usage | None = None
+    request: CreateResponse = field(default_factory=CreateResponse)
 
     def snapshot(self) -> Response:
         """The response and its items as they are now: what becomes of this one does not change it."""

@@ -20,6 +20,16 @@ Eagerness = Literal["low", "medium", "high", "auto"]
 PrimarySpeakerMode = Literal["off", "auto", "enrolled"]
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EnrolledVoice:
+    """A voice that counts as the user: `vector` float32 [size], of length 1, of the speaker encoder that judges the
+    session's turns, made of `speech_s` seconds of speech. Two are equal only if they are the same object.
+    """
+
+    vector: Pcm
+    speech_s: float
+
+
 @dataclass(frozen=True, slots=True)
 class ServerVad:
     """The server finds the turns by voice activity detection (VAD).
@@ -81,7 +91,7 @@ class TranscriptionConfig:
       whose end confirms its guess is done at once.
     - `tuning`: how the transcript is streamed.
     - `primary_speaker`: turns of other voices than the user's are told from the user's: `auto` learns who the user is,
-      `enrolled` compares with `enrolled_voice`, an encoded recording of their voice.
+      `enrolled` compares with `enrolled_voices`, of which there is at least one then, and else none.
     """
 
     model: str = "default"
@@ -98,7 +108,7 @@ class TranscriptionConfig:
     reports_language: bool = False
     idle_timeout_ms: float | None = None
     primary_speaker: PrimarySpeakerMode = "off"
-    enrolled_voice: bytes = b""
+    enrolled_voices: tuple[EnrolledVoice, ...] = ()
 
 
 # --- commands ------------------------------------------------------------------------------------------------------

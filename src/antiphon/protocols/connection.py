@@ -15,7 +15,7 @@ import msgspec
 from antiphon.contracts import TranscriberProfile, TuningCaps
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationCommand, ConversationEvent
-from antiphon.events.transcription import AppendAudio, TranscriptionCommand, TranscriptionEvent
+from antiphon.events.transcription import AppendAudio, EnrolledVoice, TranscriptionCommand, TranscriptionEvent
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import Control
@@ -25,6 +25,13 @@ Command = TranscriptionCommand | ConversationCommand
 Event = TranscriptionEvent | ConversationEvent
 # What a client is told where sessions do not expire.
 YEAR_S = 365 * 86400
+# No uploaded voice has a longer name.
+MAX_VOICE_NAME_CHARS = 64
+
+
+def no_voice(name: str, param: str) -> tuple[EnrolledVoice, ...]:
+    """Raises RemoteProtocolError (`voice_not_found`) for the name of a voice that the client has not uploaded."""
+    raise RemoteProtocolError("voice_not_found", f"No voice `{name[:MAX_VOICE_NAME_CHARS]}` was uploaded.", param)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,8 @@ class Context:
     `log_alias`: called with a name that is not loaded and, unless it is the transcriber, with what serves it instead.
     `resume_token`: the first token of a session that can be resumed; None: it ends with its connection. `autostart`:
     the session begins without a first message of the client. `tells_voices`: a speaker model is loaded.
+    `enrolled_voices`: the vectors of a voice that the client has uploaded, by its name; it raises RemoteProtocolError
+    that names the field, its second argument, for a voice that cannot be had.
     """
 
     models: ModelNames
@@ -57,6 +66,7 @@ class Context:
     resume_token: str | None = None
     autostart: bool = False
     tells_voices: bool = False
+    enrolled_voices: Callable[[str, str], tuple[EnrolledVoice, ...]] = no_voice
 
     @property
     def expires_at(self) -> int:

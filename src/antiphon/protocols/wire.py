@@ -45,6 +45,14 @@ class Frame:
     epoch: int | None = None
     numbered: bool = True
 
+    @property
+    def is_piece(self) -> bool:
+        """Whether it is a piece of a response's words or audio, which later pieces go on with."""
+        if isinstance(self.payload, bytes):
+            return True
+        kind = self.payload.get("type")
+        return isinstance(kind, str) and kind.startswith("response.") and kind.endswith(".delta")
+
     def encode(self, seq: int | None = None) -> str | bytes:
         """The message as it is sent: JSON without spaces, or the bytes. JSON gets `seq` as its `server_event_seq`.
 

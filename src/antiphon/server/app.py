@@ -19,10 +19,11 @@ from antiphon.server.process.drain import CutRequests
 from antiphon.server.routes.calls import calls, hang_up
 from antiphon.server.routes.chat import chat_completions
 from antiphon.server.routes.client_secrets import client_secrets, sessions
-from antiphon.server.routes.health import health, metrics, ready
 from antiphon.server.routes.models import model, models
+from antiphon.server.routes.operations.health import health, metrics, ready
+from antiphon.server.routes.operations.internal import bury, drain_host, list_hosts
+from antiphon.server.routes.operations.profiling import start_profile, stop_profile
 from antiphon.server.routes.page import asset, root
-from antiphon.server.routes.profiling import start_profile, stop_profile
 from antiphon.server.routes.realtime import PATHS, realtime
 from antiphon.server.routes.speech import batch, speech, voice, voices
 from antiphon.server.routes.speech_stream import speech_stream
@@ -39,6 +40,9 @@ ROUTES: tuple[BaseRoute, ...] = (
     Route("/health", health),
     Route("/ready", ready),
     Route("/metrics", metrics),
+    Route("/internal/drain", drain_host, methods=["POST"]),
+    Route("/internal/hosts", list_hosts, methods=["GET"]),
+    Route("/internal/hosts/{name:path}", bury, methods=["DELETE"]),
     Route("/start_profile", start_profile, methods=["POST"]),
     Route("/stop_profile", stop_profile, methods=["POST"]),
     Route("/v1/models", models),
@@ -99,4 +103,5 @@ class _Keys:
 
 
 def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path.startswith("/web/")
+    # Those who run the server have a key of their own, which its routes check.
+    return path in OPEN_PATHS or path.startswith(("/web/", "/internal/"))

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import uvicorn
 
-from antiphon.errors import AntiphonError, ModelLost, SettingsError
+from antiphon.errors import AntiphonError, ModelLost, SettingsError, StoreError
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.server.app import build
@@ -26,15 +23,16 @@ from antiphon.server.metrics import Metrics
 from antiphon.server.origin import is_loopback
 from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit, log_failed_accepts
 from antiphon.server.process.drain import drain
+from antiphon.server.process.host_key import as_host, keep_registered
+from antiphon.server.process.listening import QuietServer, base_url, bind, is_wildcard, stop_on_signals
 from antiphon.server.process.loop_watch import watch_loop
 from antiphon.server.process.model_watch import watch_models
 from antiphon.server.state import ServerState
-from antiphon.settings import ServerSettings, Settings
+from antiphon.settings import Settings
 from antiphon.signals import unless_set
-from antiphon.store.sessions import SessionStore
+from antiphon.store.sessions import SessionStore, open_store
 
 log = logging.getLogger(__name__)
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # uvicorn 0.54 logs this error after every upgrade that was answered with an HTTP status, as a 401 has to be.
 FALSE_ALARM = "ASGI callable returned without completing handshake."
 # And this one after a response that a drain has cut off.
@@ -43,26 +41,11 @@ CUT_OFF = "ASGI callable returned without completing response."
 HARD_FRAME_FACTOR = 2
 # A ping waits behind the audio that a client has yet to read, which may be minutes at the pace it is heard.
 PING_TIMEOUT_S = 300.0
-# What clients get to read the rest of their responses, and models to finish their steps, when the server stops.
-CLOSE_TIMEOUT_S, CLOSE_MODELS_S = 3.0, 2.0
+# What models get to finish their steps when the server stops.
+CLOSE_MODELS_S = 2.0
 # A thread that computes in Python keeps the interpreter so long from one that waits for it (Python's own: 5 ms). A
 # model's step takes it hundreds of times, so that one busy thread would make each step last seconds.
 SWITCH_INTERVAL_S = 0.0005
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers, which close live sessions at once, and with a quiet end of its grace."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the listening sockets and all connections. Those that are not read are aborted in the end."""
-        with anyio.move_on_after(CLOSE_TIMEOUT_S):
-            await super().shutdown(sockets)
-        for connection in list(self.server_state.connections):
-            connection.transport.abort()
 
 
 def check_exposure(settings: Settings) -> None:
@@ -91,18 +74,25 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
     logging.getLogger("uvicorn.error").addFilter(
         lambda record: not (record.msg == FALSE_ALARM or (record.msg == CUT_OFF and state.draining))
     )
-    state.session_store = sessions = _session_store(settings)
-    if sessions:
-        state.metrics.state_degraded.set_function(lambda: float(sessions.degraded is not None))
     sock = bind(settings.server.host, settings.server.port)
+    state.address = settings.cluster.advertise or (
+        "" if is_wildcard(settings.server.host) else base_url(settings.server, sock)
+    )
+    try:
+        sessions = _open_session_store(state)
+    except BaseException:
+        sock.close()
+        raise
     http = http_server(state)
     models: LoadedModels | None = None
     failure: Exception | None = None
     try:
-        with _stop_on_signals() as (stop, now):
+        with stop_on_signals() as (stop, now):
             async with anyio.create_task_group() as group:
                 state.group = group
                 group.start_soon(_serve_http, http, sock, group.cancel_scope)
+                if sessions:
+                    group.start_soon(keep_registered, state, sessions)
                 try:
                     models = await unless_set(stop, partial(_load, state))
                     if models and not stop.is_set():
@@ -112,7 +102,7 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
                     failure = error
                 if models and not failure and not stop.is_set():
                     _begin(state, models, stop)
-                    on_ready(_base_url(settings.server, sock))
+                    on_ready(base_url(settings.server, sock))
                     await stop.wait()
                     await drain(state, settings.server.drain_s, now)
                     if settings.server.exit_on_model_loss and (lost := models.lost()):
@@ -122,8 +112,8 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
                 raise first_cause(failure)
     finally:
         sock.close()
-        if state.session_store:
-            state.session_store.close()
+        if sessions:
+            sessions.close(state.host_name)
         if models:
             # A worker that hangs is left to the end of the process.
             with anyio.move_on_after(CLOSE_MODELS_S, shield=True):
@@ -141,6 +131,7 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
     """Serve with models that are loaded and warm, and watch them. Does not wait."""
     server = state.settings.server
     state.models = models
+    state.stop = stop.set
     state.metrics.watch(models.lanes, state.backlog_s, models.language_model, models.workers)
     on_lost = stop.set if server.exit_on_model_loss else lambda: None
     assert state.group
@@ -149,23 +140,6 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
     state.group.start_soon(watch_models, models.workers, server.stall_s, on_lost)
     if not server.api_keys:
         log.info("no API key is set: %s may use this server", _reaching(server.host))
-
-
-@contextlib.contextmanager
-def _stop_on_signals() -> Iterator[tuple[anyio.Event, anyio.Event]]:
-    """Yield an event that the first SIGTERM or SIGINT sets while the block runs, and one that the second sets."""
-    stop, now, loop = anyio.Event(), anyio.Event(), asyncio.get_running_loop()
-
-    def on_signal() -> None:
-        (now if stop.is_set() else stop).set()
-
-    for number in SIGNALS:
-        loop.add_signal_handler(number, on_signal)
-    try:
-        yield stop, now
-    finally:
-        for number in SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 def http_server(state: ServerState) -> uvicorn.Server:
@@ -188,7 +162,7 @@ def http_server(state: ServerState) -> uvicorn.Server:
         ws_ping_timeout=PING_TIMEOUT_S,
         lifespan="off",
     )
-    return _Server(config)
+    return QuietServer(config)
 
 
 def _reaching(host: str) -> str:
@@ -200,11 +174,6 @@ async def _serve_http(http: uvicorn.Server, sock: socket.socket, scope: anyio.Ca
     scope.cancel()
 
 
-def _base_url(server: ServerSettings, sock: socket.socket) -> str:
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    return f"http://{host}:{sock.getsockname()[1]}"
-
-
 def first_cause(failure: Exception) -> Exception:
     """Return the error to report: of an exception group, the first AntiphonError in it, or else its first exception."""
     while isinstance(failure, ExceptionGroup):
@@ -213,25 +182,22 @@ def first_cause(failure: Exception) -> Exception:
     return failure
 
 
-def _session_store(settings: Settings) -> SessionStore | None:
-    """Open the store of conversations that outlive the server (`--state`). Raises StoreError."""
-    folder, max_age_s = settings.resume.state, settings.resume.state_hours * 3600
-    return SessionStore(Path(folder).expanduser(), max_age_s) if folder else None
+def _open_session_store(state: ServerState) -> SessionStore | None:
+    """Open the store of conversations that outlive the server (`--state`), and register this host in it. Blocks.
 
-
-def bind(host: str, port: int) -> socket.socket:
-    """Bind a TCP socket (IPv6 for a `host` with a colon; port 0: any) that does not listen yet. The caller closes it.
-
-    Raises SettingsError if the address cannot be had.
+    Raises StoreError, SettingsError.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's delay off only for sockets that say they are TCP; with it, a frame that follows another
-    # waits 40 ms.
-    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    resume = state.settings.resume
+    if not resume.state:
+        return None
+    store = open_store(resume.state, resume.state_hours * 3600, resume.host_ttl_s)
     try:
-        sock.bind((host, port))
-    except OSError as error:
-        sock.close()
-        raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from None
-    return sock
+        # No session has an owner that others take for dead.
+        store.renew(as_host(state))
+    except StoreError:
+        store.close()
+        raise
+    state.metrics.state_degraded.set_function(lambda: float(store.degraded is not None))
+    state.session_store = store
+    log.info("this server is the host %s of its store", state.host_name)
+    return store

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+import secrets
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
@@ -24,6 +26,8 @@ from antiphon.loading.loader import store_of
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import NULL
 from antiphon.server.fetch import Fetcher
+from antiphon.server.live.enrolled_voices import EnrolledVoices
+from antiphon.server.live.moving.alive_hosts import AliveHosts
 from antiphon.server.memory import MemoryAccount, MemoryLedger
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings
@@ -136,14 +140,24 @@ class ServerState:
     draining: bool = False
     # Sessions admitted since the start.
     num_admitted: int = 0
+    # Has the server drain and end, as SIGTERM does; set by whatever runs the server.
+    stop: Callable[[], None] = lambda: None
     # Runs what lives longer than the request that began it; set by whatever runs the server.
     group: anyio.abc.TaskGroup | None = None
     # Conversations that outlive the server; None where `--state` is not given.
     session_store: SessionStore | None = None
+    # The base URL at which the other hosts of that store reach this one; "" where they cannot.
+    address: str = ""
+    # The full name of this server among the hosts of that store; each start is another one.
+    host_name: str = field(init=False)
     # Ids of sessions that ended because too much waited for a client that was away, oldest first.
     overflowed: dict[str, None] = field(default_factory=dict)
     # Ids of sessions that are being restored from the store, so that no second connection restores them.
     restoring_ids: set[str] = field(default_factory=set)
+    # What the store last said of other hosts.
+    alive_hosts: AliveHosts = field(default_factory=AliveHosts)
+    # Of users who are told from others by an uploaded voice.
+    enrolled_voices: EnrolledVoices = field(default_factory=EnrolledVoices)
     _left: Signal = field(default_factory=Signal)
     # Places that are taken, by key: of sessions and requests, and of WebSockets that have yet to say what they are for.
     _by_key: Counter[str] = field(default_factory=Counter)
@@ -160,6 +174,7 @@ class ServerState:
     profiler: Profiler | None = field(init=False)
 
     def __post_init__(self) -> None:
+        self.host_name = f"{self.settings.resume.host_name or socket.gethostname()}/{secrets.token_hex(4)}"
         self.memory = MemoryLedger(self.settings.memory)
         self.metrics.watch_memory(self.memory)
         self.fetcher = Fetcher(self.settings.speech.fetch_from)

@@ -35,6 +35,8 @@ class Inbox:
         self.kept_bytes = 0
         self._closed = False
         self._changed = Signal()
+        # Commands that were put, and that were read, since the beginning.
+        self.num_put = self.num_taken = 0
 
     @property
     def num_bytes(self) -> int:
@@ -57,6 +59,7 @@ class Inbox:
             await self._changed.wait()
         size = num_bytes(command)
         self._waiting.append((command, size))
+        self.num_put += 1
         self._waiting_bytes += size
         self._num_samples += _weight(command, size)
         self._changed.notify()
@@ -68,6 +71,7 @@ class Inbox:
                 return None
             await self._changed.wait()
         command, size = self._waiting.popleft()
+        self.num_taken += 1
         self._waiting_bytes -= size
         self._num_samples -= _weight(command, size)
         self._changed.notify()

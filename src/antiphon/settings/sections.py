@@ -87,9 +87,53 @@ class ResumeSettings:
     journal_mb: int = option(8, "Sent frames that a session keeps for a client that resumes, in MiB.", low=1)
     journal_s: int = option(60, "Seconds for which it keeps them.", low=1)
     state: str = option(
-        "", "Folder for conversations that can be resumed, so that they survive a restart of the server."
+        "",
+        "Where conversations that can be resumed are kept, so that they survive a restart of the server: a folder, or "
+        "the URL of a server that several hosts share, `redis://`, `rediss://` or `postgresql://` "
+        "(`antiphon[redis]`, `antiphon[postgres]`). Set the variable for a URL with a password: other users of the "
+        "machine can read flags.",
     )
     state_hours: float = option(24.0, "Hours after which a conversation there is deleted.", low=0)
+    host_name: str = option(
+        "",
+        "Name of this server among those that share `--state`, the machine's own by default. Each start adds an "
+        "incarnation to it.",
+    )
+    host_ttl_s: float = option(
+        5.0,
+        "Seconds after which a server that shares `--state` and was not heard of is dead, so that others may take up "
+        "its sessions. It is heard of three times in that time.",
+        low=0.5,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSettings:
+    """The section `[cluster]`: what this process is among others."""
+
+    role: str = option(
+        "host",
+        "What the process is: a `host` has models and sessions; a `door` has none, and carries clients to hosts, so "
+        "that their sessions outlive one.",
+        choices=("host", "door"),
+    )
+    advertise: str = option(
+        "",
+        "Of a host that shares `--state`, the base URL at which the others reach it, `http://HOST:PORT`; by default "
+        "that of `--host`, if it is one address.",
+    )
+    hosts: tuple[str, ...] = option(
+        (),
+        "Of a door, a host behind it (`http://HOST:PORT`); several times for several. With `--state` a door finds its "
+        "hosts by itself, those that advertise an address in that store.",
+        flag="behind",
+    )
+    internal_key: str = option(
+        "",
+        "Opens a host's paths under `/internal/`, for those who run it: to drain it, to list the hosts of its store, "
+        "and to say that one is dead. Without it there are no such paths.",
+        secret=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +372,7 @@ class Settings:
 
     server: ServerSettings = field(default_factory=ServerSettings)
     resume: ResumeSettings = field(default_factory=ResumeSettings)
+    cluster: ClusterSettings = field(default_factory=ClusterSettings)
     memory: MemorySettings = field(default_factory=MemorySettings)
     audio: AudioSettings = field(default_factory=AudioSettings)
     models: ModelSettings = field(default_factory=ModelSettings)

@@ -8,6 +8,7 @@ when: the session's `lifecycle` and the state of the attachment.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import anyio
@@ -15,8 +16,8 @@ import anyio.abc
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import AppendAudio
-from antiphon.protocols.resume.control import Control, EventAck
-from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.protocols.resume.control import Control, EventAck, HowResumed, SessionEnd
+from antiphon.protocols.resume.journal import ResumeToken, SentFrame
 from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
 from antiphon.transports.attachment_state import AttachmentEvent, AttachmentState, new_attachment
@@ -67,8 +68,8 @@ class AttachedSession(Protocol):
         """Answer an event about the connection with an error. Waits while the client does not read."""
         ...
 
-    async def resumed(self, token: str) -> Frame:
-        """Return the first frame for a client that has resumed the session, with its new token.
+    async def resumed(self, token: str, how: HowResumed) -> Frame:
+        """Return the first frame for a client that has resumed the session, with its new token, and how it has.
 
         Waits until the token is stored wherever the session is stored.
         """
@@ -114,6 +115,8 @@ class Attachment:
         # Of the transport that was attached last: all its tasks, and its reader.
         self._scope = self._reading = anyio.CancelScope()
         self._resuming = anyio.Lock()
+        # Whether the session outlives its transport, where it has a token.
+        self._waits_for_client = True
 
     @property
     def state(self) -> AttachmentState:
@@ -148,7 +151,7 @@ class Attachment:
             self._lifecycle.apply(LifecycleEvent.ABANDONED)
             self._changed.notify()
 
-    async def resume(self, token: str, last_received: int, transport: Transport) -> None:
+    async def resume(self, token: str, last_received: int, transport: Transport, how: HowResumed = "attached") -> None:
         """Serve over `transport` from now on, until it is gone. A transport that is still attached is closed.
 
         `last_received`: the number of the last frame that the client has. Raises RemoteProtocolError
@@ -163,7 +166,7 @@ class Attachment:
                 await self._replaced()
                 resume_token = self._check(token)
                 self.outbox.rewind(last_received)
-                self.outbox.put_first(await self._session.resumed(resume_token.renew()))
+                self.outbox.put_first(await self._session.resumed(resume_token.renew(), how))
                 self._check_open()
             except BaseException:
                 self._apply(AttachmentEvent.RESUME_FAILED)
@@ -174,12 +177,16 @@ class Attachment:
         log.info("session %s is resumed", self._session.id)
         await self._attach(transport)
 
-    def continue_from(self, last_received: int, first_frame: Frame) -> None:
+    def continue_from(
+        self, num_received: int, last_received: int, first_frame: Frame, frames: Sequence[SentFrame] = ()
+    ) -> None:
         """Prepare a session that was restored from the store, before `serve`.
 
-        `first_frame` is sent first; frames after it are numbered from `last_received` + 1.
+        `num_received`: how many frames of the client the session has in it. `first_frame` is sent first, then those of
+        `frames`, another host's, that the client lacks after `last_received`.
         """
-        self.outbox.continue_from(last_received, first_frame)
+        self.num_received = num_received
+        self.outbox.continue_from(last_received, first_frame, frames)
 
     # --- the two states -----------------------------------------------------------------------------------------------
 
@@ -199,7 +206,7 @@ class Attachment:
         """Where the place is empty and no client is on its way, begin the grace period, or end the session."""
         if self._place.state is not AttachmentState.DETACHED:
             return
-        if self._token is None or not self._lifecycle.state.is_running:
+        if self._token is None or not self._waits_for_client or not self._lifecycle.state.is_running:
             self.abandon()
         else:
             # A session that drains ends by itself; if it does not, the grace period ends it.
@@ -313,6 +320,9 @@ class Attachment:
         message = self._session.control(data)
         if message is None:
             return False
+        if isinstance(message, SessionEnd):
+            self._waits_for_client = False
+            return True
         try:
             if not isinstance(message, EventAck):
                 raise RemoteProtocolError("session_resume_conflict", "A session is open on this connection.", "type")

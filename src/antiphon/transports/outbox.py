@@ -6,10 +6,10 @@ is the attachment's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from antiphon.protocols.resume.journal import Journal
+from antiphon.protocols.resume.journal import Journal, SentFrame
 from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
 
@@ -130,10 +130,20 @@ class Outbox:
         self._journal.push(frame, first=True)
         self._changed.notify()
 
-    def continue_from(self, last_received: int, first_frame: Frame) -> None:
-        """Have `first_frame` sent first, and number what follows from `last_received` + 1.
+    def continue_from(self, last_received: int, first_frame: Frame, frames: Sequence[SentFrame] = ()) -> None:
+        """Have `first_frame` sent first, then those of `frames` that the client lacks, and number what follows them.
 
-        For a session that was restored from the store: its client has counted that far in an earlier process.
+        For a session that was restored from the store: its client has counted to `last_received` in another process,
+        which has handed over `frames`. Without them what follows is numbered from `last_received` + 1.
         """
-        self._journal.continue_from(last_received)
-        self._journal.push(first_frame)
+        if not self._journal.take_over(frames, last_received):
+            self._journal.continue_from(last_received)
+        self._journal.push(first_frame, first=True)
+
+    def hand_over(self, max_bytes: int) -> list[SentFrame]:
+        """Return the frames that the client may lack, as `Journal.hand_over` has it."""
+        return self._journal.hand_over(max_bytes)
+
+    def unacknowledged(self, coming: Sequence[Frame], max_bytes: int) -> list[SentFrame]:
+        """Return the frames that the client may lack, without pieces, as `Journal.unacknowledged` has it."""
+        return self._journal.unacknowledged(coming, max_bytes)

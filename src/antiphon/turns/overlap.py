@@ -7,8 +7,9 @@ item, no response. Speech with a word of its own, or that goes on for long, is r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from enum import Enum, auto
+from types import MappingProxyType
 
 from antiphon.events.transcription import (
     GuessDropped,
@@ -51,39 +52,103 @@ TurnEvent = (
 )
 
 
+class OverlapError(Exception):
+    """An input that the state does not allow: the decider is wrong."""
+
+
 class OverlapState(Enum):
-    """What is known of an overlap whose events are held. An overlap that takes the floor is over, and so is one that is
-    known to be a backchannel.
+    """What is known of the speech over a response.
 
-    | State | Input | Next | Reported |
-    |---|---|---|---|
-    | none | speech starts during a response | UNDECIDED | OverlapStarted |
-    | UNDECIDED, YIELDED | words that are no backchannel | none | it takes the floor, and the held events |
-    | UNDECIDED, YIELDED | speech starts again, `take_floor`, or `commit` | none | the same |
-    | UNDECIDED | `decide`: speech goes on, and is no backchannel so far | none | the same |
-    | UNDECIDED | `decide`: speech has stopped | YIELDED | it does not take the floor |
-    | UNDECIDED, YIELDED | `dismiss` | DISMISSED | it does not take the floor |
-    | all three | its transcript is complete, and a backchannel; or it is cleared | none | it does not take the floor |
-    | DISMISSED | `commit` | none | the held events |
-    | DISMISSED | its transcript is complete, whatever its words | none | |
-    | DISMISSED | speech starts again, in another turn | as from none | as from none |
-
-    That it does not take the floor is reported once at most.
+    - NONE: there is none, or it has taken the floor, or it is over.
+    - UNDECIDED: its events are held, and the client knows only that somebody speaks.
+    - YIELDED: it has stopped; the client was told that it takes no floor, and its words may still take it.
+    - DISMISSED: it takes no floor whatever its words, because the client, or its voice, says so.
     """
 
+    NONE = auto()
     UNDECIDED = auto()
     YIELDED = auto()
     DISMISSED = auto()
 
 
-@dataclass(slots=True)
-class _Overlap:
-    """One overlap: its turn, the events that are held, and the turn's text so far ("" before there is any)."""
+class OverlapInput(Enum):
+    """What may happen to it.
 
-    turn: int
-    held_events: list[TranscriptionEvent]
-    state: OverlapState = OverlapState.UNDECIDED
-    text: str = ""
+    - BEGAN: speech starts while a response is heard. AGAIN: the speech starts again, or other speech does.
+    - WORDS: its words are no backchannel.
+    - GOES_ON, STOPPED: whether it is still being said, at the first decision.
+    - TAKEN: it has lasted too long for a backchannel, or the client gives it the floor.
+    - COMMITTED: the client ends the turn. REFUSED: the client, or its voice, gives it no floor.
+    - OVER: its transcript is complete, or has failed, or its audio was cleared.
+    """
+
+    BEGAN = auto()
+    AGAIN = auto()
+    WORDS = auto()
+    GOES_ON = auto()
+    STOPPED = auto()
+    TAKEN = auto()
+    COMMITTED = auto()
+    REFUSED = auto()
+    OVER = auto()
+
+
+class OverlapReport(Enum):
+    """What the client is told of it: that speech overlaps; that it takes the floor, and then all that was held; that it
+    takes no floor; only what was held; or nothing.
+    """
+
+    STARTED = auto()
+    TAKES_FLOOR = auto()
+    TAKES_NO_FLOOR = auto()
+    HELD_EVENTS = auto()
+    NOTHING = auto()
+
+
+_NONE, _UNDECIDED = OverlapState.NONE, OverlapState.UNDECIDED
+_YIELDED, _DISMISSED = OverlapState.YIELDED, OverlapState.DISMISSED
+_TAKES = (_NONE, OverlapReport.TAKES_FLOOR)
+
+# What is not here is an error of ours (`OverlapError`). An overlap that was decided before the time for it came has
+# nothing left to be reported.
+TRANSITIONS: Mapping[OverlapState, Mapping[OverlapInput, tuple[OverlapState, OverlapReport]]] = MappingProxyType(
+    {
+        _NONE: dict.fromkeys(OverlapInput, (_NONE, OverlapReport.NOTHING))
+        | {OverlapInput.BEGAN: (_UNDECIDED, OverlapReport.STARTED)},
+        _UNDECIDED: {
+            OverlapInput.AGAIN: _TAKES,
+            OverlapInput.WORDS: _TAKES,
+            OverlapInput.GOES_ON: _TAKES,
+            OverlapInput.STOPPED: (_YIELDED, OverlapReport.TAKES_NO_FLOOR),
+            OverlapInput.TAKEN: _TAKES,
+            OverlapInput.COMMITTED: _TAKES,
+            OverlapInput.REFUSED: (_DISMISSED, OverlapReport.TAKES_NO_FLOOR),
+            OverlapInput.OVER: (_NONE, OverlapReport.TAKES_NO_FLOOR),
+        },
+        _YIELDED: {
+            OverlapInput.AGAIN: _TAKES,
+            OverlapInput.WORDS: _TAKES,
+            OverlapInput.GOES_ON: (_YIELDED, OverlapReport.NOTHING),
+            OverlapInput.STOPPED: (_YIELDED, OverlapReport.NOTHING),
+            OverlapInput.TAKEN: _TAKES,
+            OverlapInput.COMMITTED: _TAKES,
+            OverlapInput.REFUSED: (_DISMISSED, OverlapReport.NOTHING),
+            OverlapInput.OVER: (_NONE, OverlapReport.NOTHING),
+        },
+        _DISMISSED: {
+            # Other speech is an overlap of its own.
+            OverlapInput.BEGAN: (_UNDECIDED, OverlapReport.STARTED),
+            OverlapInput.AGAIN: (_NONE, OverlapReport.NOTHING),
+            OverlapInput.WORDS: (_DISMISSED, OverlapReport.NOTHING),
+            OverlapInput.GOES_ON: (_DISMISSED, OverlapReport.NOTHING),
+            OverlapInput.STOPPED: (_DISMISSED, OverlapReport.NOTHING),
+            OverlapInput.TAKEN: (_DISMISSED, OverlapReport.NOTHING),
+            OverlapInput.COMMITTED: (_NONE, OverlapReport.HELD_EVENTS),
+            OverlapInput.REFUSED: (_DISMISSED, OverlapReport.NOTHING),
+            OverlapInput.OVER: (_NONE, OverlapReport.NOTHING),
+        },
+    }
+)
 
 
 class OverlapDecider:
@@ -95,14 +160,23 @@ class OverlapDecider:
     """
 
     def __init__(self) -> None:
-        self._overlap: _Overlap | None = None
+        self._state = OverlapState.NONE
+        # The overlapping turn, its events that are held, and its text so far ("" before there is any).
+        self._turn: int | None = None
+        self._held_events: list[TranscriptionEvent] = []
+        self._text = ""
         # Turns that were dismissed and whose transcripts are still to come.
         self._dismissed_turns: set[int] = set()
 
     @property
+    def state(self) -> OverlapState:
+        """What is known of the overlap."""
+        return self._state
+
+    @property
     def undecided_turn(self) -> int | None:
         """The number of the turn whose events are held; None while there is none."""
-        return self._overlap.turn if self._overlap else None
+        return self._turn
 
     def feed(self, event: TranscriptionEvent, *, overlaps: bool) -> list[TranscriptionEvent]:
         """Handle one event of the transcription, and return the events that may be reported now, in order.
@@ -114,37 +188,38 @@ class OverlapDecider:
             if isinstance(event, TranscriptDone | TranscriptFailed):
                 self._dismissed_turns.discard(event.turn)
             return []
-        overlap = self._overlap
-        if overlap and overlap.state is OverlapState.DISMISSED and isinstance(event, SpeechStarted):
-            # Another turn begins, of which nothing is known yet.
-            self._dismissed_turns.add(overlap.turn)
-            self._overlap = overlap = None
-        if overlap is None:
-            if not (overlaps and isinstance(event, SpeechStarted)):
-                return [event]
-            self._overlap = _Overlap(event.turn, [event])
-            return [OverlapStarted(event.turn)]
+        if isinstance(event, SpeechStarted):
+            return self._speech_started(event, overlaps=overlaps)
+        if self._turn is None:
+            return [event]
         if isinstance(event, TurnCleared):
-            if any(isinstance(held, TurnCommitted) for held in overlap.held_events):
+            if any(isinstance(held, TurnCommitted) for held in self._held_events):
                 # What is cleared came after it.
                 return [event]
-            return [*self._end(overlap, "cleared"), event]
-        if isinstance(event, SpeechStarted) or (isinstance(event, TurnEvent) and event.turn == overlap.turn):
-            return self._feed_overlap(overlap, event)
-        return [event]
-
-    def _feed_overlap(self, overlap: _Overlap, event: TurnEvent) -> list[TranscriptionEvent]:
-        overlap.held_events.append(event)
-        if isinstance(event, SpeechStarted):
-            # A speaker who begins again is not done after one word.
-            return self.take_floor("speech_again")
+            return [*self._move(OverlapInput.OVER, "cleared"), event]
+        if not isinstance(event, TurnEvent) or event.turn != self._turn:
+            return [event]
+        self._held_events.append(event)
         if isinstance(event, TranscriptPartial | TranscriptGuessed | TranscriptDone):
-            overlap.text = event.text
-            if not is_backchannel(event.text) and overlap.state is not OverlapState.DISMISSED:
-                return self.take_floor("words")
+            self._text = event.text
+            if not is_backchannel(event.text) and (taken := self._move(OverlapInput.WORDS, "words")):
+                return taken
         if isinstance(event, TranscriptDone | TranscriptFailed):
-            return self._end(overlap, "short_ack_transcript")
+            return self._move(OverlapInput.OVER, "short_ack_transcript")
         return []
+
+    def _speech_started(self, event: SpeechStarted, *, overlaps: bool) -> list[TranscriptionEvent]:
+        if self._state is OverlapState.DISMISSED and self._turn is not None:
+            # Another turn begins, of which nothing is known yet.
+            self._dismissed_turns.add(self._turn)
+        elif self._state is not OverlapState.NONE:
+            # A speaker who begins again is not done after one word.
+            self._held_events.append(event)
+            return self._move(OverlapInput.AGAIN, "speech_again")
+        if not overlaps:
+            return [*self._move(OverlapInput.AGAIN, ""), event]
+        self._turn, self._held_events, self._text = event.turn, [event], ""
+        return self._move(OverlapInput.BEGAN, "")
 
     def decide(self, *, speaking: bool) -> list[TranscriptionEvent]:
         """Decide the overlap DECISION_S after its start by whether its speech goes on (`speaking`), and return what is
@@ -153,52 +228,50 @@ class OverlapDecider:
         Speech that goes on takes the floor, unless its words so far are a backchannel. Speech that has stopped is
         reported as a backchannel; its words, when they are known, may still take the floor.
         """
-        overlap = self._overlap
-        if overlap is None or overlap.state is not OverlapState.UNDECIDED:
+        if not speaking:
+            return self._move(OverlapInput.STOPPED, "short_ack")
+        if self._text and is_backchannel(self._text):
             return []
-        if speaking:
-            return [] if overlap.text and is_backchannel(overlap.text) else self.take_floor("speech_goes_on")
-        overlap.state = OverlapState.YIELDED
-        return [OverlapDecided(overlap.turn, False, "short_ack")]
+        return self._move(OverlapInput.GOES_ON, "speech_goes_on")
 
     def take_floor(self, reason: str = "speech_goes_on") -> list[TranscriptionEvent]:
         """Decide that the overlap takes the floor, and return OverlapDecided with `reason` and all held events, in
         order. Returns nothing where nothing is held, or where the client has dismissed it.
         """
-        overlap = self._overlap
-        if overlap is None or overlap.state is OverlapState.DISMISSED:
-            return []
-        self._overlap = None
-        return [OverlapDecided(overlap.turn, True, reason), *overlap.held_events]
+        return self._move(OverlapInput.TAKEN, reason)
 
     def commit(self, turn: int) -> list[TranscriptionEvent]:
         """The client has ended this turn itself, so that it is one, whatever its words. Returns all held events, in
         order, behind OverlapDecided; without that where the client has said that it takes no floor. Returns nothing for
         a turn of which nothing is held.
         """
-        overlap = self._overlap
-        if overlap is None or overlap.turn != turn:
-            return []
-        if overlap.state is not OverlapState.DISMISSED:
-            return self.take_floor("client_commit")
-        self._overlap = None
-        return overlap.held_events
+        return self._move(OverlapInput.COMMITTED, "client_commit") if turn == self._turn else []
 
     def dismiss(self, reason: str) -> list[TranscriptionEvent]:
         """Decide that the overlap does not take the floor whatever its words turn out to be, because the client says
         so. Returns OverlapDecided with `reason`, unless that it is a backchannel was already reported.
         """
-        overlap = self._overlap
-        if overlap is None:
+        return self._move(OverlapInput.REFUSED, reason)
+
+    def _move(self, happened: OverlapInput, reason: str) -> list[TranscriptionEvent]:
+        """Go on by the table, and return what is reported."""
+        turn, held = self._turn, self._held_events
+        following = TRANSITIONS[self._state].get(happened)
+        if following is None:
+            raise OverlapError(f"{happened.name} in the state {self._state.name}")
+        self._state, report = following
+        if self._state is OverlapState.NONE:
+            self._turn, self._held_events = None, []
+        if turn is None:
             return []
-        declined, overlap.state = _declined(overlap, reason), OverlapState.DISMISSED
-        return declined
-
-    def _end(self, overlap: _Overlap, reason: str) -> list[TranscriptionEvent]:
-        self._overlap = None
-        return _declined(overlap, reason)
-
-
-def _declined(overlap: _Overlap, reason: str) -> list[TranscriptionEvent]:
-    """The report that the overlap does not take the floor, which was made before in all states but the first."""
-    return [OverlapDecided(overlap.turn, False, reason)] if overlap.state is OverlapState.UNDECIDED else []
+        match report:
+            case OverlapReport.STARTED:
+                return [OverlapStarted(turn)]
+            case OverlapReport.TAKES_FLOOR:
+                return [OverlapDecided(turn, True, reason), *held]
+            case OverlapReport.TAKES_NO_FLOOR:
+                return [OverlapDecided(turn, False, reason)]
+            case OverlapReport.HELD_EVENTS:
+                return held
+            case OverlapReport.NOTHING:
+                return []

@@ -53,10 +53,10 @@ class Held(ScriptedSession):
     async def wind_up(self) -> None:
         self.is_winding_up = True
 
-    async def resumed(self, token: str) -> Any:
+    async def resumed(self, token: str, how: str) -> Any:
         self.is_resuming.set()
         await self.may_resume.wait()
-        return await super().resumed(token)
+        return await super().resumed(token, how)
 
     async def reaches(self, state: AttachmentState) -> None:
         while self.attachment.state is not state:

@@ -37,9 +37,11 @@ from antiphon.events.conversation import (
 from antiphon.events.tools import Tool
 from antiphon.events.transcription import (
     AppendAudio,
+    EnrolledVoice,
     GuessDropped,
     OverlapDecided,
     OverlapStarted,
+    PrimarySpeakerMode,
     ServerVad,
     SpeechStarted,
     SpeechStopped,
@@ -207,17 +209,19 @@ class Scene(PlayedTurns):
         playback: PlaybackTracker | None = None,
         clock: Callable[[], float] = time.monotonic,
         speaker_model: SpeakerModel | None = None,
+        enrolled: tuple[EnrolledVoice, ...] = (),
         **config: Any,
     ) -> None:
         model = ScriptedModel(fails, accepts_media=accepts_media, audio_window_ms=audio_window_ms)
         super().__init__(model, Inbox(60))
         config.setdefault("allows_backchannels", bool(vad and vad.eagerness))
+        listens_to: PrimarySpeakerMode = "enrolled" if enrolled else "auto" if speaker_model else "off"
         count = itertools.count()
         # What was counted, by its name.
         self.counted: Counter[str] = Counter()
         self.session = ConversationSession(
             ConversationConfig(
-                TranscriptionConfig(vad=vad, preflight=True, primary_speaker="auto" if speaker_model else "off"),
+                TranscriptionConfig(vad=vad, preflight=True, primary_speaker=listens_to, enrolled_voices=enrolled),
                 **config,
             ),
             ConversationContext(

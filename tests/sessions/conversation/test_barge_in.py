@@ -17,6 +17,7 @@ from antiphon.events.conversation import (
     ItemTruncated,
     OutputItemAdded,
     ResponseAudioDelta,
+    ResponseCreated,
     ResponseDone,
     TruncateItem,
     UserTurnCommitted,
@@ -25,12 +26,13 @@ from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged
 from antiphon.events.transcription import (
     CommitAudio,
     ServerVad,
+    SpeechStarted,
     TranscriptPartial,
 )
 from antiphon.events.words import Word
-from antiphon.sessions.conversation.playout import Playout
+from antiphon.sessions.conversation.responses.playout import Playout
 from antiphon.turns.echo import EchoGuard
-from tests.scripted import speech
+from tests.scripted import ScriptedTranscriber, speech, text
 from tests.sessions.conversation.scripted import Scene, ScriptedModel, play
 
 
@@ -143,6 +145,51 @@ def test_when_the_words_of_an_overlap_take_the_floor_then_the_response_is_cancel
         return scene
 
     assert play(main()).responses() == ["cancelled turn_detected", "completed"]
+
+
+class Watched(Scene):
+    """Notes with every event what is settled of the sound then, and which texts of the user's are kept."""
+
+    def __init__(self, **config: Any) -> None:
+        super().__init__(**config)
+        self.noted: list[tuple[Any, float, list[str]]] = []
+
+    async def emit(self, output: Any) -> None:
+        unread = self.session.unread_items
+        kept = [i.text for i in self.session.conversation.items if i.role == "user" and i.id not in unread]
+        self.noted.append((output, self.session.settled_ms, kept))
+        await super().emit(output)
+
+
+class Late(ScriptedTranscriber):
+    """Has no words for a window before it has ended."""
+
+    def busy(self) -> bool:
+        return True
+
+    def overdue(self) -> bool:
+        return True
+
+
+def test_the_sound_of_speech_over_a_response_is_unsettled_until_its_words_are_kept() -> None:
+    """Whenever the host dies, the turn is in the history or is heard again."""
+
+    async def main() -> Watched:
+        async with Watched(vad=MEANING, transcriber=Late()) as scene:
+            scene.model.end.clear()
+            scene.model.go.set()
+            await scene.append(speech(1, 2, 200))
+            await scene.until(ResponseCreated)
+            await scene.append(speech(3, 2, 200))
+            await scene.until(UserTurnCommitted, 2)
+            scene.model.end.set()
+        return scene
+
+    scene = play(main())
+    started = [event for event, *_ in scene.noted if isinstance(event, SpeechStarted)][-1]
+    after = scene.noted[[event for event, *_ in scene.noted].index(started) :]
+    assert any(text(3, 2) in kept for _, _, kept in after)
+    assert all(settled_ms <= started.at_ms for _, settled_ms, kept in after if text(3, 2) not in kept)
 
 
 class GoesOn(ScriptedModel):

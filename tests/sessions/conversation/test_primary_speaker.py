@@ -8,42 +8,28 @@ import anyio
 import numpy as np
 import pytest
 
-from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import SpeakerProfile, VoiceThreshold
-from antiphon.errors import ModelError
-from antiphon.events.conversation import ResponseCreated, ResponseDone, UserTurnCommitted
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.events.conversation import (
+    ConfigureConversation,
+    ConversationConfig,
+    ResponseCreated,
+    ResponseDone,
+    UserTurnCommitted,
+)
 from antiphon.events.playback import PlaybackCleared
-from antiphon.events.transcription import ClearAudio, ServerVad, SpeechStarted, TranscriptDone
-from tests.scripted import speech
+from antiphon.events.transcription import (
+    ClearAudio,
+    EnrolledVoice,
+    PrimarySpeakerMode,
+    ServerVad,
+    SpeechStarted,
+    TranscriptDone,
+    TranscriptionConfig,
+)
+from tests.scripted import OTHERS, ScriptedVoices, speech
 from tests.sessions.conversation.scripted import Scene, play
 
 VAD = ServerVad(0.5, 96, 192)
-# Words below it are the user's voice, those from it on another's.
-OTHERS = 200
-
-
-class ScriptedVoices:
-    """Hears by the words whose voice it is. `fails`: raises in place of that."""
-
-    profile = SpeakerProfile("scripted", 2, 0.5, (VoiceThreshold(0.1, 0.4, 0.6),))
-
-    def __init__(self) -> None:
-        self.fails = False
-        # Awaited before each vector, where there is one.
-        self.gate: anyio.Event | None = None
-        self.num_embedded = 0
-
-    async def embed(self, pcm: Pcm) -> Pcm:
-        self.num_embedded += 1
-        if self.gate:
-            await self.gate.wait()
-        if self.fails:
-            raise ModelError("broken")
-        is_other = np.median(pcm[np.abs(pcm) > 1e-4]) >= OTHERS * 0.001 - 0.0005
-        return np.asarray([0, 1] if is_other else [1, 0], np.float32)
-
-    def close(self) -> None:
-        pass
 
 
 async def say(scene: Scene, first: int, count: int, *, answered: bool = True) -> None:
@@ -186,3 +172,67 @@ def test_audio_that_is_cleared_says_nothing_of_the_next_turn() -> None:
     scene = play(main())
     # The pause of the user's turn had its answer begun ahead, as ever.
     assert scene.counted["preemptive_used"] == 3
+
+
+ENROLLED = (EnrolledVoice(np.asarray([1, 0], np.float32), 5.0),)
+
+
+def test_with_an_enrolled_voice_other_turns_are_ignored_from_the_first_on() -> None:
+    async def main() -> Scene:
+        async with Scene(vad=VAD, speaker_model=ScriptedVoices(), enrolled=ENROLLED, reports_transcripts=True) as scene:
+            scene.model.go.set()
+            await say(scene, OTHERS, 4, answered=False)
+            await scene.settle()
+            assert num_answers(scene) == 0
+            await say(scene, 11, 4)
+            scene.model.end.clear()
+            await say(scene, 16, 4, answered=False)
+            scene.out.clear()
+            # Over the answer: another voice does not interrupt it.
+            await say(scene, OTHERS + 10, 6, answered=False)
+            assert not any(isinstance(o, SpeechStarted) for o in scene.out)
+            scene.model.end.set()
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    assert [i.speaker for i in scene.session.conversation.items if i.role == "user"][:3] == ["other", "user", "user"]
+    assert next(o.response for o in scene.out if isinstance(o, ResponseDone)).status == "completed"
+    assert not any(f"w{OTHERS}" in message.text for asked in scene.model.asked for message in asked)
+
+
+def test_with_an_enrolled_voice_the_user_interrupts_from_the_first_turn_on() -> None:
+    async def main() -> Scene:
+        async with Scene(vad=VAD, speaker_model=ScriptedVoices(), enrolled=ENROLLED) as scene:
+            scene.model.go.set()
+            scene.model.end.clear()
+            await say(scene, 1, 4, answered=False)
+            await say(scene, 11, 6, answered=False)
+            scene.model.end.set()
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    assert next(o.response for o in scene.out if isinstance(o, ResponseDone)).status == "cancelled"
+
+
+def test_a_voice_may_be_enrolled_and_dropped_while_the_session_goes_on() -> None:
+    def configured(*enrolled: EnrolledVoice) -> ConfigureConversation:
+        mode: PrimarySpeakerMode = "enrolled" if enrolled else "off"
+        turns = TranscriptionConfig(vad=VAD, preflight=True, primary_speaker=mode, enrolled_voices=enrolled)
+        return ConfigureConversation(ConversationConfig(turns))
+
+    async def main() -> Scene:
+        async with Scene(vad=VAD, speaker_model=ScriptedVoices()) as scene:
+            scene.model.go.set()
+            await say(scene, OTHERS, 4)
+            await scene.inbox.put(configured(*ENROLLED))
+            await say(scene, OTHERS + 10, 4, answered=False)
+            await scene.settle()
+            assert num_answers(scene) == 1
+            await say(scene, 1, 4)
+            await scene.inbox.put(configured())
+            await say(scene, OTHERS + 20, 4)
+        return scene
+
+    assert num_answers(play(main())) == 3

@@ -47,8 +47,7 @@ from antiphon.events.transcription import (
     TurnCleared,
 )
 from antiphon.protocols.resume.journal import Journal
-from antiphon.sessions.conversation.context import ConversationContext
-from antiphon.sessions.conversation.response import EmitConversation
+from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox

@@ -37,6 +37,13 @@ THRESHOLDS = (
     VoiceThreshold(1.0, 0.251, 0.346),
     VoiceThreshold(1.4, 0.366, 0.366),
 )
+# The same for the nearest take of an enrolled voice, as `python -m bench.turn_taking.enrolled` measures it.
+ENROLLED = (
+    VoiceThreshold(0.55, 0.14, 0.341),
+    VoiceThreshold(0.87, 0.305, 0.348),
+    VoiceThreshold(1.55, 0.368, 0.368),
+    VoiceThreshold(2.53, 0.4, 0.408),
+)
 # What all voices have in common: the mean vector of the 124 voices of that measurement, in the quiet and in noise, each
 # number as a byte. With it taken off, vectors of two voices are about orthogonal.
 MEAN = np.frombuffer(
@@ -126,7 +133,7 @@ class ResemblyzerEncoder:
         except Exception as error:
             # Neither pickle nor onnxruntime has a common class for what they raise over a file.
             raise ModelError(f"{model_id} does not load: {error}") from error
-        self._profile = SpeakerProfile(model_id, SIZE, LEAST_S, THRESHOLDS)
+        self._profile = SpeakerProfile(model_id, SIZE, LEAST_S, THRESHOLDS, ENROLLED)
         self.lane: Lane[Pcm, Pcm] = Lane("speaker", self._work, max_queue=options.max_queue, observe=options.observe)
 
     @property

@@ -8,6 +8,7 @@ import msgspec
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.events.conversation import ConfigureConversation
+from antiphon.events.transcription import EnrolledVoice
 from antiphon.protocols.connection import Context
 from antiphon.protocols.duplex.session_fields import (
     DuplexFields,
@@ -22,7 +23,14 @@ from antiphon.protocols.duplex.session_fields import (
     input_format,
     output_format,
 )
-from antiphon.protocols.realtime.input_fields import AudioFormat, AudioInput, TurnDetection, apply_input
+from antiphon.protocols.realtime.input_fields import (
+    AudioFormat,
+    AudioInput,
+    InputFields,
+    TurnDetection,
+    apply_input,
+    enrolled_voices,
+)
 from antiphon.protocols.realtime.items import VoiceId
 from antiphon.protocols.realtime.session_fields import (
     SessionFields,
@@ -63,6 +71,7 @@ class DuplexSessionState:
         self._expires_at = context.expires_at
         voices = context.voices
         self._audio = AudioInput(AudioFormat("pcm16", SAMPLE_RATE_HZ))
+        self._enrolled: tuple[EnrolledVoice, ...] = ()
         self._fields = SessionFields(
             ["audio"] if voices else ["text"],
             output=SessionOutput(AudioFormat("pcm16", 24000), voices[0] if voices else ""),
@@ -96,6 +105,7 @@ class DuplexSessionState:
         context, changes = self._context, conversation_changes(given)
         own = apply_duplex(self.own, given)
         audio = apply_input(self._audio, changes.input, context, "session.")
+        enrolled = enrolled_voices(self._enrolled, changes.input, audio, context)
         vad = changes.input.turn_detection
         if isinstance(vad, DuplexTurnDetection) and audio.turn_detection and vad.type == "server_vad":
             least_ms = vad.min_speech_duration_ms
@@ -107,13 +117,14 @@ class DuplexSessionState:
         fields.output = msgspec.structs.replace(output, format=out_form)
         if given.ref_audio is not None and not context.unit_ms:
             context.log_alias("a voice cloned from ref_audio", output.voice_name or "nobody")
-        self._audio, self._fields, self.own = audio, fields, own
+        self._audio, self._enrolled, self._fields, self.own = audio, enrolled, fields, own
         if isinstance(given.model, str) and given.model:
             self.model = given.model
 
     def configured(self) -> ConfigureConversation:
         """The session's configuration as a command, which begins the session or changes it at once."""
-        config = conversation_config(self._fields, self._audio, self.loaded_voice(self.output.voice))
+        voice = self.loaded_voice(self.output.voice)
+        config = conversation_config(self._fields, self._audio, voice, self._enrolled)
         vad, transcription = self._audio.turn_detection, config.transcription
         if vad is None:
             # Null leaves endpointing to the server. A native model decides by itself, a cascade by a turn detector.
@@ -151,7 +162,7 @@ class DuplexSessionState:
             input_audio_format=form.type,
             output_audio_format=out.format.type,
             sample_rate_hz=form.rate_hz,
-            audio=audio_json(form, out),
+            audio=audio_json(self._audio, out),
             turn_detection=self._audio.turn_detection,
             input_audio_transcription=self._audio.transcription,
             tools=f.tools,
@@ -174,7 +185,9 @@ class DuplexSessionState:
     def restore(self, session_id: str, kept: DuplexSnapshot) -> None:
         """Take the id and the configuration of an earlier session.
 
-        The epoch is raised, so that nothing of a response from before is sent.
+        The epoch is raised, so that nothing of a response from before is sent. Raises RemoteProtocolError where the
+        voice that was enrolled is there no more.
         """
+        self._enrolled = enrolled_voices((), InputFields(), kept.audio, self._context)
         self.id, self.model, self.epoch = session_id, kept.model, kept.epoch + 1
         self._audio, self._fields, self.own, self.has_spoken = kept.audio, kept.fields, kept.own, kept.spoken

@@ -10,10 +10,12 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.duplex import DuplexConfig, NativeSampling, OverlapPolicy
+from antiphon.events.transcription import PrimarySpeakerMode
 from antiphon.protocols.fields import Text, audio_file, decode, json_object, number
 from antiphon.protocols.opening import NULL
 from antiphon.protocols.realtime.input_fields import (
     AudioFormat,
+    AudioInput,
     InputFields,
     NoiseReduction,
     Transcription,
@@ -98,6 +100,8 @@ class DuplexInput(msgspec.Struct):
     transcription: TranscriptionFields | UnsetType | None = UNSET
     noise_reduction: NoiseReduction | UnsetType | None = UNSET
     turn_detection: DuplexTurnDetection | UnsetType | None = UNSET
+    primary_speaker: Text | UnsetType | None = UNSET
+    enrolled_voice: Text | UnsetType | None = UNSET
     format: object = None
     sample_rate_hz: object = None
 
@@ -245,6 +249,8 @@ class ShownInput(msgspec.Struct):
 
     format: str
     sample_rate_hz: int
+    primary_speaker: PrimarySpeakerMode | UnsetType = UNSET
+    enrolled_voice: str | UnsetType = UNSET
 
 
 class ShownOutputAudio(msgspec.Struct):
@@ -317,11 +323,11 @@ def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> ShownCapabilit
     )
 
 
-def audio_json(input_format: AudioFormat, output: SessionOutput) -> ShownSessionAudio:
+def audio_json(audio: AudioInput, output: SessionOutput) -> ShownSessionAudio:
     """The session's `audio`."""
+    shown = ShownInput(audio.format.type, audio.format.rate_hz, audio.primary_speaker, audio.enrolled_voice)
     form = output.format
-    shown = ShownOutputAudio(form.type, form.rate_hz, output.voice, output.speed)
-    return ShownSessionAudio(ShownInput(input_format.type, input_format.rate_hz), shown)
+    return ShownSessionAudio(shown, ShownOutputAudio(form.type, form.rate_hz, output.voice, output.speed))
 
 
 def apply_duplex(fields: DuplexFields, given: DuplexUpdateFields) -> DuplexFields:
@@ -395,6 +401,8 @@ def conversation_changes(given: DuplexUpdateFields) -> SessionChanges:
         transcription=inputs.transcription if asked is UNSET else asked,
         noise_reduction=inputs.noise_reduction,
         turn_detection=inputs.turn_detection if vad is UNSET else vad,
+        primary_speaker=inputs.primary_speaker,
+        enrolled_voice=inputs.enrolled_voice,
     )
     found = changes.turn_detection
     if isinstance(found, TurnDetectionFields) and found.type not in ("server_vad", "semantic_vad"):

@@ -17,14 +17,21 @@ from antiphon.events.conversation import (
     ResponseDone,
     ResponseTextDelta,
 )
-from antiphon.events.transcription import ClearAudio, CommitAudio
+from antiphon.events.transcription import ClearAudio, CommitAudio, EnrolledVoice
 from antiphon.protocols.connection import Command, Context, Event
 from antiphon.protocols.fields import Reader
 from antiphon.protocols.openai.transcription import MIN_COMMIT_MS
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
 from antiphon.protocols.realtime.commands import command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents, OutputAudio
-from antiphon.protocols.realtime.input_fields import CONVERSATION_VAD, PCM_24K, AudioInput, apply_input
+from antiphon.protocols.realtime.input_fields import (
+    CONVERSATION_VAD,
+    PCM_24K,
+    AudioInput,
+    InputFields,
+    apply_input,
+    enrolled_voices,
+)
 from antiphon.protocols.realtime.items import ItemContext, VoiceId
 from antiphon.protocols.realtime.messages import (
     ConversationMessage,
@@ -109,6 +116,7 @@ class OpenAIConversation:
         self._server_plays = server_plays
         voices = context.voices
         self._audio = AudioInput(turn_detection=CONVERSATION_VAD)
+        self._enrolled: tuple[EnrolledVoice, ...] = ()
         self._fields = SessionFields(
             ["audio"] if voices else ["text"], output=SessionOutput(voice=voices[0] if voices else "")
         )
@@ -147,7 +155,10 @@ class OpenAIConversation:
         return ConversationSnapshot(self._model, self._audio, self._fields, self._writer.beta, self._has_spoken)
 
     def restore(self, session_id: str, kept: ConversationSnapshot) -> None:
-        """Take the id and the configuration of an earlier session."""
+        """Take the id and the configuration of an earlier session. Raises RemoteProtocolError where the voice that was
+        enrolled is there no more.
+        """
+        self._enrolled = enrolled_voices((), InputFields(), kept.audio, self._context)
         self._session_id, self._model = session_id, kept.model
         self._audio, self._fields = kept.audio, kept.fields
         self._writer.beta, self._has_spoken = kept.beta, kept.spoken
@@ -155,7 +166,8 @@ class OpenAIConversation:
         self._transcripts.include = kept.fields.included
 
     def _config(self) -> ConversationConfig:
-        return conversation_config(self._fields, self._audio, self._loaded_voice(self._fields.output.voice))
+        voice = self._loaded_voice(self._fields.output.voice)
+        return conversation_config(self._fields, self._audio, voice, self._enrolled)
 
     def _loaded_voice(self, asked: VoiceId | str) -> str | None:
         return self._context.loaded_voice(asked.id if isinstance(asked, VoiceId) else asked)
@@ -212,13 +224,14 @@ class OpenAIConversation:
         beta = uses_beta_names(session) or self._writer.beta
         given = read_beta_update(session) if beta else read_ga_update(session)
         audio = apply_input(self._audio, given.input, self._context, "session.audio.input.")
+        enrolled = enrolled_voices(self._enrolled, given.input, audio, self._context)
         fields = apply_own(self._fields, given.own, speaks=bool(self._context.voices))
         fields.output = apply_output(self._fields.output, given.output, self._context, has_spoken=self._has_spoken)
         held_back = np.zeros(0, np.float32)
         if audio.format != self._audio.format:
             held_back = self._buffer.flush()
             self._buffer.set_format(audio.format)
-        self._audio, self._fields, self._writer.beta = audio, fields, beta
+        self._audio, self._enrolled, self._fields, self._writer.beta = audio, enrolled, fields, beta
         self._transcripts.include = fields.included
         return held_back
 

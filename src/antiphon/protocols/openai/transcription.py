@@ -39,6 +39,7 @@ from antiphon.protocols.realtime.input_fields import (
     check_noise_reduction,
     check_transcription_vad,
     format_of_beta,
+    refuse_primary_speaker,
 )
 from antiphon.protocols.realtime.messages import (
     ClientMessage,
@@ -274,6 +275,7 @@ class OpenAITranscription:
         return held_back
 
     def _merged(self, given: InputFields, *, beta: bool) -> AudioInput:
+        refuse_primary_speaker(given)
         where = "session." if beta else "session.audio.input."
         prefix = where + ("input_audio_" if beta else "")
         merged = msgspec.structs.replace(self._audio)

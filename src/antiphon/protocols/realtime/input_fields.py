@@ -13,14 +13,19 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.transcription import Eagerness, ServerVad
+from antiphon.events.transcription import Eagerness, EnrolledVoice, PrimarySpeakerMode, ServerVad
 from antiphon.protocols.connection import Context
 from antiphon.protocols.fields import Text, number
+from antiphon.protocols.wire import decode_json
 from antiphon.turns.ending.eagerness import semantic_vad
 
 F = TypeVar("F")
 # Hz. G.711 has 8,000 always.
 PCM_RATES_HZ = (8000, 16000, 24000, 44100, 48000)
+# Where the fields of the primary speaker are, in every dialect that has them, and the one that names a voice.
+SPEAKER_PATH, _FIELD = "session.audio.input.", "enrolled_voice"
+# The most voices that one message may name: it needs one.
+MAX_NAMED = 4
 # What `idle_timeout_ms` may be: from, to.
 IDLE_TIMEOUT_RANGE_MS = (1000, 60_000)
 
@@ -171,6 +176,7 @@ class InputFields(msgspec.Struct, forbid_unknown_fields=True):
     noise_reduction: NoiseReduction | UnsetType | None = UNSET
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
     primary_speaker: Text | UnsetType | None = UNSET
+    enrolled_voice: Text | UnsetType | None = UNSET
 
 
 class AudioInput(msgspec.Struct):
@@ -180,8 +186,9 @@ class AudioInput(msgspec.Struct):
     transcription: Transcription | None = None
     noise_reduction: NoiseReduction | None = None
     turn_detection: TurnDetection | None = None
-    # Ours, and shown to those who have set it.
-    primary_speaker: Literal["off", "auto"] | UnsetType = UNSET
+    # Ours, and shown to those who have set them. The name of the voice is there in the mode `enrolled` alone.
+    primary_speaker: PrimarySpeakerMode | UnsetType = UNSET
+    enrolled_voice: str | UnsetType = UNSET
 
 
 def format_of_beta(given: F) -> F | FormatFields:
@@ -215,15 +222,83 @@ def check_format(given: FormatFields | str, param: str) -> AudioFormat:
     return AudioFormat("audio/pcm", given.rate)
 
 
-def check_primary_speaker(given: str | None, param: str, *, is_loaded: bool) -> Literal["off", "auto"] | UnsetType:
-    """Whose turns count. `is_loaded`: voices can be told apart here."""
+def check_primary_speaker(given: str | None, context: Context, param: str) -> PrimarySpeakerMode | UnsetType:
+    """Whose turns count: everybody's, or the user's by a voice that is learned or enrolled."""
     if given is None:
         return UNSET
-    if given not in ("off", "auto"):
-        raise _unsupported(given, ("off", "auto"), param)
-    if given == "auto" and not is_loaded:
+    if given not in get_args(PrimarySpeakerMode):
+        raise _unsupported(given, get_args(PrimarySpeakerMode), param)
+    if given != "off" and context.unit_ms:
+        raise RemoteProtocolError("invalid_value", "A native model hears all voices, and answers any.", param)
+    if given != "off" and not context.tells_voices:
         raise RemoteProtocolError("invalid_value", "This server has no --speaker-model to tell voices apart.", param)
-    return given  # type: ignore[return-value]
+    return cast(PrimarySpeakerMode, given)
+
+
+def check_enrolled_voice(given: InputFields, audio: AudioInput, param: str) -> str | UnsetType:
+    """The name of the enrolled voice, with the changes that were `given`. `audio`: its `primary_speaker` is changed
+    already.
+    """
+    named = audio.enrolled_voice if given.enrolled_voice is UNSET else given.enrolled_voice or UNSET
+    if audio.primary_speaker == "enrolled":
+        if named is UNSET:
+            raise RemoteProtocolError(
+                "missing_required_parameter",
+                f"Missing required parameter: '{param}', the name of a voice of /v1/audio/voices.",
+                param,
+            )
+        return named
+    if isinstance(given.enrolled_voice, str):
+        raise RemoteProtocolError("invalid_value", "A voice is enrolled with 'primary_speaker' 'enrolled'.", param)
+    return UNSET
+
+
+def refuse_primary_speaker(given: InputFields) -> None:
+    """Raises RemoteProtocolError for the fields of a primary speaker, in a session that has no such thing."""
+    for name, value in (("primary_speaker", given.primary_speaker), (_FIELD, given.enrolled_voice)):
+        if value not in (UNSET, None, "off"):
+            raise RemoteProtocolError(
+                "unknown_parameter", f"Unknown parameter: '{SPEAKER_PATH}{name}'.", f"{SPEAKER_PATH}{name}"
+            )
+
+
+def enrolled_voices(
+    before: tuple[EnrolledVoice, ...], given: InputFields, audio: AudioInput, context: Context
+) -> tuple[EnrolledVoice, ...]:
+    """The vectors of the voice that is enrolled, for the configuration. `audio`: with the changes that were `given`.
+
+    A voice is looked up when an update names it, and stays as it was then. Raises RemoteProtocolError.
+    """
+    if audio.enrolled_voice is UNSET:
+        return ()
+    if given.enrolled_voice is UNSET and before:
+        return before
+    return context.enrolled_voices(audio.enrolled_voice, f"{SPEAKER_PATH}enrolled_voice")
+
+
+def named_voices(data: str | bytes | msgspec.Raw) -> list[str]:
+    """The voices that a message enrols, so that they can be looked up before it is read: any texts under the name
+    `enrolled_voice`, at most MAX_NAMED of them. It takes no time for other messages.
+    """
+    text: str | bytes = bytes(data) if isinstance(data, msgspec.Raw) else data
+    if _FIELD not in text if isinstance(text, str) else _FIELD.encode() not in text:
+        return []
+    try:
+        waiting = [decode_json(text)]
+    except ValueError:
+        return []
+    found = list[str]()
+    while waiting and len(found) < MAX_NAMED:
+        match waiting.pop():
+            case dict() as fields:
+                if isinstance(name := fields.get(_FIELD), str):
+                    found.append(name)
+                waiting += fields.values()
+            case list() as items:
+                waiting += items
+            case _:
+                pass
+    return found
 
 
 def check_noise_reduction(given: NoiseReduction | None, param: str) -> NoiseReduction | None:
@@ -346,8 +421,8 @@ def apply_input(audio: AudioInput, given: InputFields, context: Context, where: 
     if given.noise_reduction is not UNSET:
         merged.noise_reduction = check_noise_reduction(given.noise_reduction, f"{where}noise_reduction")
     if given.primary_speaker is not UNSET:
-        param, is_loaded = f"{where}primary_speaker", context.tells_voices
-        merged.primary_speaker = check_primary_speaker(given.primary_speaker, param, is_loaded=is_loaded)
+        merged.primary_speaker = check_primary_speaker(given.primary_speaker, context, f"{SPEAKER_PATH}primary_speaker")
+    merged.enrolled_voice = check_enrolled_voice(given, merged, f"{SPEAKER_PATH}enrolled_voice")
     if given.turn_detection is not UNSET:
         param = f"{where}turn_detection"
         merged.turn_detection = check_conversation_vad(given.turn_detection, audio.turn_detection, param)

@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationConfig
-from antiphon.events.transcription import TranscriptionConfig
+from antiphon.events.transcription import EnrolledVoice, TranscriptionConfig
 from antiphon.protocols.connection import Context
 from antiphon.protocols.fields import Text, decode, number
 from antiphon.protocols.realtime.input_fields import (
@@ -357,8 +357,12 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
     return merged
 
 
-def conversation_config(fields: SessionFields, audio: AudioInput, voice: str | None) -> ConversationConfig:
-    """The configuration that the session's fields stand for. `voice`: a loaded voice; None for the default."""
+def conversation_config(
+    fields: SessionFields, audio: AudioInput, voice: str | None, enrolled: tuple[EnrolledVoice, ...] = ()
+) -> ConversationConfig:
+    """The configuration that the session's fields stand for. `voice`: a loaded voice; None for the default.
+    `enrolled`: the vectors of the user's voice.
+    """
     vad = audio.turn_detection or TurnDetection()
     asked = audio.transcription or Transcription()
     turns = audio.turn_detection.config() if audio.turn_detection else None
@@ -380,6 +384,7 @@ def conversation_config(fields: SessionFields, audio: AudioInput, voice: str | N
             logprobs=LOGPROBS in included,
             reports_language=LANGUAGE in included,
             primary_speaker=audio.primary_speaker or "off",
+            enrolled_voices=enrolled,
         ),
         instructions=fields.instructions,
         audio_output=fields.speaks,

@@ -45,8 +45,11 @@ class ShownFailure(msgspec.Struct):
     code: str
 
 
+VENDORS_REASONS = frozenset({"turn_detected", "client_cancelled", "max_output_tokens"})
+
+
 class StatusDetails(msgspec.Struct):
-    """Why a response is not complete."""
+    """Why a response is not complete. A `reason` is one of the vendor's: there are clients that check it."""
 
     type: str
     reason: str | UnsetType = UNSET
@@ -161,7 +164,7 @@ def _status_details(response: Response) -> StatusDetails | None:
         kind = "server_error" if response.code == "server_error" else "invalid_request_error"
         return StatusDetails("failed", error=ShownFailure(kind, response.code))
     if response.status in ("cancelled", "incomplete"):
-        return StatusDetails(response.status, response.reason)
+        return StatusDetails(response.status, response.reason if response.reason in VENDORS_REASONS else UNSET)
     return None
 
 

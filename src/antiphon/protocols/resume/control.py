@@ -7,7 +7,7 @@ before a frame reaches the dialect.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET
@@ -18,7 +18,7 @@ from antiphon.protocols.wire import ErrorBody, Frame, NewId, message
 
 # A longer frame is not searched for one: these messages have a few short fields, appends of audio are long.
 MAX_CONTROL_BYTES = 4096
-CONTROL_TYPES = ("session.event_ack", "session.resume")
+CONTROL_TYPES = ("session.event_ack", "session.resume", "session.end")
 
 
 class SessionResume(msgspec.Struct, tag_field="type", tag="session.resume"):
@@ -37,7 +37,16 @@ class EventAck(msgspec.Struct, tag_field="type", tag="session.event_ack"):
     event_id: object = None
 
 
-Control = SessionResume | EventAck
+class SessionEnd(msgspec.Struct, tag_field="type", tag="session.end"):
+    """The client will not come back: the session ends with this connection, as one without a token does."""
+
+    event_id: object = None
+
+
+# How a session was taken up: where it was, from the connection of the client itself or by way of another host; or by
+# another host, to which its own has given it, or which has claimed it after that one's death.
+HowResumed = Literal["attached", "relayed", "handed_over", "claimed"]
+Control = SessionResume | EventAck | SessionEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,12 @@ def resumed_frame(new_id: NewId, session_id: str, session: object, **facts: Any)
 def replaced_frame(new_id: NewId, session_id: str) -> Frame:
     """The last frame to a connection whose session another connection has resumed; the server then closes it."""
     fields = {"type": "session.replaced", "event_id": new_id("event_"), "session_id": session_id}
+    return Frame(fields, numbered=False)
+
+
+def moving_frame(new_id: NewId, session_id: str) -> Frame:
+    """The last frame to a connection whose session another host may go on with; the server then closes it with 1012."""
+    fields = {"type": "session.moving", "event_id": new_id("event_"), "session_id": session_id}
     return Frame(fields, numbered=False)
 
 

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from antiphon.errors import RemoteProtocolError
@@ -49,10 +49,36 @@ class _Sent:
     data: str | bytes
     epoch: int | None
     at_s: float
+    is_piece: bool = False
 
     @property
     def size(self) -> int:
         return len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class SentFrame:
+    """A numbered frame on its way to another host, as it is sent: `text` or `data`, and its epoch if it has one."""
+
+    seq: int
+    text: str | None = None
+    data: bytes | None = None
+    epoch: int | None = None
+
+    @property
+    def frame(self) -> str | bytes:
+        return self.text if self.text is not None else self.data or b""
+
+    def renumbered(self, seq: int) -> SentFrame:
+        """The frame with another number."""
+        text = self.text
+        if text is not None and text.endswith(tail := f"{_SEQ}{self.seq}}}"):
+            text = f"{text[: -len(tail)]}{_SEQ}{seq}}}"
+        return SentFrame(seq, text, self.data, self.epoch)
+
+
+# The last field of a numbered frame, as `Frame.encode` writes it.
+_SEQ = ',"server_event_seq":'
 
 
 @dataclass(slots=True)
@@ -115,16 +141,10 @@ class Journal:
             return None
         waiting = self._waiting.popleft()
         self._waiting_bytes -= waiting.size
-        if isinstance(waiting, _Sent):
-            self._keep(waiting)
-            return waiting.data
-        frame = waiting.frame
-        if not self.numbered or not frame.numbered:
-            return waiting.data
-        self._seq += 1
-        sent = _Sent(self._seq, frame.encode(self._seq), frame.epoch, self.now_s())
-        self._keep(sent)
-        return sent.data
+        numbered = self._number(waiting)
+        if isinstance(numbered, _Sent):
+            self._keep(numbered)
+        return numbered.data
 
     def acknowledge(self, seq: int) -> None:
         """Drop what is kept up to this number, which the client has received. A lower number changes nothing.
@@ -185,6 +205,72 @@ class Journal:
     def continue_from(self, seq: int) -> None:
         """Number the next frame `seq` + 1: the session was restored, and its client has that many frames."""
         self._seq = self._floor = seq
+
+    def hand_over(self, max_bytes: int) -> list[SentFrame]:
+        """Number the frames that wait, and return all that the client may lack, for the host that goes on with the
+        session. None where they are larger than `max_bytes`: the client will find a gap.
+        """
+        self._waiting = deque(self._number(waiting) for waiting in self._waiting)
+        self._waiting_bytes = sum(waiting.size for waiting in self._waiting)
+        frames = [*self._sent, *(w for w in self._waiting if isinstance(w, _Sent))]
+        frames.sort(key=lambda sent: sent.seq)
+        if sum(sent.size for sent in frames) > max_bytes:
+            return []
+        return [
+            SentFrame(sent.seq, sent.data, None, sent.epoch)
+            if isinstance(sent.data, str)
+            else SentFrame(sent.seq, None, sent.data, sent.epoch)
+            for sent in frames
+        ]
+
+    def unacknowledged(self, coming: Sequence[Frame], max_bytes: int) -> list[SentFrame]:
+        """Return the frames that the client may lack, oldest first: those that were sent and not acknowledged, those
+        that wait, and `coming`, which are pushed next, under the numbers that they have or will have. Pieces of
+        responses are left out, and all that is older than the newest `max_bytes`.
+        """
+        if not self.numbered:
+            return []
+        fresh = [w.frame for w in self._waiting if isinstance(w, _Waiting)]
+        fresh = [frame for frame in (*fresh, *coming) if frame.numbered]
+        again = [w for w in self._waiting if isinstance(w, _Sent)]
+        found: list[SentFrame] = []
+        size = 0
+        for seq, frame in zip(range(self._seq + len(fresh), self._seq, -1), reversed(fresh), strict=True):
+            if frame.is_piece:
+                continue
+            text = frame.encode(seq)
+            size += len(text)
+            if size > max_bytes:
+                return found[::-1]
+            found.append(SentFrame(seq, str(text)))
+        for sent in sorted((*self._sent, *again), key=lambda sent: -sent.seq):
+            if sent.is_piece or sent.seq <= self._floor:
+                continue
+            size += sent.size
+            if size > max_bytes:
+                break
+            found.append(SentFrame(sent.seq, str(sent.data), epoch=sent.epoch))
+        return found[::-1]
+
+    def _number(self, waiting: _Waiting | _Sent) -> _Waiting | _Sent:
+        """Give a frame that waits its number, under which it is sent later; one without numbers stays as it is."""
+        if isinstance(waiting, _Sent) or not self.numbered or not waiting.frame.numbered:
+            return waiting
+        self._seq += 1
+        frame = waiting.frame
+        return _Sent(self._seq, frame.encode(self._seq), frame.epoch, self.now_s(), frame.is_piece)
+
+    def take_over(self, frames: Sequence[SentFrame], last_received: int) -> bool:
+        """Go on where another host's journal has ended, with what it has handed over. Returns whether that has all
+        frames after `last_received`, so that the client can have them; else nothing is changed.
+        """
+        if not frames or not frames[0].seq - 1 <= last_received <= frames[-1].seq:
+            return False
+        self._seq, self._floor = frames[-1].seq, last_received
+        again = [_Sent(f.seq, f.frame, f.epoch, self.now_s()) for f in frames if f.seq > last_received]
+        self._waiting.extendleft(reversed(again))
+        self._waiting_bytes += sum(sent.size for sent in again)
+        return True
 
     def _keep(self, sent: _Sent) -> None:
         self._sent.append(sent)

@@ -7,17 +7,19 @@ is an error frame and a close.
 from __future__ import annotations
 
 import logging
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 from msgspec import UNSET
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from antiphon.errors import Refused, RemoteProtocolError, StoreError
+from antiphon.cluster.relay import RELAYED_HEADER
+from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.connection import Dialect
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import (
-    ResumeRequest,
+    HowResumed,
     SessionResume,
     control,
     refused_frame,
@@ -26,16 +28,19 @@ from antiphon.protocols.resume.control import (
 )
 from antiphon.protocols.resume.journal import JournalGap, ResumeToken
 from antiphon.protocols.wire import Frame, random_id
-from antiphon.server.live.open_wire import context_of
-from antiphon.server.live.persistence import caller_hash, restored
+from antiphon.server.live.moving.persistence import (
+    SESSION_ELSEWHERE,
+)
+from antiphon.server.live.moving.take_up import take_up
+from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
 from antiphon.server.process.connections import limit_first_message
 from antiphon.server.state import Caller, ServerState
-from antiphon.store.sessions import StoredSession
 from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 # Values of a query parameter that switch something on.
 TRUE_VALUES = ("1", "true", "yes")
 # How long a client that resumes, or speaks full duplex, may wait with its first frame, in seconds.
@@ -102,7 +107,7 @@ async def serve_by_first_frame(
             return
         message = control(first)
         if isinstance(message, SessionResume):
-            await _resume(state, caller, websocket, message)
+            await _resume(state, caller, websocket, message, first)
             return
     if not begins:
         await refuse(websocket, RemoteProtocolError("bad_event", "The first event has to be a session.resume."))
@@ -137,7 +142,8 @@ async def _serve_new(
     try:
         with state.admit(caller):
             token = ResumeToken()
-            wire = dialect.connect(opening, context_of(state, resume_token=token.renew(), autostart=autostart))
+            wire = dialect.connect(opening, context_of(state, caller, resume_token=token.renew(), autostart=autostart))
+            await prepare_voices(state, caller, opening.session)
             frames, transport = wire.open(), WebSocketTransport(websocket, first)
             await LiveRealtime(state, caller, wire, transport, first_frames=frames, token=token).run()
     except RemoteProtocolError as error:
@@ -146,71 +152,35 @@ async def _serve_new(
         await _refuse_for_room(state, websocket, refusal)
 
 
-async def _resume(state: ServerState, caller: Caller, websocket: WebSocket, message: SessionResume) -> None:
-    """Resume the session that a `session.resume` names: a live one, or else a stored one."""
+async def _resume(
+    state: ServerState, caller: Caller, websocket: WebSocket, message: SessionResume, first: str | bytes
+) -> None:
+    """Resume the session that a `session.resume` names, which is the `first` frame: a live one, or a stored one, here
+    or at the host that has it.
+    """
     try:
         request = resume_from(message)
         if request.session_id in state.overflowed:
             raise JournalGap("journal_overflow")
         is_live = request.session_id in state.resumable
-        if not is_live and await _restore(state, caller, request, WebSocketTransport(websocket)):
+        if not is_live and await take_up(state, caller, request, websocket, first):
             return
         session = state.resumable.get(request.session_id)
         if session is None or session.caller != caller:
             raise RemoteProtocolError("unknown_session", "There is no such session to resume.", "session_id")
-        await session.attachment.resume(request.token, request.last_received, WebSocketTransport(websocket))
+        how: HowResumed = "relayed" if websocket.headers.get(RELAYED_HEADER) else "attached"
+        transport = WebSocketTransport(websocket)
+        await session.attachment.resume(request.token, request.last_received, transport, how)
     except Refused as refusal:
         await _refuse_for_room(state, websocket, refusal)
     except JournalGap as gap:
         frame = resync_frame(random_id, str(None if message.session_id is UNSET else message.session_id), gap.reason)
         await _send_last(websocket, frame, gap.reason)
     except RemoteProtocolError as error:
-        event_id = message.event_id
-        frame = refused_frame(random_id, error, event_id if isinstance(event_id, str) else None)
-        await _send_last(websocket, frame, error.code)
-
-
-async def _restore(state: ServerState, caller: Caller, request: ResumeRequest, transport: WebSocketTransport) -> bool:
-    """Restore a conversation of an earlier process and serve it; False: none is stored that `caller` may resume.
-
-    Raises RemoteProtocolError for a wrong token, Refused.
-    """
-    if state.session_store is None or request.session_id in state.restoring_ids:
-        return False
-    state.restoring_ids.add(request.session_id)
-    try:
-        try:
-            row = await anyio.to_thread.run_sync(state.session_store.get, request.session_id)
-        except StoreError as error:
-            log.error("a session could not be read: %s", error)
-            raise Refused("the stored conversations cannot be read now", 5.0) from None
-        if row is None or row.key_hash != caller_hash(caller) or request.session_id in state.resumable:
-            return False
-        await _serve_restored(state, caller, request, transport, row)
-        return True
-    finally:
-        state.restoring_ids.discard(request.session_id)
-
-
-async def _serve_restored(
-    state: ServerState, caller: Caller, request: ResumeRequest, transport: WebSocketTransport, row: StoredSession
-) -> None:
-    token = ResumeToken.stored(row.token)
-    if not token.matches(request.token):
-        raise RemoteProtocolError("invalid_resume_token", "The token does not resume this session.", "resume_token")
-    with state.admit(caller):
-        try:
-            wire, items = restored(state, row)
-        except StoreError as error:
-            log.error("%s", error)
-            raise RemoteProtocolError("unknown_session", "The stored session is damaged.", "session_id") from None
-        session = LiveRealtime(state, caller, wire, transport, token=token, items=items)
-        first_frame = wire.resumed(token.renew(), restored=True, num_items=len(items))
-        session.attachment.continue_from(request.last_received, first_frame)
-        # The new token is stored before the client gets it.
-        await session.store()
-        state.restoring_ids.discard(request.session_id)
-        await session.run()
+        event_id = message.event_id if isinstance(message.event_id, str) else None
+        retryable = error.code == SESSION_ELSEWHERE
+        frame = refused_frame(random_id, error, event_id, retryable=retryable)
+        await _send_last(websocket, frame, error.code, CLOSE_TRY_LATER if retryable else CLOSE_POLICY)
 
 
 async def accept(websocket: WebSocket, dialect: Dialect | None = None) -> None:

@@ -6,23 +6,20 @@ resuming are those of every live session (`server/live/session.py`); what the me
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
-import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import anyio
 import anyio.to_thread
 import msgspec
+import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.errors import Refused, RemoteProtocolError, StoreError
+from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events.conversation import (
     CancelResponse,
     ClearOutputAudio,
@@ -30,13 +27,7 @@ from antiphon.events.conversation import (
     CreateItem,
     CreateResponse,
     Item,
-    ItemDeleted,
-    ItemDone,
-    ItemTruncated,
     ResponseAudioDelta,
-    ResponseCreated,
-    ResponseDone,
-    UserTurnCommitted,
 )
 from antiphon.events.duplex import AcknowledgePlayback, BargeIn, CancelInput, EpochRaised
 from antiphon.events.size import num_bytes
@@ -44,33 +35,40 @@ from antiphon.events.transcription import (
     AppendAudio,
     ConfigureTranscription,
     SessionEnding,
-    TranscriptDone,
 )
 from antiphon.protocols.connection import Command, Event, WireConnection
-from antiphon.protocols.resume.control import Control, state_degraded_frame
-from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.protocols.resume.control import Control, HowResumed, moving_frame, state_degraded_frame
+from antiphon.protocols.resume.journal import ResumeToken, SentFrame
 from antiphon.protocols.wire import Frame
-from antiphon.recording.recorder import Recorder
-from antiphon.recording.tape import SessionFacts
 from antiphon.server.live.command_bounds import CommandBounds
-from antiphon.server.live.persistence import stored_session
-from antiphon.server.live.realtime_session import RealtimeConversation, RealtimeSession
+from antiphon.server.live.moving.boundary import wait_for_boundary
+from antiphon.server.live.moving.continuation import MOVED, STORED_AFTER, Continuation, Progress, keeps_turn, recovered
+from antiphon.server.live.moving.persistence import Kept, Persistence, session_elsewhere
+from antiphon.server.live.moving.unsent import UnsentFrames
+from antiphon.server.live.open_wire import prepare_voices
+from antiphon.server.live.realtime_session import (
+    RealtimeConversation,
+    RealtimeSession,
+    new_conversation,
+    new_transcription,
+)
+from antiphon.server.live.record import open_recorder
 from antiphon.server.live.session import (
     CLOSE_GOING_AWAY,
     CLOSE_INTERNAL,
+    CLOSE_MOVED,
     CLOSE_NORMAL,
     CLOSE_POLICY,
     CLOSE_TOO_BIG,
     CLOSE_TRY_LATER,
     LiveSession,
+    refusal_in,
 )
 from antiphon.server.state import Caller, ServerState
-from antiphon.sessions.conversation.context import ConversationContext
-from antiphon.sessions.conversation.session import ConversationSession
-from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
-from antiphon.sessions.transcription.session import TranscriptionSession
+from antiphon.store.sessions import StoredSession
 from antiphon.transports.attachment import Attachment, ClientData
+from antiphon.transports.lifecycle import Lifecycle
 from antiphon.transports.transport import Transport
 
 log = logging.getLogger(__name__)
@@ -78,32 +76,26 @@ log = logging.getLogger(__name__)
 # Frames that may wait for a client that does not read. The session waits then; after STALL_S the client is taken to be
 # gone.
 MAX_WAITING_FRAMES = 256
-# How long a write to the store may hold a session's frames back, and how long once its client is told of the failure.
-STORE_S, STORE_DEGRADED_S = 3.0, 0.1
 # A frame of this size is decoded in a thread: base64 and resampling of less take some 3 ms.
 LARGE_FRAME_BYTES = 256 << 10
 # 5 ms. A frame with less audio counts as an event without audio.
 MIN_AUDIO_SAMPLES = SAMPLE_RATE_HZ // 200
+# How often a conversation is stored again while nothing else stores it, in seconds.
+STORE_EVERY_S = 5.0
+# The frames that a client may lack go along with a session that moves, up to this size.
+MAX_HANDED_OVER_BYTES = 2 << 20
+# Of every other snapshot, without pieces of responses.
+MAX_TOLD_BYTES = 32 << 10
 # Commands that do not wait behind audio in the inbox.
 URGENT = (BargeIn, CancelInput, AcknowledgePlayback, ClearOutputAudio)
-# Events after which a conversation is stored again, since its configuration or its history has changed.
-STORED_AFTER = (
-    UserTurnCommitted,
-    TranscriptDone,
-    ItemDone,
-    ItemDeleted,
-    ItemTruncated,
-    ResponseCreated,
-    ResponseDone,
-)
 
 
 class LiveRealtime:
     """Serves one connection, and what is resumed of it: `run` it once, with an open `wire` and its first transport.
 
     `first_frames`: what opening the wire gave. `caller`: what opened it. `token`: what resumes it;
-    None: it ends with its transport. `items`: the history of a conversation that was restored from the store. The
-    transport is released by its own route.
+    None: it ends with its transport. `row`, `items` and `continued`: what a conversation was restored from, its
+    history, and where it stood. The transport is released by its own route.
     """
 
     def __init__(
@@ -115,17 +107,20 @@ class LiveRealtime:
         *,
         first_frames: Sequence[Frame] = (),
         token: ResumeToken | None = None,
+        row: StoredSession | None = None,
         items: Sequence[Item] = (),
+        continued: Continuation | None = None,
     ) -> None:
         self._state = state
         self.caller = caller
         self.wire = wire
-        self._items = items
-        # Frames of events whose effect is being stored, before those that were written after them.
-        self._unsent = list(first_frames)
-        self._is_stored = False
-        # Whether the client was told that its conversation cannot be stored.
-        self._is_degraded = False
+        # The history that another host has left, and what the client is told of what is missing there.
+        self._items, self._recovered = recovered(items, continued or Continuation())
+        self._continued = continued
+        self._unsent = UnsentFrames(first_frames, self._send)
+        self._persistence = Persistence(state, caller, wire, row)
+        # Whether another host is to have the session.
+        self._is_moving = False
         self._transport = transport
         self._playback = transport.playback
         settings = state.settings
@@ -136,29 +131,15 @@ class LiveRealtime:
         self._live = LiveSession(self, state, token, MAX_WAITING_FRAMES)
         self._outbox = self._live.outbox
         self._bounds = CommandBounds(self._live.memory, settings.audio.max_events_per_s)
+        self._progress = Progress(self._inbox, continued)
+        # Set once a session that was restored goes on; frames of its client wait until then.
+        self._goes_on = anyio.Event()
         # Not set while a thread decodes a frame.
         self._wire_is_free = anyio.Event()
         self._wire_is_free.set()
         # The memory of its configuration.
         self._config_bytes = 0
-        self._recorder = self._open_recorder()
-
-    def _open_recorder(self) -> Recorder | None:
-        folder = self._state.settings.server.record
-        if not folder:
-            return None
-        facts = SessionFacts(
-            id=self.wire.id,
-            began=int(time.time()),
-            opening=msgspec.Raw(msgspec.json.encode(self.wire.opening)),
-            models=tuple(self._state.loaded().names),
-        )
-        try:
-            return Recorder(Path(folder).expanduser(), facts, max_bytes=self._state.settings.server.record_mb << 20)
-        except StoreError as error:
-            # A session that cannot be recorded is still served.
-            log.error("session %s is not recorded: %s", self.wire.id, error)
-            return None
+        self._recorder = open_recorder(state, wire)
 
     @property
     def num_bytes(self) -> int:
@@ -177,11 +158,10 @@ class LiveRealtime:
         Failures of the session end it alone and are logged; none is raised.
         """
         try:
-            self._push()
-            await self._live.serve(self._transport, self._expire)
+            self._unsent.push()
+            await self._live.serve(self._transport, self._expire, self._go_on, self._store_regularly)
         finally:
-            if self._is_stored and self._state.session_store and not self._state.draining:
-                self._state.session_store.forget(self.wire.id)
+            self._persistence.end()
             if self._recorder:
                 self._recorder.close()
             self._live.log_end(self._session.audio_s if self._session else 0.0)
@@ -191,6 +171,23 @@ class LiveRealtime:
     async def _expire(self) -> None:
         await anyio.sleep(self._state.settings.server.session_s or math.inf)
         self._end("session_expired", "Your session hit the maximum duration.", CLOSE_GOING_AWAY)
+
+    async def _go_on(self) -> None:
+        """Have a session that was restored begin at once, tell its client what was lost, and answer what is owed."""
+        if self._continued:
+            await self._handle(AppendAudio(np.zeros(0, np.float32)))
+            for event in self._recovered:
+                await self._emit(event)
+            await self._progress.ask_again()
+        self._goes_on.set()
+
+    async def _store_regularly(self) -> None:
+        """Store what of the client's audio needs not be sent again, and find out whether a store that failed works."""
+        while True:
+            await anyio.sleep(STORE_EVERY_S)
+            if self._persistence.is_stored and self._live.lifecycle is Lifecycle.OPEN:
+                await self.store()
+                await self._flush()
 
     # --- LiveEntry ----------------------------------------------------------------------------------------------------
 
@@ -205,8 +202,21 @@ class LiveRealtime:
         return self._inbox.backlog_s
 
     def drain(self) -> None:
-        """End the session since the server stops: what was heard is still transcribed and sent. Does not wait."""
-        self._end("server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
+        """End the session since the server stops: what was heard is still transcribed and sent. Does not wait.
+
+        A conversation that another host can go on with is given away instead, once nobody speaks.
+        """
+        if self._persistence.can_move and self._conversation and self._live.lifecycle is Lifecycle.OPEN:
+            self._live.start(partial(self._move, self._conversation))
+        else:
+            self._end("server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
+
+    async def _move(self, conversation: RealtimeConversation) -> None:
+        """Give the session away at a boundary; `_give_away` tells its client once it has ended here."""
+        await wait_for_boundary(conversation)
+        conversation.leave_open_turn()
+        self._is_moving = True
+        self._live.end(CLOSE_MOVED, MOVED)
 
     def finish(self) -> None:
         """Send what waits, and close as the drain says; what was asked for is not finished. Does not wait."""
@@ -240,14 +250,19 @@ class LiveRealtime:
         """Send an error in the dialect. Waits while the client does not read."""
         await self._flush(self.wire.refuse(error, event_id if isinstance(event_id, str) else None))
 
-    async def resumed(self, token: str) -> Frame:
+    async def resumed(self, token: str, how: HowResumed) -> Frame:
         """Return the dialect's first frame after a resume: the new token, and how much the server has received.
 
-        Waits until the token is in the session store, if the session is stored.
+        Waits until the token is in the session store, if the session is stored. Raises RemoteProtocolError
+        (`session_elsewhere`) where another host has the session by now.
         """
         await self.store()
+        if self._persistence.kept is Kept.SUPERSEDED:
+            raise session_elsewhere()
+        facts = {} if self._persistence.stored_events is None else {"stored_events": self._persistence.stored_events}
         received_ms = round(self.audio_s * 1000)
-        return self.wire.resumed(token, received_events=self.attachment.num_received, received_audio_ms=received_ms)
+        num_received = self.attachment.num_received
+        return self.wire.resumed(token, received_events=num_received, **facts, received_audio_ms=received_ms, how=how)
 
     def replaced(self) -> Frame:
         """Return the dialect's last frame for a transport that another one replaces."""
@@ -259,13 +274,23 @@ class LiveRealtime:
         Waits while the inbox is full (`--overflow wait`), and while the client does not read its answers. The first
         configuration starts the session.
         """
+        await self._goes_on.wait()
+        number = self.attachment.num_received
+        if self._progress.is_applied(number):
+            return
+        commands = await self._handle(data)
+        if self._persistence.is_on and (self._conversation or not self._session):
+            self._progress.took(number, commands)
+
+    async def _handle(self, data: ClientData) -> Sequence[Command]:
+        """Carry out a frame, and return its commands."""
         audio = self._state.settings.audio
-        commands = await self._decoded(data, audio.max_frame_bytes)
+        commands = self._progress.unheard(await self._decoded(data, audio.max_frame_bytes))
         # Audio is bounded by the backlog, however fast it comes; events without audio are bounded by their rate.
         num_samples = sum(len(c.pcm) for c in commands if isinstance(c, AppendAudio))
         if num_samples < MIN_AUDIO_SAMPLES and self._bounds.count_event():
             self._end("rate_limit_exceeded", f"more than {audio.max_events_per_s} events a second", CLOSE_POLICY)
-            return
+            return commands
         for command in commands:
             if isinstance(command, ConfigureTranscription | ConfigureConversation):
                 self._config_bytes = num_bytes(command)
@@ -273,6 +298,7 @@ class LiveRealtime:
                     self._start(command)
                     continue
             if isinstance(command, CreateItem | CreateResponse):
+                self._live.count_memory()
                 try:
                     self._bounds.check(command, len(self._conversation.conversation.items) if self._conversation else 0)
                 except RemoteProtocolError as error:
@@ -290,7 +316,7 @@ class LiveRealtime:
                 await self._inbox.put(command)
             except Refused as refusal:
                 self._end("input_audio_buffer_overflow", str(refusal), CLOSE_POLICY)
-                return
+                return commands
         if num_samples < MIN_AUDIO_SAMPLES:
             self._live.count_memory()
             if self._bounds.is_spent:
@@ -298,6 +324,7 @@ class LiveRealtime:
         await self._flush()
         if self.wire.closing:
             self._close()
+        return commands
 
     async def wind_up(self) -> None:
         """Close the inbox: the session transcribes what is in it, and its end closes the connection."""
@@ -316,8 +343,10 @@ class LiveRealtime:
         """
         commands: Sequence[Command] = ()
         if isinstance(data, str | bytes) and len(data) > max_bytes:
-            self._push(self.wire.too_large(max_bytes))
+            self._unsent.push(self.wire.too_large(max_bytes))
         else:
+            if isinstance(data, str | bytes):
+                await prepare_voices(self._state, self.caller, data)
             if isinstance(data, str | bytes) and len(data) >= LARGE_FRAME_BYTES:
                 self._wire_is_free = anyio.Event()
                 try:
@@ -326,7 +355,7 @@ class LiveRealtime:
                     self._wire_is_free.set()
             else:
                 received = self.wire.feed(data)
-            self._push(received.answers)
+            self._unsent.push(received.answers)
             commands = received.commands
         if recorder := self._recorder:
             # The recorder rounds audio to 16 bits; the session gets the same, so that a replay hears what it heard.
@@ -338,27 +367,19 @@ class LiveRealtime:
     def _close(self) -> None:
         """End at once: the client has closed the session, and what is still to be transcribed is not sent."""
         if self._live.lifecycle.is_running:
-            self._push(self.wire.close())
+            self._unsent.push(self.wire.close(), at_once=True)
             self._live.close("session_closed")
 
     # --- the session --------------------------------------------------------------------------------------------------
 
     def _start(self, first: ConfigureTranscription | ConfigureConversation) -> None:
-        metrics = self._state.metrics
+        inbox, emit = self._inbox, self._emit
         if isinstance(first, ConfigureConversation):
-            self._session = self._conversation = self._begin_conversation(first)
+            conversation = new_conversation(self._state, self.caller, self.wire, first, inbox, emit, self._playback)
+            conversation.conversation.restore(self._items)
+            self._session = self._conversation = conversation
         else:
-            models = self._state.loaded()
-            self._session = TranscriptionSession(
-                first.config,
-                models.required_transcriber,
-                models.required_vad,
-                self._inbox,
-                self._emit,
-                min_commit_ms=self.wire.min_commit_ms,
-                measure=metrics.measure,
-                turn_detector=models.turn_detector,
-            )
+            self._session = new_transcription(self._state, self.wire, first, inbox, emit)
         self._live.count(self.wire.dialect)
         log.info("session %s begins (%s)", self.wire.id, self.wire.dialect)
         if player := self._playback:
@@ -366,78 +387,73 @@ class LiveRealtime:
         self._store()
         self._live.start(partial(self._run_session, self._session))
 
-    def _begin_conversation(self, first: ConfigureConversation) -> ConversationSession | DuplexSession:
-        models = self._state.loaded()
-        assert models.conversation_model
-        context = ConversationContext(
-            transcriber=models.required_transcriber,
-            detector=models.required_vad,
-            model=models.conversation_model,
-            new_id=self.wire.context.new_id,
-            turn_detector=models.turn_detector,
-            image_reader=models.image_reader,
-            speaker_model=models.speaker_model,
-            measure=self._state.metrics.measure,
-            count=self._state.metrics.count,
-            min_commit_ms=self.wire.min_commit_ms,
-            owner=self.caller.key,
-        )
-        make = partial(ConversationSession, first.config, context, self._inbox)
-        session: ConversationSession | DuplexSession
-        if first.config.duplex:
-            session = DuplexSession(first.config.duplex, make, self._emit, epoch=self.wire.epoch)
-        else:
-            session = make(emit=self._emit, playback=self._playback)
-        session.conversation.restore(self._items)
-        return session
-
     async def _run_session(self, session: RealtimeSession) -> None:
         try:
             await session.run()
         except Exception as error:
             # The session's edge: whatever failed in it ends this session alone.
-            if refusal := _refusal(error):
+            if refusal := refusal_in(error):
                 log.info("session %s is refused: %s", self.wire.id, refusal)
                 self._end("resource_exhausted", str(refusal), CLOSE_TRY_LATER)
             else:
                 log.exception("session %s failed", self.wire.id)
                 self._end("server_error", "The session failed.", CLOSE_INTERNAL)
         self._inbox.close()
+        if self._is_moving:
+            await self._give_away()
         self._live.finish()
 
-    async def store(self) -> None:
+    async def _give_away(self) -> None:
+        """Store where the session ends here, with the frames that its client may lack, and tell the client to go on
+        at another host; where that is not possible, it is told that the server stops.
+        """
+        self._unsent.push()
+        written = self._store(turn_kept=True, handed_over=self._outbox.hand_over(MAX_HANDED_OVER_BYTES))
+        await self._persistence.wait(written)
+        if await self._persistence.release():
+            self._unsent.push([moving_frame(self.wire.context.new_id, self.wire.id)])
+        else:
+            self._unsent.push(self.wire.send(SessionEnding("server_shutting_down", "The server is shutting down.")))
+
+    async def store(self, *, turn_kept: bool = False) -> None:
         """Store the conversation as it is now, and wait until it is written. Does nothing where it is not stored.
 
         Where that fails, or takes longer than STORE_S, and when it works again, the client is told before it gets any
-        other frame.
+        other frame. Where another host has the session by now, it ends here with `session.replaced`. `turn_kept`: as
+        `Persistence.put`.
         """
-        written = self._store()
-        if written is None:
-            return
-        degraded = True
-        with anyio.move_on_after(STORE_DEGRADED_S if self._is_degraded else STORE_S), suppress(StoreError):
-            await asyncio.wrap_future(written)
-            degraded = False
-        if degraded != self._is_degraded:
-            self._is_degraded = degraded
-            told = state_degraded_frame(self.wire.context.new_id, self.wire.id, degraded=degraded)
-            self._unsent.insert(0, told)
+        with self._unsent.held():
+            changed = await self._persistence.wait(self._store(turn_kept=turn_kept))
+        kept = self._persistence.kept
+        if changed and kept is Kept.SUPERSEDED:
+            self._give_up()
+        elif changed:
+            degraded = state_degraded_frame(self.wire.context.new_id, self.wire.id, degraded=kept is Kept.DEGRADED)
+            self._unsent.frames.insert(0, degraded)
+        self._unsent.push()
 
-    def _store(self) -> Future[None] | None:
-        """Store the conversation if its client may resume it; the future is done when it is written."""
-        store, token = self._state.session_store, self.attachment.token
-        if token is None or store is None:
+    def _store(self, *, turn_kept: bool = False, handed_over: Sequence[SentFrame] | None = None) -> Future[None] | None:
+        """Store the conversation if its client may resume it; the future is done when it is written.
+
+        `handed_over`: all frames that its client may lack; otherwise those that tell of what is stored go along.
+        """
+        items = self._conversation.conversation.items if self._conversation else self._items
+        if not self._persistence.is_on or not (self._conversation or items):
             return None
-        items = self._items
-        if self._conversation:
-            items = self._conversation.conversation.items
-        elif not items:
-            return None
-        row = stored_session(self.caller, self.wire, token, items)
-        if row is None:
-            return None
-        self._is_stored = True
-        return store.put(row)
+        continued = self._progress.now(self._conversation) if self._conversation else self._continued
+        is_whole, unsent = handed_over is not None, self._unsent.frames
+        told = self._outbox.unacknowledged(unsent, MAX_TOLD_BYTES) if handed_over is None else list(handed_over)
+        continued = msgspec.structs.replace(continued or Continuation(), journal=told, is_whole=is_whole)
+        audio_ms = round(self.audio_s * 1000)
+        return self._persistence.put(self.attachment.token, items, continued, audio_ms, turn_kept=turn_kept)
+
+    def _give_up(self) -> None:
+        """End the session here, since another host has it: frames that were not sent are not the truth any more."""
+        log.warning("session %s is another host's by now", self.wire.id)
+        is_running = self._live.lifecycle.is_running
+        self._unsent.close_with([self.wire.replaced()] if is_running else ())
+        if is_running:
+            self._live.close("session_replaced")
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
@@ -447,7 +463,7 @@ class LiveRealtime:
         Only the first reason to end counts.
         """
         if self._live.lifecycle.reads_frames:
-            self._push(self.wire.send(SessionEnding(code, message)))
+            self._unsent.push(self.wire.send(SessionEnding(code, message)))
             self._live.end(close_code, code)
 
     # --- writing ------------------------------------------------------------------------------------------------------
@@ -459,29 +475,21 @@ class LiveRealtime:
             self._recorder.audio_out(event.at.item_id, event.pcm, event.rate_hz)
         while not self._wire_is_free.is_set():
             await self._wire_is_free.wait()
-        self._unsent += self.wire.send(event)
+        self._unsent.frames += self.wire.send(event)
+        self._progress.follow(event)
         if isinstance(event, STORED_AFTER):
             # What the client is told of is stored before it is told, so that it is there after the server was killed.
-            await self.store()
+            await self.store(turn_kept=keeps_turn(event))
             self._live.count_memory()
         if isinstance(event, EpochRaised):
             self._outbox.raise_epoch(event.epoch)
         await self._flush()
 
-    def _push(self, frames: Iterable[Frame] = ()) -> None:
-        unsent, self._unsent = [*self._unsent, *frames], []
-        for frame in unsent:
-            if self._recorder and isinstance(text := frame.encode(), str):
-                self._recorder.event_out(text)
-            self._outbox.put(frame)
+    def _send(self, frame: Frame) -> None:
+        if self._recorder and isinstance(text := frame.encode(), str):
+            self._recorder.event_out(text)
+        self._outbox.put(frame)
 
     async def _flush(self, frames: Iterable[Frame] = ()) -> None:
-        self._push(frames)
+        self._unsent.push(frames)
         await self._outbox.wait_for_room()
-
-
-def _refusal(error: Exception) -> Refused | None:
-    """The refusal that ended a session, whose task groups have wrapped it; None where anything else did."""
-    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
-        error = error.exceptions[0]
-    return error if isinstance(error, Refused) else None

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
-from antiphon.events.conversation import ConversationCommand
+from antiphon.events.conversation import ConfigureConversation, ConversationCommand, CreateResponse
+from antiphon.events.transcription import ConfigureTranscription
+from antiphon.protocols.connection import WireConnection
+from antiphon.server.state import Caller, ServerState
+from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.sessions.conversation.session import ConversationSession
+from antiphon.sessions.duplex.session import DuplexSession
+from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.session import TranscriptionSession
+from antiphon.transports.transport import AudioPlayer
 
 
 class RealtimeSession(Protocol):
@@ -32,10 +42,43 @@ class RealtimeConversation(RealtimeSession, Protocol):
         ...
 
     @property
+    def settled_ms(self) -> float:
+        """The millisecond of its audio before which everything is in the history, or nobody spoke."""
+        ...
+
+    @property
+    def unread_items(self) -> list[str]:
+        """The items of the history that have no transcript yet, by their ids."""
+        ...
+
+    @property
+    def owed_responses(self) -> list[CreateResponse]:
+        """The responses that are under way, due to the user's turns, or waiting."""
+        ...
+
+    @property
     def answering(self) -> bool:
         """Whether a response is being produced. Only then is a CancelResponse handled at once; else it may be about a
         response that a command in the inbox has still to begin.
         """
+        ...
+
+    @property
+    def user_speaks(self) -> bool:
+        """Whether the user speaks, as far as it was reported."""
+        ...
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether audio that was sent is still being played."""
+        ...
+
+    def leave_open_turn(self) -> None:
+        """Let the end of the inbox end no turn: another host hears again what is open then."""
+        ...
+
+    async def interrupt(self, reason: str) -> None:
+        """Cancel the response under way with `reason`, and cut it to what was heard."""
         ...
 
     async def handle(self, command: ConversationCommand) -> None:
@@ -43,3 +86,51 @@ class RealtimeConversation(RealtimeSession, Protocol):
         emitted; a command that cannot be carried out is answered, and raises nothing.
         """
         ...
+
+
+def new_transcription(
+    state: ServerState, wire: WireConnection, first: ConfigureTranscription, inbox: Inbox, emit: EmitConversation
+) -> TranscriptionSession:
+    """Return the session of a wire that transcribes, with the models of the server."""
+    models = state.loaded()
+    return TranscriptionSession(
+        first.config,
+        models.required_transcriber,
+        models.required_vad,
+        inbox,
+        emit,
+        min_commit_ms=wire.min_commit_ms,
+        measure=state.metrics.measure,
+        turn_detector=models.turn_detector,
+    )
+
+
+def new_conversation(
+    state: ServerState,
+    caller: Caller,
+    wire: WireConnection,
+    first: ConfigureConversation,
+    inbox: Inbox,
+    emit: EmitConversation,
+    playback: AudioPlayer | None,
+) -> ConversationSession | DuplexSession:
+    """Return the session of a wire that holds a conversation, with the models of the server, and an empty history."""
+    models = state.loaded()
+    assert models.conversation_model
+    context = ConversationContext(
+        transcriber=models.required_transcriber,
+        detector=models.required_vad,
+        model=models.conversation_model,
+        new_id=wire.context.new_id,
+        turn_detector=models.turn_detector,
+        image_reader=models.image_reader,
+        speaker_model=models.speaker_model,
+        measure=state.metrics.measure,
+        count=state.metrics.count,
+        min_commit_ms=wire.min_commit_ms,
+        owner=caller.key,
+    )
+    make = partial(ConversationSession, first.config, context, inbox)
+    if first.config.duplex:
+        return DuplexSession(first.config.duplex, make, emit, epoch=wire.epoch)
+    return make(emit=emit, playback=playback)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import anyio
 import anyio.abc
 
+from antiphon.errors import Refused
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.server.access_log import Fields, current_request, log_fields
 from antiphon.server.state import LiveEntry, ServerState
@@ -23,7 +24,7 @@ from antiphon.transports.transport import STALL_S, Transport
 
 log = logging.getLogger(__name__)
 CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY = 1000, 1001, 1008
-CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_TRY_LATER = 1009, 1011, 1013
+CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_MOVED, CLOSE_TRY_LATER = 1009, 1011, 1012, 1013
 
 
 class ServedSession(AttachedSession, LiveEntry, Protocol):
@@ -153,13 +154,16 @@ class LiveSession:
                 self.attachment.abandon()
 
     def close(self, reason: str) -> None:
-        """Have the transport closed with 1000 after the last frame: the client closes the session, and cannot resume.
+        """Have the transport closed with 1000 after the last frame: its client has closed the session, or another host
+        has it, and nobody can resume it here. Without a transport, it is CLOSED at once.
 
         Does nothing after the first time, or after `finish`. Does not wait.
         """
         if self.lifecycle.is_running:
             self.outbox.end(CLOSE_NORMAL, reason)
             self._apply(LifecycleEvent.CLIENT_CLOSED)
+            if not self.attachment.state.expects_client:
+                self.attachment.abandon()
 
     def _apply(self, event: LifecycleEvent) -> None:
         self._lifecycle.apply(event)
@@ -170,3 +174,10 @@ class LiveSession:
         log.info("session %s: more waits for its client than the journal keeps", self._session.id)
         self._state.mark_overflowed(self._session.id)
         self.attachment.abandon()
+
+
+def refusal_in(error: Exception) -> Refused | None:
+    """Return the refusal that ended a session, whose task groups have wrapped it; None where anything else did."""
+    while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error if isinstance(error, Refused) else None

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from antiphon.errors import Refused, RemoteProtocolError
-from antiphon.protocols.resume.control import Control, control, refused_frame, replaced_frame, resumed_frame
+from antiphon.protocols.resume.control import Control, HowResumed, control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.live.session import CLOSE_GOING_AWAY, CLOSE_NORMAL, LiveSession
@@ -204,12 +204,13 @@ class LiveStream:
         self._live.outbox.put(refused_frame(random_id, error, event_id if isinstance(event_id, str) else None))
         await self._live.outbox.wait_for_room()
 
-    async def resumed(self, token: str) -> Frame:
-        """Return the `session.resumed` frame: the new token, and how many frames of the client were handled.
+    async def resumed(self, token: str, how: HowResumed) -> Frame:
+        """Return the `session.resumed` frame: the new token, how, and how many frames of the client were handled.
 
         Does not wait: streams are not stored.
         """
-        return resumed_frame(random_id, self.id, {}, resume_token=token, received_events=self.attachment.num_received)
+        received = self.attachment.num_received
+        return resumed_frame(random_id, self.id, {}, resume_token=token, received_events=received, how=how)
 
     def replaced(self) -> Frame:
         """Return the `session.replaced` frame."""

@@ -25,7 +25,7 @@ from antiphon.protocols.opening import Opening
 from antiphon.server.auth import identify
 from antiphon.server.body import limited, limited_form
 from antiphon.server.errors import BodyTooLarge, error_response
-from antiphon.server.live.open_wire import context_of
+from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import ServerState
 from antiphon.transports.transport import STALL_S
@@ -57,7 +57,8 @@ async def calls(request: Request) -> Response:
         session=session or caller.granted or EMPTY,
         plays=True,
     )
-    wire = dialect_of(opening).connect(opening, context_of(state))
+    await prepare_voices(state, caller, opening.session)
+    wire = dialect_of(opening).connect(opening, context_of(state, caller))
     first_frames = wire.open()
     with ExitStack() as stack:
         stack.enter_context(state.admit(caller))

@@ -17,7 +17,7 @@ from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import NULL, Opening
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
-from antiphon.server.live.open_wire import context_of
+from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.state import ClientSecret, ServerState
 
 MAX_BODY_BYTES = 1 << 20
@@ -54,11 +54,13 @@ async def sessions(request: Request) -> Response:
 async def _respond(request: Request, *, beta: bool) -> Response:
     state: ServerState = request.app.state.antiphon
     config, seconds = _parse(await limited(request, MAX_BODY_BYTES).body(), beta=beta)
-    connection = RealtimeConnection(Opening(beta=beta, session=config), context_of(state))
+    caller = identify(request)
+    await prepare_voices(state, caller, config)
+    connection = RealtimeConnection(Opening(beta=beta, session=config), context_of(state, caller))
     connection.open()
     session = msgspec.json.decode(msgspec.json.encode(connection.session()))
     value, expires_at = f"ek_{secrets.token_hex(24)}", int(time.time() + seconds)
-    state.add_secret(value, ClientSecret(identify(request).key, time.monotonic() + seconds, config))
+    state.add_secret(value, ClientSecret(caller.key, time.monotonic() + seconds, config))
     if beta:
         return JSONResponse(session | {"client_secret": {"value": value, "expires_at": expires_at}})
     return JSONResponse({"value": value, "expires_at": expires_at, "session": session})

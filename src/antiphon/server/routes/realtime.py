@@ -18,7 +18,7 @@ from antiphon.server.live.handshake import (
     serve_by_first_frame,
     wants_token,
 )
-from antiphon.server.live.open_wire import context_of
+from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import Caller, ServerState
 from antiphon.transports.websocket import WebSocketTransport
@@ -44,8 +44,9 @@ async def realtime(websocket: WebSocket) -> None:
         return
     with state.admit(caller):
         token = ResumeToken() if dialect.resume is Resume.ON_REQUEST and wants_token(websocket) else None
-        wire = dialect.connect(opening, context_of(state, resume_token=token.renew() if token else None))
+        wire = dialect.connect(opening, context_of(state, caller, resume_token=token.renew() if token else None))
         await accept(websocket, dialect)
+        await prepare_voices(state, caller, opening.session)
         try:
             first_frames = wire.open()
         except RemoteProtocolError as error:

@@ -78,6 +78,13 @@ def _synthesizer(state: ServerState) -> Synthesizer:
     return found
 
 
+def _own_voices(state: ServerState) -> tuple[str, ...]:
+    """The synthesizer's voices; none where only a speaker model uses what is uploaded."""
+    if state.loaded().synthesizer is None and state.loaded().speaker_model:
+        return ()
+    return _synthesizer(state).profile.voices
+
+
 # --- speech -----------------------------------------------------------------------------------------------------------
 
 
@@ -265,9 +272,7 @@ class VoiceDeleted(msgspec.Struct):
 
 async def _list(request: Request, state: ServerState) -> Response:
     uploaded = await anyio.to_thread.run_sync(state.uploaded_voices(identify(request)).list)
-    return json_response(
-        VoiceList(list(_synthesizer(state).profile.voices), [UploadedVoice.of(voice) for voice in uploaded])
-    )
+    return json_response(VoiceList(list(_own_voices(state)), [UploadedVoice.of(voice) for voice in uploaded]))
 
 
 async def _upload(request: Request, state: ServerState) -> Response:
@@ -284,7 +289,7 @@ async def _upload(request: Request, state: ServerState) -> Response:
         raise RemoteProtocolError(
             "invalid_value", f"Invalid value for 'name': at most {MAX_NAME_CHARS} printable characters.", "name"
         )
-    taken = {v.lower() for v in _synthesizer(state).profile.voices} | HOSTED_VOICES
+    taken = {v.lower() for v in _own_voices(state)} | HOSTED_VOICES
     if asked.name.lower() in taken:
         raise RemoteProtocolError("invalid_value", f"The name `{asked.name}` is taken.", "name")
     if sample is not None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable
 from dataclasses import dataclass
 
 from antiphon.contracts import ConversationModel, ImageReader, Transcriber, TurnDetector, VoiceActivityDetector
 from antiphon.contracts.speaker import SpeakerModel
+from antiphon.events.conversation import ConversationEvent
+from antiphon.events.transcription import TranscriptionEvent
+
+EmitConversation = Callable[[TranscriptionEvent | ConversationEvent], Awaitable[None]]
 
 
 def _unmeasured(kind: str, value: float) -> None:

@@ -15,8 +15,9 @@ from antiphon.contracts import FileOptions, ImagePart, ImageReader, Transcriber,
 from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.events.conversation import CommandRejected, ContentPart, Item, ItemAdded, ItemDone
 from antiphon.events.data_uri import decode_image_uri
+from antiphon.sessions.conversation.context import EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
-from antiphon.sessions.conversation.response import FAILURES, EmitConversation
+from antiphon.sessions.conversation.responses.generation import FAILURES
 from antiphon.vision.images import EncodedImage
 
 # The most characters that the data URIs of a conversation's images may have together.

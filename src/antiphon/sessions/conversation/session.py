@@ -54,21 +54,21 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.sessions.conversation.context import ConversationContext
+from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.idle_timeout import IdleTimeout
 from antiphon.sessions.conversation.item_media import ItemMediaResolver
 from antiphon.sessions.conversation.native_turns import NativeTurns
 from antiphon.sessions.conversation.overlap_timing import DISMISSAL_S, OverlapHolder
-from antiphon.sessions.conversation.playout import Playout
-from antiphon.sessions.conversation.responder import Responder
-from antiphon.sessions.conversation.response import EmitConversation, ResponseTask
+from antiphon.sessions.conversation.responses.playout import Playout
+from antiphon.sessions.conversation.responses.responder import Responder
+from antiphon.sessions.conversation.responses.response import ResponseTask
+from antiphon.sessions.conversation.responses.scheduler import ResponseScheduler
 from antiphon.sessions.conversation.turn_audio import TurnAudio, drop_old_media
-from antiphon.sessions.conversation.waiting_requests import WaitingRequests
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.echo import EchoGuard
-from antiphon.turns.floor import AnswerInstead, BeginAnswer, CancelActive, Floor, FloorCommand, SilenceOutput
+from antiphon.turns.floor import Floor, TurnStage
 from antiphon.turns.overlap import RESPONSE_TAIL_S
 
 
@@ -102,7 +102,6 @@ class ConversationSession:
         self.conversation = ConversationHistory()
         self._floor = Floor()
         self._overlaps = OverlapHolder(self._apply_all)
-        self._waiting_requests = WaitingRequests()
         model = context.model
         accepts_media = model.profile.accepts_media
         self._item_media = ItemMediaResolver(
@@ -110,7 +109,7 @@ class ConversationSession:
             context.image_reader,
             context.transcriber,
             emit,
-            self._go_on,
+            lambda: self._scheduler.go_on(),
             accepts_media=accepts_media,
         )
         self._turn_audio = TurnAudio(model.profile.audio_window_ms) if accepts_media else None
@@ -150,6 +149,7 @@ class ConversationSession:
             now=lambda: self._listener.now,
             on_ended=self._response_ended,
         )
+        self._scheduler = ResponseScheduler(self._floor, self._responder, self._item_media, emit, self.handle)
 
     @property
     def audio_s(self) -> float:
@@ -160,6 +160,35 @@ class ConversationSession:
     def num_open_turns(self) -> int:
         """Turns without a transcript, or whose audio is kept until they have one: 0 once all are transcribed."""
         return len(self._floor.turns.keys() | (self._turn_audio.open_turns if self._turn_audio else set()))
+
+    @property
+    def settled_ms(self) -> float:
+        """The millisecond of audio before which everything is in the history, or nobody spoke. With a model that takes
+        turns by itself that is all it was given.
+        """
+        return self.audio_s * 1000 if self._native_turns else self._listener.settled_ms
+
+    @property
+    def unread_items(self) -> list[str]:
+        """The items of the history that have no transcript yet, by their ids."""
+        return [turn.item.id for turn in self._floor.turns.values() if turn.stage is TurnStage.COMMITTED]
+
+    @property
+    def owed_responses(self) -> list[CreateResponse]:
+        """The responses that are under way, due to the user's turns, or waiting. A model that takes turns by itself
+        owes none.
+        """
+        return [] if self._native_turns else self._scheduler.owed
+
+    @property
+    def user_speaks(self) -> bool:
+        """Whether the user speaks, as far as it was reported."""
+        return self._floor.user_speaks
+
+    @property
+    def is_heard(self) -> bool:
+        """Whether audio that was sent is still being played."""
+        return self._left_s() > 0
 
     @property
     def answering(self) -> bool:
@@ -189,11 +218,13 @@ class ConversationSession:
         finally:
             await self._responder.close()
 
+    def leave_open_turn(self) -> None:
+        """Let the end of the inbox end no turn: another host hears again what is open then."""
+        self._listener.leave_open_turn()
+
     async def interrupt(self, reason: str) -> None:
         """Cancel the response with `reason`, and those that wait if the client does; truncate to what was heard."""
-        if reason == "client_cancelled":
-            self._waiting_requests.withdraw()
-        await self._responder.interrupt(reason)
+        await self._scheduler.interrupt(reason)
 
     async def truncate_to_heard(self, items: list[tuple[ContentPosition, int]]) -> None:
         """Truncate items to the milliseconds of each that were heard, once their response is closed."""
@@ -273,18 +304,9 @@ class ConversationSession:
             case CreateResponse(items=items):
                 if self.config.duplex and not (conversation.items or items or command.instructions):
                     raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
-                self._waiting_requests.check()
-                for given in items or ():
-                    if isinstance(given, Item):
-                        self._resolve(given, command)
-                if command.when_busy == "cut":
-                    await self.interrupt("client_cancelled")
-                if self._has_to_wait(command):
-                    self._waiting_requests.add(command)
-                else:
-                    self._responder.begin(command)
+                await self._scheduler.ask(command, lambda item: self._resolve(item, command))
             case CancelResponse(response_id):
-                waiting = self._native_turns or self._waiting_requests
+                waiting = self._native_turns or self._scheduler
                 if not (response_id is None and waiting.withdraw()) or self.answering:
                     self._responder.cancel(response_id)
             case ClearOutputAudio():
@@ -349,13 +371,14 @@ class ConversationSession:
                     # A model that hears the audio needs no transcript.
                     hears = self._turn_audio is not None
                     self._floor.transcribed(turn, owes_answer=hears and self._answers_detected_turns)
+                    self._listener.settle_turn(turn)
                 await self._emit(event)
-                await self._go_on()
+                await self._scheduler.go_on()
                 self._idle.go_on(self.config)
             case TranscriptGuessed(turn, text, speech_end_ms):
                 await self._begin_preemptive(turn, text, speech_end_ms)
             case GuessDropped():
-                self._responder.preemptive.cancel()
+                self._responder.cancel_preemptive()
             case TranscriptPartial():
                 return
             case OverlapStarted():
@@ -372,16 +395,16 @@ class ConversationSession:
             case TurnCleared():
                 # The open turn ends and leaves nothing.
                 self._floor.input_cleared()
-                self._responder.preemptive.cancel()
+                self._responder.cancel_preemptive()
                 await self._responder.drop_growing()
                 await self._emit(event)
-                await self._respond_if_due()
+                await self._scheduler.respond_if_due()
                 self._idle.go_on(self.config)
             case _:
                 await self._emit(event)
 
     async def _speech_started(self, turn: int, event: SpeechStarted) -> None:
-        self._responder.preemptive.cancel()
+        self._responder.cancel_preemptive()
         self._idle.stop()
         await self._item_of(turn)
         await self._emit(event)
@@ -390,7 +413,7 @@ class ConversationSession:
         commands = self._floor.user_started(
             turn, takes_floor=self.interruptible, answers=answers, has_output=has_output
         )
-        await self._obey(commands)
+        await self._scheduler.obey(commands)
         if not commands:
             # It takes no floor after all.
             await self._responder.hold(False)
@@ -400,31 +423,18 @@ class ConversationSession:
         item.parts[0].text, item.speaker = text, event.speaker
         if event.speaker == "other":
             self._floor.skip(turn)
+        # Before the client is told: what is stored then has the turn as one that was read, and is to be answered.
+        done = self._floor.transcribed(turn, owes_answer=has_words and self._answers_detected_turns)
+        self._listener.settle_turn(turn)
         if not has_words and self.config.transcription.vad:
             # A cough is no turn for the model; audio that the client commits is one, with words or without.
             item.parts[0].media = None
             await self._responder.drop_growing()
         if self.config.reports_transcripts:
             await self._emit(event)
-        done = self._floor.transcribed(turn, owes_answer=has_words and self._answers_detected_turns)
-        await self._go_on(cancels=done.takes_floor)
+        await self._scheduler.go_on(interrupts=done.takes_floor)
         if not has_words:
             self._idle.go_on(self.config)
-
-    async def _obey(self, commands: list[FloorCommand]) -> None:
-        """Do what the floor asks for, in its order."""
-        for command in commands:
-            match command:
-                case CancelActive(reason):
-                    assert self._responder.active
-                    self._responder.active.cancel(reason)
-                case SilenceOutput():
-                    await self._responder.silence()
-                case BeginAnswer():
-                    self._responder.begin(CreateResponse(), unasked=True)
-                case AnswerInstead():
-                    await self._emit(OverlapDecided(None, True, "turn_answered"))
-                    await self.interrupt("turn_detected")
 
     async def _item_of(self, turn: int) -> Item:
         """The item that a turn will become. Its id is the first thing that the client gets of it."""
@@ -434,38 +444,14 @@ class ConversationSession:
             await self._emit(UserTurnStarted(turn, known.item.id))
         return known.item
 
-    async def _go_on(self, *, cancels: bool = True) -> None:
-        """Begin the response that is due (`_respond_if_due`), and those that had to wait."""
-        await self._respond_if_due(cancels=cancels)
-        while taken := self._waiting_requests.take(self._has_to_wait):
-            await self.handle(taken[0])
-            if self._floor.is_closed:
-                self._responder.cancel_all()
-            elif taken[1] and self._responder.active:
-                self._responder.cancel(None)
-
-    def _has_to_wait(self, request: CreateResponse) -> bool:
-        """Whether a turn is still being transcribed, an item's media are not resolved, or it waits for a response."""
-        return self._has_unresolved() or (request.when_busy != "refuse" and self.answering)
-
-    def _has_unresolved(self) -> bool:
-        """Whether an item of the history has no transcript yet, or media of an item are not resolved."""
-        return bool(self._item_media.unresolved) or self._floor.has_untranscribed()
-
-    async def _respond_if_due(self, *, cancels: bool = True) -> None:
-        """Begin the response that is due, if it may begin by now. `cancels`: a response under way is ended for it."""
-        active = self._responder.active
-        may_cut = bool(active and not active.cancelled) and self.config.interrupt_response and cancels
-        await self._obey(self._floor.go_on(is_resolved=not self._has_unresolved(), may_cut=may_cut))
-
     async def _response_ended(self, task: ResponseTask) -> None:
         """A response has ended: another may be due, or the user's silence be waited for."""
         if task.response.stored:
             self._idle.begin(self.config)
-        await self._go_on()
+        await self._scheduler.go_on()
 
     def _is_busy(self) -> bool:
-        return self.answering or self._floor.user_speaks or self._has_unresolved()
+        return self.answering or self._floor.user_speaks or self._scheduler.has_unresolved()
 
     async def _ask_again(self, since_s: float) -> None:
         """Respond to a silence of `idle_timeout_ms`, which began after `since_s` seconds of audio."""
@@ -479,16 +465,16 @@ class ConversationSession:
     async def _begin_preemptive(self, turn: int, text: str, speech_end_ms: int) -> None:
         """Begin a preemptive response to a turn that may have ended. The client does not learn of it."""
         responder = self._responder
-        await responder.preemptive.drop()
+        await responder.drop_preemptive()
         is_other = self._listener.speakers.seems_other(turn)
-        free = responder.active is None and not self._waiting_requests and text.strip() and not is_other
+        free = responder.active is None and not self._scheduler.has_waiting() and text.strip() and not is_other
         if free and not self._floor.has_untranscribed(turn) and self._answers_detected_turns:
             audio = self._turn_audio.paused_turn(turn, speech_end_ms) if self._turn_audio else None
             known = self._floor.turns.get(turn)
             await responder.begin_preemptive(text, known.item if known else None, audio)
 
     def _may_prefill(self, turn: int | None = None) -> bool:
-        busy = self._native_turns or self._responder.is_busy or self._has_unresolved()
+        busy = self._native_turns or self._responder.is_busy or self._scheduler.has_unresolved()
         return not (busy or (turn is not None and self._listener.speakers.seems_other(turn)))
 
     async def _keep_audio(self, pcm: Pcm) -> None:

@@ -22,6 +22,7 @@ from antiphon.events.conversation import (
     ContentPartDone,
     ConversationCommand,
     ConversationEvent,
+    CreateResponse,
     ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
@@ -53,8 +54,8 @@ from antiphon.events.transcription import (
     TranscriptionEvent,
     TurnCleared,
 )
+from antiphon.sessions.conversation.context import EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
-from antiphon.sessions.conversation.response import EmitConversation
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.playback_ledger import PlaybackLedger
 from antiphon.sessions.duplex.turn_states import TURN_STATES, TurnSignal, following
@@ -117,6 +118,39 @@ class DuplexSession:
         in the inbox does not count.
         """
         return self._session.audio_s
+
+    @property
+    def settled_ms(self) -> float:
+        """As ConversationSession has it."""
+        return self._session.settled_ms
+
+    @property
+    def unread_items(self) -> list[str]:
+        """As ConversationSession has it."""
+        return self._session.unread_items
+
+    @property
+    def owed_responses(self) -> list[CreateResponse]:
+        """As ConversationSession has it."""
+        return self._session.owed_responses
+
+    @property
+    def user_speaks(self) -> bool:
+        """As ConversationSession has it."""
+        return self._session.user_speaks
+
+    @property
+    def is_heard(self) -> bool:
+        """As ConversationSession has it."""
+        return self._session.is_heard
+
+    def leave_open_turn(self) -> None:
+        """As ConversationSession has it."""
+        self._session.leave_open_turn()
+
+    async def interrupt(self, reason: str) -> None:
+        """As ConversationSession has it."""
+        await self._session.interrupt(reason)
 
     @property
     def answering(self) -> bool:

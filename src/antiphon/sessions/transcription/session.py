@@ -62,6 +62,15 @@ LIVE_PERIOD_S, LIVE_BURST_S = 2.0, 0.5
 # A client that mutes itself when its turn has ended sends no silence. After so many seconds without a command, the
 # absence of audio counts as silence, so that the client gets its transcript.
 STALLED_S = 0.6
+# A client that has sent no audio for so many seconds has muted itself, and not in the first sound of a word.
+MUTED_S = 2.0
+# By so much the onset of speech may be found late, in milliseconds.
+ONSET_MS = 500
+
+
+def _begin_ms(step: SpeechStarted | TurnCommitted) -> int:
+    return step.at_ms if isinstance(step, SpeechStarted) else step.start_ms
+
 
 HandleOther = Callable[[ConversationCommand], Awaitable[None]]
 
@@ -126,6 +135,11 @@ class TranscriptionSession:
         self._received: deque[tuple[float, int]] = deque()
         # The sample from which the idle timeout counts, where nobody has spoken since.
         self._idle_from = 0
+        # Where the turns begin that have no transcript yet, in milliseconds.
+        self._unread_from_ms: dict[int, int] = {}
+        self._leaves_open_turn = False
+        # When audio was listened to last (monotonic seconds).
+        self._heard_at_s = -math.inf
         self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
         self._decoding = Decoding(config, transcriber, self._emit_decoded, self._apply_command, measure, clock)
@@ -141,6 +155,25 @@ class TranscriptionSession:
         as 10 ms or more.
         """
         return self._microphone.now(self._clock(), self._num_received())
+
+    @property
+    def settled_ms(self) -> float:
+        """The millisecond of the session's audio before which everything has its transcript, or nobody spoke. It lags
+        behind the microphone by as much as the onset of speech may be found late.
+        """
+        return max(0.0, min((self._open_from_ms, *self._unread_from_ms.values())))
+
+    @property
+    def _open_from_ms(self) -> float:
+        """The millisecond before which the open turn, or the next one, cannot begin."""
+        now_ms = self._segmenter.now * 1000 / SAMPLE_RATE_HZ
+        from_ms = now_ms - self._segmenter.uncommitted_ms
+        if not self.config.vad:
+            return from_ms
+        if self._segmenter.window is None and self._clock() - self._heard_at_s >= MUTED_S:
+            return now_ms
+        prefix_ms = self._segmenter.prefix_samples * 1000 / SAMPLE_RATE_HZ
+        return max(from_ms, now_ms - prefix_ms - ONSET_MS)
 
     @property
     def num_held(self) -> int:
@@ -171,17 +204,32 @@ class TranscriptionSession:
 
     async def run(self) -> None:
         """Run both tasks until the inbox is closed and all audio in it is transcribed. A turn that is open then is
-        committed. Failed decodes raise nothing; what `emit`, `handle_other` and the VAD raise ends the session.
+        committed, unless it is left open. Failed decodes raise nothing; what `emit`, `handle_other` and the VAD raise
+        ends the session.
         """
         async with anyio.create_task_group() as group:
             self._group = group
-            await self.speakers.configure(self.config)
+            self.speakers.configure(self.config)
             group.start_soon(self._decoding.run)
             await self._listen()
-            if self._segmenter.window or not self._decoding.idle:
+            if self._leaves_open_turn:
+                await self._leave()
+            elif self._segmenter.window or not self._decoding.idle:
                 # The inbox was closed inside a turn: what was heard of it still gets its transcript.
                 await self._apply_steps(self._segmenter.commit())
             self._decoding.end()
+
+    def leave_open_turn(self) -> None:
+        """Let the end of the inbox end no turn: the one that is open then is not committed, and stays unsettled. The
+        client sends its audio again, to whoever goes on with the session.
+        """
+        self._leaves_open_turn = True
+
+    def settle_turn(self, turn: int) -> None:
+        """Count a turn as settled, whose transcript or failure was emitted. Whoever keeps what is emitted may call it
+        before, as soon as that has the turn.
+        """
+        self._unread_from_ms.pop(turn, None)
 
     # --- listening -----------------------------------------------------------------------------------------------
 
@@ -218,6 +266,7 @@ class TranscriptionSession:
         if self._tap:
             await self._tap(pcm)
         started, heard_since = self._clock(), None
+        self._heard_at_s = started
         probabilities = await self._vad.feed(pcm)
         if probabilities:
             self._measure("vad", self._clock() - started)
@@ -283,11 +332,19 @@ class TranscriptionSession:
             await self._on_commit(turn)
 
     async def _clear(self) -> None:
+        self.settle_turn(self._segmenter.turn)
         self._decoding.clear(self._segmenter.turn)
         self.speakers.clear()
         await self._apply_steps(self._segmenter.clear())
         self._vad.reset()
         self._rest = self._rest[:0]
+
+    async def _leave(self) -> None:
+        turn = self._segmenter.turn
+        self._unread_from_ms.setdefault(turn, math.floor(self._open_from_ms))
+        self._decoding.clear(turn)
+        self.speakers.clear()
+        await self._apply_steps(self._segmenter.clear())
 
     async def configure(self, config: TranscriptionConfig) -> None:
         """Apply a changed configuration at once, and emit the turn that it ends, if any. Call it only from the
@@ -298,7 +355,7 @@ class TranscriptionSession:
         self.config = config
         self._decoding.configure(config)
         self._pauses.configure(config.vad)
-        await self.speakers.configure(config)
+        self.speakers.configure(config)
         await self._apply_steps(self._segmenter.apply(self._decoding.profile, config.vad))
 
     # --- handing over to decoding -------------------------------------------------------------------------------------
@@ -312,6 +369,8 @@ class TranscriptionSession:
                 case WindowEnded() | TurnEnded():
                     self._decoding.add(step)
                 case SpeechStarted() | SpeechStopped() | TurnCommitted():
+                    if isinstance(step, SpeechStarted | TurnCommitted):
+                        self._unread_from_ms.setdefault(step.turn, _begin_ms(step))
                     if isinstance(step, TurnCommitted) and self._group:
                         self.speakers.end_turn(step.turn, self._group)
                     await self._emit(step)
@@ -327,6 +386,8 @@ class TranscriptionSession:
             if verdict.speaker is not TurnSpeaker.UNDECIDED:
                 event = replace(event, speaker=verdict.speaker.value)
         await self._emit(event)
+        if isinstance(event, TranscriptDone | TranscriptFailed):
+            self.settle_turn(event.turn)
 
     def _apply_command(self, command: WindowCommand) -> bool:
         """Do what decoding asks for, or return False if the window or pause that it means is over."""

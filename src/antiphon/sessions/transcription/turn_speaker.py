@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Awaitable, Callable
 
@@ -11,15 +10,13 @@ import anyio.abc
 import anyio.to_thread
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.containers import decode_beginning
 from antiphon.contracts.speaker import SpeakerModel
-from antiphon.errors import MediaError, ModelError, Refused
-from antiphon.events.transcription import TranscriptionConfig
+from antiphon.errors import ModelError, Refused
+from antiphon.events.transcription import EnrolledVoice, TranscriptionConfig
 from antiphon.turns.segmenter import Segmenter
 from antiphon.turns.voices.enrolment import enrolment_takes
 from antiphon.turns.voices.primary_speaker import (
     EARLY_LOOKS_S,
-    EnrolledVoice,
     PrimarySpeaker,
     SpeakerVerdict,
     TurnSpeaker,
@@ -27,7 +24,7 @@ from antiphon.turns.voices.primary_speaker import (
 
 log = logging.getLogger(__name__)
 
-# Of an enrolled recording, and of a turn, so many seconds are listened to.
+# Of a turn, so many seconds are listened to.
 MAX_VOICE_S = 10.0
 # Bound: verdicts of turns that nobody has asked for.
 MAX_VERDICTS = 64
@@ -50,7 +47,7 @@ class TurnSpeakers:
         self._segmenter = segmenter
         self._on_other = on_other
         self._primary: PrimarySpeaker | None = None
-        self._config: tuple[str, bytes] = ("off", b"")
+        self._config: tuple[str, tuple[EnrolledVoice, ...]] = ("off", ())
         # The turn that is open, its speech so far, and how many early looks it has had.
         self._turn: tuple[int, Pcm] | None = None
         self._num_looks = 0
@@ -65,29 +62,16 @@ class TurnSpeakers:
         """Whether turns are judged."""
         return self._primary is not None
 
-    async def configure(self, config: TranscriptionConfig) -> None:
-        """Judge by this configuration. An enrolled recording is decoded and listened to, which is waited for.
-
-        Raises ModelError for a recording that cannot be heard, and where the encoder fails.
-        """
-        wanted = (config.primary_speaker, config.enrolled_voice)
+    def configure(self, config: TranscriptionConfig) -> None:
+        """Judge by this configuration. A voice that was learned is forgotten where the mode or the voices change."""
+        wanted = (config.primary_speaker, config.enrolled_voices)
         if self._model is None or wanted == self._config:
             return
         self._config = wanted
         if config.primary_speaker == "off":
             self._primary = None
             return
-        voices = await self._enrolled(self._model, config.enrolled_voice) if config.enrolled_voice else ()
-        self._primary = PrimarySpeaker(config.primary_speaker, self._model.profile, voices)
-
-    async def _enrolled(self, model: SpeakerModel, recording: bytes) -> tuple[EnrolledVoice, ...]:
-        try:
-            pcm = await anyio.to_thread.run_sync(decode_beginning, io.BytesIO(recording), SAMPLE_RATE_HZ, MAX_VOICE_S)
-        except MediaError as error:
-            raise ModelError(f"the user's voice cannot be heard: {error}") from None
-        seconds = max(len(pcm), 1) / SAMPLE_RATE_HZ
-        takes = await anyio.to_thread.run_sync(enrolment_takes, pcm)
-        return tuple([EnrolledVoice(await model.embed(take), seconds) for take in takes])
+        self._primary = PrimarySpeaker(config.primary_speaker, self._model.profile, config.enrolled_voices)
 
     def follow(self, group: anyio.abc.TaskGroup) -> None:
         """Look at the turn that is open, after audio was added. Early looks run in tasks of `group`."""

@@ -1,6 +1,10 @@
-"""Makes several recordings of the one by which a user is enrolled, so that their voice is known in noise too. Pure."""
+"""Finds the speech in the recording by which a user is enrolled, and makes several recordings of it, so that their
+voice is known in noise too. Pure.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,6 +15,20 @@ SLOPES_DB, NOISE_DB = (0, 3, 6), -10.0
 # Noise has the same level everywhere below this.
 LOWEST_HZ = 50.0
 FRAME_SAMPLES = SAMPLE_RATE_HZ // 100
+# With less speech than this nobody is enrolled; of more than MAX_SPEECH_S the beginning counts.
+MIN_SPEECH_S, MAX_SPEECH_S = 3.0, 20.0
+# The probability from which a frame is speech. So many frames around it are kept too, for the edges of words.
+SPEECH_FROM, MARGIN_FRAMES = 0.5, 3
+
+
+def speech_of(pcm: Pcm, probabilities: Sequence[float], frame_samples: int) -> Pcm:
+    """Return what is speech of a recording, without its pauses, MAX_SPEECH_S at most. `probabilities`: of speech, one
+    for each frame of `frame_samples`.
+    """
+    found = np.asarray(probabilities) >= SPEECH_FROM
+    near = np.convolve(found, np.ones(2 * MARGIN_FRAMES + 1), "same")[: len(found)] > 0 if len(found) else found
+    frames = pcm[: len(near) * frame_samples].reshape(-1, frame_samples)
+    return frames[near].reshape(-1)[: int(MAX_SPEECH_S * SAMPLE_RATE_HZ)]
 
 
 def enrolment_takes(pcm: Pcm) -> tuple[Pcm, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from antiphon.audio import Pcm
 from antiphon.contracts.speaker import SpeakerProfile
-from antiphon.events.transcription import PrimarySpeakerMode
+from antiphon.events.transcription import EnrolledVoice, PrimarySpeakerMode
 
 # After so many seconds of speech a turn that goes on may be judged before it is over, as an interruption has to be. The
 # second look is the surer one.
@@ -53,14 +53,6 @@ class SpeakerVerdict:
         return self.speaker is TurnSpeaker.OTHER
 
 
-@dataclass(frozen=True, slots=True)
-class EnrolledVoice:
-    """A voice that counts as the user: `vector` float32 [size], of length 1, made of `speech_s` seconds of speech."""
-
-    vector: Pcm
-    speech_s: float
-
-
 @dataclass(slots=True)
 class _Voice:
     """A voice as the mean of the turns it was heard in, weighted by their seconds. `mean` float32 [size], length 1."""
@@ -69,9 +61,9 @@ class _Voice:
     heard_s: float
     num_turns: int = 1
 
-    def judge(self, vector: Pcm, speech_s: float, profile: SpeakerProfile) -> SpeakerVerdict:
+    def judge(self, vector: Pcm, speech_s: float, profile: SpeakerProfile, *, enrolled: bool = False) -> SpeakerVerdict:
         similarity = float(self.mean @ vector)
-        threshold = profile.threshold(speech_s, self.heard_s)
+        threshold = profile.threshold(speech_s, self.heard_s, enrolled=enrolled)
         if similarity < threshold.other:
             return SpeakerVerdict(TurnSpeaker.OTHER, similarity)
         return SpeakerVerdict(TurnSpeaker.USER if similarity >= threshold.same else TurnSpeaker.UNDECIDED, similarity)
@@ -168,7 +160,8 @@ class PrimarySpeaker:
         """The best verdict over the user's voices, however little is known of them."""
         if self.mode == "off" or not self._users or speech_s < self._profile.least_s:
             return SpeakerVerdict(TurnSpeaker.UNDECIDED)
-        verdicts = [user.judge(vector, speech_s, self._profile) for user in self._users]
+        enrolled = self.mode == "enrolled"
+        verdicts = [user.judge(vector, speech_s, self._profile, enrolled=enrolled) for user in self._users]
         return min(verdicts, key=lambda verdict: (_ORDER.index(verdict.speaker), -(verdict.similarity or 0.0)))
 
     def _learn(self, vector: Pcm, speech_s: float, takes: Sequence[Pcm]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import anyio
@@ -30,22 +31,20 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged
 from antiphon.events.transcription import TranscriptionEvent
-from antiphon.sessions.conversation.context import ConversationContext
+from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.native_turns import NativeResponse
-from antiphon.sessions.conversation.playout import Playout
-from antiphon.sessions.conversation.response import (
+from antiphon.sessions.conversation.responses.generation import (
     FAILURES,
-    EmitConversation,
-    PreemptiveBudget,
-    PreemptiveResponse,
     ResponseGeneration,
     ResponseRequest,
     ResponseSource,
-    ResponseTask,
     request_for,
     wants_audio,
 )
+from antiphon.sessions.conversation.responses.playout import Playout
+from antiphon.sessions.conversation.responses.preemptive_budget import PreemptiveBudget
+from antiphon.sessions.conversation.responses.response import ResponseTask
 from antiphon.turns.floor import Floor
 
 log = logging.getLogger(__name__)
@@ -83,13 +82,14 @@ class Responder:
         on_ended: Callable[[ResponseTask], Awaitable[None]],
     ) -> None:
         self.config = config
+        self._context = context
         self._model = model = context.model
         self._conversation = conversation
         self._emit = emit
         self._playout = playout
         self._floor = floor
         self._new_id = context.new_id
-        self._measure, self._count = context.measure, context.count
+        self._count = context.count
         self._playback = playback
         self._now = now
         self._on_ended = on_ended
@@ -102,7 +102,8 @@ class Responder:
         self._out_of_band: set[ResponseTask] = set()
         # What is heard is paused, because somebody speaks over it.
         self._is_held = False
-        self.preemptive = PreemptiveResponse(context.count)
+        # The response that is generated before it is asked for. Of equal requests it answers any.
+        self._preemptive: ResponseTask | None = None
         self._budget = PreemptiveBudget(model.profile.max_preemptive)
         # Whether the model's stream has taken in audio of a turn that may yet be dropped.
         self._holds_growing = False
@@ -116,7 +117,7 @@ class Responder:
     @property
     def is_busy(self) -> bool:
         """Whether the model's stream is producing a response, be it a preemptive one."""
-        return bool(self.active or self.preemptive)
+        return bool(self.active or self._preemptive)
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
         """Open the model's stream for the conversation; responses run as tasks of `group`. Raises Refused where the
@@ -129,7 +130,7 @@ class Responder:
         """End the preemptive response, wait for its end and close the model's stream. To be called once no response of
         the conversation is under way; also where `open` failed.
         """
-        await self.preemptive.drop()
+        await self.drop_preemptive()
         if self._stream:
             self._stream.close()
 
@@ -137,7 +138,7 @@ class Responder:
         """Cancel all responses, those out of band and the preemptive one included, as `client_cancelled`. Returns at
         once; their tasks close them in order.
         """
-        self.preemptive.cancel()
+        self.cancel_preemptive()
         for task in self._all():
             task.cancel("client_cancelled")
 
@@ -145,7 +146,7 @@ class Responder:
         """Cancel the conversation's response with `reason`, and the preemptive one, and silence what was sent. Does not
         wait for their end.
         """
-        self.preemptive.cancel()
+        self.cancel_preemptive()
         if self.active:
             self.active.cancel(reason)
         await self.silence()
@@ -228,16 +229,10 @@ class Responder:
             config.max_tokens if command.max_tokens is None else command.max_tokens,
             command.metadata,
             command.stored,
+            request=command,
         )
-        task = ResponseTask(
-            response,
-            make,
-            self._conversation,
-            self._model.profile.sample_rate_hz,
-            self._emit_counted,
-            self._new_id,
-            self._measure,
-        )
+        task = self._take_preemptive(command, response) or self._new_task()
+        task.ask(response, make)
         if command.stored:
             self.active = task
             self._floor.response_began()
@@ -245,6 +240,20 @@ class Responder:
             self._out_of_band.add(task)
         assert self._group
         self._group.start_soon(self._run, task)
+
+    def _new_task(self) -> ResponseTask:
+        return ResponseTask(self._context, self._conversation, self._emit_counted)
+
+    def _take_preemptive(self, command: CreateResponse, response: Response) -> ResponseTask | None:
+        """The preemptive response, where it was begun for the same request."""
+        task = self._preemptive
+        if task is None or not response.stored:
+            return None
+        with suppress(RemoteProtocolError):
+            if task.answers(self._request_for(command, response.voice, response.max_tokens)):
+                self._preemptive = None
+                return task
+        return None
 
     async def _run(self, task: ResponseTask) -> None:
         try:
@@ -266,7 +275,9 @@ class Responder:
         await self._emit(event)
 
     async def _make(self, response: Response, command: CreateResponse) -> ResponseGeneration:
-        """Begin to generate a response, or take over the preemptive one where it was begun for the same request."""
+        """Begin to generate a response. One of the conversation waits for the end of a preemptive one, since the
+        model's stream gives one response at a time.
+        """
         request = self._request_for(command, response.voice, response.max_tokens)
         assert self._group
         assert self._stream
@@ -274,8 +285,7 @@ class Responder:
             generation = ResponseGeneration(await self._model.open(self._owner), *request)
             self._group.start_soon(self._generate_out_of_band, generation)
             return generation
-        if preemptive := await self.preemptive.claim(request):
-            return preemptive
+        await self.drop_preemptive()
         generation = ResponseGeneration(self._stream, *request)
         self._group.start_soon(generation.run)
         return generation
@@ -365,7 +375,24 @@ class Responder:
             self.config.max_tokens,
             [*others, Item("", parts=[ContentPart("input_audio", text, media=audio)])],
         )
-        await self.preemptive.begin(self._stream, request, self._group)
+        await self.drop_preemptive()
+        task = self._preemptive = self._new_task()
+        task.begin_preemptive(ResponseGeneration(self._stream, *request), self._group)
+
+    def cancel_preemptive(self) -> None:
+        """Cancel the preemptive response, and return at once. It ends within one step of the model; what the model's
+        stream is asked for next waits for that.
+        """
+        if self._preemptive:
+            self._preemptive.cancel_preemptive()
+
+    async def drop_preemptive(self) -> None:
+        """End the preemptive response and wait for its end, also when the caller is cancelled: the model's stream is
+        free afterwards. Does nothing where there is none.
+        """
+        task, self._preemptive = self._preemptive, None
+        if task:
+            await task.drop()
 
     async def hear(self, turn: int, delta: str, *, prefills: bool) -> None:
         """Take in more of a turn's transcript; if it `prefills`, let the model prepare with the transcript so far, so

@@ -1,7 +1,8 @@
-"""Stored conversations: what one server writes, the next one reads."""
+"""Sessions in SQLite: files, locks and formats. What all homes have in common is in test_contract.py."""
 
 from __future__ import annotations
 
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -14,24 +15,30 @@ from typing import Any
 import pytest
 
 from antiphon.errors import StoreError
-from antiphon.store.sessions import FILE, PURGE_EVERY_S, SCHEMA, SessionStore, StoredSession
+from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession
+from antiphon.store.sessions.sqlite import FILE, FORMAT, SCHEMA, SqliteHome
+from antiphon.store.sessions.writer import PURGE_EVERY_S, QueuedStore
 
 
 def stored(name: str, text: str = "{}") -> StoredSession:
-    return StoredSession(name, "who", b"hash", text.encode())
+    return StoredSession(name, "who", b"hash", text.encode(), "a/1", 1)
+
+
+def open_folder(folder: Path, max_age_s: float = 60) -> SessionStore:
+    return QueuedStore(SqliteHome(folder, max_age_s))
 
 
 def test_when_a_session_was_stored_then_the_next_server_finds_its_latest_state(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path / "new", 60)
+    store = open_folder(tmp_path / "new")
     for n in range(20):
         store.put(stored("a", f'{{"n":{n}}}'))
     store.put(stored("b"))
-    store.forget("b")
+    store.forget(stored("b").hold)
     # At once, written or not.
     assert store.get("a") == stored("a", '{"n":19}')
     assert store.get("b") is None
     store.close()
-    again = SessionStore(tmp_path / "new", 60)
+    again = open_folder(tmp_path / "new")
     assert again.get("a") == stored("a", '{"n":19}')
     assert again.get("b") is None
     assert again.get("c") is None
@@ -39,19 +46,19 @@ def test_when_a_session_was_stored_then_the_next_server_finds_its_latest_state(t
 
 
 def test_when_a_session_is_old_then_it_is_not_found(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path, 60)
+    store = open_folder(tmp_path)
     store.put(stored("a"))
     store.close()
     with sqlite3.connect(tmp_path / FILE) as db:
         db.execute("update sessions set at = at - 100")
     db.close()
-    store = SessionStore(tmp_path, 60)
+    store = open_folder(tmp_path)
     assert store.get("a") is None
     store.close()
 
 
 def test_when_many_threads_write_then_each_latest_state_is_stored(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path, 60)
+    store = open_folder(tmp_path)
 
     def write(name: str) -> None:
         for n in range(50):
@@ -63,7 +70,7 @@ def test_when_many_threads_write_then_each_latest_state_is_stored(tmp_path: Path
     for thread in threads:
         thread.join()
     store.close()
-    store = SessionStore(tmp_path, 60)
+    store = open_folder(tmp_path)
     assert [store.get(f"s{k}") for k in range(8)] == [stored(f"s{k}", "49") for k in range(8)]
     store.close()
 
@@ -71,10 +78,10 @@ def test_when_many_threads_write_then_each_latest_state_is_stored(tmp_path: Path
 def test_when_a_folder_or_database_cannot_be_used_then_an_error_is_raised(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError):
-        SessionStore(tmp_path / "file", 60)
+        open_folder(tmp_path / "file")
     (tmp_path / FILE).write_text("this is no database, but it is long enough to look like something" * 9)
     with pytest.raises(StoreError):
-        SessionStore(tmp_path, 60)
+        open_folder(tmp_path)
 
 
 def text_of(folder: Path) -> bytes:
@@ -82,12 +89,12 @@ def text_of(folder: Path) -> bytes:
 
 
 def test_when_a_session_is_forgotten_then_its_text_is_in_no_file(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path, 60)
+    store = open_folder(tmp_path)
     store.put(stored("a", "the code is 7391 " * 400)).result(10)
     store.put(stored("a", "the code was 7391")).result(10)
     store.put(stored("b", "something else")).result(10)
     assert b"7391" in text_of(tmp_path)
-    store.forget("a")
+    store.forget(stored("a").hold)
     # What is put after it is written after it.
     store.put(stored("b", "something else")).result(10)
     assert b"7391" not in text_of(tmp_path)
@@ -98,7 +105,8 @@ def test_when_a_session_is_forgotten_then_its_text_is_in_no_file(tmp_path: Path)
 
 def test_when_a_session_becomes_too_old_while_the_server_runs_then_its_text_is_in_no_file(tmp_path: Path) -> None:
     hours = [0.0]
-    store = SessionStore(tmp_path, 60, lambda: hours[0] * PURGE_EVERY_S)
+    clock = lambda: hours[0] * PURGE_EVERY_S  # noqa: E731
+    store = QueuedStore(SqliteHome(tmp_path, 60, clock=clock), clock)
     store.put(stored("a", "the code is 7391")).result(10)
     hours[0] = 1.5
     for _ in range(2):
@@ -110,7 +118,7 @@ def test_when_a_session_becomes_too_old_while_the_server_runs_then_its_text_is_i
 
 
 def test_when_the_database_is_locked_then_nobody_waits_long_and_all_is_written_in_the_end(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path, 60)
+    store = open_folder(tmp_path)
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
         other.execute("begin immediate")
         with pytest.raises(StoreError, match="locked"):
@@ -124,18 +132,18 @@ def test_when_the_database_is_locked_then_nobody_waits_long_and_all_is_written_i
         store.put(stored("b")).exception(10)
     store.put(stored("c")).result(10)
     store.close()
-    again = SessionStore(tmp_path, 60)
+    again = open_folder(tmp_path)
     assert again.get("a") == stored("a", "2")
     again.close()
 
 
 def test_when_one_session_cannot_be_written_then_the_others_are(tmp_path: Path) -> None:
-    store = SessionStore(tmp_path, 60)
+    store = open_folder(tmp_path)
     unwritable: Any = object()
     with closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other:
         # Both wait for the same moment.
         other.execute("begin immediate")
-        bad = store.put(StoredSession("bad", "who", b"hash", unwritable))
+        bad = store.put(StoredSession("bad", "who", b"hash", unwritable, "a/1", 1))
         good = store.put(stored("good"))
         other.execute("rollback")
     with pytest.raises(StoreError):
@@ -151,44 +159,136 @@ def test_when_the_disk_is_full_then_it_is_said_and_what_was_written_stays(tmp_pa
 import resource
 from pathlib import Path
 from antiphon.errors import StoreError
-from antiphon.store.sessions import SessionStore, StoredSession
+from antiphon.store.sessions import StoredSession, open_store
 
-store = SessionStore(Path({str(tmp_path)!r}), 60)
-store.put(StoredSession("a", "who", b"hash", b"small")).result(10)
+store = open_store({str(tmp_path)!r}, 60)
+store.put(StoredSession("a", "who", b"hash", b"small", "a/1", 1)).result(10)
 resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 try:
-    store.put(StoredSession("b", "who", b"hash", b"x" * 1_000_000)).result(10)
+    store.put(StoredSession("b", "who", b"hash", b"x" * 1_000_000, "a/1", 1)).result(10)
 except StoreError as error:
     print("refused:", bool(store.degraded))
 store.close()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.stdout == "refused: True\n", done.stderr
-    store = SessionStore(tmp_path, 60)
+    store = open_folder(tmp_path)
     assert store.get("a") == stored("a", "small")
     assert store.get("b") is None
     store.close()
 
 
 def test_when_the_file_is_of_a_newer_format_then_it_is_refused_by_name(tmp_path: Path) -> None:
-    SessionStore(tmp_path, 60).close()
+    open_folder(tmp_path).close()
     with closing(sqlite3.connect(tmp_path / FILE)) as db:
         db.execute("pragma user_version=99")
     with pytest.raises(StoreError, match=r"format 99.*newer"):
-        SessionStore(tmp_path, 60)
+        open_folder(tmp_path)
 
 
-def test_when_the_file_is_of_the_first_format_then_it_is_migrated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_when_the_file_is_of_an_earlier_format_then_it_is_migrated(tmp_path: Path, number: int) -> None:
+    """Files of before there were formats hold what was deleted; those of format 1 do not."""
     with closing(sqlite3.connect(tmp_path / FILE)) as db:
-        db.execute("pragma secure_delete=off")
+        db.execute("pragma journal_mode=wal")
+        db.execute(f"pragma secure_delete={'on' if number else 'off'}")
         db.execute(SCHEMA)
         db.execute("insert into sessions values ('a', 'who', ?, ?, ?)", (b"hash", b"{}", time.time()))
         db.execute("insert into sessions values ('b', 'who', ?, ?, ?)", (b"hash", b"the code is 7391", time.time()))
+        db.execute(f"pragma user_version={number}")
         db.commit()
         db.execute("delete from sessions where id = 'b'")
         db.commit()
-    assert b"7391" in text_of(tmp_path)
-    store = SessionStore(tmp_path, 60)
-    assert store.get("a") == stored("a")
+    assert number or b"7391" in text_of(tmp_path)
+    store = open_folder(tmp_path)
+    # It has no owner, so that the first host that is asked may have it.
+    found = store.get("a")
+    assert found == StoredSession("a", "who", b"hash", b"{}")
+    claimed = store.claim("a", "a/1", 0)
+    assert isinstance(claimed, StoredSession)
+    store.put(stored("a", "later")).result(10)
+    assert store.get("a") == stored("a", "later")
     store.close()
     assert b"7391" not in text_of(tmp_path)
+    with closing(sqlite3.connect(tmp_path / FILE)) as db:
+        assert db.execute("pragma user_version").fetchone() == (FORMAT,)
+    # Again, and all is as it was.
+    store = open_folder(tmp_path)
+    assert store.get("a") == stored("a", "later")
+    store.close()
+
+
+def test_when_two_processes_migrate_a_file_at_once_then_both_can_use_it(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / FILE)) as db:
+        db.execute(SCHEMA)
+        db.execute("pragma user_version=1")
+        db.commit()
+    stores: list[SessionStore] = []
+    threads = [threading.Thread(target=lambda: stores.append(open_folder(tmp_path))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(stores) == 4
+    stores[0].put(stored("a")).result(10)
+    assert stores[3].get("a") == stored("a")
+    for store in stores:
+        store.close()
+
+
+HOLDER = """
+import sys, time
+from antiphon.store.sessions import Host, StoredSession, open_store
+
+store = open_store({folder!r}, 60, 1000.0)
+store.renew(Host("a/1"))
+store.put(StoredSession("a", "who", b"hash", b"{{}}", "a/1", 1)).result(10)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_when_a_host_is_killed_then_it_is_dead_at_once_and_while_it_hangs_it_is_not(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLDER.format(folder=str(tmp_path))]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout
+        assert holder.stdout.readline() == b"ready\n"
+        store = open_folder(tmp_path)
+        holder.send_signal(signal.SIGSTOP)
+        assert store.host("a/1") == Host("a/1")
+        assert store.claim("a", "b/1", 1) is ClaimRefusal.OWNER_ALIVE
+        holder.kill()
+        holder.wait(10)
+    assert store.hosts() == ()
+    assert isinstance(store.claim("a", "b/1", 1), StoredSession)
+    # What is left of it goes at the next start.
+    store.close()
+    open_folder(tmp_path).close()
+    assert list(tmp_path.glob("*.lock")) == []
+
+
+def test_when_a_host_hangs_for_longer_than_its_time_then_it_is_dead_until_it_goes_on(tmp_path: Path) -> None:
+    now_s = [100.0]
+    store, other = (QueuedStore(SqliteHome(tmp_path, 60, 5.0, uptime=lambda: now_s[0])) for _ in range(2))
+    store.renew(Host("a/1"))
+    now_s[0] += 4.9
+    assert other.host("a/1")
+    now_s[0] += 0.2
+    assert other.host("a/1") is None
+    # A host that is deleted from the list meanwhile still holds its lock.
+    SqliteHome(tmp_path, 60, uptime=lambda: now_s[0]).close()
+    store.renew(Host("a/1"))
+    assert other.host("a/1")
+    store.close()
+    assert other.host("a/1") is None
+    other.close()
+
+
+def test_when_the_name_of_a_host_is_taken_then_a_second_process_cannot_have_it(tmp_path: Path) -> None:
+    store, other = open_folder(tmp_path), open_folder(tmp_path)
+    store.renew(Host("a/1"))
+    with pytest.raises(StoreError, match="another process holds the lock of the host a/1"):
+        other.renew(Host("a/1"))
+    store.close()
+    other.renew(Host("a/1"))
+    other.close()

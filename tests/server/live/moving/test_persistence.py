@@ -6,7 +6,7 @@ import numpy as np
 
 from antiphon.contracts import AudioPart, ImagePart
 from antiphon.events.conversation import ContentPart, Item
-from antiphon.server.live.persistence import without_media
+from antiphon.server.live.moving.persistence import without_media
 from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.vision.images import EncodedImage
 

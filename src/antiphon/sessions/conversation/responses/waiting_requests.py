@@ -23,6 +23,11 @@ class WaitingRequests:
     def __bool__(self) -> bool:
         return bool(self._requests)
 
+    @property
+    def stored(self) -> list[CreateResponse]:
+        """The conversation's own that wait and were not withdrawn, in their order."""
+        return [r for r in self._requests if r.stored and not any(r is other for other in self._withdrawn)]
+
     def check(self) -> None:
         """Raise RemoteProtocolError (`too_many_responses`) where MAX_WAITING requests wait."""
         if len(self._requests) >= MAX_WAITING:

@@ -1,0 +1,184 @@
+"""The section `full-duplex-bench` of `antiphon bench turns`: conversations in the form that its scorers read.
+
+    antiphon bench turns --data DIR --sections full-duplex-bench --items FOLDER
+
+Full-Duplex-Bench (github.com/DanielLin94144/Full-Duplex-Bench) has four tasks, each a folder of numbered items with
+`input.wav`, what the user says; `output.wav`, what the client's loudspeaker plays, on the same clock; `output.json`,
+its words with times; and a file that says where the pause, the end of the turn or the interruption is. The words and
+their times are our transcriber's, where the authors' are another model's. The recordings are ours too, not theirs. The
+scorers need packages of their own and are run apart from the project:
+
+- `pause_handling`: pauses of 0.6 to 2 s put into read sentences by the data's tools/evalmix.py, up to the turn's end;
+  `pause_handling_real`: recordings with real hesitations.
+- `smooth_turn_taking`: whole turns, and what follows them.
+- `user_interruption`: a recording of each speaker over a story; words count from the end of what is said.
+- `user_backchannel`: real acknowledgements over a story, as in version 1.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import soxr
+from bench.common import Server, table
+from bench.hearing.client import transcribe_file, wav
+from bench.hearing.clips import Clip, loaded, read_manifest, spread
+from bench.talk import CHUNK_S, INSTRUCTIONS, WIRE_HZ, whole_turns
+from bench.turn_taking.caller import DUPLEX, Caller
+from bench.turn_taking.figures import at_level
+from bench.turn_taking.interruptions import speakers
+from bench.turn_taking.sounds import BACKCHANNEL_DB
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.containers import decode_all
+from antiphon.audio.pcm import from_pcm16
+
+AT_ONCE = 4
+# After a turn an answer is waited for, and after an interruption.
+ANSWER_S = 6.0
+ANSWER_TOKENS = 60
+BACKCHANNEL_REPEATS = 4
+PROMPT = "Tell me a very long story about a king and his seven sons."
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One conversation. `pcm` is said at its start, or over a story where `over` is True. Recorded until `after_s`
+    behind the end of `pcm`. `facts`: a file beside it and its content, in which times of `pcm` are `timestamp`.
+    """
+
+    task: str
+    source: str
+    pcm: Pcm
+    after_s: float
+    over: bool = False
+    facts: tuple[str, list[dict[str, Any]]] = ("", [])
+    words_from_end: bool = False
+
+
+@dataclass(slots=True)
+class Recorded:
+    """What the client heard from the start of an item, 24 kHz, and when the recording was said in it, in seconds."""
+
+    said_s: float
+    heard: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
+
+
+def pauses(data: Path) -> list[Item]:
+    """Sentences with a pause put into them, up to the end of the turn; then those with real hesitations."""
+    out = []
+    with tempfile.TemporaryDirectory() as folder:
+        tool = [sys.executable, str(data / "tools" / "evalmix.py"), "pause", str(data), folder]
+        subprocess.run([*tool, "--n", "8", "--hold", "0.6,1.2,2.0"], check=True, stdout=subprocess.DEVNULL, timeout=300)
+        for row in map(json.loads, (Path(folder) / "manifest.jsonl").read_text().splitlines()):
+            pcm = decode_all(str(Path(folder) / row["path"]))[: int(row["turn_end"] * SAMPLE_RATE_HZ)]
+            facts = ("pause.json", [{"text": "[PAUSE]", "timestamp": row["pause"]}])
+            out.append(Item("pause_handling", row["id"], pcm, 0.0, facts=facts))
+    for clip in loaded(c for c in read_manifest(data) if c.kind == "hesitation"):
+        pcm = clip.pcm[: int(clip.speech_end * SAMPLE_RATE_HZ)]
+        out.append(Item("pause_handling_real", clip.id, pcm, 0.0))
+    return out
+
+
+def turns(data: Path, most: int) -> list[Item]:
+    out = []
+    for clip in spread(whole_turns(data), most):
+        end = [clip.speech_end, clip.speech_end]
+        facts = ("turn_taking.json", [{"text": "[TURN-TAKING]", "timestamp": end}])
+        out.append(Item("smooth_turn_taking", clip.id, clip.pcm, ANSWER_S, facts=facts))
+    return out
+
+
+def interruptions(data: Path, most: int) -> list[Item]:
+    def item(clip: Clip) -> Item:
+        about = {"context": PROMPT, "interrupt": clip.text, "timestamp": [clip.speech_start, clip.speech_end]}
+        facts = ("interrupt.json", [about])
+        return Item("user_interruption", clip.id, clip.pcm, ANSWER_S, over=True, facts=facts, words_from_end=True)
+
+    return [item(clip) for clip in speakers(data, most)]
+
+
+def backchannels(data: Path) -> list[Item]:
+    clips = loaded(c for c in read_manifest(data) if c.kind == "backchannel")
+    return [
+        Item("user_backchannel", clip.id, at_level(clip.pcm, BACKCHANNEL_DB), ANSWER_S, over=True)
+        for clip in clips * BACKCHANNEL_REPEATS
+    ]
+
+
+async def recorded(srv: Server, item: Item) -> Recorded | None:
+    """Hold the conversation of an item; None where the story was over too soon."""
+    short = {"instructions": INSTRUCTIONS, "max_response_output_tokens": ANSWER_TOKENS}
+    async with Caller(srv.ws, DUPLEX, session=None if item.over else short) as caller:
+        if item.over and not await caller.story():
+            return None
+        begun = await caller.say(item.pcm)
+        await asyncio.sleep(len(item.pcm) / SAMPLE_RATE_HZ + item.after_s + CHUNK_S)
+        said_s = begun - caller.begun_s
+        # Of a conversation that begins with the recording, only what is from there on.
+        start = 0 if item.over else round(said_s / CHUNK_S)
+        steps = round((said_s + len(item.pcm) / SAMPLE_RATE_HZ + item.after_s) / CHUNK_S)
+        heard = from_pcm16(b"".join(caller.heard[start:steps]))
+        return Recorded(said_s - start * CHUNK_S, np.asarray(heard, np.float32))
+
+
+async def written(srv: Server, http: httpx.AsyncClient, item: Item, number: int, folder: Path) -> bool:
+    """Hold one conversation and write its files. False where there was none."""
+    found = await recorded(srv, item)
+    if found is None:
+        return False
+    place = folder / item.task / str(number)
+    place.mkdir(parents=True, exist_ok=True)
+    output = np.asarray(soxr.resample(found.heard, WIRE_HZ, SAMPLE_RATE_HZ), np.float32)
+    given = np.zeros(len(output), np.float32)
+    at = round(found.said_s * SAMPLE_RATE_HZ)
+    part = item.pcm[: len(given) - at]
+    given[at : at + len(part)] = part
+    (place / "input.wav").write_bytes(wav(given))
+    (place / "output.wav").write_bytes(wav(output))
+    from_s = found.said_s + len(item.pcm) / SAMPLE_RATE_HZ if item.words_from_end else 0.0
+    words = await words_of(http, output[round(from_s * SAMPLE_RATE_HZ) :], from_s)
+    (place / "output.json").write_text(json.dumps(words, indent=1) + "\n")
+    name, facts = item.facts
+    if name:
+        shifted = [f | {"timestamp": [round(t + found.said_s, 3) for t in f["timestamp"]]} for f in facts]
+        (place / name).write_text(json.dumps(shifted, indent=1) + "\n")
+    (place / "source.json").write_text(json.dumps({"source": item.source, "said_s": round(found.said_s, 3)}) + "\n")
+    return True
+
+
+async def words_of(http: httpx.AsyncClient, pcm: Pcm, from_s: float) -> dict[str, Any]:
+    """The words of what was played, in the scorers' form. Silence has none, whatever a transcriber makes of it."""
+    if not len(pcm) or float(np.abs(pcm).max()) < 0.003:
+        return {"text": "", "chunks": []}
+    text = await transcribe_file(http, pcm, language="en", word_times=True)
+    chunks = [{"text": word, "timestamp": [from_s + start, from_s + end]} for word, start, end in text.words]
+    return {"text": text.text, "chunks": chunks}
+
+
+async def full_duplex_bench(srv: Server, data: Path, folder: Path, most: int) -> dict[str, Any]:
+    """Hold all conversations, in full duplex at its defaults, and write FOLDER/TASK/NUMBER."""
+    items = [*pauses(data), *turns(data, most), *interruptions(data, most), *backchannels(data)]
+    numbers: dict[str, itertools.count[int]] = {item.task: itertools.count(1) for item in items}
+    numbered = [(item, next(numbers[item.task])) for item in items]
+
+    async def share(part: Sequence[tuple[Item, int]]) -> list[tuple[str, bool]]:
+        return [(item.task, await written(srv, http, item, number, folder)) for item, number in part]
+
+    async with httpx.AsyncClient(base_url=srv.url, timeout=120) as http:
+        parts = await asyncio.gather(*(share(numbered[k::AT_ONCE]) for k in range(AT_ONCE)))
+    done = [one for part in parts for one in part]
+    out = {task: sum(ok for name, ok in done if name == task) for task in numbers}
+    table("items written", ("task", "items"), list(out.items()))
+    return {"items": out}

@@ -1,0 +1,292 @@
+"""`python -m bench.turn_taking.enrolled`: whether turns of other voices are told from those of a user who is enrolled.
+
+    python -m bench.turn_taking.enrolled [--data DIR]
+
+A user is enrolled with 5 and with 10 s of speech, as the server hears it in an uploaded recording: from recordings that
+their turns are not of where they have as many, else from the beginning of the same one. Their turns, and those of all
+other voices, are judged each by itself, in the quiet and in a noise 10 dB below the speech. The voices are parted in
+two halves at random: thresholds are chosen on one half and measured on the other, both ways, with the users and the
+others of that half alone. The thresholds of all voices together are printed: they are the ones for an adapter's
+profile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench.common import machine, save, table
+from bench.turn_taking.speakers import (
+    FIRST_S,
+    LENGTHS_S,
+    LOST,
+    MISTAKEN,
+    MODEL,
+    NORMAL,
+    SEED,
+    Outcome,
+    Turn,
+    Voice,
+    cut,
+    interval,
+    listed,
+    may_be_same,
+    read_noises,
+    read_recordings,
+    with_noise,
+)
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts import VoiceActivityDetector
+from antiphon.contracts.speaker import SpeakerModel, SpeakerProfile, VoiceThreshold, shared_s
+from antiphon.events.transcription import EnrolledVoice
+from antiphon.loading.loader import load, store_of
+from antiphon.settings import load as load_settings
+from antiphon.turns.voices.enrolment import enrolment_takes, speech_of
+from antiphon.turns.voices.primary_speaker import PrimarySpeaker, TurnSpeaker
+
+Key = tuple[str, str, str]
+# No threshold below which a turn is another's is higher: recordings of one speaker in this data are alike in their
+# microphone and room, which an upload and a session are not.
+HIGHEST = 0.4
+# A user is enrolled with so much speech.
+ENROLLED_S = (5.0, 10.0)
+# Turns of each length that a user has at most, and another voice.
+MOST_OWN, MOST_OTHER = 12, 4
+NOISES = ("quiet", "10 dB")
+# The data names one speaker for these recordings of a LibriVox collection, which has many readers. Similarities of 10 s
+# of two of them are 0.22 to 0.53 (and 0.79 once), those of two parts of one 0.66 to 0.90. So each counts as a voice of
+# its own, and none as another voice than the others.
+READERS_UNKNOWN = "Les Fleurs du mal"
+
+
+@dataclass(frozen=True, slots=True)
+class Speaker:
+    """One voice. `enrolled`: the vectors of its takes by the seconds of speech; empty for a voice that is nobody's
+    user. `apart`: they are from other recordings than the turns. `turns`: by noise, each with its vector.
+    """
+
+    voice: Voice
+    enrolled: dict[float, tuple[EnrolledVoice, ...]]
+    apart: bool
+    turns: dict[str, tuple[Turn, ...]]
+
+
+async def heard(pcm: Pcm, detector: VoiceActivityDetector) -> Pcm:
+    """What is speech of a recording, as the server finds it."""
+    stream = detector.open()
+    padded = np.pad(pcm, (0, -len(pcm) % detector.frame_samples))
+    return speech_of(padded, await stream.feed(padded), detector.frame_samples)
+
+
+async def parted(recordings: Sequence[Pcm], detector: VoiceActivityDetector) -> tuple[Pcm, list[Pcm], bool]:
+    """The speech to enrol a user with, at most the longest of ENROLLED_S, what is left for their turns, and whether
+    those are other recordings. At most half of several recordings are used up.
+    """
+    most, least = (int(seconds * SAMPLE_RATE_HZ) for seconds in (ENROLLED_S[-1], ENROLLED_S[0]))
+    speech, num_used = np.zeros(0, np.float32), 0
+    while num_used < len(recordings) // 2 and len(speech) < most:
+        speech = np.concatenate((speech, await heard(recordings[num_used], detector)))
+        num_used += 1
+    if len(speech) >= least:
+        return speech[:most], list(recordings[num_used:]), True
+    whole = np.concatenate(recordings)
+    for end in range(least, len(whole) // 2, SAMPLE_RATE_HZ // 2):
+        speech = await heard(whole[:end], detector)
+        if len(speech) >= most:
+            break
+    rest = whole[len(whole) // 2 if len(speech) < most else end :]
+    return (speech[:most], [rest], False) if len(speech) >= least else (speech[:0], list(recordings), False)
+
+
+def by_reader(found: Mapping[Key, list[Pcm]]) -> Iterator[tuple[Key, list[Pcm]]]:
+    """The recordings of each speaker, of READERS_UNKNOWN one by one."""
+    for (name, corpus, language), recordings in found.items():
+        if corpus == READERS_UNKNOWN:
+            yield from (((f"{name}-{k}", corpus, language), [pcm]) for k, pcm in enumerate(recordings))
+        else:
+            yield (name, corpus, language), recordings
+
+
+async def read_speakers(encoder: SpeakerModel, detector: VoiceActivityDetector, data: Path) -> list[Speaker]:
+    """All voices of the data with their vectors. Takes minutes."""
+    chance, found = np.random.default_rng(SEED), list[Speaker]()
+    noises = read_noises(data)
+    for (name, corpus, language), recordings in by_reader(read_recordings(data)):
+        whole = [pcm for pcm in recordings if len(pcm) >= SAMPLE_RATE_HZ // 2]
+        if not whole:
+            continue
+        speech, rest, apart = await parted(whole, detector)
+        turns = cut(rest, MOST_OWN if len(speech) else MOST_OTHER)
+        # None of them is learned from.
+        turns = turns[len(FIRST_S) :] or turns
+        noise = noises[chance.integers(len(noises))]
+        noisy = [replace(turn, pcm=with_noise(turn.pcm, noise, chance)) for turn in turns]
+        by_noise = {
+            name: tuple([replace(turn, vector=await encoder.embed(turn.pcm)) for turn in those])
+            for name, those in zip(NOISES, (turns, noisy), strict=True)
+        }
+        enrolled = {
+            seconds: tuple([EnrolledVoice(await encoder.embed(take), seconds) for take in enrolment_takes(part)])
+            for seconds in ENROLLED_S
+            if turns and len(part := speech[: int(seconds * SAMPLE_RATE_HZ)]) == int(seconds * SAMPLE_RATE_HZ)
+        }
+        found.append(Speaker(Voice(name, corpus, language, (), tuple(turns)), enrolled, apart, by_noise))
+    return found
+
+
+def others_of(user: Speaker, half: Sequence[Speaker]) -> list[Speaker]:
+    """The voices that are certainly of another speaker."""
+    unknown = user.voice.corpus == READERS_UNKNOWN
+    others = [other for other in half if not may_be_same(user.voice, other.voice)]
+    return [other for other in others if not (unknown and other.voice.corpus == READERS_UNKNOWN)]
+
+
+def least_of_each(speaker: Speaker, noise: str) -> list[Turn]:
+    """The turns of another voice that count: MOST_OTHER of each length."""
+    by_length = defaultdict[float, list[Turn]](list)
+    for turn in speaker.turns[noise]:
+        by_length[turn.length_s].append(turn)
+    return [turn for turns in by_length.values() for turn in turns[:MOST_OTHER]]
+
+
+def calibrated(half: Sequence[Speaker]) -> tuple[VoiceThreshold, ...]:
+    """Thresholds of the similarity to the nearest take, for each length of a turn: below the first are LOST of the
+    users' own turns, from the second on MISTAKEN of others', in the quiet and in noise together.
+    """
+    own, others = defaultdict[float, list[float]](list), defaultdict[float, list[float]](list)
+    shared = defaultdict[float, list[float]](list)
+    for user in half:
+        for seconds, takes in user.enrolled.items():
+            vectors = np.stack([take.vector for take in takes])
+            for noise in NOISES:
+                for turn in user.turns[noise]:
+                    own[turn.length_s].append(float((vectors @ turn.vector).max()))
+                    shared[turn.length_s].append(shared_s(turn.length_s, seconds))
+                for other in others_of(user, half):
+                    for turn in least_of_each(other, noise):
+                        others[turn.length_s].append(float((vectors @ turn.vector).max()))
+    out = list[VoiceThreshold]()
+    for length_s in LENGTHS_S:
+        normal = np.mean(own[length_s]) + NORMAL.inv_cdf(LOST) * np.std(own[length_s])
+        other = round(float(min(normal, np.quantile(own[length_s], LOST), HIGHEST)), 3)
+        same = round(float(np.quantile(others[length_s], 1 - MISTAKEN)), 3)
+        out.append(VoiceThreshold(round(float(np.mean(shared[length_s])), 2), other, max(other, same)))
+    return tuple(out)
+
+
+def judged(half: Sequence[Speaker], profile: SpeakerProfile) -> list[tuple[bool, Outcome]]:
+    """What is decided about each turn, and whether its user was enrolled from other recordings."""
+    out = list[tuple[bool, Outcome]]()
+    for user in half:
+        for seconds, takes in user.enrolled.items():
+            speaker = PrimarySpeaker("enrolled", profile, takes)
+            for noise in NOISES:
+                turns = [(True, turn) for turn in user.turns[noise]]
+                turns += [(False, turn) for other in others_of(user, half) for turn in least_of_each(other, noise)]
+                for is_own, turn in turns:
+                    is_other = speaker.judge(turn.vector, turn.length_s).speaker is TurnSpeaker.OTHER
+                    facts = (user.voice.name, noise, f"{seconds:.0f} s", turn.length_s, is_own, is_other)
+                    out.append((user.apart, Outcome(*facts)))
+    return out
+
+
+def figures(outcomes: Sequence[tuple[bool, Outcome]]) -> list[dict[str, Any]]:
+    """A row for each reference, noise and length: the shares of own turns lost, and of others ignored, in percent."""
+    rows = list[dict[str, Any]]()
+    for enrolled in (f"{seconds:.0f} s" for seconds in ENROLLED_S):
+        for recordings, kinds in (("other", (True,)), ("any", (True, False))):
+            for noise in NOISES:
+                for length_s in LENGTHS_S:
+                    wanted = (enrolled, noise, length_s)
+                    part = [o for apart, o in outcomes if apart in kinds and (o.mode, o.noise, o.length_s) == wanted]
+                    own, others = [o for o in part if o.own], [o for o in part if not o.own]
+                    rows.append(
+                        {
+                            "enrolled": enrolled,
+                            "recordings": recordings,
+                            "noise": noise,
+                            "length_s": length_s,
+                            "users": len({o.user for o in own}),
+                            "own_turns": len(own),
+                            "own_lost_percent": round(100 * sum(o.other for o in own) / len(own), 1),
+                            "own_lost_interval": interval(own, lambda o: o.other),
+                            "other_turns": len(others),
+                            "other_ignored_percent": round(100 * sum(o.other for o in others) / len(others), 1),
+                            "other_ignored_interval": interval(others, lambda o: o.other),
+                        }
+                    )
+    return rows
+
+
+async def measure(encoder: SpeakerModel, detector: VoiceActivityDetector, data: Path) -> dict[str, Any]:
+    """All figures, and the thresholds of each half and of all voices."""
+    speakers = await read_speakers(encoder, detector, data)
+    order = np.random.default_rng(SEED).permutation(len(speakers))
+    halves = [[speakers[k] for k in sorted(order[number::2])] for number in (0, 1)]
+    thresholds, outcomes = [calibrated(half) for half in halves], list[tuple[bool, Outcome]]()
+    for half, chosen in zip(halves, reversed(thresholds), strict=True):
+        outcomes += judged(half, replace(encoder.profile, enrolled=chosen))
+    return {
+        "voices": len(speakers),
+        "rows": figures(outcomes),
+        "thresholds": listed(calibrated(speakers)),
+        "thresholds_by_half": [listed(half) for half in thresholds],
+    }
+
+
+def measured(data: Path) -> dict[str, Any]:
+    """Load the models and measure them."""
+    settings = load_settings({"speaker_model": MODEL}, os.environ)
+    models = load(settings, store_of(settings.models), roles=("speaker", "vad"))
+    if models.speaker_model is None:
+        raise LookupError("no speaker encoder is loaded")
+    try:
+        return asyncio.run(measure(models.speaker_model, models.required_vad, data))
+    finally:
+        models.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.turn_taking.enrolled", description=__doc__)
+    parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "tests" / "data")
+    args = parser.parse_args()
+    found = measured(args.data)
+    head = (
+        "enrolled",
+        "from",
+        "noise",
+        "turn, s",
+        "users",
+        "own lost, %",
+        "",
+        "others ignored, %",
+        "",
+        "own",
+        "others",
+    )
+    table(
+        "Turns of an enrolled user that are lost, and of other voices that are ignored",
+        head,
+        [
+            (
+                *(row["enrolled"], row["recordings"], row["noise"], row["length_s"], row["users"]),
+                *(row["own_lost_percent"], row["own_lost_interval"]),
+                *(row["other_ignored_percent"], row["other_ignored_interval"], row["own_turns"], row["other_turns"]),
+            )
+            for row in found["rows"]
+        ],
+    )
+    print(f"thresholds {found['thresholds']}")
+    save("turns-enrolled", {"machine": machine(), "enrolled": found})
+
+
+if __name__ == "__main__":
+    main()

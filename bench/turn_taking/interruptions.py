@@ -1,0 +1,173 @@
+"""The section `barge-in` of `antiphon bench turns`: how soon a client is silent when somebody speaks over an answer.
+
+One recording of each speaker, each over the first answer of a conversation of its own. The delay counts from where the
+voice begins, which two methods find independently: by energy (the first 10 ms within 15 dB of the level of the speech
+that are not alone), and by a forced alignment of the first word, by the transcriber. The manifest's bounds of speech
+are 35 dB below that level, so that a breath counts as speech. Beside the delays stands what the speech detector takes
+for the same recordings without a server: two frames of speech in a row.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench.common import Server, percentile, table
+from bench.hearing.clips import Clip, loaded, read_manifest, spread
+from bench.turn_taking.caller import LEAD_S, LEFT_S, MODES, telling
+from bench.turn_taking.figures import delays, interrupted_at, silent_from, voice_onset_s, wilson
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.contracts.turns import VoiceActivityDetector
+from antiphon.events.transcription import ServerVad
+from antiphon.loading.loader import load, store_of
+from antiphon.settings import Settings
+
+KINDS = ("asr_read", "asr_speech", "asr_nonnative")
+SHORTEST_S, LONGEST_S = 1.8, 9.0
+QUIETEST_DBFS = -45.0
+# So long after the end of the recording is waited for a decision.
+PATIENCE_S = 1.5
+SHOWN = ("detector_alone", "silent", "silent_from_alignment", "decided", "decided_from_alignment")
+
+
+@dataclass(frozen=True, slots=True)
+class Onset:
+    """Where the voice of a recording begins, in seconds: by energy, alignment and the manifest's bounds; and when
+    the speech detector has found it.
+    """
+
+    energy: float
+    aligned: float
+    manifest: float
+    detected: float
+
+
+def speakers(data: Path, most: int) -> list[Clip]:
+    """One English recording of each speaker, with a text; the shortest one."""
+    found: dict[str, Clip] = {}
+    for clip in read_manifest(data):
+        is_wanted = clip.kind in KINDS and clip.language == "en" and clip.text and clip.speaker
+        if not is_wanted or not SHORTEST_S < clip.seconds < LONGEST_S or clip.active_dbfs < QUIETEST_DBFS:
+            continue
+        before = found.get(clip.speaker)
+        if before is None or clip.seconds < before.seconds:
+            found[clip.speaker] = clip
+    return loaded(spread(list(found.values()), most))
+
+
+async def onsets(clips: Sequence[Clip]) -> list[Onset]:
+    """Where the voice of each recording begins. Loads the default transcriber and detector, and closes them."""
+    settings = Settings()
+    models = load(settings, store_of(settings.models), None, ("transcriber", "vad"))
+    try:
+        out = []
+        for clip in clips:
+            words = await models.required_transcriber.align(clip.pcm, clip.text.split(), "en")
+            energy = voice_onset_s(clip.pcm)
+            found = await detected_s(models.required_vad, clip.pcm, energy)
+            out.append(Onset(energy, words[0].start_s if words else energy, clip.speech_start, found))
+        return out
+    finally:
+        models.close()
+
+
+async def detected_s(detector: VoiceActivityDetector, pcm: Pcm, onset: float) -> float:
+    """When the detector has found the voice that begins at `onset`: at the end of the second frame of speech in a row,
+    after LEAD_S of silence; the end of the recording, if never. Seconds of the recording.
+    """
+    frame_s = detector.frame_samples / SAMPLE_RATE_HZ
+    silence = np.zeros(round(LEAD_S / frame_s) * detector.frame_samples, np.float32)
+    probabilities = await detector.open().feed(np.concatenate([silence, pcm]))
+    threshold, lead_s = ServerVad().threshold, len(silence) / SAMPLE_RATE_HZ
+    for k, (one, two) in enumerate(pairwise(probabilities)):
+        end = (k + 2) * frame_s - lead_s
+        if min(one, two) >= threshold and end > onset:
+            return end
+    return len(pcm) / SAMPLE_RATE_HZ
+
+
+async def trial(srv: Server, mode: str, clip: Clip, onset: Onset) -> dict[str, Any] | None:
+    """Speak over a story; None where the answer was over too soon. Seconds from the voice's onset by energy."""
+    async with telling(srv, mode) as caller:
+        if caller is None:
+            return None
+        begun = await caller.say(clip.pcm)
+        at = begun + onset.energy
+        until = begun + clip.seconds + PATIENCE_S
+        # The loop's clock is time.monotonic's.
+        now = asyncio.get_running_loop().time
+        while interrupted_at(caller.marks, begun) is None and now() < until:
+            if not caller.marks and not caller.goes_on and now() < at + LEFT_S:
+                # The answer ended by itself before the voice, or too soon after it to be interrupted.
+                return None
+            await asyncio.sleep(0.02)
+        marks = [mark for mark in caller.marks if mark.at >= begun]
+        silent, decided = silent_from(marks, at), interrupted_at(marks, begun)
+        return {
+            "clip": clip.id,
+            "speaker": clip.speaker,
+            "silent_s": None if silent is None else silent - at,
+            "decided_s": None if decided is None else decided - at,
+            "ducked_first": bool(marks) and marks[0].kind == "ducked",
+            "aligned_later_s": onset.aligned - onset.energy,
+            "manifest_later_s": onset.manifest - onset.energy,
+            "detector_alone_s": onset.detected - onset.energy,
+        }
+
+
+def row(trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The figures of one mode: the client's silence and the decision, from both onsets, and how many were taken."""
+    silent = [t for t in trials if t["silent_s"] is not None]
+    decided = [t for t in trials if t["decided_s"] is not None]
+    return {
+        "trials": len(trials),
+        "taken": len(decided),
+        "taken_interval": [round(100 * v, 1) for v in wilson(len(decided), len(trials))],
+        "ducked_first": sum(t["ducked_first"] for t in trials),
+        "silent": delays([max(0.0, t["silent_s"]) for t in silent]),
+        "silent_from_alignment": delays([max(0.0, t["silent_s"] - t["aligned_later_s"]) for t in silent]),
+        "silent_from_manifest_p95_ms": round(
+            1000 * percentile([max(0.0, t["silent_s"] - t["manifest_later_s"]) for t in silent], 95)
+        ),
+        "detector_alone": delays([t["detector_alone_s"] for t in trials]),
+        "decided": delays([max(0.0, t["decided_s"]) for t in decided]),
+        "decided_from_alignment": delays([max(0.0, t["decided_s"] - t["aligned_later_s"]) for t in decided]),
+    }
+
+
+def shown(found: dict[str, Any]) -> str:
+    """p50 and p95 with their intervals, in one cell."""
+    (low, high), (low95, high95) = found["p50_interval"], found["p95_interval"]
+    return f"{found['p50_ms']:.0f} ({low:.0f} to {high:.0f}) / {found['p95_ms']:.0f} ({low95:.0f} to {high95:.0f})"
+
+
+async def barge_in(srv: Server, data: Path, most: int, modes: Sequence[str] = tuple(MODES)) -> dict[str, Any]:
+    """Every mode at its defaults, one conversation at a time."""
+    clips = speakers(data, most)
+    found = await onsets(clips)
+    out: dict[str, Any] = {"speakers": len(clips), "onset": "energy within 15 dB of the speech; alignment beside it"}
+    for mode in modes:
+        trials = []
+        for clip, onset in zip(clips, found, strict=True):
+            if one := await trial(srv, mode, clip, onset):
+                trials.append(one)
+        out[mode] = row(trials) | {"each": trials}
+    table(
+        "barge-in: from the voice's onset to the client's silence, and to the decision, p50 / p95 in ms",
+        ("mode", "taken", "detector alone", "silent", "silent, by alignment", "decided", "decided, by alignment"),
+        [
+            (
+                *(mode, f"{r['taken']} of {r['trials']}"),
+                *(shown(r[k]) for k in SHOWN),
+            )
+            for mode, r in out.items()
+            if mode in MODES
+        ],
+    )
+    return out

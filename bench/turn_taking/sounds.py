@@ -1,0 +1,175 @@
+"""The section `sounds` of `antiphon bench turns`: what is heard over an answer and should not end it.
+
+Real recordings, at the levels that tools/evalmix.py of the data gives them, several of a class over one answer, with a
+second of quiet between them. There are no recordings of coughs in the set: sneezes are the nearest thing. The echo is
+the answer itself, which the client's microphone hears 10 dB lower.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench.common import Server, table
+from bench.hearing.clips import Clip, loaded, read_manifest
+from bench.turn_taking.caller import MODES, Caller, telling
+from bench.turn_taking.figures import at_level, ducks_without_interruption, rate_interval, share
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+
+# In one conversation at a time the machine would do nothing most of the time.
+AT_ONCE = 3
+ACKNOWLEDGEMENT_REPEATS = 4
+# Longer recordings are played in pieces of so many seconds.
+PIECE_S = 5.0
+# What follows a sound and is still its effect: a decision by its words waits for a transcript.
+AFTER_S = 1.5
+ECHO_DB, ECHO_DELAYS_S = -10.0, (0.06, 0.15, 0.3)
+# Of an answer with echo so much is heard in each conversation.
+ECHO_S = 45.0
+# As tools/evalmix.py duplex has them: speech is -26 dB of full scale.
+BACKCHANNEL_DB, NOISE_DB, SPEECH_DB = -30.0, -34.0, -26.0
+GOAL_CLASSES = ("acknowledgements", "sneezes", "echo")
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    kind: str
+    recording: str
+    pcm: Pcm
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one sound over an answer did. `seconds`: of the answer, with the sound and what follows it."""
+
+    kind: str
+    recording: str
+    interrupted: bool
+    ducks: int
+    seconds: float
+
+
+def pieces(pcm: Pcm) -> list[Pcm]:
+    """The recording in pieces of PIECE_S; a rest shorter than half of that is left out."""
+    size = round(PIECE_S * SAMPLE_RATE_HZ)
+    return [pcm[at : at + size] for at in range(0, len(pcm), size) if at == 0 or len(pcm) - at >= size / 2]
+
+
+def class_of(clip: Clip) -> str | None:
+    if "sneeze" in clip.label.lower():
+        return "sneezes"
+    return {"backchannel": "acknowledgements", "noise": "noise", "music": "music", "babble": "babble"}.get(clip.kind)
+
+
+def sounds(data: Path) -> list[Sound]:
+    """Every sound, in an order in which classes are mixed."""
+    out = []
+    for clip in loaded(c for c in read_manifest(data) if class_of(c)):
+        kind = class_of(clip)
+        assert kind is not None
+        level = {"acknowledgements": BACKCHANNEL_DB, "sneezes": SPEECH_DB}.get(kind, NOISE_DB)
+        pcm = at_level(clip.pcm, level)
+        repeats = ACKNOWLEDGEMENT_REPEATS if kind in ("acknowledgements", "sneezes") else 1
+        out += [Sound(kind, clip.id, piece) for piece in pieces(pcm) for _ in range(repeats)]
+    order = np.random.default_rng(7).permutation(len(out))
+    return [out[k] for k in order]
+
+
+async def one(caller: Caller, sound: Sound) -> Outcome | None:
+    """Play a sound over the answer; None where the answer ended by itself before its effect was known."""
+    marks_before = len(caller.marks)
+    seconds = len(sound.pcm) / SAMPLE_RATE_HZ + AFTER_S
+    await caller.say(sound.pcm)
+    await asyncio.sleep(seconds)
+    marks = caller.marks[marks_before:]
+    interrupted = any(mark.kind == "interrupted" for mark in marks)
+    if not interrupted and not caller.goes_on and not (marks and marks[-1].kind == "ducked"):
+        return None
+    return Outcome(sound.kind, sound.recording, interrupted, ducks_without_interruption(marks), seconds)
+
+
+async def over_answers(srv: Server, mode: str, share_of: Sequence[Sound]) -> list[Outcome]:
+    """Play the sounds over as many answers as they need."""
+    out, left, failures = [], list(share_of), 0
+    while left and failures < 10:
+        async with telling(srv, mode) as caller:
+            played = 0
+            while caller and left and caller.goes_on:
+                outcome = await one(caller, left[0])
+                if outcome is None:
+                    break
+                out.append(outcome)
+                left.pop(0)
+                played += 1
+                if outcome.interrupted:
+                    break
+            failures = 0 if played else failures + 1
+    return out
+
+
+async def echoed(srv: Server, mode: str, delay_s: float) -> list[Outcome]:
+    """Answers that come back to the microphone, ECHO_S of them; one outcome for each answer."""
+    out, heard_s = [], 0.0
+    for _ in range(10):
+        async with Caller(srv.ws, mode, echo=(ECHO_DB, delay_s)) as caller:
+            await caller.story()
+            while caller.goes_on and heard_s + caller.sounded * 0.02 < ECHO_S:
+                await asyncio.sleep(0.1)
+            interrupted = any(mark.kind == "interrupted" for mark in caller.marks)
+            seconds = caller.sounded * 0.02
+            ducks = ducks_without_interruption(caller.marks)
+            out.append(Outcome("echo", f"delay {delay_s:g} s", interrupted, ducks, seconds))
+            heard_s += seconds
+        if heard_s >= ECHO_S:
+            break
+    return out
+
+
+def rows(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """For each class and for the classes of the goal: the share that ends the answer, and ducks a minute."""
+    kinds = sorted({o.kind for o in outcomes})
+    groups: dict[str, Callable[[Outcome], bool]] = {kind: (lambda o, kind=kind: o.kind == kind) for kind in kinds}
+    groups["acknowledgements, sneezes and echo"] = lambda o: o.kind in GOAL_CLASSES
+    groups["all but babble"] = lambda o: o.kind != "babble"
+    out = {}
+    for name, is_of in groups.items():
+        found = [o for o in outcomes if is_of(o)]
+        minutes, ducks = sum(o.seconds for o in found) / 60, sum(o.ducks for o in found)
+        out[name] = {
+            "recordings": len({o.recording for o in found}),
+            "ends_an_answer": share(sum(o.interrupted for o in found), len(found)),
+            "minutes": round(minutes, 2),
+            "ducks_without_interruption": ducks,
+            "ducks_a_minute": round(ducks / minutes, 2) if minutes else None,
+            "ducks_interval": [round(v, 2) for v in rate_interval(ducks, minutes)],
+            "ended_by": sorted({o.recording for o in found if o.interrupted}),
+        }
+    return out
+
+
+async def over_an_answer(srv: Server, data: Path, modes: Sequence[str] = tuple(MODES)) -> dict[str, Any]:
+    """Every class of sound in every mode at its defaults."""
+    every, out = sounds(data), dict[str, Any]()
+    for mode in modes:
+        parts = await asyncio.gather(*(over_answers(srv, mode, every[k::AT_ONCE]) for k in range(AT_ONCE)))
+        echoes = await asyncio.gather(*(echoed(srv, mode, delay_s) for delay_s in ECHO_DELAYS_S))
+        out[mode] = rows([o for part in (*parts, *echoes) for o in part])
+    table(
+        "sounds over an answer",
+        ("mode", "sounds", "recordings", "answers ended", "%", "95 %", "minutes", "ducks", "a minute", "95 %"),
+        [
+            (
+                *(mode, kind, r["recordings"], f"{r['ends_an_answer']['count']} of {r['ends_an_answer']['of']}"),
+                *(r["ends_an_answer"]["percent"], r["ends_an_answer"]["interval"], r["minutes"]),
+                *(r["ducks_without_interruption"], r["ducks_a_minute"], r["ducks_interval"]),
+            )
+            for mode, found in out.items()
+            for kind, r in found.items()
+        ],
+    )
+    return out

@@ -1,0 +1,161 @@
+"""The section `voices` of `antiphon bench turns`: turns of another voice than the user's, through a server.
+
+Sessions of one user's turns with those of others between them, as speakers.py plans them and at the defaults of a
+conversation, with `audio.input.primary_speaker` `auto` and a speaker encoder. speakers.py judges the same without a
+server, with more voices and in noise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from bench.common import server, table
+from bench.turn_taking.caller import Caller
+from bench.turn_taking.figures import share
+from bench.turn_taking.speakers import LENGTHS_S, MODEL, SEED, Session, Turn, plan, read_voices
+
+from antiphon.audio import SAMPLE_RATE_HZ
+
+AT_ONCE = 8
+# Of each length and side at most so many turns a session, in which an answer is a few words of text.
+TURNS_A_SIDE = 2
+SESSION: dict[str, Any] = {
+    "type": "realtime",
+    "instructions": "Answer in one word.",
+    "max_output_tokens": 4,
+    "output_modalities": ["text"],
+    "audio": {
+        "input": {
+            "primary_speaker": "auto",
+            "transcription": {"model": "default"},
+            "turn_detection": {"type": "server_vad"},
+        }
+    },
+}
+# So long is waited for a turn's transcript, and then for another part of the turn, which a pause inside it makes.
+TRANSCRIPT_S, REST_S = 4.0, 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One turn that was played: whose and how long; how many turns the server made of it, how many of those it marked
+    as another's, how many answers it began, and whose turn each transcript said it was ("" where nobody could say).
+    """
+
+    user: str
+    own: bool
+    length_s: float
+    parts: int
+    marked_other: int
+    answers: int
+    speakers: tuple[str, ...] = ()
+
+
+def fewer(session: Session) -> Session:
+    """The session with TURNS_A_SIDE turns of each length and side, in its order."""
+    kept, counts = list[tuple[bool, Turn]](), dict[tuple[bool, float], int]()
+    for own, turn in session.order:
+        key = (own, turn.length_s)
+        counts[key] = counts.get(key, 0) + 1
+        if counts[key] <= TURNS_A_SIDE:
+            kept.append((own, turn))
+    return replace(session, order=tuple(kept))
+
+
+async def said(caller: Caller, user: str, own: bool, turn: Turn) -> Said:
+    """Play one turn, and wait for what is made of it."""
+    since, before = len(caller.events), len(caller.transcribed)
+    await caller.say(turn.pcm)
+    await asyncio.sleep(turn.length_s)
+    await caller.transcripts(before + 1, TRANSCRIPT_S)
+    quiet_from = time.monotonic()
+    while time.monotonic() - quiet_from < REST_S:
+        kinds = [event["type"] for _, event in caller.events[since:]]
+        is_busy = kinds.count("input_audio_buffer.committed") > len(caller.transcribed) - before
+        if is_busy or kinds.count("response.created") > kinds.count("response.done"):
+            quiet_from = time.monotonic()
+        await asyncio.sleep(0.02)
+    parts = [e for e in caller.transcribed[before:] if e["transcript"].strip()]
+    kinds = [event["type"] for _, event in caller.events[since:]]
+    other = sum(e.get("speaker") == "other" for e in parts)
+    named = tuple(e.get("speaker", "") for e in caller.transcribed[before:])
+    return Said(user, own, turn.length_s, len(parts), other, kinds.count("response.created"), named)
+
+
+def halves(first: Sequence[Turn]) -> list[Turn]:
+    """The user's first speech as two turns that are equally long. A turn from which the server learns has a second of
+    speech in it, as it finds that; of a turn of one second something is always missing.
+    """
+    pcm = np.concatenate([turn.pcm for turn in first])
+    middle = len(pcm) // 2
+    return [Turn(len(part) / SAMPLE_RATE_HZ, part) for part in (pcm[:middle], pcm[middle:])]
+
+
+async def session_of(url: str, session: Session) -> list[Said]:
+    """One session: the first turns, by which the user is learned and which are not counted, and then all others."""
+    async with Caller(url, "server_vad", session=SESSION) as caller:
+        first = [await said(caller, session.user, True, turn) for turn in halves(session.first)]
+        print(session.user, [one.speakers for one in first])
+        return [await said(caller, session.user, own, turn) for own, turn in session.order]
+
+
+def rows(found: Sequence[Said]) -> list[dict[str, Any]]:
+    """By the length of the turn, and of all: the user's own turns that were lost in whole or in part, and the others'
+    of which nothing was answered. Turns without a word that was understood are counted apart.
+    """
+    groups: list[tuple[str, Callable[[Said], bool]]] = [
+        (f"{length_s:g} s", lambda s, length_s=length_s: s.length_s == length_s) for length_s in LENGTHS_S
+    ]
+    groups += [("1 s and more", lambda s: s.length_s >= 1), ("2 s and more", lambda s: s.length_s >= 2)]
+    out = []
+    for name, is_of in groups:
+        of = [s for s in found if is_of(s)]
+        own, others = [s for s in of if s.own and s.parts], [s for s in of if not s.own and s.parts]
+        out.append(
+            {
+                "turn": name,
+                "own_lost": share(sum(s.marked_other > 0 for s in own), len(own)),
+                "others_ignored": share(sum(s.answers == 0 for s in others), len(others)),
+                "without_words": sum(not s.parts for s in of),
+            }
+        )
+    return out
+
+
+async def sessions_of(url: str, sessions: Sequence[Session]) -> list[Said]:
+    async def one_after_another(part: Sequence[Session]) -> list[Said]:
+        return [one for session in part for one in await session_of(url, session)]
+
+    parts = await asyncio.gather(*(one_after_another(sessions[k::AT_ONCE]) for k in range(AT_ONCE)))
+    return [one for part in parts for one in part]
+
+
+def voices(data: Path, most: int) -> dict[str, Any]:
+    """So many sessions, spread over the users of the data, on a server of its own that has a speaker encoder."""
+    chance = np.random.default_rng(SEED)
+    every = [fewer(session) for session in plan(read_voices(data), chance)]
+    chosen = [every[k * len(every) // most] for k in range(most)] if len(every) > most else every
+    with server("--speaker-model", MODEL) as srv:
+        found = asyncio.run(sessions_of(srv.ws, chosen))
+    made = rows(found)
+    table(
+        "turns of another voice, primary_speaker auto",
+        ("turn", "own lost", "of", "%", "95 %", "others ignored", "of", "%", "95 %", "without words"),
+        [
+            (
+                r["turn"],
+                *(r["own_lost"][k] for k in ("count", "of", "percent", "interval")),
+                *(r["others_ignored"][k] for k in ("count", "of", "percent", "interval")),
+                r["without_words"],
+            )
+            for r in made
+        ],
+    )
+    each = [asdict(one) for one in found]
+    return {"sessions": len(chosen), "users": len({s.user for s in chosen}), "rows": made, "each": each}

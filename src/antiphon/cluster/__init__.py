@@ -1,0 +1,1 @@
+"""Many machines: doors in front of hosts, and what hosts say to each other."""

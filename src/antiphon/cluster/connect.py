@@ -1,0 +1,67 @@
+"""A connection to another host on behalf of a client, as the client itself would have made it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from urllib.parse import urlsplit
+
+from starlette.websockets import WebSocket
+from websockets.asyncio.client import ClientConnection, connect
+
+# How long a host gets for its answer to an upgrade, in seconds.
+OPEN_S = 10.0
+# A host that does not answer pings for so long hangs.
+PING_S, PONG_S = 2.0, 4.0
+# Headers of the client's that belong to its own connection.
+OWN_HEADERS = frozenset(
+    {
+        b"host",
+        b"connection",
+        b"upgrade",
+        b"content-length",
+        b"sec-websocket-key",
+        b"sec-websocket-version",
+        b"sec-websocket-extensions",
+        b"sec-websocket-protocol",
+    }
+)
+
+
+def close_of(host: ClientConnection) -> tuple[int, str] | None:
+    """Return how the host has closed this connection, which is over; None where it did not: it broke, or hung."""
+    received = host.protocol.close_rcvd
+    return (received.code, received.reason) if received else None
+
+
+async def connect_to_host(
+    websocket: WebSocket, url: str, query: str, headers: Mapping[str, str] | None = None
+) -> ClientConnection:
+    """Open a WebSocket to the host at `url` (`http://host:port`), at the client's path with this query.
+
+    The host gets the client's own headers, its key among them, the subprotocols that it offers, and `headers`. Raises
+    what `websockets.connect` raises: OSError, TimeoutError, and InvalidHandshake with the host's answer.
+    """
+    # The host sees the name by which the client has called this server, as it checks the origins of browsers by it.
+    address = urlsplit(url)
+    named = websocket.headers.get("host") or address.netloc
+    given = [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in websocket.scope["headers"]
+        if name not in OWN_HEADERS
+    ]
+    offered: Sequence[str] = websocket.scope.get("subprotocols", [])
+    return await connect(
+        f"ws://{named}{websocket.url.path}?{query}",
+        host=address.hostname,
+        port=address.port or 80,
+        additional_headers=[*given, *(headers or {}).items()],
+        subprotocols=list(offered) or None,  # type: ignore[arg-type]
+        compression=None,
+        max_size=None,
+        open_timeout=OPEN_S,
+        close_timeout=1.0,
+        ping_interval=PING_S,
+        ping_timeout=PONG_S,
+        user_agent_header=None,
+        proxy=None,
+    )

@@ -1,0 +1,241 @@
+"""Carries one client's WebSocket to a host, and to another host when that one goes.
+
+Two tasks read, one from the client and one from the host, and one writes to the host. When the connection to the host
+breaks, the client's frames are kept, the session is resumed at the same host or another, and what is missing on either
+side is sent again: the client sees a pause.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Mapping
+from urllib.parse import urlencode
+
+import anyio
+import anyio.abc
+from starlette.datastructures import QueryParams
+from starlette.websockets import WebSocket, WebSocketDisconnect
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from antiphon.cluster.connect import close_of, connect_to_host
+from antiphon.cluster.door.held_session import END, CannotResume, HeldSession
+from antiphon.cluster.door.hosts import Hosts
+from antiphon.cluster.door.metrics import DoorMetrics
+from antiphon.signals import Signal
+
+log = logging.getLogger(__name__)
+# How long a host gets for its answer to a resume: it may wait until another host counts as dead.
+RESUME_S = 20.0
+# The client's frames that may wait for a host before its socket is not read any more, in bytes.
+MAX_UNSENT_BYTES = 4 << 20
+# How a host closes a session that another one goes on with, and how a client is closed whose host is lost.
+MOVED, HOST_LOST = 1012, (1011, "host_lost")
+# What a host gets to say that it closes its connection, in seconds.
+CLOSE_S = 2.0
+RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+TRUE_VALUES = ("1", "true", "yes")
+
+
+class HostRefused(Exception):
+    """Every host has refused the upgrade; `status`, `headers` and `body` are the answer of the last one."""
+
+    def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
+        super().__init__(f"the hosts have refused the upgrade with {status}")
+        self.status, self.headers, self.body = status, headers, body
+
+
+class Carrier:
+    """Carries the connection of one client until either side has ended the session. `run` it once."""
+
+    def __init__(self, websocket: WebSocket, hosts: Hosts, metrics: DoorMetrics, grace_s: float) -> None:
+        self._websocket = websocket
+        self._hosts = hosts
+        self._metrics = metrics
+        self._grace_s = grace_s
+        self._held = HeldSession()
+        # A client that resumes by itself is only passed on.
+        self._is_held = not resumes_itself(websocket)
+        self._url = ""
+        self._host: ClientConnection | None = None
+        self._changed = Signal()
+        self._client_left = False
+
+    async def run(self) -> None:
+        """Open the session at a host, accept the client, and carry until the end.
+
+        Raises HostRefused, before the client is accepted, where no host takes the session.
+        """
+        query = self._websocket.query_params
+        host = await self._open(_query(query, resume="1") if self._is_held else _query(query))
+        await self._websocket.accept(subprotocol=host.subprotocol)
+        code, reason = HOST_LOST
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._read_client)
+                group.start_soon(self._write_host)
+                code, reason = await self._read_hosts(host)
+                group.cancel_scope.cancel()
+        finally:
+            with anyio.move_on_after(CLOSE_S, shield=True):
+                if self._host:
+                    await self._host.close()
+        if not self._client_left:
+            await self._close_client(code, reason)
+
+    # --- the client ---------------------------------------------------------------------------------------------------
+
+    async def _read_client(self) -> None:
+        while True:
+            message = await self._websocket.receive()
+            if message["type"] == "websocket.disconnect":
+                break
+            text, data = message.get("text"), message.get("bytes")
+            self._held.keep(text if text is not None else data or b"")
+            self._changed.notify()
+            while self._held.unsent_bytes > MAX_UNSENT_BYTES:
+                await self._changed.wait()
+        self._client_left = True
+        if self._host:
+            # The client will not come back: its session ends with its connection.
+            try:
+                if self._is_held:
+                    await self._host.send(END)
+                await self._host.close()
+            except ConnectionClosed:
+                pass
+        self._changed.notify()
+
+    async def _send_client(self, frame: str | bytes) -> None:
+        try:
+            if isinstance(frame, bytes):
+                await self._websocket.send_bytes(frame)
+            else:
+                await self._websocket.send_text(frame)
+        except (WebSocketDisconnect, RuntimeError, OSError):
+            # Its reader sees that it has left.
+            self._client_left = True
+
+    async def _close_client(self, code: int, reason: str) -> None:
+        try:
+            await self._websocket.close(code, reason)
+        except (WebSocketDisconnect, RuntimeError, OSError):
+            log.info("a client left before its session was closed")
+
+    # --- the host -----------------------------------------------------------------------------------------------------
+
+    async def _write_host(self) -> None:
+        """Send the client's frames to whatever host there is, in their order."""
+        while True:
+            host = self._host
+            frame = self._held.next_frame() if host else None
+            if host is None or frame is None:
+                await self._changed.wait()
+                continue
+            try:
+                await host.send(frame)
+            except ConnectionClosed:
+                # What was not received is sent again when the session is resumed.
+                if self._host is host:
+                    self._host = None
+            self._changed.notify()
+
+    async def _read_hosts(self, host: ClientConnection) -> tuple[int, str]:
+        """Pass on what comes from the host, and from those that follow it. Returns how the client is closed."""
+        while True:
+            self._host = host
+            self._changed.notify()
+            with self._hosts.session_at(self._url):
+                await self._read_host(host)
+            self._host = None
+            closed = close_of(host)
+            has_gone = closed is None or closed[0] == MOVED
+            if self._client_left or not (self._is_held and self._held.can_resume and has_gone):
+                return closed or HOST_LOST
+            log.info("the host %s has gone; a session is resumed", self._url)
+            if closed is None:
+                self._hosts.failed(self._url)
+            try:
+                host = await self._resume()
+            except CannotResume as error:
+                if not self._client_left:
+                    log.warning("a session is lost: %s", error)
+                    self._metrics.lost.inc()
+                return HOST_LOST
+
+    async def _read_host(self, host: ClientConnection) -> None:
+        try:
+            async for frame in host:
+                given = self._held.receive(frame) if self._is_held else frame
+                if given is not None:
+                    await self._send_client(given)
+                if self._is_held and (acknowledgement := self._held.acknowledgement()):
+                    await host.send(acknowledgement)
+        except ConnectionClosed:
+            return
+
+    async def _open(self, query: str) -> ClientConnection:
+        """Open a connection at the first host that takes it. Raises HostRefused."""
+        refused = HostRefused(503, {"retry-after": "5"}, b"")
+        for url in self._hosts.in_order():
+            try:
+                self._url = url
+                return await connect_to_host(self._websocket, url, query)
+            except InvalidStatus as error:
+                answer = error.response
+                refused = HostRefused(answer.status_code, dict(answer.headers.raw_items()), answer.body or b"")
+                if answer.status_code < 500:
+                    break
+            except (OSError, TimeoutError, InvalidHandshake) as error:
+                log.warning("the host %s cannot be reached: %s", url, error)
+                self._hosts.failed(url)
+        raise refused
+
+    async def _resume(self) -> ClientConnection:
+        """Resume the session wherever it can be resumed, within the grace period. Raises CannotResume."""
+        began_s = anyio.current_time()
+        last, attempt = CannotResume("host_lost", "no host can be reached"), 0
+        while anyio.current_time() - began_s < self._grace_s and not self._client_left:
+            for url in self._hosts.in_order(first=self._url):
+                try:
+                    host = await self._resume_at(url)
+                except CannotResume as error:
+                    if error.is_final:
+                        raise
+                    last = error
+                except (OSError, TimeoutError, InvalidHandshake, ConnectionClosed):
+                    self._hosts.failed(url)
+                else:
+                    self._url = url
+                    self._metrics.pauses_s.observe(anyio.current_time() - began_s)
+                    return host
+            # Many sessions may have lost the same host.
+            await anyio.sleep(RETRY_S[min(attempt, len(RETRY_S) - 1)] * (0.5 + random.random()))
+            attempt += 1
+        raise last
+
+    async def _resume_at(self, url: str) -> ClientConnection:
+        """Resume the session at this host. Raises CannotResume, and what a connection that fails raises."""
+        host = await connect_to_host(
+            self._websocket, url, _query(self._websocket.query_params, resume=self._held.session_id)
+        )
+        try:
+            await host.send(self._held.resume_request())
+            with anyio.fail_after(RESUME_S):
+                self._held.resumed(await host.recv())
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await host.close()
+            raise
+        return host
+
+
+def resumes_itself(websocket: WebSocket) -> bool:
+    """Whether the client takes its session up again by itself: it asks for it, or its dialect always does."""
+    query = websocket.query_params
+    return bool(query.get("resume")) or websocket.url.path == "/v1/duplex" or query.get("duplex") in TRUE_VALUES
+
+
+def _query(given: QueryParams, **more: str) -> str:
+    return urlencode([(k, v) for k, v in given.multi_items() if k not in more] + list(more.items()))

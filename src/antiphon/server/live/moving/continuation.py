@@ -1,0 +1,202 @@
+"""What another host needs to go on with a conversation, beside its wire and its items; and what it makes of that.
+
+A host may die between any two messages of its client, and in the middle of a response. So a snapshot says which of the
+client's messages are in it, which response was open, and whether one was owed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import (
+    ConversationEvent,
+    CreateResponse,
+    Item,
+    ItemAdded,
+    ItemDeleted,
+    ItemDone,
+    ItemTruncated,
+    Response,
+    ResponseCreated,
+    ResponseDone,
+    UserTurnCommitted,
+)
+from antiphon.events.transcription import AppendAudio, TranscriptDone
+from antiphon.protocols.connection import Command, Event
+from antiphon.protocols.resume.journal import SentFrame
+from antiphon.server.live.moving.received import ReceivedMessages, SettledMessages
+from antiphon.server.live.realtime_session import RealtimeConversation
+from antiphon.sessions.inbox import Inbox
+
+# Why a response ended that was under way when its host went.
+MOVED = "session_moved"
+# No message has so much audio.
+MAX_HEARD_MS = 3_600_000
+# Events after which a conversation is stored again, since its configuration or its history has changed.
+STORED_AFTER = (
+    UserTurnCommitted,
+    TranscriptDone,
+    ItemAdded,
+    ItemDone,
+    ItemDeleted,
+    ItemTruncated,
+    ResponseCreated,
+    ResponseDone,
+)
+
+
+def keeps_turn(event: Event) -> bool:
+    """Whether with this event a turn of the user, or an answer, is in the history: not one that ended with its host."""
+    return isinstance(event, TranscriptDone) or (isinstance(event, ResponseDone) and event.response.reason != MOVED)
+
+
+class OpenResponse(msgspec.Struct):
+    """A response of the conversation that had begun, and was not done: its id, whether it is spoken, and its items."""
+
+    id: str
+    audio_output: bool
+    items: list[str] = []
+
+
+class FinishedResponse(msgspec.Struct):
+    """The last response of a conversation, which was done, and what had asked for it."""
+
+    response: OpenResponse
+    request: CreateResponse
+
+
+class Continuation(msgspec.Struct):
+    """Where a snapshot stands among the client's messages and its responses.
+
+    - `received`: all messages up to this number are in it. `applied`: later ones that are in it, too. `heard_ms`: so
+      much of the audio that comes after them.
+    - `unread_items`: items whose audio had no transcript yet; their audio is sent again.
+    - `open_response`: what its client has seen the beginning of. `owed`: what is still to be answered.
+    - `finished`: the last response, if the history ends with it. Its client may not have heard it to its end.
+    - `journal`: the frames that the client may lack. `is_whole`: a host that gives the session away stores all of them;
+      in other snapshots the pieces of responses are left out.
+    """
+
+    received: int = 0
+    applied: list[int] = []
+    unread_items: list[str] = []
+    open_response: OpenResponse | None = None
+    owed: list[CreateResponse] = []
+    finished: FinishedResponse | None = None
+    is_whole: bool = False
+    journal: list[SentFrame] = []
+    heard_ms: float = 0.0
+
+
+@dataclass(slots=True)
+class _Owed:
+    """A response that was owed where the session was restored, and how many commands had been put into the inbox with
+    it; None before it is there.
+    """
+
+    request: CreateResponse
+    num_put: int | None = None
+
+
+class Progress:
+    """Follows one live conversation for its snapshots. `continued`: where it was restored, what from."""
+
+    def __init__(self, inbox: Inbox, continued: Continuation | None = None) -> None:
+        continued = continued or Continuation()
+        self._inbox = inbox
+        self._messages = ReceivedMessages(SettledMessages(continued.received, continued.applied, continued.heard_ms))
+        # Samples of audio to come that another host has heard and made words of.
+        self._num_heard = round(continued.heard_ms * SAMPLE_RATE_HZ / 1000)
+        self._owed = [_Owed(replace(request, when_busy="wait")) for request in continued.owed]
+        self._open: OpenResponse | None = None
+        self._finished: FinishedResponse | None = None
+        # Samples of audio that were taken here.
+        self._num_samples = 0
+
+    def is_applied(self, number: int) -> bool:
+        """Whether the client's message of this number was carried out by another host, and is passed over here."""
+        return self._messages.is_applied(number)
+
+    def took(self, number: int, commands: Sequence[Command]) -> None:
+        """Note a message of the client after its commands were put into the inbox, or carried out at once."""
+        audio = [command for command in commands if isinstance(command, AppendAudio)]
+        self._num_samples += sum(len(command.pcm) for command in audio)
+        is_audio = bool(commands) and len(audio) == len(commands)
+        end_ms = self._num_samples * 1000 / SAMPLE_RATE_HZ
+        self._messages.add(number, end_ms, self._inbox.num_put if commands else 0, is_audio=is_audio)
+
+    def unheard(self, commands: Sequence[Command]) -> Sequence[Command]:
+        """Return the commands of a message with silence in place of the audio that another host has made words of."""
+        return (
+            [self._unheard(c.pcm) if isinstance(c, AppendAudio) else c for c in commands]
+            if self._num_heard
+            else commands
+        )
+
+    def _unheard(self, pcm: Pcm) -> AppendAudio:
+        pcm = pcm.copy()
+        pcm[: self._num_heard] = 0.0
+        self._num_heard = max(0, self._num_heard - len(pcm))
+        return AppendAudio(pcm)
+
+    async def ask_again(self) -> None:
+        """Put the responses that were owed into the inbox. Waits while it is full."""
+        for owed in list(self._owed):
+            await self._inbox.put(owed.request)
+            owed.num_put = self._inbox.num_put
+
+    def follow(self, event: Event) -> None:
+        """Note an event of the session before it is stored."""
+        match event:
+            case ResponseCreated(response) if response.stored:
+                self._open = OpenResponse(response.id, response.audio_output)
+            case ResponseDone(response) if response.stored:
+                self._open = None
+                done = OpenResponse(response.id, response.audio_output, [item.id for item in response.output])
+                is_complete = response.status == "completed" and bool(done.items)
+                self._finished = FinishedResponse(done, response.request) if is_complete else None
+
+    def now(self, conversation: RealtimeConversation) -> Continuation:
+        """Return where the conversation stands now."""
+        received = self._messages.snapshot(conversation.settled_ms, self._inbox.num_taken)
+        history = conversation.conversation.items
+        if self._open:
+            self._open.items = [i.id for i in history if i.role == "assistant" and i.status == "in_progress"]
+        finished = self._finished
+        if finished and not (history and history[-1].id in finished.response.items):
+            finished = None
+        # Those that the session has taken, it owes itself.
+        self._owed = [owed for owed in self._owed if owed.num_put is None or owed.num_put > self._inbox.num_taken]
+        unread = conversation.unread_items
+        owed = [owed.request for owed in self._owed] + conversation.owed_responses
+        opened, heard_ms = self._open, received.heard_ms
+        return Continuation(received.last, received.applied, unread, opened, owed, finished, heard_ms=heard_ms)
+
+
+def recovered(items: Sequence[Item], continued: Continuation) -> tuple[list[Item], list[ConversationEvent]]:
+    """Return the history as another host goes on with it, and what the client is told of that.
+
+    Items without a transcript, and those of a response that was not done, are deleted: the audio of the first is sent
+    again by the client, and the response is begun anew. The response that was open ends as cancelled.
+    """
+    opened = continued.open_response
+    gone = {*continued.unread_items, *(opened.items if opened else ())}
+    kept = [item for item in items if item.id not in gone]
+    told: list[ConversationEvent] = [ItemDeleted(item.id) for item in items if item.id in gone]
+    if opened:
+        response = Response(opened.id, opened.audio_output, None, None, status="cancelled", reason=MOVED)
+        response.output = [item for item in items if item.id in opened.items]
+        told.insert(0, ResponseDone(response))
+    return kept, told
+
+
+def check_counts(continued: Continuation) -> None:
+    """Raise RemoteProtocolError for counts that no snapshot has: the row is damaged."""
+    is_wrong = any(number <= continued.received for number in continued.applied)
+    if is_wrong or continued.received < 0 or not 0 <= continued.heard_ms <= MAX_HEARD_MS:
+        raise RemoteProtocolError("unknown_session", "The stored session is damaged.", "session_id")

@@ -1,0 +1,190 @@
+"""Takes up a session that is not live at this host: it is restored here, or its client carried to the host that has it.
+
+Who has a session is in the store. A host that lives keeps what it has, and a connection to it that is refused says
+nothing: only when its key has run out, or it has given the session away, does another host claim it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+from starlette.websockets import WebSocket
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import InvalidHandshake
+
+from antiphon.cluster.relay import RELAYED_HEADER, open_relay, relay
+from antiphon.errors import Refused, RemoteProtocolError, RowError, StoreError
+from antiphon.protocols.resume.control import HowResumed, ResumeRequest
+from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.server.live.moving.continuation import Continuation, recovered
+from antiphon.server.live.moving.missed import with_missed
+from antiphon.server.live.moving.persistence import caller_hash, restored, session_elsewhere
+from antiphon.server.live.moving.suspects import delay_s
+from antiphon.server.live.open_wire import prepare_voices
+from antiphon.server.live.realtime import LiveRealtime
+from antiphon.server.state import Caller, ServerState
+from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession
+from antiphon.transports.websocket import WebSocketTransport
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+# A client waits so many TTLs of a host for one that cannot be reached and does not count as dead.
+PATIENCE = 2
+# How often a host that lives and cannot be reached is tried again, in seconds.
+RETRY_S = 0.25
+
+
+async def take_up(
+    state: ServerState, caller: Caller, request: ResumeRequest, websocket: WebSocket, first: str | bytes
+) -> bool:
+    """Serve a session that a client wants to resume and that is not live here, until its connection is over; `first` is
+    the frame that says so. False: no host has such a session that `caller` may resume.
+
+    Waits while the host that has it can neither be reached nor counts as dead. Raises RemoteProtocolError for a wrong
+    token, for a session that no host can take up, and where that waits for too long; Refused.
+    """
+    store = state.session_store
+    if store is None:
+        return False
+    if request.session_id in state.restoring_ids:
+        # Another connection waits for it here.
+        raise session_elsewhere()
+    state.restoring_ids.add(request.session_id)
+    try:
+        until_s = anyio.current_time() + PATIENCE * state.settings.resume.host_ttl_s
+        has_waited = False
+        while anyio.current_time() < until_s:
+            row = await _asked(partial(store.get, request.session_id))
+            if row is None or row.key_hash != caller_hash(caller) or request.session_id in state.resumable:
+                return False
+            if not ResumeToken.stored(row.token).matches(request.token):
+                raise RemoteProtocolError(
+                    "invalid_resume_token", "The token does not resume this session.", "resume_token"
+                )
+            ask_owner = partial(_asked, partial(store.host, row.owner))
+            is_elsewhere = row.owner not in ("", state.host_name)
+            if is_elsewhere and (owner := await state.alive_hosts.host(row.owner, ask_owner)):
+                if websocket.headers.get(RELAYED_HEADER):
+                    break
+                if connection := await _reach(state, owner, row, websocket):
+                    state.restoring_ids.discard(request.session_id)
+                    await relay(websocket, connection, first)
+                    return True
+            elif not has_waited and (delay := delay_s(row)):
+                has_waited = True
+                until_s += delay
+                await anyio.sleep(delay)
+                # By now another host may have it.
+                continue
+            else:
+                served = await _claim(state, store, caller, request, websocket, row)
+                if served is not None:
+                    return served
+            await state.alive_hosts.until_gone(row.owner, ask_owner, RETRY_S)
+        raise session_elsewhere()
+    finally:
+        state.restoring_ids.discard(request.session_id)
+
+
+async def _reach(state: ServerState, owner: Host, row: StoredSession, websocket: WebSocket) -> ClientConnection | None:
+    """Open a connection to the host that has the session; None where that is not possible now."""
+    if not owner.address:
+        return None
+    try:
+        return await open_relay(websocket, owner.address, state.host_name)
+    except (OSError, TimeoutError, InvalidHandshake) as error:
+        log.warning("session %s: its host %s cannot be reached: %s", row.id, owner.name, error)
+        return None
+
+
+async def _claim(
+    state: ServerState,
+    store: SessionStore,
+    caller: Caller,
+    request: ResumeRequest,
+    websocket: WebSocket,
+    row: StoredSession,
+) -> bool | None:
+    """Claim a session that no host has and serve it; None where another host was faster, False where there is none."""
+    with state.admit(caller):
+        claimed = await _asked(partial(store.claim, request.session_id, state.host_name, row.fence))
+        if claimed is ClaimRefusal.UNKNOWN:
+            return False
+        if isinstance(claimed, ClaimRefusal):
+            log.info("session %s is not restored: %s", request.session_id, claimed.value)
+            return None
+        how: HowResumed = "claimed" if row.owner else "handed_over"
+        await _serve_restored(state, store, caller, request, WebSocketTransport(websocket), claimed, how)
+    return True
+
+
+async def _asked(ask: Callable[[], T]) -> T:
+    """Ask the store in a thread. Raises RemoteProtocolError for a row that is none, Refused where the store fails."""
+    try:
+        return await anyio.to_thread.run_sync(ask)
+    except RowError as error:
+        log.error("%s", error)
+        raise _damaged() from None
+    except StoreError as error:
+        log.error("a session could not be read: %s", error)
+        raise Refused("the stored conversations cannot be read now", 5.0) from None
+
+
+def _damaged() -> RemoteProtocolError:
+    text = "The stored session is damaged, or of another version of the server."
+    return RemoteProtocolError("unknown_session", text, "session_id")
+
+
+async def _serve_restored(
+    state: ServerState,
+    store: SessionStore,
+    caller: Caller,
+    request: ResumeRequest,
+    transport: WebSocketTransport,
+    row: StoredSession,
+    how: HowResumed,
+) -> None:
+    """Serve a session that this host has just claimed, as `row`; it is given away again where that fails."""
+    # A client that resumed elsewhere meanwhile has a newer token, which the row as it was claimed knows.
+    token = ResumeToken.stored(row.token)
+    try:
+        if not token.matches(request.token):
+            raise session_elsewhere()
+        await prepare_voices(state, caller, row.snapshot)
+        wire, items, continued = restored(state, caller, row)
+    except StoreError as error:
+        store.release(row.hold)
+        log.error("%s", error)
+        raise _damaged() from None
+    except (RemoteProtocolError, Refused):
+        store.release(row.hold)
+        raise
+    continued = with_missed(continued, request.last_received) if continued else None
+    session = LiveRealtime(state, caller, wire, transport, token=token, row=row, items=items, continued=continued)
+    counts = {}
+    if continued:
+        counts = {"received_events": continued.received, "stored_events": row.received.events}
+    continued = continued or Continuation()
+    first_frame = wire.resumed(
+        token.renew(),
+        restored=True,
+        num_items=len(recovered(items, continued)[0]),
+        **counts,
+        received_audio_ms=row.received.audio_ms,
+        how=how,
+    )
+    attachment = session.attachment
+    attachment.continue_from(continued.received, request.last_received, first_frame, continued.journal)
+    try:
+        # The new token is stored before the client gets it.
+        await session.store()
+    except BaseException:
+        store.release(row.hold)
+        raise
+    state.restoring_ids.discard(request.session_id)
+    await session.run()

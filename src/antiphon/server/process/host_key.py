@@ -1,0 +1,39 @@
+"""Keeps this server registered in the session store as a host that lives."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+
+import anyio
+import anyio.to_thread
+
+from antiphon.errors import StoreError
+from antiphon.server.state import ServerState
+from antiphon.store.sessions import RENEWED_AFTER, Host, SessionStore
+
+log = logging.getLogger(__name__)
+
+
+def as_host(state: ServerState) -> Host:
+    """Return what other hosts are told of this server."""
+    load = state.num_under_way / state.settings.server.max_sessions
+    return Host(state.host_name, state.address, load=min(load, 1.0), draining=state.draining)
+
+
+async def keep_registered(state: ServerState, store: SessionStore) -> None:
+    """Renew the key of this host until cancelled, whether or not the store can be had.
+
+    It runs on the event loop that serves: a server whose loop hangs is dead for the others, as its clients find it.
+    """
+    ttl_s, failing = state.settings.resume.host_ttl_s, False
+    while True:
+        try:
+            # A thread that hangs is left alone: the store bounds its calls.
+            await anyio.to_thread.run_sync(partial(store.renew, as_host(state)), abandon_on_cancel=True)
+            failing = False
+        except StoreError as error:
+            if not failing:
+                log.error("the key of this host cannot be renewed: %s", error)
+            failing = True
+        await anyio.sleep(ttl_s * RENEWED_AFTER)

@@ -1,0 +1,92 @@
+"""The socket of a process that serves, its HTTP server, and the signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+
+import anyio
+import uvicorn
+
+from antiphon.errors import SettingsError
+from antiphon.settings import ServerSettings
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# What clients get to read the rest of their responses when the server stops.
+CLOSE_TIMEOUT_S = 3.0
+
+
+class QuietServer(uvicorn.Server):
+    """uvicorn without its signal handlers, which close live sessions at once, and with a quiet end of its grace.
+
+    `listens` is set once its sockets take connections.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listens = anyio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Open the sockets."""
+        await super().startup(sockets)
+        self.listens.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the listening sockets and all connections. Those that are not read are aborted in the end."""
+        with anyio.move_on_after(CLOSE_TIMEOUT_S):
+            await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+
+
+@contextlib.contextmanager
+def stop_on_signals() -> Iterator[tuple[anyio.Event, anyio.Event]]:
+    """Yield an event that the first SIGTERM or SIGINT sets while the block runs, and one that the second sets."""
+    stop, now, loop = anyio.Event(), anyio.Event(), asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (now if stop.is_set() else stop).set()
+
+    for number in SIGNALS:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield stop, now
+    finally:
+        for number in SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def base_url(server: ServerSettings, sock: socket.socket) -> str:
+    """Return the URL at which a server with this socket is reached, by the name that it was given."""
+    host = f"[{server.host}]" if ":" in server.host else server.host
+    return f"http://{host}:{sock.getsockname()[1]}"
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether a server that listens on `host` listens on every address of its machine, so that none is its own."""
+    return host in ("", "0.0.0.0", "::")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Bind a TCP socket (IPv6 for a `host` with a colon; port 0: any) that does not listen yet. The caller closes it.
+
+    Raises SettingsError if the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # asyncio turns Nagle's delay off only for sockets that say they are TCP; with it, a frame that follows another
+    # waits 40 ms.
+    sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((host, port))
+    except OSError as error:
+        sock.close()
+        raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from None
+    return sock

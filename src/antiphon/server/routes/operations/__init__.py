@@ -1,0 +1,1 @@
+"""Routes for those who run a server: probes, metrics, the profiler, and draining."""

@@ -1,0 +1,169 @@
+"""The generation of a response: what the model is asked for, and the chunks that come of it.
+
+A response task reads from a `ResponseSource`: a model that was asked, or a native model that began to speak by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Protocol
+
+import anyio
+
+from antiphon.contracts import (
+    ConversationProfile,
+    ConversationStream,
+    Message,
+    ReplyDone,
+    ReplyOptions,
+    ResponseChunk,
+    TextDelta,
+    VoiceOptions,
+)
+from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
+from antiphon.events.conversation import ConversationConfig, CreateResponse, Item
+from antiphon.sessions.conversation.history import ConversationHistory
+
+# Chunks of a response that may wait for its reader; with more of them the model waits.
+MAX_WAITING_CHUNKS = 64
+
+FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
+# The arguments of `ConversationStream.respond`. Two equal requests have the same response.
+ResponseRequest = tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]
+
+
+def wants_audio(config: ConversationConfig, profile: ConversationProfile, command: CreateResponse) -> bool:
+    """Return whether the response is to be spoken: the command asks for audio, or leaves it to a configuration that
+    does, and the model has a voice.
+    """
+    return (config.audio_output if command.audio_output is None else command.audio_output) and bool(profile.voices)
+
+
+def request_for(
+    config: ConversationConfig,
+    conversation: ConversationHistory,
+    profile: ConversationProfile,
+    command: CreateResponse,
+    voice: str | None,
+    max_tokens: int | None,
+    items: list[Item] | None = None,
+) -> ResponseRequest:
+    """Return the request to the model for one response. What `command` leaves open is as the configuration has it.
+
+    The messages are of the command's items, else of `items`, else of the history. `voice` is matched without regard to
+    case; a name that the model does not have becomes its default voice. Raises RemoteProtocolError where the command
+    refers to an item that is not in the history.
+    """
+    if command.items is not None:
+        items = [conversation.get(i) if isinstance(i, str) else i for i in command.items]
+    instructions = config.instructions if command.instructions is None else command.instructions
+    options = ReplyOptions(
+        max_tokens=max_tokens,
+        tools=config.tools if command.tools is None else command.tools,
+        tool_choice=config.tool_choice if command.tool_choice is None else command.tool_choice,
+        parallel_tool_calls=(
+            config.parallel_tool_calls if command.parallel_tool_calls is None else command.parallel_tool_calls
+        ),
+        truncation=config.truncation,
+    )
+    voices = profile.voices
+    spoken = None
+    if wants_audio(config, profile, command):
+        named = (v for v in voices if voice and v.lower() == voice.lower())
+        spoken = VoiceOptions(next(named, voices[0]), config.speed)
+    return conversation.messages(instructions, items), options, spoken
+
+
+class ResponseSource(Protocol):
+    """What a response task reads a response from: a model that was asked for it, or a native model that began to speak.
+
+    There is one reader, which calls `drop` when it has finished, however it finished.
+    """
+
+    def stream(self) -> AsyncGenerator[ResponseChunk, None]:
+        """Yield the response's chunks in order, waiting for each. May be iterated once. Raises Refused, ModelError,
+        EngineError and RemoteProtocolError, after the chunks that came before the failure.
+        """
+        ...
+
+    async def drop(self) -> None:
+        """Stop reading, and end the response where it has not ended. May be called after the stream is exhausted.
+        Whether it waits for the end depends on the source.
+        """
+        ...
+
+
+class ResponseGeneration:
+    """The generation of one response by a conversation model, in a task of its own: run `run` in a task group.
+
+    It may begin before the response is asked for. `messages`, `options` and `voice` are the arguments of
+    `ConversationStream.respond` and stay readable as a request, so that a later request can be compared with it. The
+    model waits while 64 chunks are not read.
+    """
+
+    def __init__(
+        self,
+        model_stream: ConversationStream,
+        messages: tuple[Message, ...],
+        options: ReplyOptions,
+        voice: VoiceOptions | None,
+    ) -> None:
+        self.model_stream = model_stream
+        self.request = (messages, options, voice)
+        self._send, self._receive = anyio.create_memory_object_stream[ResponseChunk](MAX_WAITING_CHUNKS)
+        self._scope = anyio.CancelScope()
+        self._failure: Exception | None = None
+        self._ended = anyio.Event()
+        # Tokens so far, by the pieces of text that came; once the model has finished, as it has counted them.
+        self.num_tokens = 0
+
+    async def run(self) -> None:
+        """Generate until the model has finished, or until `cancel`. Failures of the model are kept and raised by
+        `stream`, so that they do not end the session's task group.
+        """
+        try:
+            with self._scope:
+                async with aclosing(self.model_stream.respond(*self.request)) as chunks:
+                    async for chunk in chunks:
+                        if isinstance(chunk, ReplyDone):
+                            self.num_tokens = chunk.completion_tokens or self.num_tokens
+                        else:
+                            self.num_tokens += isinstance(chunk, TextDelta)
+                        await self._send.send(chunk)
+        except FAILURES as error:
+            self._failure = error
+        finally:
+            self._send.close()
+            self._ended.set()
+
+    async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
+        """Yield the model's chunks in order, waiting for each; for one reader. Raises what the model raised, Refused,
+        ModelError, EngineError or RemoteProtocolError, after its last chunk. A cancelled generation just ends.
+        """
+        async for chunk in self._receive:
+            yield chunk
+        if self._failure:
+            raise self._failure
+
+    async def drop(self) -> None:
+        """Cancel the generation and wait for its end, also when the caller is cancelled: the model's stream is free for
+        another response afterwards. `run` must have been started.
+        """
+        self.cancel()
+        with anyio.CancelScope(shield=True):
+            await self._ended.wait()
+        self._receive.close()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether `cancel` or `drop` was called, after which the generation may be incomplete. Also true where it had
+        finished before.
+        """
+        return self._scope.cancel_called
+
+    def cancel(self) -> None:
+        """End the generation within one step of the model, and return at once. Chunks that wait can still be read; no
+        error is raised to the reader.
+        """
+        self._scope.cancel()

@@ -1,0 +1,313 @@
+"""One response of a conversation, from its first guess to its last event.
+
+A response may be generated before anybody has asked for it, hidden from the client; once it is asked for, its chunks
+become items and events, and whatever ends it, what is open is closed in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from enum import Enum, auto
+from types import MappingProxyType
+
+import anyio
+import anyio.abc
+
+from antiphon.contracts import (
+    ReplyDone,
+    ResponseAudio,
+    ResponseChunk,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallStarted,
+)
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    ContentPart,
+    ContentPartAdded,
+    ContentPartDone,
+    ContentPosition,
+    ConversationEvent,
+    Item,
+    ItemAdded,
+    ItemDone,
+    OutputItemAdded,
+    OutputItemDone,
+    Response,
+    ResponseAudioDelta,
+    ResponseCreated,
+    ResponseDone,
+    ResponseTextDelta,
+    Usage,
+)
+from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
+from antiphon.sessions.conversation.history import ConversationHistory, cut_to
+from antiphon.sessions.conversation.responses.generation import (
+    FAILURES,
+    ResponseGeneration,
+    ResponseRequest,
+    ResponseSource,
+)
+
+log = logging.getLogger(__name__)
+
+
+class ResponseStage(Enum):
+    """How far a response has come.
+
+    - NEW: nothing of it was begun.
+    - PREEMPTIVE: the model generates it, and nobody has asked for it; the client does not know of it.
+    - UNDER_WAY: it was asked for, and its events are sent.
+    - CLOSED: its last event was sent, or it was dropped before it was asked for.
+    """
+
+    NEW = auto()
+    PREEMPTIVE = auto()
+    UNDER_WAY = auto()
+    CLOSED = auto()
+
+
+class ResponseInput(Enum):
+    """What moves a response on: GUESSED (a turn that may have ended is answered), ASKED, DROPPED, DONE."""
+
+    GUESSED = auto()
+    ASKED = auto()
+    DROPPED = auto()
+    DONE = auto()
+
+
+# What is not here is an error of ours.
+TRANSITIONS: Mapping[tuple[ResponseStage, ResponseInput], ResponseStage] = MappingProxyType(
+    {
+        (ResponseStage.NEW, ResponseInput.GUESSED): ResponseStage.PREEMPTIVE,
+        (ResponseStage.NEW, ResponseInput.ASKED): ResponseStage.UNDER_WAY,
+        (ResponseStage.PREEMPTIVE, ResponseInput.ASKED): ResponseStage.UNDER_WAY,
+        (ResponseStage.PREEMPTIVE, ResponseInput.DROPPED): ResponseStage.CLOSED,
+        (ResponseStage.UNDER_WAY, ResponseInput.DONE): ResponseStage.CLOSED,
+    }
+)
+
+
+class ResponseStageError(Exception):
+    """An input that the stage does not allow: the responder, or the response, is wrong."""
+
+
+class ResponseTask:
+    """One response of `conversation`, which gets its items if it is stored. `emit` is awaited with its events.
+
+    Either `begin_preemptive` and then `ask` or `drop`, or `ask` alone; after `ask`, `run` it as a task.
+
+    - `response`: its id, settings and, as it goes on, its items, status and usage; from `ask` on. Only this task writes
+      to it.
+    - `stage`: how far it has come.
+    - `ended`: is set when `ResponseDone` was emitted.
+
+    The context's `measure` takes `first_answer_sound`, the seconds from `ask` to the first audio, and its `count` what
+    becomes of preemptive responses.
+    """
+
+    response: Response
+
+    def __init__(self, context: ConversationContext, conversation: ConversationHistory, emit: EmitConversation) -> None:
+        self.stage = ResponseStage.NEW
+        self.ended = anyio.Event()
+        self._conversation = conversation
+        self._emit = emit
+        self._new_id = context.new_id
+        self._measure, self._count = context.measure, context.count
+        self._rate_hz = context.model.profile.sample_rate_hz
+        # What was begun before it was asked for.
+        self._guess: ResponseGeneration | None = None
+        self._make: Callable[[Response], Awaitable[ResponseSource]] | None = None
+        self._scope = anyio.CancelScope()
+        self._item: Item | None = None
+        self._previous: str | None = None
+        # The events that close the open item and are not emitted yet.
+        self._closing_events: list[ConversationEvent] = []
+        self._has_audio = False
+        self._asked_s = 0.0
+
+    def _move(self, happened: ResponseInput) -> None:
+        following = TRANSITIONS.get((self.stage, happened))
+        if following is None:
+            raise ResponseStageError(f"{happened.name} in the stage {self.stage.name}")
+        self.stage = following
+
+    # --- before it is asked for ---------------------------------------------------------------------------------------
+
+    def begin_preemptive(self, guess: ResponseGeneration, group: anyio.abc.TaskGroup) -> None:
+        """Generate the response in a task of `group`, hidden from the client. Returns at once."""
+        self._move(ResponseInput.GUESSED)
+        self._guess = guess
+        self._count("preemptive_begun", 1)
+        group.start_soon(guess.run)
+
+    def answers(self, request: ResponseRequest) -> bool:
+        """Whether this is a preemptive response to just this request, and was not cancelled. A response that was begun
+        on a wrong guess is never heard.
+        """
+        guess = self._guess if self.stage is ResponseStage.PREEMPTIVE else None
+        return guess is not None and guess.request == request and not guess.cancelled
+
+    def cancel_preemptive(self) -> None:
+        """End what is generated within one step of the model, and return at once. It still has to be dropped."""
+        assert self._guess
+        self._guess.cancel()
+
+    async def drop(self) -> None:
+        """End a preemptive response, and wait for its end, also when the caller is cancelled: the model's stream is
+        free afterwards.
+        """
+        self._move(ResponseInput.DROPPED)
+        assert self._guess
+        await self._guess.drop()
+        self._count("preemptive_dropped", 1)
+        self._count("preemptive_dropped_tokens", self._guess.num_tokens)
+
+    # --- from its request on ------------------------------------------------------------------------------------------
+
+    def ask(self, response: Response, make: Callable[[Response], Awaitable[ResponseSource]]) -> None:
+        """It was asked for: `run` sends it, as `response`. Where nothing was begun, `make` gives the source to read
+        from; it may raise what a model raises.
+        """
+        if self.stage is ResponseStage.PREEMPTIVE:
+            self._count("preemptive_used", 1)
+        self._move(ResponseInput.ASKED)
+        self.response, self._make = response, make
+        self._asked_s = time.monotonic()
+
+    def cancel(self, reason: str) -> None:
+        """End the response within one step of the model, with `reason` unless it has one already. Returns at once;
+        `run` still closes the open item and emits `ResponseDone`.
+        """
+        if not self.response.reason:
+            self.response.reason = reason
+        self._scope.cancel()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the response was cancelled. It may still be closing its items; `ended` is set once it has."""
+        return self._scope.cancel_called
+
+    async def run(self) -> None:
+        """Emit the response from `ResponseCreated` to `ResponseDone`, which is last however it ends.
+
+        A failure of the model, or a request that it refuses, is reported in the response's status and not raised.
+        """
+        response, emit = self.response, self._emit
+        await emit(ResponseCreated(response.snapshot()))
+        with self._scope:
+            try:
+                await self._read_source()
+                if response.status == "in_progress":
+                    response.status = "completed"
+            except RemoteProtocolError as error:
+                response.status, response.error, response.code = "failed", error.message, error.code
+            except FAILURES as error:
+                log.error("a response failed: %s", error)
+                response.status, response.error = "failed", str(error)
+        if response.status == "in_progress":
+            response.status = "cancelled"
+        await self._close()
+        await emit(ResponseDone(response.snapshot()))
+        self._move(ResponseInput.DONE)
+        self.ended.set()
+
+    async def _read_source(self) -> None:
+        assert self._make
+        source: ResponseSource = self._guess or await self._make(self.response)
+        try:
+            async for chunk in source.stream():
+                await self._apply(chunk)
+        finally:
+            await source.drop()
+
+    async def _apply(self, chunk: ResponseChunk) -> None:
+        response, emit = self.response, self._emit
+        match chunk:
+            case TextDelta(text):
+                item = await self._message()
+                item.parts[0].text += text
+                await emit(ResponseTextDelta(self._place(), text, response.audio_output))
+            case ResponseAudio(pcm, words):
+                item = await self._message()
+                if not self._has_audio:
+                    self._has_audio = True
+                    self._measure("first_answer_sound", time.monotonic() - self._asked_s)
+                item.parts[0].audio_s += len(pcm) / self._rate_hz
+                item.parts[0].words += words
+                await emit(ResponseAudioDelta(self._place(), pcm, self._rate_hz, words))
+            case ToolCallStarted(call_id, name):
+                await self._close()
+                await self._open(
+                    Item(self._new_id("item_"), "function_call", "assistant", "in_progress", call_id=call_id, name=name)
+                )
+            case ToolCallDelta(arguments):
+                assert self._item
+                self._item.arguments += arguments
+                await emit(ArgumentsDelta(self._place(), self._item.call_id, arguments))
+            case ReplyDone(reason):
+                response.usage = Usage(chunk.prompt_tokens, chunk.cached_tokens, chunk.completion_tokens)
+                if reason == "length":
+                    response.status, response.reason = "incomplete", "max_output_tokens"
+
+    async def _message(self) -> Item:
+        """Return the message that is being generated, and begin one where there is none."""
+        if self._item and self._item.kind == "message":
+            return self._item
+        await self._close()
+        kind = "output_audio" if self.response.audio_output else "output_text"
+        item = Item(
+            self._new_id("item_"),
+            "message",
+            "assistant",
+            "in_progress",
+            [ContentPart(kind)],  # type: ignore[arg-type]
+        )
+        await self._open(item)
+        await self._emit(ContentPartAdded(self._place(), item.parts[0].snapshot()))
+        return item
+
+    async def _open(self, item: Item) -> None:
+        response = self.response
+        self._item, self._previous = item, None
+        response.output.append(item)
+        if response.stored:
+            self._previous = self._conversation.add(item)
+        index = len(response.output) - 1
+        await self._emit(OutputItemAdded(response.id, index, item.snapshot(), self._previous))
+        if response.stored:
+            await self._emit(ItemAdded(item.snapshot(), self._previous))
+
+    async def _close(self) -> None:
+        """Close the open part and item, whatever ended them. After a cancellation, a second call goes on where the
+        first stopped.
+        """
+        item = self._item
+        if item and not self._closing_events:
+            place = self._place()
+            item.status = "completed" if self.response.status in ("in_progress", "completed") else "incomplete"
+            shown = item.snapshot()
+            part_done = ContentPartDone(place, shown.parts[0]) if item.kind == "message" else None
+            done = part_done or ArgumentsDone(place, item.call_id, item.name, item.arguments)
+            kept = [ItemDone(shown, self._previous)] if self.response.stored else []
+            self._closing_events = [
+                done,
+                *kept,
+                OutputItemDone(self.response.id, place.output_index, shown, self._previous),
+            ]
+        while self._closing_events:
+            await self._emit(self._closing_events.pop(0))
+        if item and self.response.status == "cancelled" and item.kind == "message" and self.response.audio_output:
+            # Text that never became audio was not said: the model must not find it in the next turn's history.
+            part = item.parts[0]
+            part.text = cut_to(part.text, [w.text for w in part.words], len(part.words))
+        self._item = None
+
+    def _place(self) -> ContentPosition:
+        assert self._item
+        return ContentPosition(self.response.id, self._item.id, len(self.response.output) - 1)

@@ -1,0 +1,55 @@
+"""Sessions that outlive their host, and which host owns each: the contract (`api.py`), and `open_store` for its homes.
+
+A home is SQLite in a folder, Redis or Valkey, or Postgres; one thread writes to it (`writer.py`).
+"""
+
+from pathlib import Path
+
+from antiphon.store.sessions.api import (
+    HOST_TTL_S,
+    MAX_TAIL_BYTES,
+    RENEWED_AFTER,
+    ROW_VERSION,
+    ClaimRefusal,
+    Hold,
+    Host,
+    ReceivedCounts,
+    SessionStore,
+    StoredSession,
+    TailChunk,
+)
+from antiphon.store.sessions.postgres import PostgresHome
+from antiphon.store.sessions.redis import RedisHome
+from antiphon.store.sessions.sqlite import SqliteHome
+from antiphon.store.sessions.url import StoreUrl, is_store_url
+from antiphon.store.sessions.writer import QueuedStore
+
+__all__ = [
+    "HOST_TTL_S",
+    "MAX_TAIL_BYTES",
+    "RENEWED_AFTER",
+    "ROW_VERSION",
+    "ClaimRefusal",
+    "Hold",
+    "Host",
+    "ReceivedCounts",
+    "SessionStore",
+    "StoredSession",
+    "TailChunk",
+    "open_store",
+]
+
+
+def open_store(state: str, max_age_s: float, host_ttl_s: float = HOST_TTL_S) -> SessionStore:
+    """Open the store that the setting `--state` names: a folder, or the URL of a Redis, Valkey or Postgres server.
+
+    Rows are not found, and are deleted, `max_age_s` after they were written; a host is dead `host_ttl_s` after it has
+    renewed its key. Blocks. Raises StoreError where the store cannot be had, or is of a newer format, and SettingsError
+    for a URL that is wrong or needs a package that is not installed. Neither shows the password.
+    """
+    if not is_store_url(state):
+        return QueuedStore(SqliteHome(Path(state).expanduser(), max_age_s, host_ttl_s))
+    url = StoreUrl(state)
+    return QueuedStore(
+        RedisHome(url, max_age_s, host_ttl_s) if url.is_redis else PostgresHome(url, max_age_s, host_ttl_s)
+    )

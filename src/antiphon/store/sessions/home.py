@@ -1,0 +1,136 @@
+"""What a home of sessions has to be, for the writer that all homes share: a database that reads and writes at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from antiphon.errors import RowError, StoreError, SupersededError
+from antiphon.store.sessions.api import (
+    ROW_VERSION,
+    ClaimRefusal,
+    Hold,
+    Host,
+    ReceivedCounts,
+    StoredSession,
+    TailChunk,
+)
+
+# How long a home may take to answer, in seconds.
+BUSY_S = 1.0
+
+
+@dataclass(slots=True)
+class Write:
+    """What is to be written of one session, in this order: its row, the end of the earlier tail, chunks, and a release.
+
+    A session that is forgotten is only that. `chunks`: of the tail, by `at_ms`.
+    """
+
+    hold: Hold
+    row: StoredSession | None = None
+    clears_tail: bool = False
+    chunks: dict[int, bytes] = field(default_factory=dict)
+    releases: bool = False
+    forgets: bool = False
+
+    @property
+    def next_owner(self) -> str:
+        """The owner that the row has after it."""
+        return "" if self.releases else self.hold.owner
+
+    @property
+    def next_restores(self) -> int:
+        """The `restores` that the row has after it, if it writes a row."""
+        return 0 if self.releases or self.row is None else self.row.restores
+
+
+class Home(Protocol):
+    """Where rows and hosts are. All methods block, for BUSY_S or little more, and raise StoreError for a failing home.
+
+    `write` and `purge` are called by one thread, the others by any. What `SessionStore` says of its methods holds.
+    """
+
+    def write(self, writes: Sequence[Write]) -> Sequence[StoreError | None]:
+        """Write each, by itself and as a whole, and return what was wrong with each: SupersededError, RowError or None.
+
+        Doing it again, after a failure that left open whether it was done, changes nothing.
+        """
+        ...
+
+    def read(self, session_id: str) -> StoredSession | None:
+        """As `SessionStore.get`."""
+        ...
+
+    def read_tail(self, session_id: str) -> tuple[TailChunk, ...]:
+        """As `SessionStore.tail`."""
+        ...
+
+    def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
+        """As `SessionStore.claim`."""
+        ...
+
+    def renew(self, host: Host) -> None:
+        """As `SessionStore.renew`."""
+        ...
+
+    def unregister(self, name: str) -> None:
+        """As `SessionStore.unregister`."""
+        ...
+
+    def hosts(self) -> tuple[Host, ...]:
+        """As `SessionStore.hosts`, in any order."""
+        ...
+
+    def host(self, name: str) -> Host | None:
+        """As `SessionStore.host`."""
+        ...
+
+    def purge(self) -> None:
+        """Delete what is too old."""
+        ...
+
+    def close(self) -> None:
+        """Close connections. Does not raise."""
+        ...
+
+
+def row_of(session_id: str, values: Sequence[object]) -> StoredSession:
+    """Make a row of the values of its fields as a home has them, in the order of Redis's and the tables' columns:
+    version, key_hash, token, snapshot, owner, fence, received events and milliseconds, restores.
+
+    Raises RowError for values of another type, and for a row of another version.
+    """
+    version, key_hash, token, snapshot, owner, fence, events, audio_ms, restores = values
+    numbers = [version, fence, events, audio_ms, restores]
+    if not (
+        all(isinstance(n, int) and n >= 0 for n in numbers)
+        and isinstance(key_hash, str)
+        and isinstance(owner, str)
+        and isinstance(token, bytes)
+        and isinstance(snapshot, bytes)
+    ):
+        raise damaged(session_id)
+    if version != ROW_VERSION:
+        raise other_version(session_id, version)
+    counts = [int(str(n)) for n in numbers]
+    received = ReceivedCounts(counts[2], counts[3])
+    return StoredSession(session_id, key_hash, token, snapshot, owner, counts[1], received, counts[4], counts[0])
+
+
+def damaged(session_id: str) -> RowError:
+    """The error of a row that is no row."""
+    return RowError(f"the stored session {session_id} is damaged")
+
+
+def other_version(session_id: str, version: object) -> RowError:
+    """The error of a row of another version of antiphon."""
+    return RowError(
+        f"the stored session {session_id} has version {version}, and this version of antiphon reads {ROW_VERSION}"
+    )
+
+
+def superseded(session_id: str) -> SupersededError:
+    """The error of a write whose hold is void."""
+    return SupersededError(f"the stored session {session_id} belongs to another host by now, or is deleted")

@@ -1,0 +1,248 @@
+"""The session store over any home: a thread that writes, so that no session waits for a disk or a network.
+
+What a home is, and what it does at once, is `home.py`'s; this module knows no database.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import chain
+
+from antiphon.errors import RowError, StoreError, SupersededError
+from antiphon.store.sessions.api import MAX_TAIL_BYTES, ClaimRefusal, Hold, Host, StoredSession, TailChunk
+from antiphon.store.sessions.home import BUSY_S, Home, Write, superseded
+
+log = logging.getLogger(__name__)
+# How soon a write that failed is tried again.
+RETRY_S = 2.0
+# How often conversations that are too old are deleted.
+PURGE_EVERY_S = 3600.0
+# How long a claim waits for what is yet to be written of its session, and `close` for the thread.
+FLUSH_S, CLOSE_S = 3 * BUSY_S, 10.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A write that waits or is being written, and the futures that it will end."""
+
+    write: Write
+    futures: list[Future[None]] = field(default_factory=list)
+
+
+class QueuedStore:
+    """A SessionStore over `home`, whose `write` it calls in a thread of its own. `close` ends the thread and the home.
+
+    A write that fails makes the store *degraded*: what is to be written waits, and is tried again every RETRY_S until
+    it is written. `clock`: seconds that pass, for the deletion of old rows each hour.
+    """
+
+    def __init__(self, home: Home, clock: Callable[[], float] = time.monotonic) -> None:
+        self._home = home
+        self._clock = clock
+        # Of each session what is not written yet. Bounded by the number of sessions and MAX_TAIL_BYTES of each, because
+        # a newer row replaces the one that waits.
+        self._pending: dict[str, _Waiting] = {}
+        # What is being written.
+        self._in_hand: dict[str, _Waiting] = {}
+        self._failure: str | None = None
+        self._lock = threading.Lock()
+        self._wake: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write_all, name="sessions", daemon=True)
+        self._thread.start()
+
+    @property
+    def degraded(self) -> str | None:
+        """As SessionStore says; from any thread."""
+        return self._failure
+
+    # --- writes -------------------------------------------------------------------------------------------------------
+
+    def put(self, session: StoredSession, *, turn_kept: bool = False) -> Future[None]:
+        """As SessionStore says."""
+        return self._enqueue(Write(session.hold, session, clears_tail=turn_kept))
+
+    def append_tail(self, hold: Hold, chunk: TailChunk) -> Future[None]:
+        """As SessionStore says."""
+        return self._enqueue(Write(hold, chunks={chunk.at_ms: chunk.data}))
+
+    def release(self, hold: Hold) -> Future[None]:
+        """As SessionStore says."""
+        return self._enqueue(Write(hold, releases=True))
+
+    def forget(self, hold: Hold) -> Future[None]:
+        """As SessionStore says."""
+        return self._enqueue(Write(hold, forgets=True))
+
+    def _enqueue(self, write: Write) -> Future[None]:
+        written: Future[None] = Future()
+        with self._lock:
+            waiting = self._pending.get(write.hold.session_id)
+            refusal, merged = (None, write) if waiting is None else _merged(waiting.write, write)
+            if refusal:
+                written.set_exception(refusal)
+                return written
+            if waiting is None or waiting.write.hold != write.hold:
+                # An earlier owner's write is void.
+                _finish(waiting.futures if waiting else (), superseded(write.hold.session_id))
+                self._pending[write.hold.session_id] = waiting = _Waiting(merged)
+            waiting.write = merged
+            if self._failure is None:
+                waiting.futures.append(written)
+            else:
+                written.set_exception(StoreError(self._failure))
+        self._wake.put(True)
+        return written
+
+    # --- reads and claims ---------------------------------------------------------------------------------------------
+
+    def get(self, session_id: str) -> StoredSession | None:
+        """As SessionStore says."""
+        with self._lock:
+            found = self._pending.get(session_id) or self._in_hand.get(session_id)
+            write = replace(found.write) if found else None
+        if write and write.forgets:
+            return None
+        row = write.row if write and write.row else self._home.read(session_id)
+        if row and write and write.hold == row.hold:
+            row = replace(row, owner=write.next_owner, restores=0 if write.releases else row.restores)
+        return row
+
+    def tail(self, session_id: str) -> tuple[TailChunk, ...]:
+        """As SessionStore says."""
+        return self._home.read_tail(session_id)
+
+    def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
+        """As SessionStore says."""
+        self._flush(session_id)
+        return self._home.claim(session_id, new_owner, seen_fence)
+
+    def _flush(self, session_id: str) -> None:
+        """Wait until nothing of a session is to be written. Raises StoreError where that fails."""
+        written: Future[None] = Future()
+        with self._lock:
+            waiting = self._pending.get(session_id) or self._in_hand.get(session_id)
+            if waiting is None:
+                return
+            waiting.futures.append(written)
+        self._wake.put(True)
+        try:
+            # A write that was refused for itself is no concern of a claim.
+            with suppress(SupersededError, RowError):
+                written.result(FLUSH_S)
+        except TimeoutError:
+            raise StoreError(f"session {session_id} could not be written in {FLUSH_S:.0f} s") from None
+
+    def renew(self, host: Host) -> None:
+        """As SessionStore says."""
+        self._home.renew(host)
+
+    def unregister(self, name: str) -> None:
+        """As SessionStore says."""
+        self._home.unregister(name)
+
+    def hosts(self) -> tuple[Host, ...]:
+        """As SessionStore says."""
+        return tuple(sorted(self._home.hosts(), key=lambda host: host.name))
+
+    def host(self, name: str) -> Host | None:
+        """As SessionStore says."""
+        return self._home.host(name)
+
+    def close(self, host_name: str = "") -> None:
+        """As SessionStore says."""
+        self._wake.put(False)
+        self._thread.join(CLOSE_S)
+        if host_name:
+            try:
+                self._home.unregister(host_name)
+            except StoreError as error:
+                log.warning("%s is not unregistered, and dead for others when its time is over: %s", host_name, error)
+        self._home.close()
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _write_all(self) -> None:
+        purged_s, is_open = self._clock(), True
+        while is_open:
+            with suppress(queue.Empty):
+                is_open = self._wake.get(timeout=RETRY_S if self._failure else PURGE_EVERY_S)
+            try:
+                self._write_pending()
+                if self._clock() - purged_s >= PURGE_EVERY_S:
+                    self._home.purge()
+                    purged_s = self._clock()
+            except Exception as error:
+                # Whatever it is, sessions must not wait for a thread that ended.
+                self._degrade(f"conversations cannot be stored: {error}")
+
+    def _write_pending(self) -> None:
+        """Write what waits. Raises what makes the home as a whole impossible to write to."""
+        with self._lock:
+            taken, self._in_hand, self._pending = self._pending, self._pending, {}
+        failures = self._home.write([waiting.write for waiting in taken.values()]) if taken else ()
+        for wrong in filter(None, failures):
+            log.log(logging.WARNING if isinstance(wrong, SupersededError) else logging.ERROR, "%s", wrong)
+        with self._lock:
+            self._in_hand = {}
+            if self._failure:
+                log.warning("conversations are stored again")
+            self._failure = None
+        for waiting, failure in zip(taken.values(), failures, strict=True):
+            _finish(waiting.futures, failure)
+
+    def _degrade(self, failure: str) -> None:
+        with self._lock:
+            if self._failure is None:
+                # The live sessions matter more than the stored ones.
+                log.error("%s", failure)
+            self._failure = failure
+            for session_id, earlier in self._in_hand.items():
+                # What was not written waits again, before what came after it.
+                later = self._pending.get(session_id)
+                again = _Waiting(earlier.write, earlier.futures)
+                if later:
+                    refusal, merged = _merged(earlier.write, later.write)
+                    again = _Waiting(earlier.write if refusal else merged, [*earlier.futures, *later.futures])
+                self._pending[session_id] = again
+            self._in_hand = {}
+            waiting = list(chain.from_iterable(w.futures for w in self._pending.values()))
+            for each in self._pending.values():
+                each.futures = []
+        _finish(waiting, StoreError(failure))
+
+
+def _merged(earlier: Write, later: Write) -> tuple[StoreError | None, Write]:
+    """One write for two of the same session, the later of which was given after the other; or why it is refused."""
+    session_id = later.hold.session_id
+    if later.hold != earlier.hold:
+        # Of two owners, the one of the newer fence is right; the home decides about the rest.
+        is_older = later.hold.fence < earlier.hold.fence
+        return (superseded(session_id) if is_older else None), later
+    if later.forgets or earlier.forgets:
+        # What is forgotten is not made anew.
+        refused = None if later.forgets else superseded(session_id)
+        return refused, Write(later.hold, forgets=True)
+    if earlier.releases and not later.releases:
+        return superseded(session_id), earlier
+    chunks = {} if later.clears_tail else dict(earlier.chunks)
+    for at_ms, data in later.chunks.items():
+        if sum(map(len, chunks.values())) + len(data) <= MAX_TAIL_BYTES:
+            chunks.setdefault(at_ms, data)
+    clears_tail, releases = earlier.clears_tail or later.clears_tail, earlier.releases or later.releases
+    return None, Write(later.hold, later.row or earlier.row, clears_tail, chunks, releases)
+
+
+def _finish(writes: Sequence[Future[None]], failure: StoreError | None) -> None:
+    for write in writes:
+        if write.set_running_or_notify_cancel():
+            if failure is None:
+                write.set_result(None)
+            else:
+                write.set_exception(failure)

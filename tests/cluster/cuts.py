@@ -1,0 +1,78 @@
+"""Connections that break under people who talk, behind a balancer that knows nothing of sessions.
+
+    python -m tests.cluster.cuts [--cuts 200] [--reloads 30] [--callers 9] [--seed 1]
+
+Each caller resumes through HAProxy, which sends it to any of three hosts: one that has the session, or one that relays
+to it. A reload of HAProxy cuts all connections a second later.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+from collections import Counter
+
+from tests.cluster.balancer import Balancer
+from tests.cluster.callers import ResumingCaller
+from tests.cluster.chaos import PACE_S, store_url
+from tests.cluster.processes import cluster
+
+
+async def rounds(balancer: Balancer, callers: list[ResumingCaller], cuts: int, reloads: int, seed: int) -> Counter[str]:
+    """Cut callers off and reload the balancer while they talk, and judge what they were told. Returns how they came
+    back.
+    """
+    chance = random.Random(seed)
+    over = asyncio.Event()
+
+    async def talk(caller: ResumingCaller) -> None:
+        async with caller.connected():
+            while not over.is_set():
+                await caller.converse(1 + chance.randrange(2))
+            caller.check()
+
+    async with asyncio.TaskGroup() as group:
+        for caller in callers:
+            group.create_task(talk(caller))
+        await asyncio.sleep(1.0)
+        plan = ["cut"] * cuts + ["reload"] * reloads
+        chance.shuffle(plan)
+        for what in plan:
+            await asyncio.sleep(chance.uniform(0.0, 0.3))
+            if what == "cut":
+                chance.choice(callers).cut()
+            else:
+                balancer.reload()
+        await asyncio.sleep(1.5 if reloads else 0.0)
+        over.set()
+    return Counter(how for caller in callers for how in caller.how)
+
+
+def run(kind: str, cuts: int, reloads: int, num_callers: int, seed: int) -> Counter[str]:
+    """Run rounds over three hosts that share a store of this kind, behind HAProxy. Returns how callers were resumed."""
+    flags = ("--sessions-per-key", "200", "--max-sessions", "200")
+    with store_url(kind) as state, cluster(state, *flags, pace_s=PACE_S) as hosts:
+        balancer = Balancer([f"{host.address}:{host.port}" for host in hosts.hosts])
+        try:
+            callers = [ResumingCaller(n, [balancer.ws], seed + n) for n in range(num_callers)]
+            return asyncio.run(rounds(balancer, callers, cuts, reloads, seed))
+        finally:
+            balancer.close()
+
+
+def main() -> None:
+    """Run the rounds that the command line asks for, and print what they came to."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--cuts", type=int, default=200)
+    parser.add_argument("--reloads", type=int, default=30)
+    parser.add_argument("--callers", type=int, default=9)
+    parser.add_argument("--store", choices=("sqlite", "redis", "postgres"), default="redis")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    how = run(args.store, args.cuts, args.reloads, args.callers, args.seed)
+    print(f"{args.cuts} cuts and {args.reloads} reloads; resumed: {dict(how)}")
+
+
+if __name__ == "__main__":
+    main()

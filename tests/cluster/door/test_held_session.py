@@ -1,0 +1,170 @@
+"""What a door keeps of a session: both sides lose nothing, and get nothing twice, wherever the connection breaks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from antiphon.cluster.door.held_session import CannotResume, HeldSession
+
+CREATED = '{"type":"session.created","event_id":"e","session":{"id":"sess-1"},"resume_token":"t1"}'
+
+
+def numbered(seq: int, **fields: Any) -> str:
+    return json.dumps({"type": "x", **fields, "server_event_seq": seq}, separators=(",", ":"))
+
+
+def resumed(received: int, token: str = "t2", **facts: Any) -> str:
+    return json.dumps({"type": "session.resumed", "received_events": received, "resume_token": token} | facts)
+
+
+def opened() -> HeldSession:
+    held = HeldSession()
+    held.receive(CREATED)
+    return held
+
+
+def sent(held: HeldSession) -> list[Any]:
+    frames = []
+    while (frame := held.next_frame()) is not None:
+        frames.append(frame)
+    return frames
+
+
+def test_the_client_gets_a_session_without_token_and_numbers() -> None:
+    held = HeldSession()
+    assert not held.can_resume
+    assert json.loads(str(held.receive(CREATED))) == {
+        "type": "session.created",
+        "event_id": "e",
+        "session": {"id": "sess-1"},
+    }
+    assert held.receive(numbered(1, text='ä,"server_event_seq":9}')) == json.dumps(
+        {"type": "x", "text": 'ä,"server_event_seq":9}'}, separators=(",", ":")
+    )
+    assert held.receive(b"\x01\x02") == b"\x01\x02"
+    assert json.loads(held.resume_request()) == {
+        "type": "session.resume",
+        "session_id": "sess-1",
+        "resume_token": "t1",
+        # The binary frame counts without saying so.
+        "last_received_server_event_seq": 2,
+    }
+
+
+@pytest.mark.parametrize("kind", ["session.moving", "session.state_degraded", "session.replaced"])
+def test_what_is_said_of_the_connection_is_not_the_clients(kind: str) -> None:
+    held = opened()
+    assert held.receive(f'{{"type":"{kind}","event_id":"e","server_event_seq":7}}') is None
+    assert json.loads(held.resume_request())["last_received_server_event_seq"] == 7
+
+
+@pytest.mark.parametrize("frame", ["", "no json", "[]", '{"type":"x"}', '{"a":",\\"server_event_seq\\":"}'])
+def test_a_frame_without_a_number_is_passed_on_as_it_is(frame: str) -> None:
+    held = opened()
+    assert held.receive(frame) == frame
+    assert json.loads(held.resume_request())["last_received_server_event_seq"] == 0
+
+
+def test_when_the_host_has_received_less_than_was_sent_then_the_rest_is_sent_again() -> None:
+    held = opened()
+    for frame in ("a", "b", b"c"):
+        held.keep(frame)
+    assert sent(held) == ["a", "b", b"c"]
+    held.resumed(resumed(1))
+    assert held.unsent_bytes == 2
+    held.keep("d")
+    assert sent(held) == ["b", b"c", "d"]
+    assert held.unsent_bytes == 0
+    assert json.loads(held.resume_request())["resume_token"] == "t2"
+
+
+def test_when_the_host_needs_more_than_is_kept_then_the_session_cannot_go_on() -> None:
+    held = HeldSession(max_kept_bytes=4)
+    held.receive(CREATED)
+    for frame in ("aa", "bb", "cc"):
+        held.keep(frame)
+        held.next_frame()
+    with pytest.raises(CannotResume, match="client_gap") as lost:
+        held.resumed(resumed(0))
+    assert lost.value.is_final
+    held.resumed(resumed(1))
+    assert sent(held) == ["bb", "cc"]
+
+
+def test_frames_that_no_host_was_sent_are_never_dropped() -> None:
+    held = HeldSession(max_kept_bytes=2)
+    held.receive(CREATED)
+    for frame in ("aaa", "bbb"):
+        held.keep(frame)
+    assert sent(held) == ["aaa", "bbb"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "final"),
+    [
+        ('{"type":"error","error":{"code":"unknown_session","message":"no"}}', "unknown_session", False),
+        ('{"type":"error","error":{"code":"invalid_resume_token"}}', "invalid_resume_token", True),
+        ('{"type":"error","error":{"code":"resource_exhausted","retryable":true}}', "resource_exhausted", False),
+        ('{"type":"session.resync_required","reason":"journal_gap"}', "resync_required", True),
+        ('{"type":"session.created"}', "session.created", False),
+        ("garbage", "None", False),
+        (b"\xff", "None", False),
+    ],
+)
+def test_any_other_answer_to_a_resume_is_a_refusal(answer: str | bytes, code: str, final: bool) -> None:
+    with pytest.raises(CannotResume) as refused:
+        opened().resumed(answer)
+    assert (refused.value.code, refused.value.is_final) == (code, final)
+
+
+def test_events_are_acknowledged_in_batches() -> None:
+    held = opened()
+    told = []
+    for seq in range(1, 100):
+        held.receive(numbered(seq))
+        if acknowledgement := held.acknowledgement():
+            told.append(json.loads(acknowledgement)["server_event_seq"])
+    assert told == [32, 64, 96]
+
+
+class Host:
+    """A host that counts as the real one does: it numbers its events, and knows what it has received."""
+
+    def __init__(self) -> None:
+        self.received: list[str] = []
+        self.said: list[str] = []
+
+    def say(self) -> None:
+        self.said.append(f"event {len(self.said) + 1}")
+
+
+@given(st.lists(st.sampled_from(["client", "host", "deliver", "drop", "cut"]), max_size=60))
+def test_wherever_the_connection_breaks_then_both_sides_get_everything_once(steps: list[str]) -> None:
+    held, host, client = opened(), Host(), []
+    num_said_by_client, in_flight = 0, 0
+    for step in [*steps, "cut", "deliver", "deliver"]:
+        match step:
+            case "client":
+                num_said_by_client += 1
+                held.keep(f"frame {num_said_by_client}")
+            case "host":
+                host.say()
+            case "deliver":
+                host.received += sent(held)
+                while in_flight < len(host.said):
+                    in_flight += 1
+                    client.append(held.receive(numbered(in_flight, text=host.said[in_flight - 1])))
+            case "drop":
+                # What the host was sent is lost on the way, and the connection with it.
+                sent(held)
+                held.resumed(resumed(len(host.received)))
+            case "cut":
+                in_flight = json.loads(held.resume_request())["last_received_server_event_seq"]
+                held.resumed(resumed(len(host.received)))
+    assert host.received == [f"frame {n}" for n in range(1, num_said_by_client + 1)]
+    assert [json.loads(str(frame))["text"] for frame in client] == host.said

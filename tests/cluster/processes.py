@@ -1,0 +1,190 @@
+"""Several real servers as one service: hosts over scripted models that share a store, doors, and what befalls them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from tests.store.servers import free_port
+
+INTERNAL_KEY = "of-the-supervisor"
+START_S = 30.0
+SCRIPTED = ("tests.cluster.scripted_host",)
+
+
+@dataclass(slots=True)
+class Host:
+    """One server, which keeps its name and port when it is started anew. `prefix`: of its command line."""
+
+    name: str
+    module: tuple[str, ...]
+    flags: tuple[str, ...]
+    folder: Path
+    env: dict[str, str] = field(default_factory=dict)
+    prefix: tuple[str, ...] = ()
+    address: str = "127.0.0.1"
+    port: int = field(default_factory=free_port)
+    popen: subprocess.Popen[str] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}:{self.port}"
+
+    @property
+    def ws(self) -> str:
+        return self.url.replace("http", "ws", 1)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / f"{self.name}.log").read_text()
+
+    def start(self) -> None:
+        """Start it; `wait` returns when it is ready."""
+        command = [*self.prefix, sys.executable, "-m", *self.module, "--host", self.address, "--port", str(self.port)]
+        with (self.folder / f"{self.name}.log").open("a") as log:
+            self.popen = subprocess.Popen(
+                [*command, *self.flags],
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | self.env,
+            )
+
+    def wait(self) -> None:
+        """Wait until it is ready."""
+        assert self.popen
+        assert self.popen.stdout
+        for line in self.popen.stdout:
+            if re.search(r"ready at \S+", line):
+                return
+        raise AssertionError(f"{self.name} did not start: {self.log}")
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.popen
+        self.popen.send_signal(number)
+
+    def kill(self) -> None:
+        """Kill it as it stands, and wait for its end."""
+        self.send(signal.SIGKILL)
+        self.end()
+
+    def end(self) -> int:
+        """Wait until it has ended, and return its exit status."""
+        assert self.popen
+        with self.popen:
+            code = self.popen.wait(START_S)
+        self.popen = None
+        return code
+
+    def is_ready(self) -> bool:
+        """Whether it takes sessions now."""
+        try:
+            return httpx.get(f"{self.url}/ready", trust_env=False, timeout=1).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    def num_sessions(self) -> int:
+        """How many sessions it has; 0 where it does not answer."""
+        return round(self.metric("antiphon_sessions{"))
+
+    def metric(self, beginning: str) -> float:
+        """The sum of its metrics whose lines begin so; 0 where it does not answer."""
+        try:
+            lines = httpx.get(f"{self.url}/metrics", trust_env=False, timeout=2).text.splitlines()
+        except httpx.HTTPError:
+            return 0.0
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(beginning))
+
+
+class Cluster:
+    """Hosts that share a store, with scripted models. `hosts` are the ones that were started; all stop together."""
+
+    def __init__(self, state: str, folder: Path, *flags: str, pace_s: float = 0.0, api_key: str = "") -> None:
+        self.state = state
+        self.folder = folder
+        self.hosts: list[Host] = []
+        self.doors: list[Host] = []
+        self._flags = flags
+        self._env = {"ANTIPHON_INTERNAL_KEY": INTERNAL_KEY, "ANTIPHON_TEST_PACE_S": str(pace_s)}
+        if api_key:
+            self._env["ANTIPHON_API_KEYS"] = api_key
+
+    def add_host(
+        self,
+        *flags: str,
+        module: tuple[str, ...] = SCRIPTED,
+        prefix: tuple[str, ...] = (),
+        address: str = "127.0.0.1",
+    ) -> Host:
+        """Start another host, at `address`, by a command line that begins with `prefix`; `wait` for it."""
+        name = f"host-{len(self.hosts) + 1}"
+        host = Host(name, module, ("--state", self.state, "--host-name", name, *self._flags, *flags), self.folder,
+                    self._env, prefix, address)  # fmt: skip
+        self.hosts.append(host)
+        host.start()
+        return host
+
+    def add_door(self, *flags: str) -> Host:
+        """Start a door, which finds the hosts in their store unless `flags` say otherwise; `wait` for it."""
+        name = f"door-{len(self.doors) + 1}"
+        door = Host(name, ("antiphon", "serve"), ("--role", "door", *(flags or ("--state", self.state))), self.folder)
+        self.doors.append(door)
+        door.start()
+        return door
+
+    def unregister(self, dead: Host) -> None:
+        """Say that a host is dead, as its supervisor, at any other that is alive."""
+        for host in self.hosts:
+            if host is dead or host.popen is None:
+                continue
+            with httpx.Client(
+                trust_env=False, verify=False, headers={"authorization": f"Bearer {INTERNAL_KEY}"}
+            ) as client:
+                try:
+                    client.delete(f"{host.url}/internal/hosts/{dead.name}").raise_for_status()
+                except httpx.TransportError:
+                    continue
+                return
+        raise AssertionError("no host is alive")
+
+    def close(self) -> None:
+        """Stop all that run, hosts at once."""
+        for process in [*self.doors, *self.hosts]:
+            if process.popen:
+                process.send(signal.SIGCONT)
+                process.kill()
+
+
+@contextmanager
+def cluster(state: str, *flags: str, num_hosts: int = 3, pace_s: float = 0.0, api_key: str = "") -> Iterator[Cluster]:
+    """Hosts that share the store `state`, ready to serve, until the block is over."""
+    with tempfile.TemporaryDirectory(prefix="antiphon-hosts-") as folder:
+        found = Cluster(state or f"{folder}/state", Path(folder), *flags, pace_s=pace_s, api_key=api_key)
+        try:
+            for _ in range(num_hosts):
+                found.add_host()
+            for host in found.hosts:
+                host.wait()
+            yield found
+        finally:
+            found.close()
+
+
+def until(true: object, limit_s: float = START_S) -> None:
+    """Wait until a function returns something true. Raises AssertionError after `limit_s`."""
+    assert callable(true)
+    end_s = time.monotonic() + limit_s
+    while not true():
+        assert time.monotonic() < end_s, true
+        time.sleep(0.02)

@@ -1,0 +1,19 @@
+"""Hosts die and hang under people who talk: `tests/cluster/chaos.py` in small. `make chaos` does it 500 times."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cluster.chaos import SERVERS, run
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(("kind", "kills", "hangs"), [("redis", 14, 2), ("postgres", 6, 0)])
+def test_when_hosts_are_killed_in_turns_then_all_that_was_said_is_there_once(kind: str, kills: int, hangs: int) -> None:
+    if missing := SERVERS[kind].missing():
+        pytest.skip(missing)
+    found = run(kind, kills, hangs, num_callers=8, seed=11)
+    assert (found.kills, found.hangs) == (kills, hangs)
+    # Each of these found somebody talking, so that what is judged is a session which lost its host.
+    assert found.num_hit >= 2 * kills
+    assert found.how["claimed"] >= kills

@@ -1,0 +1,185 @@
+"""What another host is told of a conversation: its messages, its responses, and frames that its client may lack."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import pytest
+
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import (
+    ContentPart,
+    CreateItem,
+    CreateResponse,
+    Item,
+    ItemDeleted,
+    Response,
+    ResponseCreated,
+    ResponseDone,
+)
+from antiphon.events.transcription import AppendAudio
+from antiphon.protocols.resume.journal import Journal, SentFrame
+from antiphon.protocols.wire import Frame
+from antiphon.server.live.moving.continuation import (
+    MOVED,
+    Continuation,
+    FinishedResponse,
+    OpenResponse,
+    Progress,
+    check_counts,
+    keeps_turn,
+    recovered,
+)
+from antiphon.sessions.inbox import Inbox
+
+SECOND = AppendAudio(np.zeros(16_000, np.float32))
+
+
+def conversation(settled_ms: float = 0.0, items: list[Item] | None = None, **facts: Any) -> Any:
+    history = SimpleNamespace(items=items or [])
+    given = {"settled_ms": settled_ms, "unread_items": [], "owed_responses": [], "conversation": history}
+    return cast(Any, SimpleNamespace(**given | facts))
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.mark.anyio
+async def test_audio_is_counted_by_itself_whatever_else_waits_in_the_inbox() -> None:
+    inbox = Inbox(30.0)
+    progress = Progress(inbox)
+    item = CreateItem(Item("x" * 1000))
+    for number, command in enumerate((item, SECOND), 1):
+        await inbox.put(command)
+        progress.took(number, [command])
+    # The item counts as audio in the inbox's backlog, and does not make the second longer here.
+    assert inbox.backlog_s > 1.0
+    for _ in range(2):
+        await inbox.get()
+    assert progress.now(conversation(999.0)).received == 1
+    assert progress.now(conversation(1000.0)).received == 2
+
+
+@pytest.mark.anyio
+async def test_audio_that_another_host_has_made_words_of_is_silence_here_and_no_more() -> None:
+    inbox = Inbox(30.0)
+    progress = Progress(inbox, Continuation(received=4, heard_ms=1500.0))
+    second, other = np.ones(16_000, np.float32), CreateItem(Item("x"))
+    heard = [c for pcm in (second, second, second) for c in progress.unheard([AppendAudio(pcm), other])]
+    audio = [c.pcm for c in heard if isinstance(c, AppendAudio)]
+    assert [float(pcm.sum()) for pcm in audio] == [0.0, 8_000.0, 16_000.0]
+    assert heard[1::2] == [other] * 3
+    assert second.sum() == 16_000
+    assert progress.now(conversation(0.0)).heard_ms == 1500.0
+
+
+@pytest.mark.anyio
+async def test_what_was_owed_is_owed_until_the_session_has_taken_it() -> None:
+    inbox = Inbox(30.0)
+    first, second = CreateResponse(instructions="1"), CreateResponse(instructions="2")
+    progress = Progress(inbox, Continuation(received=4, owed=[first, second]))
+
+    def owed() -> list[str | None]:
+        return [request.instructions for request in progress.now(conversation()).owed]
+
+    assert owed() == ["1", "2"]
+    await progress.ask_again()
+    assert owed() == ["1", "2"]
+    taken = await inbox.get()
+    assert taken == replace(first, when_busy="wait")
+    assert owed() == ["2"]
+    await inbox.get()
+    assert owed() == []
+
+
+def test_a_response_that_is_open_is_told_of_until_it_is_done() -> None:
+    progress = Progress(Inbox(30.0))
+    response = Response("resp_1", True, None, None)
+    items = [Item("a", role="user"), Item("b", role="assistant", status="in_progress")]
+    progress.follow(ResponseCreated(response))
+    assert progress.now(conversation(items=items)).open_response == OpenResponse("resp_1", True, ["b"])
+    progress.follow(ResponseDone(response))
+    assert progress.now(conversation(items=items)).open_response is None
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "keeps"),
+    [("completed", None, True), ("cancelled", "turn_detected", True), ("cancelled", MOVED, False)],
+)
+def test_an_answer_that_ended_with_its_host_is_no_turn_that_was_kept(
+    status: Any, reason: str | None, keeps: bool
+) -> None:
+    response = Response("resp_1", False, None, None, status=status, reason=reason)
+    assert keeps_turn(ResponseDone(response)) is keeps
+
+
+def test_what_has_no_end_is_deleted_and_the_client_is_told() -> None:
+    items = [Item("a", role="user"), Item("b", role="assistant", status="in_progress"), Item("c", role="user")]
+    continued = Continuation(unread_items=["c"], open_response=OpenResponse("resp_1", False, ["b"]))
+    kept, told = recovered(items, continued)
+    assert [item.id for item in kept] == ["a"]
+    done = told[0]
+    assert isinstance(done, ResponseDone)
+    assert (done.response.id, done.response.status, done.response.reason) == ("resp_1", "cancelled", "session_moved")
+    assert told[1:] == [ItemDeleted("b"), ItemDeleted("c")]
+
+
+@pytest.mark.parametrize(
+    "continued",
+    [Continuation(-1), Continuation(3, [3]), Continuation(heard_ms=-1.0), Continuation(heard_ms=math.nan)],
+)
+def test_counts_that_no_snapshot_has_are_refused(continued: Continuation) -> None:
+    with pytest.raises(RemoteProtocolError):
+        check_counts(continued)
+
+
+def test_a_snapshot_survives_its_json() -> None:
+    owed = CreateResponse(items=("a", Item("x", parts=[ContentPart("input_text", "hi")])), max_tokens=3)
+    frames = [SentFrame(1, "{}"), SentFrame(2, None, b"\x00\xff", 4)]
+    opened = OpenResponse("r", True, ["b"])
+    continued = Continuation(5, [7], ["c"], opened, [owed], FinishedResponse(opened, owed), True, frames)
+    assert msgspec.json.decode(msgspec.json.encode(continued), type=Continuation) == continued
+
+
+def journal() -> Journal:
+    return Journal(lambda: 0.0, numbered=True)
+
+
+def test_frames_that_are_handed_over_and_still_sent_have_one_number() -> None:
+    """A host hands over what waits, and goes on sending it: its client may have got any part of that."""
+    one = journal()
+    for number in range(4):
+        one.push(Frame({"n": number}))
+    one.next()
+    frames = one.hand_over(1 << 20)
+    assert [frame.seq for frame in frames] == [1, 2, 3, 4]
+    sent = [one.next(), one.next()]
+    assert sent == [frames[1].frame, frames[2].frame]
+    # The client has three of them; the next host sends the fourth.
+    two = journal()
+    assert two.take_over(frames, last_received=3)
+    assert two.next() == frames[3].frame
+    two.push(Frame({"n": 4}))
+    assert two.next() == '{"n":4,"server_event_seq":5}'
+    assert two.next() is None
+
+
+@pytest.mark.parametrize("last", [0, 1, 6])
+def test_a_journal_that_does_not_reach_to_what_the_client_has_is_not_taken_over(last: int) -> None:
+    frames = [SentFrame(3, "c"), SentFrame(4, "d"), SentFrame(5, "e")]
+    two = journal()
+    assert not two.take_over(frames, last)
+    assert two.next() is None
+
+
+def test_frames_that_are_too_many_are_not_handed_over() -> None:
+    one = journal()
+    one.push(Frame({"text": "x" * 100}))
+    assert one.hand_over(50) == []

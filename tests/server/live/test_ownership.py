@@ -1,0 +1,279 @@
+"""Servers that share a store: one of them has a session, and the others refuse it until that one is dead or gave it
+away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from antiphon.server.live.moving import persistence
+from antiphon.server.live.moving.suspects import MAX_IDLE_RESTORES
+from antiphon.server.process.host_key import as_host, keep_registered
+from antiphon.server.state import ServerState
+from antiphon.store.sessions import SessionStore, StoredSession, open_store
+from antiphon.store.sessions.sqlite import FILE
+from tests.server.clients import Wire, connect
+from tests.server.scripted import serving, with_resume
+from tests.store.sessions.test_contract import until
+
+SESSION = {"type": "realtime", "output_modalities": ["text"]}
+
+
+@dataclass
+class Server:
+    ws: str
+    state: ServerState
+    store: SessionStore
+    # Drains the server.
+    stop: ExitStack
+
+    def row(self, session_id: str) -> StoredSession:
+        found = self.store.get(session_id)
+        assert found
+        return found
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[Server]]:
+    """Two servers of one store that cannot reach each other."""
+    with sharing(tmp_path, 2) as found:
+        yield found
+
+
+@contextmanager
+def sharing(folder: Path, count: int, *, reachable: bool = False) -> Iterator[list[Server]]:
+    """Servers of one store, each with a store object and a host of its own."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            store = open_store(str(folder), 3600, 1000.0)
+            stack.callback(store.close)
+            stop = stack.enter_context(ExitStack())
+            ws, state, _ = stop.enter_context(serving())
+            state.session_store = store
+            state.address = ws.replace("ws", "http", 1) if reachable else ""
+            store.renew(as_host(state))
+            found.append(Server(ws, state, store, stop))
+        yield found
+
+
+async def say(wire: Wire, text: str) -> None:
+    item = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": text}]}
+    await wire.say("conversation.item.create", item=item)
+
+
+async def answer(wire: Wire, text: str) -> str:
+    """Say something, and return what the model, which repeats it, has said."""
+    await say(wire, text)
+    await wire.say("response.create")
+    done = await wire.until("response.done")
+    return str(done["response"]["output"][0]["content"][0]["text"])
+
+
+@asynccontextmanager
+async def conversation(server: Server) -> AsyncIterator[tuple[Wire, str, str]]:
+    """A conversation with an answer, its id and its token."""
+    async with connect(server.ws, "?resume=1") as wire:
+        created = await wire.read()
+        await wire.say("session.update", session=SESSION)
+        assert await answer(wire, "one two") == "one two"
+        yield wire, created["session"]["id"], created["resume_token"]
+
+
+@asynccontextmanager
+async def resuming(
+    server: Server, session_id: str, token: str, last_received: int = 0
+) -> AsyncIterator[tuple[Wire, dict[str, Any]]]:
+    """A client that resumes, and the first frame that it gets."""
+    async with connect(server.ws, f"?resume={session_id}") as wire:
+        about = {"session_id": session_id, "resume_token": token, "last_received_server_event_seq": last_received}
+        await wire.say("session.resume", **about)
+        yield wire, await wire.read()
+
+
+def last_seq(wire: Wire) -> int:
+    """The number of the last event that came."""
+    return max(int(frame.get("server_event_seq", 0)) for frame in wire.seen)
+
+
+async def refusal(server: Server, session_id: str, token: str) -> tuple[dict[str, Any], int]:
+    """The error and the close code that a client gets that resumes."""
+    async with resuming(server, session_id, token) as (wire, frame):
+        with pytest.raises(ConnectionClosed):
+            await wire.socket.recv()
+        assert frame["type"] == "error", frame
+        return frame["error"], int(wire.socket.close_code or 0)
+
+
+def test_when_the_owner_lives_then_another_server_refuses_its_session_and_it_goes_on(servers: list[Server]) -> None:
+    one, two = servers
+
+    async def main() -> None:
+        async with conversation(one) as (wire, session_id, token):
+            row = one.row(session_id)
+            assert (row.owner, row.fence, row.restores) == (one.state.host_name, 1, 0)
+            assert row.received.events == 3
+            error, code = await refusal(two, session_id, token)
+            assert (error["code"], error["retryable"], code) == ("session_elsewhere", True, 1013)
+            assert one.row(session_id) == row
+            assert two.state.num_sessions == 0
+            assert await answer(wire, "three") == "three"
+
+    asyncio.run(main())
+
+
+def test_when_the_owner_is_dead_for_others_then_it_ends_its_session_and_acknowledges_nothing(
+    servers: list[Server],
+) -> None:
+    """It was cut off from the store, and a supervisor took it for dead."""
+    one, two = servers
+
+    async def main() -> None:
+        async with conversation(one) as (wire, session_id, token):
+            two.store.unregister(one.state.host_name)
+            async with resuming(two, session_id, token, last_seq(wire)) as (second, resumed):
+                assert (resumed["type"], resumed["restored"], resumed["num_items"]) == ("session.resumed", True, 2)
+                claimed = two.row(session_id)
+                assert (claimed.owner, claimed.fence, claimed.restores) == (two.state.host_name, 2, 1)
+                await say(wire, "lost")
+                seen = len(wire.seen)
+                replaced = await wire.until("session.replaced")
+                assert replaced["session_id"] == session_id
+                assert not [f["type"] for f in wire.seen[seen:] if f["type"].endswith("done")]
+                with pytest.raises(ConnectionClosed):
+                    await wire.socket.recv()
+                assert wire.socket.close_code == 1000
+                assert await answer(second, "three four") == "three four"
+                latest = two.row(session_id)
+                assert (latest.fence, latest.restores) == (2, 0)
+                assert latest.received.events == claimed.received.events + 2
+                assert b"lost" not in latest.snapshot
+                # What the first server had is deleted by nobody.
+                assert one.state.num_sessions == 0
+                assert two.store.get(session_id)
+
+    asyncio.run(main())
+
+
+def test_when_a_client_resumes_at_a_server_that_lost_its_session_then_it_is_refused_there(
+    servers: list[Server],
+) -> None:
+    one, two = servers
+
+    async def main() -> None:
+        async with conversation(one) as (wire, session_id, token):
+            wire.socket.transport.abort()
+            two.store.unregister(one.state.host_name)
+            async with resuming(two, session_id, token, last_seq(wire)) as (second, resumed):
+                # The token of before the claim still opens it at the first server, which does not know of the claim.
+                error, _ = await refusal(one, session_id, token)
+                assert error["code"] == "session_elsewhere"
+                assert await answer(second, "three") == "three"
+                assert resumed["session_id"] == session_id
+            assert session_id not in one.state.resumable
+
+    asyncio.run(main())
+
+
+def test_when_a_server_drains_then_the_next_one_has_its_sessions_at_once(servers: list[Server]) -> None:
+    one, two = servers
+
+    async def main() -> None:
+        async with conversation(one) as (wire, session_id, token):
+            await asyncio.to_thread(one.stop.close)
+            await wire.until("session.moving")
+            row = two.row(session_id)
+            assert (row.owner, row.fence) == ("", 1)
+            assert two.store.host(one.state.host_name)
+            async with resuming(two, session_id, token) as (second, resumed):
+                assert (resumed["num_items"], resumed["how"]) == (2, "handed_over")
+                assert two.row(session_id).fence == 2
+                # This client says that it has nothing: it gets all that the first server had sent, then what is new.
+                missed = await second.until("response.done")
+                assert missed["response"]["output"][0]["content"][0]["text"] == "one two"
+                assert await answer(second, "three") == "three"
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(("harmless_s", "restores"), [(60.0, 1), (0.0, 0)])
+def test_a_session_in_which_nobody_speaks_counts_as_harmless_in_time(
+    servers: list[Server], monkeypatch: pytest.MonkeyPatch, harmless_s: float, restores: int
+) -> None:
+    one, two = servers
+    monkeypatch.setattr(persistence, "HARMLESS_S", harmless_s)
+
+    async def main() -> None:
+        async with conversation(one) as (wire, session_id, token):
+            two.store.unregister(one.state.host_name)
+            async with resuming(two, session_id, token, last_seq(wire)) as (_, resumed):
+                assert resumed["how"] == "claimed"
+                assert two.row(session_id).restores == restores
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "code"),
+    [
+        ("restores", MAX_IDLE_RESTORES, "restored_too_often"),
+        ("version", 7, "unknown_session"),
+        ("fence", "?", "unknown_session"),
+        ("kept", b"\xff", "unknown_session"),
+        ("who", "another key", "unknown_session"),
+        ("token", b"another token", "invalid_resume_token"),
+    ],
+)
+def test_when_a_row_is_bad_or_of_others_then_it_is_refused_by_name_and_stays(
+    servers: list[Server], tmp_path: Path, column: str, value: Any, code: str
+) -> None:
+    one, two = servers
+
+    async def main() -> None:
+        async with conversation(one) as (_, session_id, token), conversation(one) as (other, *_):
+            one.store.unregister(one.state.host_name)
+            with closing(sqlite3.connect(tmp_path / FILE)) as db:
+                db.execute(f"update sessions set {column} = ? where id = ?", (value, session_id))
+                db.commit()
+            error, _ = await refusal(two, session_id, token)
+            assert error["code"] == code
+            with closing(sqlite3.connect(tmp_path / FILE)) as db:
+                found = db.execute(f"select {column} from sessions where id = ?", (session_id,)).fetchone()
+            assert found == (value,)
+            assert two.state.num_sessions == 0
+            assert await answer(other, "still here") == "still here"
+
+    asyncio.run(main())
+
+
+def test_when_the_store_can_be_had_again_then_the_host_is_registered_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = open_store(str(tmp_path), 3600, 1000.0)
+    with (
+        serving(with_resume(host_ttl_s=0.1)) as (_, state, _),
+        closing(sqlite3.connect(tmp_path / FILE, isolation_level=None)) as other,
+    ):
+
+        async def main() -> None:
+            other.execute("begin immediate")
+            task = asyncio.create_task(keep_registered(state, store))
+            await asyncio.to_thread(until, lambda: "cannot be renewed" in caplog.text)
+            assert store.host(state.host_name) is None
+            other.execute("rollback")
+            await asyncio.to_thread(until, lambda: store.host(state.host_name))
+            task.cancel()
+
+        caplog.set_level(logging.ERROR)
+        asyncio.run(main())
+    store.close()

@@ -1,0 +1,55 @@
+"""A fixture that is each home of sessions in turn. Redis and Postgres are started once for all tests of this folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from antiphon.store.sessions import SessionStore
+from tests.store.servers import PostgresServer, RedisServer
+from tests.store.sessions.homes import HomeKit, PostgresKit, RedisKit, SqliteKit
+
+HOMES = ["sqlite", *(pytest.param(name, marks=pytest.mark.server) for name in ("redis", "postgres"))]
+Open = Callable[..., SessionStore]
+
+
+@pytest.fixture(scope="session")
+def servers() -> Iterator[dict[str, HomeKit]]:
+    started: dict[str, HomeKit] = {}
+    yield started
+    for kit in started.values():
+        kit.close()
+
+
+@pytest.fixture(scope="module", params=HOMES)
+def home(
+    request: pytest.FixtureRequest, servers: dict[str, HomeKit], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[HomeKit]:
+    """One home for all tests of a module, which therefore have sessions and hosts of their own."""
+    name = request.param
+    if name == "sqlite":
+        kit = SqliteKit(tmp_path_factory.mktemp("sessions"))
+        yield kit
+        kit.close()
+        return
+    if name not in servers:
+        if missing := {"redis": RedisServer, "postgres": PostgresServer}[name].missing():
+            pytest.skip(missing)
+        servers[name] = RedisKit() if name == "redis" else PostgresKit()
+    yield servers[name]
+
+
+@pytest.fixture
+def opened(home: HomeKit) -> Iterator[Open]:
+    """Opens stores over the home, and closes them after the test, which brings the home back."""
+    stores: list[SessionStore] = []
+
+    def open_one(*args: float, **options: float) -> SessionStore:
+        stores.append(home.open(*args, **options))
+        return stores[-1]
+
+    yield open_one
+    home.start()
+    for store in stores:
+        store.close()

@@ -1,0 +1,159 @@
+"""The three homes of sessions as tests see them: opened, looked into, tampered with, and taken away for a while."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from antiphon.store.sessions import SessionStore, StoredSession, open_store
+from antiphon.store.sessions.sqlite import FILE, SqliteHome
+from antiphon.store.sessions.writer import QueuedStore
+from tests.store.servers import PostgresServer, RedisServer
+
+DAY_S = 24 * 3600.0
+# A host's time is over when a test says so.
+LONG_S = 1000.0
+
+
+def row(
+    name: str, text: str = "{}", owner: str = "a/1", fence: int = 1, key_hash: str = "who", restores: int = 0
+) -> StoredSession:
+    """A row of a session."""
+    return StoredSession(name, key_hash, b"hash", text.encode(), owner, fence, restores=restores)
+
+
+class HomeKit(Protocol):
+    """A home, and what tests do to it."""
+
+    name: str
+
+    def open(self, max_age_s: float = DAY_S, host_ttl_s: float = LONG_S, *, skew_s: float = 0.0) -> SessionStore:
+        """A store of its own over the home. `skew_s`: how far its machine's clock is ahead, where it has one."""
+        ...
+
+    def text(self) -> bytes:
+        """Everything that is in the home."""
+        ...
+
+    def tamper(self, session_id: str, field: str, value: Any) -> None:
+        """Write into a row what no host would write. `field`: of StoredSession."""
+        ...
+
+    def stop(self) -> None:
+        """Take the home away: nothing can be written."""
+        ...
+
+    def start(self) -> None:
+        """Bring it back, with what it had kept."""
+        ...
+
+    def close(self) -> None:
+        """Delete it."""
+        ...
+
+
+class SqliteKit:
+    """SQLite; it is taken away by another process that holds the file."""
+
+    name = "sqlite"
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._other: sqlite3.Connection | None = None
+
+    def open(self, max_age_s: float = DAY_S, host_ttl_s: float = LONG_S, *, skew_s: float = 0.0) -> SessionStore:
+        return QueuedStore(SqliteHome(self.folder, max_age_s, host_ttl_s, clock=lambda: time.time() + skew_s))
+
+    def text(self) -> bytes:
+        return b"".join(path.read_bytes() for path in self.folder.iterdir())
+
+    def tamper(self, session_id: str, field: str, value: Any) -> None:
+        column = {"key_hash": "who", "snapshot": "kept"}.get(field, field)
+        with closing(sqlite3.connect(self.folder / FILE)) as db:
+            db.execute(f"update sessions set {column} = ? where id = ?", (value, session_id))
+            db.commit()
+
+    def stop(self) -> None:
+        self._other = sqlite3.connect(self.folder / FILE, isolation_level=None)
+        self._other.execute("begin immediate")
+
+    def start(self) -> None:
+        if self._other:
+            self._other.close()
+            self._other = None
+
+    def close(self) -> None:
+        self.start()
+
+
+class RedisKit:
+    """A real Redis server."""
+
+    name = "redis"
+
+    def __init__(self) -> None:
+        self.server = RedisServer()
+        self.server.start()
+
+    def open(self, max_age_s: float = DAY_S, host_ttl_s: float = LONG_S, *, skew_s: float = 0.0) -> SessionStore:
+        return open_store(self.server.url, max_age_s, host_ttl_s)
+
+    def text(self) -> bytes:
+        found = b""
+        with self.server.client() as client:
+            for key in client.scan_iter():
+                kind = client.type(key)
+                values = {b"hash": client.hgetall, b"set": client.smembers, b"string": client.get}[kind](key)
+                found += key + repr(values).encode()
+        return found
+
+    def tamper(self, session_id: str, field: str, value: Any) -> None:
+        with self.server.client() as client:
+            client.hset(f"antiphon:session:{session_id}", field, value)
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    def start(self) -> None:
+        if self.server.popen is None:
+            self.server.start()
+
+    def close(self) -> None:
+        self.server.close()
+
+
+class PostgresKit:
+    """A real Postgres server."""
+
+    name = "postgres"
+
+    def __init__(self) -> None:
+        self.server = PostgresServer()
+        self.server.start()
+
+    def open(self, max_age_s: float = DAY_S, host_ttl_s: float = LONG_S, *, skew_s: float = 0.0) -> SessionStore:
+        return open_store(self.server.url, max_age_s, host_ttl_s)
+
+    def text(self) -> bytes:
+        found = b""
+        with self.server.client() as client:
+            for (table,) in client.execute("select tablename from pg_tables where schemaname = 'public'").fetchall():
+                found += repr(client.execute(f"select * from {table}").fetchall()).encode()
+        return found
+
+    def tamper(self, session_id: str, field: str, value: Any) -> None:
+        with self.server.client() as client:
+            client.execute(f"update antiphon_sessions set {field} = %s where id = %s", (value, session_id))
+
+    def stop(self) -> None:
+        self.server.stop()
+
+    def start(self) -> None:
+        if self.server.popen is None:
+            self.server.start()
+
+    def close(self) -> None:
+        self.server.close()
