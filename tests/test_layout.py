@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Servers spoken to over HTTP, and many machines: rooms that later work fills.
     "remote": {"audio", "contracts", "errors", "events", "settings", "upstream"},
     "upstream": {"errors"},
-    "cluster": {"errors", "protocols", "settings", "signals", "store"},
+    "cluster": {"audio", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
     "server": BELOW_SERVER | {"cluster", "transports"},
     "cli": BELOW_SERVER | {"server", "transports"},
 }

@@ -19,7 +19,7 @@ import pytest
 import uvicorn
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from antiphon.cluster.door.app import build
+from antiphon.cluster.door.app import Door, build
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.server.live.moving import boundary
 from antiphon.store.sessions import StoredSession
@@ -44,7 +44,7 @@ def hosts(tmp_path: Path) -> Iterator[list[Server]]:
 @contextmanager
 def door(*hosts: Server) -> Iterator[str]:
     """The ws:// URL of a door in front of these hosts."""
-    app, _ = build(Hosts(tuple(host.state.address for host in hosts), time.monotonic), grace_s=20.0)
+    app = build(Door(Hosts(tuple(host.state.address for host in hosts), time.monotonic), grace_s=20.0))
     sock = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, access_log=False, ws="websockets-sansio", lifespan="on")
     server = uvicorn.Server(config)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
-from starlette.websockets import WebSocket
+from starlette.requests import HTTPConnection
 from websockets.asyncio.client import ClientConnection, connect
 
 # How long a host gets for its answer to an upgrade, in seconds.
@@ -19,6 +19,9 @@ OWN_HEADERS = frozenset(
         b"connection",
         b"upgrade",
         b"content-length",
+        b"content-type",
+        b"transfer-encoding",
+        b"expect",
         b"sec-websocket-key",
         b"sec-websocket-version",
         b"sec-websocket-extensions",
@@ -34,24 +37,24 @@ def close_of(host: ClientConnection) -> tuple[int, str] | None:
 
 
 async def connect_to_host(
-    websocket: WebSocket, url: str, query: str, headers: Mapping[str, str] | None = None
+    client: HTTPConnection, url: str, query: str, headers: Mapping[str, str] | None = None, path: str = ""
 ) -> ClientConnection:
-    """Open a WebSocket to the host at `url` (`http://host:port`), at the client's path with this query.
+    """Open a WebSocket to the host at `url` (`http://host:port`), at `path`, or else the client's own, with this query.
 
     The host gets the client's own headers, its key among them, the subprotocols that it offers, and `headers`. Raises
     what `websockets.connect` raises: OSError, TimeoutError, and InvalidHandshake with the host's answer.
     """
     # The host sees the name by which the client has called this server, as it checks the origins of browsers by it.
     address = urlsplit(url)
-    named = websocket.headers.get("host") or address.netloc
+    named = client.headers.get("host") or address.netloc
     given = [
         (name.decode("latin-1"), value.decode("latin-1"))
-        for name, value in websocket.scope["headers"]
+        for name, value in client.scope["headers"]
         if name not in OWN_HEADERS
     ]
-    offered: Sequence[str] = websocket.scope.get("subprotocols", [])
+    offered: Sequence[str] = client.scope.get("subprotocols", [])
     return await connect(
-        f"ws://{named}{websocket.url.path}?{query}",
+        f"ws://{named}{path or client.url.path}?{query}",
         host=address.hostname,
         port=address.port or 80,
         additional_headers=[*given, *(headers or {}).items()],

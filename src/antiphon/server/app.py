@@ -82,6 +82,7 @@ def build(state: ServerState) -> Starlette:
     middleware += [Middleware(_Keys), Middleware(HeldBody)]
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=HANDLERS)
     app.state.antiphon = state
+    app.state.body_timeout_s = state.settings.server.body_timeout_s
     return app
 
 

@@ -42,14 +42,14 @@ def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None)
     """Return the same request with a body of at most `max_bytes` bytes, whatever its headers say.
 
     A Content-Length beyond the limit raises `error` at once. A body that turns out longer raises it while it is read,
-    so that no more than the limit and one chunk is ever held. A body that takes longer than `--body-timeout-s`, and a
-    second more for each MIN_BYTES_PER_S that have arrived, raises HTTPException 408. Read the body or form of what is
-    returned, not of `request`. Without `error`, a BodyTooLarge that names the limit is raised.
+    so that no more than the limit and one chunk is ever held. A body that takes longer than the application's
+    `body_timeout_s`, and a second more for each MIN_BYTES_PER_S that have arrived, raises HTTPException 408. Read the
+    body or form of what is returned, not of `request`. Without `error`, a BodyTooLarge that names the limit is raised.
     """
     error = error or BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
     if int(request.headers.get("content-length", "0") or 0) > max_bytes:
         raise error
-    timeout_s: float = request.app.state.antiphon.settings.server.body_timeout_s
+    timeout_s: float = request.app.state.body_timeout_s
     num_bytes, started_s = 0, time.monotonic()
 
     async def receive() -> Message:

@@ -227,6 +227,10 @@ class WebRtcCall:
         return await self._arrived.get()
 
     async def send(self, data: str | bytes) -> None:
+        """Queue an event in the data channel, as `send_now` does."""
+        self.send_now(data)
+
+    def send_now(self, data: str | bytes) -> None:
         """Queue an event in the data channel. Does not wait: the channel keeps `MAX_CHANNEL_BYTES`.
 
         Raises TransportClosed for a channel that is not open, is that full, or does not take an event of this size.
@@ -267,11 +271,12 @@ class WebRtcCall:
     def _on_data_channel(self, channel: RTCDataChannel) -> None:
         if self._channel is None:
             self._channel = channel
-            channel.on("message", self._arrive)
-            channel.on("close", lambda: self._arrive(None))
+            channel.on("message", self.arrive)
+            channel.on("close", lambda: self.arrive(None))
             self.opened.set()
 
-    def _arrive(self, item: str | bytes | AppendAudio | None) -> None:
+    def arrive(self, item: str | bytes | AppendAudio | None) -> None:
+        """Have `receive` return an item after those that wait; None: the end. Does not wait."""
         if self._has_ended:
             return
         self._has_ended = item is None
@@ -298,15 +303,15 @@ class WebRtcCall:
                 mono = frame.to_ndarray().reshape(-1, len(frame.layout.channels)).mean(axis=1, dtype=np.float32)
                 pcm = resampler.feed(mono / np.float32(32768))
                 if len(pcm):
-                    self._arrive(AppendAudio(pcm))
+                    self.arrive(AppendAudio(pcm))
         except MediaStreamError:
-            self._arrive(None)
+            self.arrive(None)
         except Exception:
             # The edge of a decoder of what strangers send: without a microphone the call has nothing to serve.
             log.exception("the microphone of a call cannot be read")
-            self._arrive(None)
+            self.arrive(None)
 
     def _on_state_change(self) -> None:
         if self.peer.connectionState in ("failed", "closed"):
-            self._arrive(None)
+            self.arrive(None)
             self.opened.set()

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from antiphon.cluster.door.app import build
+from antiphon.cluster.door.app import Door, build
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.server.process.host_key import as_host
 from antiphon.server.state import ServerState
@@ -82,7 +82,7 @@ def test_when_there_is_no_store_then_there_are_no_hosts() -> None:
 
 
 def test_a_door_passes_none_of_them_on(host: tuple[str, ServerState, SessionStore]) -> None:
-    app, _ = build(Hosts((host[0],), lambda: 0.0), 1.0)
+    app = build(Door(Hosts((host[0],), lambda: 0.0), 1.0))
 
     async def main() -> list[int]:
         transport = httpx.ASGITransport(app)

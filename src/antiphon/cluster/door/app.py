@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 
+import anyio
+import anyio.abc
 import httpx
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route, WebSocketRoute
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from antiphon.cluster.door.carry import Carrier, HostRefused
+from antiphon.cluster.door.client import WebSocketClient
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.cluster.door.metrics import DoorMetrics
 from antiphon.signals import Signal
@@ -29,12 +32,19 @@ HOP_HEADERS = frozenset(
 )
 
 
-class OpenConnections:
-    """The WebSockets that a door carries now. For one event loop. `draining`: no more are to be taken."""
+class Door:
+    """What the routes of a door share. For one event loop.
 
-    def __init__(self, metrics: DoorMetrics) -> None:
+    A session that lost its host is resumed within `grace_s` seconds, or ends. `draining`: no more connections are to be
+    taken. `tasks`: those that outlive their requests, while the application runs.
+    """
+
+    def __init__(self, hosts: Hosts, grace_s: float) -> None:
+        self.hosts = hosts
+        self.grace_s = grace_s
+        self.metrics = DoorMetrics()
         self.draining = False
-        self._gauge = metrics.connections
+        self.tasks: anyio.abc.TaskGroup
         self._num_open = 0
         self._changed = Signal()
 
@@ -43,7 +53,7 @@ class OpenConnections:
         """Count a connection while the block runs."""
         self._num_open += 1
         try:
-            with self._gauge.track_inprogress():
+            with self.metrics.connections.track_inprogress():
                 yield
         finally:
             self._num_open -= 1
@@ -55,33 +65,34 @@ class OpenConnections:
             await self._changed.wait()
 
 
-def build(hosts: Hosts, grace_s: float) -> tuple[Starlette, OpenConnections]:
-    """Build the application of a door in front of these hosts. A session that lost its host is resumed within `grace_s`
-    seconds, or ends. Returns the connections that it carries, too.
+def refused_response(refused: HostRefused) -> Response:
+    """The answer of the last host that has refused a session, for the client."""
+    headers = {k: v for k, v in refused.headers.items() if k.lower() not in {*HOP_HEADERS, "content-length"}}
+    return Response(refused.body, refused.status, headers)
 
-    The door checks no key: it hands on the client's, at each connection to a host. `/health` and `/metrics` are its
-    own, and `/ready` says whether a host is ready; `/internal/` is not to be had through it, and all else is the
-    host's.
+
+def build(door: Door, routes: Sequence[BaseRoute] = ()) -> Starlette:
+    """Build the application of a door, which its `routes` find at `app.state.door`.
+
+    The door checks no key: it hands on the client's, at each connection to a host. `routes`, `/health` and `/metrics`
+    are its own, and `/ready` says whether a host is ready; `/internal/` is not to be had through it, and all else is
+    the host's.
     """
-    metrics = DoorMetrics()
-    connections = OpenConnections(metrics)
 
     async def carry(websocket: WebSocket) -> None:
-        with connections.one_more():
+        with door.one_more():
             try:
-                if connections.draining:
+                if door.draining:
                     raise HostRefused(503, {"retry-after": "5"}, b"")
-                await Carrier(websocket, hosts, metrics, grace_s).run()
+                await Carrier(WebSocketClient(websocket), door.hosts, door.metrics, door.grace_s).run()
             except HostRefused as refused:
-                headers = {k: v for k, v in refused.headers.items() if k.lower() not in HOP_HEADERS}
-                headers.pop("content-length", None)
-                await websocket.send_denial_response(Response(refused.body, refused.status, headers))
+                await websocket.send_denial_response(refused_response(refused))
 
     async def pass_on(request: Request) -> Response:
-        return await _pass_on(request, client, hosts)
+        return await _pass_on(request, client, door.hosts)
 
     async def ready(request: Request) -> Response:
-        if connections.draining:
+        if door.draining:
             return _failed(503, "The door is shutting down.", "server_shutting_down")
         return await pass_on(request)
 
@@ -92,16 +103,18 @@ def build(hosts: Hosts, grace_s: float) -> tuple[Starlette, OpenConnections]:
         return JSONResponse({"status": "ok", "role": "door"})
 
     async def exposed(_: Request) -> Response:
-        return Response(metrics.exposed(), media_type="text/plain; version=0.0.4")
+        return Response(door.metrics.exposed(), media_type="text/plain; version=0.0.4")
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with client:
+        async with client, anyio.create_task_group() as door.tasks:
             yield
+            door.tasks.cancel_scope.cancel()
 
     client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), trust_env=False, limits=NO_LIMITS)
     app = Starlette(
         routes=[
+            *routes,
             Route("/health", health),
             Route("/ready", ready),
             Route("/metrics", exposed),
@@ -111,7 +124,8 @@ def build(hosts: Hosts, grace_s: float) -> tuple[Starlette, OpenConnections]:
         ],
         lifespan=lifespan,
     )
-    return app, connections
+    app.state.door = door
+    return app
 
 
 NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32)

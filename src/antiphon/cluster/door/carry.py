@@ -1,4 +1,4 @@
-"""Carries one client's WebSocket to a host, and to another host when that one goes.
+"""Carries one client to a host, and to another host when that one goes.
 
 Two tasks read, one from the client and one from the host, and one writes to the host. When the connection to the host
 breaks, the client's frames are kept, the session is resumed at the same host or another, and what is missing on either
@@ -15,15 +15,16 @@ from urllib.parse import urlencode
 import anyio
 import anyio.abc
 from starlette.datastructures import QueryParams
-from starlette.websockets import WebSocket, WebSocketDisconnect
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from antiphon.cluster.connect import close_of, connect_to_host
+from antiphon.cluster.door.client import DoorClient
 from antiphon.cluster.door.held_session import END, CannotResume, HeldSession
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.cluster.door.metrics import DoorMetrics
 from antiphon.signals import Signal
+from antiphon.transports.transport import TransportClosed
 
 log = logging.getLogger(__name__)
 # How long a host gets for its answer to a resume: it may wait until another host counts as dead.
@@ -35,7 +36,6 @@ MOVED, HOST_LOST = 1012, (1011, "host_lost")
 # What a host gets to say that it closes its connection, in seconds.
 CLOSE_S = 2.0
 RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8)
-TRUE_VALUES = ("1", "true", "yes")
 
 
 class HostRefused(Exception):
@@ -49,14 +49,12 @@ class HostRefused(Exception):
 class Carrier:
     """Carries the connection of one client until either side has ended the session. `run` it once."""
 
-    def __init__(self, websocket: WebSocket, hosts: Hosts, metrics: DoorMetrics, grace_s: float) -> None:
-        self._websocket = websocket
+    def __init__(self, client: DoorClient, hosts: Hosts, metrics: DoorMetrics, grace_s: float) -> None:
+        self._client = client
         self._hosts = hosts
         self._metrics = metrics
         self._grace_s = grace_s
         self._held = HeldSession()
-        # A client that resumes by itself is only passed on.
-        self._is_held = not resumes_itself(websocket)
         self._url = ""
         self._host: ClientConnection | None = None
         self._changed = Signal()
@@ -67,9 +65,9 @@ class Carrier:
 
         Raises HostRefused, before the client is accepted, where no host takes the session.
         """
-        query = self._websocket.query_params
+        query = self._client.query
         host = await self._open(_query(query, resume="1") if self._is_held else _query(query))
-        await self._websocket.accept(subprotocol=host.subprotocol)
+        await self._client.accept(host.subprotocol)
         code, reason = HOST_LOST
         try:
             async with anyio.create_task_group() as group:
@@ -86,13 +84,14 @@ class Carrier:
 
     # --- the client ---------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_held(self) -> bool:
+        """Whether the door resumes the session. A client that does so by itself is only passed on."""
+        return not self._client.resumes_itself
+
     async def _read_client(self) -> None:
-        while True:
-            message = await self._websocket.receive()
-            if message["type"] == "websocket.disconnect":
-                break
-            text, data = message.get("text"), message.get("bytes")
-            self._held.keep(text if text is not None else data or b"")
+        while (frame := await self._client.receive()) is not None:
+            self._held.keep(frame)
             self._changed.notify()
             while self._held.unsent_bytes > MAX_UNSENT_BYTES:
                 await self._changed.wait()
@@ -109,18 +108,15 @@ class Carrier:
 
     async def _send_client(self, frame: str | bytes) -> None:
         try:
-            if isinstance(frame, bytes):
-                await self._websocket.send_bytes(frame)
-            else:
-                await self._websocket.send_text(frame)
-        except (WebSocketDisconnect, RuntimeError, OSError):
+            await self._client.send(frame)
+        except TransportClosed:
             # Its reader sees that it has left.
             self._client_left = True
 
     async def _close_client(self, code: int, reason: str) -> None:
         try:
-            await self._websocket.close(code, reason)
-        except (WebSocketDisconnect, RuntimeError, OSError):
+            await self._client.close(code, reason)
+        except TransportClosed:
             log.info("a client left before its session was closed")
 
     # --- the host -----------------------------------------------------------------------------------------------------
@@ -181,7 +177,7 @@ class Carrier:
         for url in self._hosts.in_order():
             try:
                 self._url = url
-                return await connect_to_host(self._websocket, url, query)
+                return await self._connect(url, query)
             except InvalidStatus as error:
                 answer = error.response
                 refused = HostRefused(answer.status_code, dict(answer.headers.raw_items()), answer.body or b"")
@@ -191,6 +187,9 @@ class Carrier:
                 log.warning("the host %s cannot be reached: %s", url, error)
                 self._hosts.failed(url)
         raise refused
+
+    async def _connect(self, url: str, query: str) -> ClientConnection:
+        return await connect_to_host(self._client.connection, url, query, path=self._client.path)
 
     async def _resume(self) -> ClientConnection:
         """Resume the session wherever it can be resumed, within the grace period. Raises CannotResume."""
@@ -217,9 +216,7 @@ class Carrier:
 
     async def _resume_at(self, url: str) -> ClientConnection:
         """Resume the session at this host. Raises CannotResume, and what a connection that fails raises."""
-        host = await connect_to_host(
-            self._websocket, url, _query(self._websocket.query_params, resume=self._held.session_id)
-        )
+        host = await self._connect(url, _query(self._client.query, resume=self._held.session_id))
         try:
             await host.send(self._held.resume_request())
             with anyio.fail_after(RESUME_S):
@@ -229,12 +226,6 @@ class Carrier:
                 await host.close()
             raise
         return host
-
-
-def resumes_itself(websocket: WebSocket) -> bool:
-    """Whether the client takes its session up again by itself: it asks for it, or its dialect always does."""
-    query = websocket.query_params
-    return bool(query.get("resume")) or websocket.url.path == "/v1/duplex" or query.get("duplex") in TRUE_VALUES
 
 
 def _query(given: QueryParams, **more: str) -> str:

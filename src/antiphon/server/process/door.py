@@ -12,12 +12,13 @@ from urllib.parse import urlsplit
 import anyio
 import anyio.to_thread
 
-from antiphon.cluster.door.app import build
+from antiphon.cluster.door.app import Door, build
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.errors import SettingsError, StoreError
 from antiphon.server.origin import is_loopback
 from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit, log_failed_accepts
 from antiphon.server.process.listening import QuietServer, base_url, bind, stop_on_signals
+from antiphon.server.routes.door_calls import DoorCalls
 from antiphon.settings import ResumeSettings, Settings
 from antiphon.signals import unless_set
 from antiphon.store.sessions import SessionStore, open_store
@@ -58,7 +59,9 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
             "--allow-anonymous if each of them has one"
         )
     hosts = Hosts(host_urls(settings), time.monotonic)
-    app, carried = build(hosts, settings.resume.grace_s)
+    door = Door(hosts, settings.resume.grace_s)
+    app = build(door, DoorCalls(door, server.ice_servers).routes())
+    app.state.body_timeout_s = server.body_timeout_s
     log_failed_accepts(asyncio.get_running_loop())
     sock = bind(server.host, server.port)
     connections = Connections(connection_limit(server.max_sessions), server.connections_per_address, lambda: None)
@@ -84,9 +87,9 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
             await http.listens.wait()
             on_ready(base_url(server, sock))
             await stop.wait()
-            carried.draining = True
+            door.draining = True
             with anyio.move_on_after(server.drain_s):
-                await unless_set(now, carried.all_closed)
+                await unless_set(now, door.all_closed)
             http.should_exit = True
 
 

@@ -11,22 +11,18 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
-import msgspec
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from antiphon.errors import RemoteProtocolError, Unauthorized
 from antiphon.protocols.dialects import dialect_of
-from antiphon.protocols.fields import EMPTY, json_object
+from antiphon.protocols.fields import EMPTY
 from antiphon.protocols.opening import Opening
 from antiphon.server.auth import identify
-from antiphon.server.body import limited, limited_form
-from antiphon.server.errors import BodyTooLarge, error_response
+from antiphon.server.errors import error_response
 from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
+from antiphon.server.routes.offers import new_call, read_offer
 from antiphon.server.state import ServerState
 from antiphon.transports.transport import STALL_S
 
@@ -34,10 +30,6 @@ if TYPE_CHECKING:
     from antiphon.transports.webrtc import WebRtcCall
 
 log = logging.getLogger(__name__)
-
-MAX_BODY_BYTES = 1 << 20
-# An offer is parsed on the event loop, where 8,000 candidates took 6 s. Browsers send a few kB with under 20 of them.
-MAX_SDP_BYTES, MAX_CANDIDATES = 64 << 10, 64
 
 
 async def calls(request: Request) -> Response:
@@ -48,7 +40,7 @@ async def calls(request: Request) -> Response:
     """
     state: ServerState = request.app.state.antiphon
     caller = identify(request, short=True)
-    offer, session = await _parse(request)
+    offer, session = await read_offer(request)
     granted = Opening(session=caller.session)
     if granted.has_session and session and Opening(session=session).is_transcription != granted.is_transcription:
         raise Unauthorized("the client secret was made for another session")
@@ -62,7 +54,7 @@ async def calls(request: Request) -> Response:
     first_frames = wire.open()
     with ExitStack() as stack:
         stack.enter_context(state.admit(caller))
-        call = (await anyio.to_thread.run_sync(_call_class))(state.settings.server.ice_servers)
+        call = await new_call(state.settings.server.ice_servers)
         try:
             answer = await call.answer(offer)
         except RemoteProtocolError:
@@ -74,13 +66,6 @@ async def calls(request: Request) -> Response:
     state.spawn(lambda: _serve(state, live, call, place))
     headers = {"Location": f"/v1/realtime/calls/{wire.id}"}
     return Response(answer, 201, headers, media_type="application/sdp")
-
-
-def _call_class() -> type[WebRtcCall]:
-    """Import WebRTC, which takes 0.2 s the first time, so it is done in a thread. Most servers answer no call."""
-    from antiphon.transports.webrtc import WebRtcCall
-
-    return WebRtcCall
 
 
 async def _serve(state: ServerState, live: LiveRealtime, call: WebRtcCall, place: ExitStack) -> None:
@@ -99,38 +84,6 @@ async def _serve(state: ServerState, live: LiveRealtime, call: WebRtcCall, place
         state.calls.pop(live.id, None)
         place.close()
         await call.hang_up()
-
-
-async def _parse(request: Request) -> tuple[str, msgspec.Raw | None]:
-    """Return the offer (SDP), and the session it asks for.
-
-    Raises RemoteProtocolError, BodyTooLarge, HTTPException.
-    """
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip()
-    if content_type == "application/sdp":
-        return _bounded((await limited(request, MAX_SDP_BYTES).body()).decode(errors="replace")), None
-    if content_type != "multipart/form-data":
-        raise HTTPException(415, "Send application/sdp, or multipart/form-data with sdp and session.")
-    async with limited_form(request, MAX_BODY_BYTES, max_fields=4, max_files=2) as form:
-        fields = {
-            k: (await v.read()).decode(errors="replace") if isinstance(v, UploadFile) else v for k, v in form.items()
-        }
-    if not fields.get("sdp"):
-        raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'sdp'.", "sdp")
-    offer = _bounded(fields["sdp"])
-    if not fields.get("session"):
-        return offer, None
-    session = json_object(fields["session"], "session", "session")
-    return offer, None if bytes(session) == b"{}" else session
-
-
-def _bounded(offer: str) -> str:
-    """Return the offer if parsing it is quick. Raises BodyTooLarge, RemoteProtocolError (`invalid_offer`)."""
-    if len(offer) > MAX_SDP_BYTES:
-        raise BodyTooLarge(f"An offer may have {MAX_SDP_BYTES} bytes.", param="sdp")
-    if offer.count("a=candidate:") > MAX_CANDIDATES:
-        raise RemoteProtocolError("invalid_offer", f"An offer may have {MAX_CANDIDATES} candidates.", "sdp")
-    return offer
 
 
 async def hang_up(request: Request) -> Response:

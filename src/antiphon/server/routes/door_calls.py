@@ -1,0 +1,123 @@
+"""POST /v1/realtime/calls at a door: it answers the call itself, and a host has the session (`cluster/door/call.py`)."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from antiphon.cluster.door.app import Door, refused_response
+from antiphon.cluster.door.call import CallClient
+from antiphon.cluster.door.carry import Carrier, HostRefused
+from antiphon.errors import RemoteProtocolError
+from antiphon.server.errors import BodyTooLarge, error_response
+from antiphon.server.routes.offers import new_call, read_offer
+
+if TYPE_CHECKING:
+    from antiphon.transports.webrtc import WebRtcCall
+
+log = logging.getLogger(__name__)
+# What a host gets to make a session as it was asked for, in seconds.
+BEGIN_S = 20.0
+PATH = "/v1/realtime/calls"
+
+
+class DoorCalls:
+    """The calls of a door, by the ids of their sessions."""
+
+    def __init__(self, door: Door, ice_servers: tuple[str, ...]) -> None:
+        self._door = door
+        self._ice_servers = ice_servers
+        self._open: dict[str, CallClient] = {}
+
+    def routes(self) -> list[Route]:
+        """What a door serves of calls."""
+        return [
+            Route(PATH, self.call, methods=["POST"]),
+            Route(f"{PATH}/{{id}}/hangup", self.hang_up, methods=["POST"]),
+        ]
+
+    async def call(self, request: Request) -> Response:
+        """Answer an SDP offer as a host does: 201 with the answer and the call's Location, once a host has the session.
+        The call then goes on as a task of the door.
+        """
+        try:
+            if self._door.draining:
+                raise HostRefused(503, {"retry-after": "5"}, b"")
+            offer, asked = await read_offer(request)
+            return await self._answer(request, offer, None if asked is None else msgspec.json.decode(asked))
+        except HostRefused as refused:
+            return refused_response(refused)
+        except RemoteProtocolError as error:
+            return error_response(400, error.message, code=error.code, param=error.param)
+        except BodyTooLarge as error:
+            return error_response(413, error.detail, code=error.code, param=error.param)
+        except HTTPException as error:
+            return error_response(error.status_code, error.detail, code="invalid_value")
+
+    async def _answer(self, request: Request, offer: str, session: dict[str, Any] | None) -> Response:
+        """Raises HostRefused, and RemoteProtocolError for a session or an offer that is wrong."""
+        call = await new_call(self._ice_servers)
+        client = CallClient(request, call, session)
+        carried = _Carried()
+        self._door.tasks.start_soon(self._carry, client, call, carried)
+        try:
+            with anyio.move_on_after(BEGIN_S):
+                await client.decided.wait()
+            if carried.refused or client.refusal:
+                raise carried.refused or client.refusal  # type: ignore[misc]
+            if not client.session_id:
+                raise HostRefused(503, {"retry-after": "5"}, b"")
+            answer = await call.answer(offer)
+        except BaseException:
+            # A host that made the session is told that it is over; one that did not is not waited for.
+            client.hang_up()
+            if not client.session_id:
+                carried.scope.cancel()
+            raise
+        self._open[client.session_id] = client
+        location = {"Location": f"{PATH}/{client.session_id}"}
+        return Response(answer, 201, location, media_type="application/sdp")
+
+    async def _carry(self, client: CallClient, call: WebRtcCall, carried: _Carried) -> None:
+        """Carry a call until its end. Raises nothing."""
+        try:
+            with carried.scope, self._door.one_more():
+                await Carrier(client, self._door.hosts, self._door.metrics, self._door.grace_s).run()
+        except HostRefused as refused:
+            carried.refused = refused
+        except Exception:
+            # The call's edge: whatever failed in it ends this call alone.
+            log.exception("call %s failed", client.session_id)
+        finally:
+            client.decided.set()
+            self._open.pop(client.session_id, None)
+            with anyio.CancelScope(shield=True):
+                await call.hang_up()
+
+    async def hang_up(self, request: Request) -> Response:
+        """End a call of the same API key. 404 (`call_not_found`) for an id that is no call of this door, or one of
+        another key.
+        """
+        client = self._open.get(request.path_params["id"])
+        key = request.headers.get("authorization", "")
+        if client is None or not secrets.compare_digest(client.connection.headers.get("authorization", ""), key):
+            return error_response(404, "There is no such call.", code="call_not_found")
+        client.hang_up()
+        return JSONResponse({})
+
+
+@dataclass(slots=True)
+class _Carried:
+    """What becomes of a call's way to a host. `refused`: no host has taken it."""
+
+    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    refused: HostRefused | None = None

@@ -1,0 +1,68 @@
+"""Calls over WebRTC as they begin: SDP offers in the bodies of requests, bounded before anything of them is parsed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+import msgspec
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from antiphon.errors import RemoteProtocolError
+from antiphon.protocols.fields import json_object
+from antiphon.server.body import limited, limited_form
+from antiphon.server.errors import BodyTooLarge
+
+if TYPE_CHECKING:
+    from antiphon.transports.webrtc import WebRtcCall
+
+MAX_BODY_BYTES = 1 << 20
+# An offer is parsed on the event loop, where 8,000 candidates took 6 s. Browsers send a few kB with under 20 of them.
+MAX_SDP_BYTES, MAX_CANDIDATES = 64 << 10, 64
+
+
+async def read_offer(request: Request) -> tuple[str, msgspec.Raw | None]:
+    """Return the offer (SDP) of a request, and the session that it asks for; None where it asks for none.
+
+    The body is multipart with `sdp` and `session`, or `application/sdp` alone. Raises RemoteProtocolError,
+    BodyTooLarge, HTTPException.
+    """
+    content_type = request.headers.get("content-type", "").partition(";")[0].strip()
+    if content_type == "application/sdp":
+        return _checked((await limited(request, MAX_SDP_BYTES).body()).decode(errors="replace")), None
+    if content_type != "multipart/form-data":
+        raise HTTPException(415, "Send application/sdp, or multipart/form-data with sdp and session.")
+    async with limited_form(request, MAX_BODY_BYTES, max_fields=4, max_files=2) as form:
+        fields = {
+            k: (await v.read()).decode(errors="replace") if isinstance(v, UploadFile) else v for k, v in form.items()
+        }
+    if not fields.get("sdp"):
+        raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'sdp'.", "sdp")
+    offer = _checked(fields["sdp"])
+    if not fields.get("session"):
+        return offer, None
+    session = json_object(fields["session"], "session", "session")
+    return offer, None if bytes(session) == b"{}" else session
+
+
+def _checked(offer: str) -> str:
+    """Return the offer if parsing it is quick. Raises BodyTooLarge, RemoteProtocolError (`invalid_offer`)."""
+    if len(offer) > MAX_SDP_BYTES:
+        raise BodyTooLarge(f"An offer may have {MAX_SDP_BYTES} bytes.", param="sdp")
+    if offer.count("a=candidate:") > MAX_CANDIDATES:
+        raise RemoteProtocolError("invalid_offer", f"An offer may have {MAX_CANDIDATES} candidates.", "sdp")
+    return offer
+
+
+async def new_call(ice_servers: tuple[str, ...]) -> WebRtcCall:
+    """Make a call that is yet to be answered, for whoever ends it with `hang_up`."""
+    return (await anyio.to_thread.run_sync(_call_class))(ice_servers)
+
+
+def _call_class() -> type[WebRtcCall]:
+    """Import WebRTC, which takes 0.2 s the first time, so it is done in a thread. Most servers answer no call."""
+    from antiphon.transports.webrtc import WebRtcCall
+
+    return WebRtcCall
