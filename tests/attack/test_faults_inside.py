@@ -59,6 +59,9 @@ class FaultyStore:
         row = self.get(session_id)
         return replace(row, owner=new_owner, fence=seen_fence + 1) if row else ClaimRefusal.UNKNOWN
 
+    def tail(self, session_id: str) -> tuple[()]:
+        return ()
+
     def release(self, hold: Hold) -> None:
         return
 

@@ -321,6 +321,9 @@ class Kept:
         self.rows[session_id] = replace(row, owner=new_owner, fence=seen_fence + 1, restores=row.restores + 1)
         return self.rows[session_id]
 
+    def tail(self, session_id: str) -> tuple[()]:
+        return ()
+
     def host(self, name: str) -> None:
         """No other host lives."""
 

@@ -77,9 +77,9 @@ def test_when_a_turn_has_too_little_speech_then_it_is_the_users() -> None:
     assert speaker.heard(Person(6).turn(), 0.6).is_other
 
 
-def test_when_a_short_turn_comes_first_then_it_is_not_learned() -> None:
+def test_when_a_turn_is_too_short_to_be_judged_then_it_is_not_learned() -> None:
     speaker, user = PrimarySpeaker("auto", PROFILE), Person(7)
-    speaker.heard(Person(8).turn(), 0.8)
+    speaker.heard(Person(8).turn(), 0.5)
     for _ in range(SURE_TURNS):
         speaker.heard(user.turn(), 1.0)
     assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
@@ -94,6 +94,23 @@ def test_when_the_first_turn_was_a_televisions_then_the_user_takes_its_place() -
     assert [speaker.heard(user.turn(), 2.0).speaker for _ in range(TAKEOVER_TURNS)] == [TurnSpeaker.UNDECIDED] * 3
     assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
     assert speaker.heard(television.turn(), 4.0).is_other
+
+
+def test_until_the_user_is_known_short_turns_that_may_be_of_the_same_voice_teach_too() -> None:
+    user, television = Person(22), Person(23)
+    speaker = PrimarySpeaker("auto", PROFILE)
+    speaker.heard(user.turn(), 0.7)
+    # Alike, and not so much that it is the user's for sure.
+    alike = user.voice + 3.5 * television.voice
+    assert speaker.heard(np.asarray(alike / np.linalg.norm(alike), np.float32), 0.7).speaker is TurnSpeaker.UNDECIDED
+    assert speaker.knows_user
+    for _ in range(3):
+        assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
+    assert speaker.heard(Person(24).turn(), 2.0).is_other
+    # From now on what is short, or in doubt, is judged and not learned.
+    before = speaker.judge(user.voice, 2.0).similarity
+    speaker.heard(user.voice, 0.9)
+    assert speaker.judge(user.voice, 2.0).similarity == before
 
 
 def test_when_the_user_is_known_then_no_other_voice_takes_the_place() -> None:

@@ -94,6 +94,11 @@ class ResumeSettings:
         "machine can read flags.",
     )
     state_hours: float = option(24.0, "Hours after which a conversation there is deleted.", low=0)
+    store_speech: bool = option(
+        False,
+        "Store what is being said there, too, each second until it is a turn: the next server hears it whole where "
+        "this one dies, also of a client that has not kept it.",
+    )
     host_name: str = option(
         "",
         "Name of this server among those that share `--state`, the machine's own by default. Each start adds an "

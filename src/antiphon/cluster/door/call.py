@@ -214,7 +214,7 @@ class CallClient:
 
 
 def _in_own_formats(session: dict[str, Any], *, ducks: bool) -> dict[str, Any]:
-    """A session as it is asked of a host: with the door's formats of audio, and with ducking where it has GA's names."""
+    """A session as it is asked of a host: in the door's formats of audio, and with ducking where it has GA's names."""
     kept = {k: v for k, v in session.items() if k not in ("input_audio_format", "output_audio_format")}
     audio = kept.get("audio")
     if isinstance(audio, dict):

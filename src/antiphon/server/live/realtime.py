@@ -18,7 +18,7 @@ import anyio.to_thread
 import msgspec
 import numpy as np
 
-from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events.conversation import (
     CancelResponse,
@@ -94,8 +94,8 @@ class LiveRealtime:
     """Serves one connection, and what is resumed of it: `run` it once, with an open `wire` and its first transport.
 
     `first_frames`: what opening the wire gave. `caller`: what opened it. `token`: what resumes it;
-    None: it ends with its transport. `row`, `items` and `continued`: what a conversation was restored from, its
-    history, and where it stood. The transport is released by its own route.
+    None: it ends with its transport. `row`, `items`, `continued` and `tail`: what a conversation was restored from, its
+    history, where it stood, and what was being said. The transport is released by its own route.
     """
 
     def __init__(
@@ -110,13 +110,14 @@ class LiveRealtime:
         row: StoredSession | None = None,
         items: Sequence[Item] = (),
         continued: Continuation | None = None,
+        tail: Sequence[tuple[int, Pcm]] = (),
     ) -> None:
         self._state = state
         self.caller = caller
         self.wire = wire
         # The history that another host has left, and what the client is told of what is missing there.
         self._items, self._recovered = recovered(items, continued or Continuation())
-        self._continued = continued
+        self._continued, self._tail = continued, tail
         self._unsent = UnsentFrames(first_frames, self._send)
         self._persistence = Persistence(state, caller, wire, row)
         # Whether another host is to have the session.
@@ -131,7 +132,7 @@ class LiveRealtime:
         self._live = LiveSession(self, state, token, MAX_WAITING_FRAMES)
         self._outbox = self._live.outbox
         self._bounds = CommandBounds(self._live.memory, settings.audio.max_events_per_s)
-        self._progress = Progress(self._inbox, continued)
+        self._progress = Progress(self._inbox, continued, self._persistence.speech)
         # Set once a session that was restored goes on; frames of its client wait until then.
         self._goes_on = anyio.Event()
         # Not set while a thread decodes a frame.
@@ -159,7 +160,8 @@ class LiveRealtime:
         """
         try:
             self._unsent.push()
-            await self._live.serve(self._transport, self._expire, self._go_on, self._store_regularly)
+            store_speech = partial(self._persistence.append_regularly, lambda: self._conversation)
+            await self._live.serve(self._transport, self._expire, self._go_on, self._store_regularly, store_speech)
         finally:
             self._persistence.end()
             if self._recorder:
@@ -179,6 +181,7 @@ class LiveRealtime:
             for event in self._recovered:
                 await self._emit(event)
             await self._progress.ask_again()
+            await self._progress.hear_again(self._tail)
         self._goes_on.set()
 
     async def _store_regularly(self) -> None:
@@ -440,7 +443,9 @@ class LiveRealtime:
         items = self._conversation.conversation.items if self._conversation else self._items
         if not self._persistence.is_on or not (self._conversation or items):
             return None
-        continued = self._progress.now(self._conversation) if self._conversation else self._continued
+        continued = (
+            self._progress.now(self._conversation, empties_tail=turn_kept) if self._conversation else self._continued
+        )
         is_whole, unsent = handed_over is not None, self._unsent.frames
         told = self._outbox.unacknowledged(unsent, MAX_TOLD_BYTES) if handed_over is None else list(handed_over)
         continued = msgspec.structs.replace(continued or Continuation(), journal=told, is_whole=is_whole)

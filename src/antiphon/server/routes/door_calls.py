@@ -1,4 +1,4 @@
-"""POST /v1/realtime/calls at a door: it answers the call itself, and a host has the session (`cluster/door/call.py`)."""
+"""POST /v1/realtime/calls at a door: it answers the call, and a host has the session (`cluster/door/call.py`)."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from antiphon.events.transcription import EnrolledVoice, PrimarySpeakerMode
 # After so many seconds of speech a turn that goes on may be judged before it is over, as an interruption has to be. The
 # second look is the surer one.
 EARLY_LOOKS_S = (0.6, 1.0)
-# Shorter turns are judged, and nothing is learned from them.
+# Once the user is known, shorter turns are judged, and nothing is learned from them.
 MIN_LEARN_S = 1.0
 # What was heard counts as at most so many seconds, so that the voice of a long conversation is still followed.
 MAX_MEMORY_S = 30.0
@@ -134,21 +134,22 @@ class PrimarySpeaker:
         the user is still known where noise begins later. They are of use while `knows_user` is false; later ones count
         too.
 
-        The first turn of at least MIN_LEARN_S is taken for the user's voice, whoever says it. Turns that are of the
-        same voice for sure move it, ever less as more was heard. Until it was heard in SURE_TURNS, another voice that
-        says TAKEOVER_TURNS in a row takes its place.
+        The first turn is taken for the user's voice, whoever says it, and so are those that may be of the same voice,
+        until it was heard in SURE_TURNS; until then another voice that says TAKEOVER_TURNS in a row takes its place.
+        From then on turns of MIN_LEARN_S that are of the same voice for sure move it, ever less as more was heard.
         """
         verdict = self.judge(vector, speech_s)
-        if self.mode != "auto" or speech_s < max(MIN_LEARN_S, self._profile.least_s):
+        learn_from_s = MIN_LEARN_S if self.knows_user else 0.0
+        if self.mode != "auto" or speech_s < max(learn_from_s, self._profile.least_s):
             return verdict
         speech_s = min(speech_s, MAX_TURN_S)
         if not self._users:
             self._users = [_Voice(one, speech_s) for one in (vector, *takes)]
             self._num_turns = 1
-        elif verdict.speaker is TurnSpeaker.USER:
-            self._learn(vector, speech_s, takes)
         elif not self.knows_user and self._compared(vector, speech_s).speaker is TurnSpeaker.OTHER:
             self._challenge(vector, speech_s)
+        elif verdict.speaker is TurnSpeaker.USER or not self.knows_user:
+            self._learn(vector, speech_s, takes)
         return verdict
 
     def forget(self) -> None:

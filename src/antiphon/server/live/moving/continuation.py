@@ -30,6 +30,7 @@ from antiphon.events.transcription import AppendAudio, TranscriptDone
 from antiphon.protocols.connection import Command, Event
 from antiphon.protocols.resume.journal import SentFrame
 from antiphon.server.live.moving.received import ReceivedMessages, SettledMessages
+from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.realtime_session import RealtimeConversation
 from antiphon.sessions.inbox import Inbox
 
@@ -104,11 +105,14 @@ class _Owed:
 
 
 class Progress:
-    """Follows one live conversation for its snapshots. `continued`: where it was restored, what from."""
+    """Follows one live conversation for its snapshots. `continued`: where it was restored, what from. `speech`: takes
+    the audio, where that is stored too.
+    """
 
-    def __init__(self, inbox: Inbox, continued: Continuation | None = None) -> None:
+    def __init__(self, inbox: Inbox, continued: Continuation | None = None, speech: SpeechTail | None = None) -> None:
         continued = continued or Continuation()
         self._inbox = inbox
+        self._speech = speech
         self._messages = ReceivedMessages(SettledMessages(continued.received, continued.applied, continued.heard_ms))
         # Samples of audio to come that another host has heard and made words of.
         self._num_heard = round(continued.heard_ms * SAMPLE_RATE_HZ / 1000)
@@ -127,6 +131,8 @@ class Progress:
         audio = [command for command in commands if isinstance(command, AppendAudio)]
         self._num_samples += sum(len(command.pcm) for command in audio)
         is_audio = bool(commands) and len(audio) == len(commands)
+        if is_audio and self._speech:
+            self._speech.took(number, audio)
         end_ms = self._num_samples * 1000 / SAMPLE_RATE_HZ
         self._messages.add(number, end_ms, self._inbox.num_put if commands else 0, is_audio=is_audio)
 
@@ -143,6 +149,15 @@ class Progress:
         pcm[: self._num_heard] = 0.0
         self._num_heard = max(0, self._num_heard - len(pcm))
         return AppendAudio(pcm)
+
+    async def hear_again(self, messages: Sequence[tuple[int, Pcm]]) -> None:
+        """Take messages of the client that a tail has, by number, as if it sent them. Waits while the inbox is full."""
+        for number, pcm in messages:
+            if not self.is_applied(number):
+                commands = self.unheard([AppendAudio(pcm)])
+                for command in commands:
+                    await self._inbox.put(command)
+                self.took(number, commands)
 
     async def ask_again(self) -> None:
         """Put the responses that were owed into the inbox. Waits while it is full."""
@@ -161,9 +176,11 @@ class Progress:
                 is_complete = response.status == "completed" and bool(done.items)
                 self._finished = FinishedResponse(done, response.request) if is_complete else None
 
-    def now(self, conversation: RealtimeConversation) -> Continuation:
-        """Return where the conversation stands now."""
+    def now(self, conversation: RealtimeConversation, *, empties_tail: bool = False) -> Continuation:
+        """Return where the conversation stands now. `empties_tail`: the snapshot that is made of it does."""
         received = self._messages.snapshot(conversation.settled_ms, self._inbox.num_taken)
+        if self._speech:
+            self._speech.settled(received.last, empties=empties_tail)
         history = conversation.conversation.items
         if self._open:
             self._open.items = [i.id for i in history if i.role == "assistant" and i.status == "in_progress"]

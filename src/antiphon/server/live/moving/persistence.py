@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -26,7 +26,9 @@ from antiphon.protocols.dialects import dialect_named
 from antiphon.protocols.opening import NULL, Opening
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.live.moving.continuation import Continuation, check_counts
+from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.open_wire import context_of
+from antiphon.server.live.realtime_session import RealtimeConversation
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.store.sessions import ReceivedCounts, StoredSession
@@ -34,6 +36,8 @@ from antiphon.store.sessions import ReceivedCounts, StoredSession
 # How long a write to the store may hold a session's frames back, and how long once its client is told of the failure.
 STORE_S, STORE_DEGRADED_S = 3.0, 0.1
 SESSION_ELSEWHERE = "session_elsewhere"
+# How often what is being said is stored, in seconds; and so much audio is always on its way to be settled.
+SPEECH_EVERY_S, UNSETTLED_MS = 1.0, 500
 # A host that has held a session for so many seconds is not ended by it.
 HARMLESS_S = 60.0
 
@@ -161,6 +165,8 @@ class Persistence:
         self._is_stored = row is not None
         # How many of the client's messages are in the last snapshot that was written.
         self._stored_events = row.received.events if row else 0
+        # Takes the client's audio for the tail, where that is asked for.
+        self.speech = SpeechTail() if state.settings.resume.store_speech else None
         # What the client was told of the store, or will be told next.
         self.kept = Kept.STORED
 
@@ -193,6 +199,19 @@ class Persistence:
         written = store.put(row, turn_kept=turn_kept)
         written.add_done_callback(partial(self._note_written, counts.events))
         return written
+
+    async def append_regularly(self, conversation: Callable[[], RealtimeConversation | None]) -> None:
+        """Write what is being said to the tail, where that is asked for, until cancelled. What fails of it the client
+        sends again.
+        """
+        store, speech = self._state.session_store, self.speech
+        while store and speech:
+            await anyio.sleep(SPEECH_EVERY_S)
+            live = conversation()
+            if live is None or live.audio_s * 1000 - live.settled_ms < UNSETTLED_MS:
+                continue
+            if self._hold and self.is_stored and (chunk := speech.chunk(self._before.audio_ms)):
+                store.append_tail(self._hold, chunk)
 
     def _note_written(self, num_events: int, written: Future[None]) -> None:
         if not written.cancelled() and written.exception() is None:

@@ -17,6 +17,7 @@ from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidHandshake
 
+from antiphon.audio import Pcm
 from antiphon.cluster.relay import RELAYED_HEADER, open_relay, relay
 from antiphon.errors import Refused, RemoteProtocolError, RowError, StoreError
 from antiphon.protocols.resume.control import HowResumed, ResumeRequest
@@ -25,6 +26,7 @@ from antiphon.server.live.moving.continuation import Continuation, recovered
 from antiphon.server.live.moving.missed import with_missed
 from antiphon.server.live.moving.persistence import caller_hash, restored, session_elsewhere
 from antiphon.server.live.moving.suspects import delay_s
+from antiphon.server.live.moving.tail import messages_of
 from antiphon.server.live.open_wire import prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import Caller, ServerState
@@ -165,10 +167,14 @@ async def _serve_restored(
         store.release(row.hold)
         raise
     continued = with_missed(continued, request.last_received) if continued else None
-    session = LiveRealtime(state, caller, wire, transport, token=token, row=row, items=items, continued=continued)
-    counts = {}
+    tail = await _tail(store, row, continued)
+    session = LiveRealtime(
+        state, caller, wire, transport, token=token, row=row, items=items, continued=continued, tail=tail
+    )
+    counts, received = {}, 0
     if continued:
-        counts = {"received_events": continued.received, "stored_events": row.received.events}
+        received = tail[-1][0] if tail else continued.received
+        counts = {"received_events": received, "stored_events": row.received.events}
     continued = continued or Continuation()
     first_frame = wire.resumed(
         token.renew(),
@@ -179,7 +185,7 @@ async def _serve_restored(
         how=how,
     )
     attachment = session.attachment
-    attachment.continue_from(continued.received, request.last_received, first_frame, continued.journal)
+    attachment.continue_from(received, request.last_received, first_frame, continued.journal)
     try:
         # The new token is stored before the client gets it.
         await session.store()
@@ -188,3 +194,17 @@ async def _serve_restored(
         raise
     state.restoring_ids.discard(request.session_id)
     await session.run()
+
+
+async def _tail(store: SessionStore, row: StoredSession, continued: Continuation | None) -> list[tuple[int, Pcm]]:
+    """What was being said when the last host went, by the numbers of the client's messages; nothing where that cannot
+    be read, or may be what ends the hosts: the client sends it again.
+    """
+    if continued is None or row.restores > 1:
+        return []
+    try:
+        chunks = await anyio.to_thread.run_sync(store.tail, row.id)
+    except StoreError as error:
+        log.warning("session %s: what was being said cannot be read: %s", row.id, error)
+        return []
+    return messages_of(chunks, continued.received, continued.applied)

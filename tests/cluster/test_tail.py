@@ -1,0 +1,68 @@
+"""`--store-speech`: what is being said outlives its host, also of a client that keeps only its last second."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cluster.processes import Cluster, cluster
+from tests.scripted import speech, text
+from tests.server.clients import b64, connect
+from tests.server.live.test_ownership import answer, last_seq
+
+pytestmark = pytest.mark.server
+SESSION = {
+    "type": "realtime",
+    "output_modalities": ["text"],
+    "audio": {"input": {"transcription": {}, "turn_detection": {"type": "server_vad", "silence_duration_ms": 300}}},
+}
+FRAME_S = 0.1
+# Whole words of 320 ms.
+BEFORE, AFTER = 10, 2
+# The configuration, and a turn before it that is written.
+NUM_FIRST = 3
+
+
+@pytest.fixture
+def hosts() -> Iterator[Cluster]:
+    with cluster("", "--store-speech", num_hosts=2) as found:
+        yield found
+
+
+def test_a_turn_that_was_being_said_is_heard_whole_by_the_next_host(hosts: Cluster) -> None:
+    one, two = hosts.hosts
+    pcm16 = base64.b64decode(b64(speech(1, BEFORE + AFTER, silence_frames=40), 24_000))
+    step = round(FRAME_S * 24_000) * 2
+    frames = [base64.b64encode(pcm16[at : at + step]).decode() for at in range(0, len(pcm16), step)]
+    num_before = round(BEFORE * 0.32 / FRAME_S)
+
+    async def main() -> tuple[int, str]:
+        async with connect(one.ws, "?resume=1") as wire:
+            created = await wire.read()
+            await wire.say("session.update", session=SESSION)
+            assert await answer(wire, "one") == "one"
+            for frame in frames[:num_before]:
+                await wire.say("input_audio_buffer.append", audio=frame)
+                await asyncio.sleep(FRAME_S)
+            await wire.until("input_audio_buffer.speech_started")
+            last = last_seq(wire)
+            one.kill()
+        async with connect(two.ws, f"?resume={created['session']['id']}") as wire:
+            about = {"session_id": created["session"]["id"], "resume_token": created["resume_token"]}
+            await wire.say("session.resume", **about, last_received_server_event_seq=last)
+            resumed = await wire.read()
+            assert resumed["how"] == "claimed"
+            # The first messages were the configuration and the turn before.
+            for frame in frames[resumed["received_events"] - NUM_FIRST :]:
+                await wire.say("input_audio_buffer.append", audio=frame)
+            done = await wire.until("conversation.item.input_audio_transcription.completed")
+            await wire.until("response.done")
+            return resumed["received_events"], done["transcript"]
+
+    received, transcript = asyncio.run(main())
+    assert transcript.strip() == text(1, BEFORE + AFTER)
+    # Of 3.2 s all is in it but what came after the last chunk, which is of a second ago at most.
+    assert received > NUM_FIRST + num_before - 15
