@@ -58,7 +58,7 @@ engines: $(VENV)/dev.stamp  ## Language models on other servers (llama.cpp, vLLM
 	$(BIN)/python tests/engines/run.py
 
 browser: $(VENV)/dev.stamp  ## The page in headless Chromium, which the system has to have
-	$(BIN)/python tests/browser/run.py
+	$(BIN)/python tests/browser/run.py $(if $(DOOR),--door)
 
 bench: $(VENV)/dev.stamp  ## Measure transcription on this machine; `antiphon bench NAME` for the rest
 	$(BIN)/antiphon bench asr

@@ -1,9 +1,10 @@
 """A user of the page, played by headless Chromium with a recording for a microphone.
 
-    drive_page.py URL RECORDING.wav CAMERA.y4m FOLDER
+    drive_page.py URL RECORDING.wav CAMERA.y4m FOLDER [ws|rtc]
 
 It talks, hears the answer and interrupts a long one by the button, over WebSocket and WebRTC; then captions, speech,
-video, and the keyboard alone. Screenshots go to FOLDER.
+video, and the keyboard alone. Screenshots go to FOLDER. With a transport it only talks by that, at a door whose host
+dies in the first answer.
 """
 
 from __future__ import annotations
@@ -54,6 +55,23 @@ def talk(page: Page, transport: str, folder: Path) -> None:
     page.locator("#stages tbody").evaluate("node => node.replaceChildren()")
 
 
+def talk_on(page: Page, transport: str, folder: Path) -> None:
+    """The host dies while the first answer sounds: it is begun anew, and the next question is answered, too."""
+    page.locator("#transport").select_option(transport)
+    page.get_by_role("button", name="Talk", exact=True).click()
+    expect(page.locator("#talk-log .me").first).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
+    for number, question in enumerate(("", "Name a colour.", "Name an animal.")):
+        if question:
+            page.locator("#typed").fill(question)
+            page.get_by_role("button", name="Send").click()
+        expect(page.locator("#talk-state")).to_have_text("speaking", timeout=SLOW_MS)
+        expect(page.locator("#talk-state")).to_have_text("listening", timeout=2 * SLOW_MS)
+        expect(page.locator("#talk-log .them").last).to_contain_text(re.compile(r"\w{2,}"), timeout=SLOW_MS)
+        page.screenshot(path=folder / f"door-{transport}-{number}.png", full_page=True)
+    page.get_by_role("button", name="Stop").first.click()
+    expect(page.locator("#talk-state")).to_have_text("not connected")
+
+
 def watch(page: Page, folder: Path) -> None:
     page.get_by_role("tab", name="Camera").click()
     page.locator("#watch-camera").click()
@@ -70,7 +88,7 @@ def watch(page: Page, folder: Path) -> None:
 
 
 def main() -> None:
-    url, recording, sign, folder = *sys.argv[1:4], Path(sys.argv[4])
+    url, recording, sign, folder, transport = *sys.argv[1:4], Path(sys.argv[4]), (sys.argv[5:] or [""])[0]
     folder.mkdir(parents=True, exist_ok=True)
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
@@ -92,6 +110,11 @@ def main() -> None:
         page.goto(url)
         expect(page.locator("#status")).to_contain_text("ready", timeout=SLOW_MS)
         page.locator("#options summary").click()
+        if transport:
+            talk_on(page, transport, folder)
+            assert not errors, errors
+            print(f"the page goes on by {transport} where its host dies")
+            return
         for transport in ("ws", "rtc", "duplex"):
             talk(page, transport, folder)
         # By keyboard alone.

@@ -1,5 +1,6 @@
-"""The page in a real browser against a real server: `make browser`. Needs Chromium (Debian: `apt install chromium`).
+"""The page in a real browser against real servers: `make browser`. Needs Chromium (Debian: `apt install chromium`).
 
+`make browser DOOR=1` tries the page at a door alone.
 The driver's environment is made beside this file on the first run; screenshots are left in out/.
 """
 
@@ -15,7 +16,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "clients"))
-from run import environment, server
+from run import environment, hosts_behind_a_door, server
 
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
@@ -49,14 +50,23 @@ def camera(path: Path) -> None:
 
 def main() -> int:
     python = environment("browser", HERE)
-    with tempfile.TemporaryDirectory() as folder, server() as url:
-        path = Path(folder) / "microphone.wav"
+    with tempfile.TemporaryDirectory() as folder:
+        path, sign = Path(folder) / "microphone.wav", Path(folder) / "camera.y4m"
         microphone(path)
-        sign = Path(folder) / "camera.y4m"
         camera(sign)
-        return subprocess.run(
-            [python, HERE / "drive_page.py", url, path, sign, HERE / "out"], timeout=LIMIT_S, check=False
-        ).returncode
+
+        def drive(url: str, *transport: str) -> int:
+            command = [python, HERE / "drive_page.py", url, path, sign, HERE / "out", *transport]
+            return subprocess.run(command, timeout=LIMIT_S, check=False).returncode
+
+        failed = 0
+        if "--door" not in sys.argv:
+            with server() as url:
+                failed = drive(url)
+        for transport in ("ws", "rtc"):
+            with hosts_behind_a_door() as url:
+                failed |= drive(url, transport)
+        return failed
 
 
 if __name__ == "__main__":

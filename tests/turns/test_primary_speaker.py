@@ -96,6 +96,24 @@ def test_when_the_first_turn_was_a_televisions_then_the_user_takes_its_place() -
     assert speaker.heard(television.turn(), 4.0).is_other
 
 
+def test_when_a_pause_cuts_off_the_end_of_anothers_turn_then_that_is_anothers_too() -> None:
+    user, television = Person(25), Person(26)
+    speaker = known(user)
+    # Nothing was before it.
+    assert speaker.heard(television.turn(), 0.4).speaker is TurnSpeaker.UNDECIDED
+    assert speaker.heard(television.turn(), 2.0).is_other
+    for _ in range(3):
+        assert speaker.heard(television.turn(), 0.4).is_other
+        assert speaker.heard(user.turn(), 0.4).speaker is TurnSpeaker.UNDECIDED
+    # As near to one as to the other, it is the user's, and so is what is too short to have a voice.
+    both = user.voice + television.voice
+    assert not speaker.heard(np.asarray(both / np.linalg.norm(both), np.float32), 0.4).is_other
+    assert not speaker.heard(television.turn(), 0.1).is_other
+    # The user has spoken since.
+    speaker.heard(user.turn(), 2.0)
+    assert not speaker.heard(television.turn(), 0.4).is_other
+
+
 def test_until_the_user_is_known_short_turns_that_may_be_of_the_same_voice_teach_too() -> None:
     user, television = Person(22), Person(23)
     speaker = PrimarySpeaker("auto", PROFILE)

@@ -9,18 +9,19 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from websockets.exceptions import ConnectionClosed
 
+from antiphon.errors import SupersededError
 from antiphon.server.live.moving import persistence
 from antiphon.server.live.moving.suspects import MAX_IDLE_RESTORES
 from antiphon.server.process.host_key import as_host, keep_registered
 from antiphon.server.state import ServerState
-from antiphon.store.sessions import SessionStore, StoredSession, open_store
+from antiphon.store.sessions import ClaimRefusal, SessionStore, StoredSession, open_store
 from antiphon.store.sessions.sqlite import FILE
 from tests.server.clients import Wire, connect
 from tests.server.scripted import serving, with_resume
@@ -202,6 +203,31 @@ def test_when_a_server_drains_then_the_next_one_has_its_sessions_at_once(servers
                 missed = await second.until("response.done")
                 assert missed["response"]["output"][0]["content"][0]["text"] == "one two"
                 assert await answer(second, "three") == "three"
+
+    asyncio.run(main())
+
+
+def test_when_a_hand_over_is_replayed_then_it_is_refused_and_the_session_goes_on(servers: list[Server]) -> None:
+    """By a client with the token of before, and by the owner of before, which writes what it had."""
+    one, two = servers
+
+    async def main() -> None:
+        async with conversation(one) as (wire, session_id, token):
+            await asyncio.to_thread(one.stop.close)
+            await wire.until("session.moving")
+            before = two.row(session_id)
+            async with resuming(two, session_id, token) as (second, _):
+                await second.until("response.done")
+                assert await answer(second, "three") == "three"
+                error, _ = await refusal(two, session_id, token)
+                assert error["code"] == "invalid_resume_token"
+                assert isinstance(two.store.claim(session_id, "another/1", before.fence), ClaimRefusal)
+                for fence in (1, 2):
+                    stale = replace(before, owner=one.state.host_name, fence=fence)
+                    with pytest.raises(SupersededError):
+                        two.store.put(stale).result(10)
+                assert await answer(second, "four") == "four"
+                assert (two.row(session_id).fence, two.row(session_id).owner) == (2, two.state.host_name)
 
     asyncio.run(main())
 

@@ -19,6 +19,9 @@ from antiphon.events.transcription import EnrolledVoice, PrimarySpeakerMode
 # After so many seconds of speech a turn that goes on may be judged before it is over, as an interruption has to be. The
 # second look is the surer one.
 EARLY_LOOKS_S = (0.6, 1.0)
+# A turn that is too short to be judged by itself is another's if it follows another's, and is nearer to that voice than
+# to the user's by this much: a pause has cut it off. Shorter ones have no voice.
+NEARER, SHORTEST_S = 0.1, 0.2
 # Once the user is known, shorter turns are judged, and nothing is learned from them.
 MIN_LEARN_S = 1.0
 # What was heard counts as at most so many seconds, so that the voice of a long conversation is still followed.
@@ -109,6 +112,8 @@ class PrimarySpeaker:
         self._num_turns = SURE_TURNS if enrolled else 0
         # The other voice that was heard last, while the first may still turn out to be the wrong one.
         self._rival: _Voice | None = None
+        # The vector of the turn before, where that was another's.
+        self._other_before: Pcm | None = None
 
     @property
     def knows_user(self) -> bool:
@@ -118,9 +123,10 @@ class PrimarySpeaker:
     def judge(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
         """Say whose voice a vector is, of a whole turn or of its beginning. Nothing is learned.
 
-        `vector`: float32 [profile.size], length 1. `speech_s`: the seconds of speech that it was made of. With less
-        than `profile.least_s` of it, or no voice to compare with, the verdict is UNDECIDED. It is not OTHER before
-        `knows_user`.
+        `vector`: float32 [profile.size], length 1. `speech_s`: the seconds of speech that it was made of. With no voice
+        to compare with, the verdict is UNDECIDED, and it is not OTHER before `knows_user`. With less than
+        `profile.least_s` of speech it is never USER, and OTHER only behind a turn of another voice that it is nearer
+        to.
         """
         verdict = self._compared(vector, speech_s)
         if verdict.speaker is TurnSpeaker.OTHER and not self.knows_user:
@@ -139,6 +145,8 @@ class PrimarySpeaker:
         From then on turns of MIN_LEARN_S that are of the same voice for sure move it, ever less as more was heard.
         """
         verdict = self.judge(vector, speech_s)
+        if speech_s >= self._profile.least_s:
+            self._other_before = vector if verdict.is_other else None
         learn_from_s = MIN_LEARN_S if self.knows_user else 0.0
         if self.mode != "auto" or speech_s < max(learn_from_s, self._profile.least_s):
             return verdict
@@ -155,15 +163,23 @@ class PrimarySpeaker:
     def forget(self) -> None:
         """Forget a voice that was learned, as for a new user. Voices that were enrolled stay."""
         if self.mode == "auto":
-            self._users, self._num_turns, self._rival = [], 0, None
+            self._users, self._num_turns, self._rival, self._other_before = [], 0, None, None
 
     def _compared(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
         """The best verdict over the user's voices, however little is known of them."""
-        if self.mode == "off" or not self._users or speech_s < self._profile.least_s:
+        if self.mode == "off" or not self._users:
             return SpeakerVerdict(TurnSpeaker.UNDECIDED)
+        if speech_s < self._profile.least_s:
+            return self._short(vector, speech_s)
         enrolled = self.mode == "enrolled"
         verdicts = [user.judge(vector, speech_s, self._profile, enrolled=enrolled) for user in self._users]
         return min(verdicts, key=lambda verdict: (_ORDER.index(verdict.speaker), -(verdict.similarity or 0.0)))
+
+    def _short(self, vector: Pcm, speech_s: float) -> SpeakerVerdict:
+        similarity = max(float(user.mean @ vector) for user in self._users)
+        before = self._other_before
+        is_other = before is not None and speech_s >= SHORTEST_S and float(before @ vector) > similarity + NEARER
+        return SpeakerVerdict(TurnSpeaker.OTHER if is_other else TurnSpeaker.UNDECIDED, similarity)
 
     def _learn(self, vector: Pcm, speech_s: float, takes: Sequence[Pcm]) -> None:
         """Move the nearest of the user's voices, and those in noise where the turn comes with as many takes."""

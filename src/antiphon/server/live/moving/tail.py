@@ -29,7 +29,7 @@ _Messages = list[tuple[int, bytes]]
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A message that is audio alone: its number, its audio as PCM16, and the sample of this host's at which it begins."""
+    """A message that is audio alone: its number, its audio as PCM16, and at which of this host's samples it begins."""
 
     number: int
     pcm16: bytes
