@@ -46,13 +46,15 @@ OF_THE_HOST = {"session.moving", "session.state_degraded", "session.resumed", "s
 class View:
     """A conversation as its events tell it. `take` raises AssertionError for an event that the earlier ones forbid.
 
-    `items`: by id, in their order. `responses`: each one's status, "" while it is open. `heard_at_s`: when audio came.
+    `items`: by id, in their order. `responses`: each one's status, "" while it is open. `heard_at_s`: when audio
+    came. `cancelled_at_s`: when the last response ended that was cancelled; None: none was.
     """
 
     def __init__(self) -> None:
         self.items: dict[str, dict[str, Any]] = {}
         self.responses: dict[str, str] = {}
-        self.heard_at_s: deque[float] = deque(maxlen=1)
+        self.heard_at_s: deque[float] = deque(maxlen=400)
+        self.cancelled_at_s: float | None = None
         self._done: set[str] = set()
         self._transcribed: set[str] = set()
 
@@ -84,6 +86,8 @@ class View:
             case "response.done":
                 assert self.responses[event["response"]["id"]] == "", event
                 self.responses[event["response"]["id"]] = event["response"]["status"]
+                if event["response"]["status"] == "cancelled":
+                    self.cancelled_at_s = time.monotonic()
             case "response.output_audio.delta" | "response.output_audio_transcript.delta":
                 assert self.responses[event["response_id"]] == "", event
                 if "audio." in event["type"]:
