@@ -247,7 +247,7 @@ def test_a_full_server_is_asked_again_after_the_time_that_it_names(status: int) 
     asked(fails(status, retry_after="0.3"), says("Ye", "s."), use=use)
 
 
-@pytest.mark.parametrize("after", ["60", formatdate(time.time() + 3600, usegmt=True)])
+@pytest.mark.parametrize("after", ["60", formatdate(time.time() + 3600, usegmt=True)], ids=["seconds", "a date"])
 def test_a_server_that_is_full_for_long_is_left_alone(after: str) -> None:
     async def use(client: ModelServerClient, server: ScriptedServer) -> None:
         for _ in range(3):
