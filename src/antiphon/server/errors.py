@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 _TYPES = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
 # Of statuses that routes and the router raise; the code of others is `invalid_value`.
 _CODES: Mapping[int, str | None] = {404: "not_found", 405: None, 408: "request_timeout"}
-_NOT_FOUND = frozenset({"model_not_found", "voice_not_found"})
+NOT_FOUND = frozenset({"model_not_found", "voice_not_found"})
 # What a model was given when it failed, by the beginning of the request's path.
 _FAILED_ON = {"/v1/audio/speech": " on this text", "/v1/audio/tran": " on this file"}
 
@@ -85,7 +85,7 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
             status = 429 if error.by_own_limit else 503
             return error_response(status, error.reason, code="rate_limit_exceeded", retry_after_s=error.retry_after_s)
         case RemoteProtocolError():
-            status = 404 if error.code in _NOT_FOUND else 400
+            status = 404 if error.code in NOT_FOUND else 400
             return error_response(status, error.message, code=error.code, param=error.param)
         case MediaError():
             return error_response(400, str(error), code="invalid_value", param="file")

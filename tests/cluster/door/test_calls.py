@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -133,6 +134,40 @@ def test_a_call_begins_with_the_session_that_it_asks_for_and_keeps_the_doors_for
         assert [session["audio"][side]["format"]["type"] for side in ("input", "output")] == ["audio/pcm"] * 2
 
 
+def test_a_call_may_be_a_transcription(door: Host) -> None:
+    async def main() -> dict[str, Any]:
+        asked = {"type": "transcription", "audio": {"input": {"transcription": {"language": "en"}}}}
+        async with call(door, SILENCE, asked) as caller:
+            return dict(caller.seen[0]["session"])
+
+    session = asyncio.run(main())
+    assert session["type"] == "transcription"
+    assert session["audio"]["input"]["transcription"]["language"] == "en"
+
+
+def test_when_the_caller_leaves_while_its_host_is_lost_then_no_host_keeps_the_session(hosts: Cluster) -> None:
+    door = hosts.add_door()
+    door.wait()
+
+    async def main() -> None:
+        async with call(door, SILENCE, SESSION) as caller:
+            ask(caller, text(1, 3))
+            await caller.until("output_audio_buffer.stopped")
+            dying, other = sorted(hosts.hosts, key=Host.num_sessions, reverse=True)
+            # The other one answers the resume once the caller has left.
+            other.send(signal.SIGSTOP)
+            await asyncio.to_thread(dying.kill)
+            await asyncio.sleep(0.5)
+        await asyncio.sleep(1.0)
+        other.send(signal.SIGCONT)
+        await asyncio.to_thread(dying.start)
+        await asyncio.to_thread(dying.wait)
+
+    asyncio.run(main())
+    await_idle(hosts)
+    until(lambda: door.metric("antiphon_door_connections") == 0)
+
+
 def test_a_call_is_hung_up_by_its_location(hosts: Cluster, door: Host) -> None:
     async def main() -> list[int]:
         async with call(door, SILENCE) as caller, httpx.AsyncClient(base_url=door.url) as http:
@@ -186,6 +221,19 @@ def test_when_an_offer_is_none_then_it_is_refused(door: Host, request_: Any, sta
     answer = httpx.post(f"{door.url}/v1/realtime/calls", timeout=30, **request_)
     assert answer.status_code == status, answer.text
     assert answer.json()["error"]["message"]
+
+
+def test_when_the_model_is_unknown_then_a_call_is_refused_at_once(hosts: Cluster) -> None:
+    strict = hosts.add_host("--strict-models")
+    strict.wait()
+    door = hosts.add_door("--behind", strict.url)
+    door.wait()
+    answer = httpx.post(f"{door.url}/v1/realtime/calls?model=nobody", timeout=5, **asyncio.run(offered()))
+    assert answer.status_code == 404, answer.text
+    assert answer.json()["error"]["code"] == "model_not_found"
+    until(lambda: strict.num_sessions() == 0)
+    strict.kill()
+    hosts.hosts.remove(strict)
 
 
 def test_when_no_host_can_be_reached_then_a_call_is_refused(hosts: Cluster) -> None:

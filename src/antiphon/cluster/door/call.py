@@ -13,9 +13,12 @@ import base64
 import itertools
 import json
 import secrets
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
+import msgspec
+from starlette.datastructures import QueryParams
 from starlette.requests import HTTPConnection
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -24,6 +27,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPart, ContentPartDone, ContentPosition, ResponseAudioDelta
 from antiphon.events.playback import PlaybackStarted, PlaybackStopped
 from antiphon.events.transcription import AppendAudio
+from antiphon.protocols.realtime.session_fields import uses_beta_names
 from antiphon.protocols.wire import JSON_ERRORS, decode_json
 from antiphon.transports.transport import STALL_S, TransportClosed
 
@@ -32,6 +36,7 @@ if TYPE_CHECKING:
 
 # What the door and its hosts send each other: the default of both sides of a session.
 WIRE_HZ = 24_000
+PCM = {"type": "audio/pcm", "rate": WIRE_HZ}
 # The door's own messages; their errors are not the caller's.
 OWN = "door_"
 CONFIGURATION = f"{OWN}configuration"
@@ -57,7 +62,9 @@ class CallClient:
     def __init__(self, request: HTTPConnection, call: WebRtcCall, session: dict[str, Any] | None) -> None:
         headers = [h for h in request.scope["headers"] if h[0] not in DROPPED_HEADERS]
         self.connection = HTTPConnection({**request.scope, "headers": headers})
-        self.query = request.query_params
+        # What else a WebSocket may ask for is not for calls.
+        model = request.query_params.get("model") or (session or {}).get("model")
+        self.query = QueryParams({"model": model} if isinstance(model, str) else {})
         self.decided = anyio.Event()
         self.session_id = ""
         self.refusal: RemoteProtocolError | None = None
@@ -97,7 +104,7 @@ class CallClient:
         """What the host is asked for: what the caller has asked for, in the door's formats of audio."""
         assert self._created
         kind = self._created.get("type", "realtime")
-        return _in_own_formats({"type": kind} if self._asked is None else self._asked, ducks=kind == "realtime")
+        return _in_own_formats({"type": kind} if self._asked is None else self._asked)
 
     def _from_caller(self, frame: str | bytes) -> str | bytes | None:
         """What the host gets of a frame of the caller; None: nothing."""
@@ -106,10 +113,8 @@ class CallClient:
             case "output_audio_buffer.clear":
                 self._silence()
                 return None
-            case "session.update" if isinstance(session := event.get("session"), dict):
-                assert self._created
-                ducks = self._created.get("type") == "realtime"
-                return json.dumps(event | {"session": _in_own_formats(session, ducks=ducks)})
+            case "session.update" | "transcription_session.update" if isinstance(session := event.get("session"), dict):
+                return json.dumps(event | {"session": _in_own_formats(session)})
         return frame
 
     # --- DoorClient: from the host ------------------------------------------------------------------------------------
@@ -123,7 +128,7 @@ class CallClient:
             await self._call.opened.wait()
         if scope.cancelled_caught:
             self.hang_up()
-        self._call.send_now(given)
+        self._send_now(given)
         if not isinstance(given, str):
             return
         # What is silenced is told of after what has silenced it.
@@ -136,8 +141,13 @@ class CallClient:
         match event.get("type"):
             case "session.created" | "session.updated":
                 return self._session_told(event, frame)
-            case "error" if str((event.get("error") or {}).get("event_id") or "").startswith(OWN):
-                self._refused(event["error"])
+            case "error" if not self.decided.is_set():
+                error = event["error"]
+                code, text = str(error.get("code") or "invalid_value"), str(error.get("message"))
+                self.refusal = RemoteProtocolError(code, text, error.get("param"))
+                self.decided.set()
+                return None
+            case "error" if str(event["error"].get("event_id")).startswith(OWN):
                 return None
             case "response.output_audio.delta" | "response.audio.delta":
                 pcm = from_pcm16(base64.b64decode(event["delta"]))
@@ -148,7 +158,7 @@ class CallClient:
             case "output_audio_buffer.ducked" | "output_audio_buffer.unducked":
                 self._hold(event["type"].endswith(".ducked"))
                 return None
-            case "response.done" if event["response"].get("status") == "cancelled":
+            case "response.done" if _is_broken_off(event["response"]):
                 self._silence()
         return frame
 
@@ -167,13 +177,6 @@ class CallClient:
         self.decided.set()
         return json.dumps(event | {"type": "session.created"}, separators=(",", ":"), ensure_ascii=False)
 
-    def _refused(self, error: dict[str, Any]) -> None:
-        if error["event_id"] == CONFIGURATION and not self.decided.is_set():
-            self.refusal = RemoteProtocolError(
-                str(error.get("code") or "invalid_value"), str(error.get("message")), error.get("param")
-            )
-            self.decided.set()
-
     async def close(self, code: int, reason: str) -> None:
         """As DoorClient says. WebRTC has no close codes."""
         self.decided.set()
@@ -182,6 +185,16 @@ class CallClient:
     def hang_up(self) -> None:
         """Have the call end as if the caller had left. Does not wait."""
         self._call.arrive(None)
+        # Whoever waits for the caller's channel goes on, and finds it closed.
+        self._call.opened.set()
+
+    def _send_now(self, frame: str | bytes) -> None:
+        try:
+            self._call.send_now(frame)
+        except TransportClosed:
+            # It has left, or reads too slowly, or takes no event of this size.
+            self.hang_up()
+            raise
 
     # --- playing ------------------------------------------------------------------------------------------------------
 
@@ -206,27 +219,37 @@ class CallClient:
         self._tell(f"output_audio_buffer.{kind}", event.response_id)
 
     def _tell(self, kind: str, response_id: str) -> None:
-        try:
-            self._call.send_now(_message(kind, f"event_{secrets.token_hex(10)}", response_id=response_id))
-        except TransportClosed:
-            # Whoever waits for its next event sees that the caller has left.
-            return
+        with suppress(TransportClosed):
+            self._send_now(_message(kind, f"event_{secrets.token_hex(10)}", response_id=response_id))
 
 
-def _in_own_formats(session: dict[str, Any], *, ducks: bool) -> dict[str, Any]:
-    """A session as it is asked of a host: in the door's formats of audio, and with ducking where it has GA's names."""
-    kept = {k: v for k, v in session.items() if k not in ("input_audio_format", "output_audio_format")}
-    audio = kept.get("audio")
-    if isinstance(audio, dict):
-        kept["audio"] = audio = {
-            name: {k: v for k, v in side.items() if k != "format"} if isinstance(side, dict) else side
-            for name, side in audio.items()
-        }
-    if ducks and kept.get("type") == "realtime" and isinstance(audio, dict | None):
-        output = (audio or {}).get("output", {})
-        if isinstance(output, dict):
-            kept["audio"] = {**(audio or {}), "output": {**output, "ducking": True}}
-    return kept
+def _in_own_formats(session: dict[str, Any]) -> dict[str, Any]:
+    """A session, or an update of one, as it is asked of a host: in the door's formats of audio, and with ducking.
+
+    What is of no shape that has formats is left for the host to refuse.
+    """
+    if "type" not in session and _is_beta(session):
+        return session | {name: "pcm16" for name in ("input_audio_format", "output_audio_format") if name in session}
+    audio = session.get("audio", {})
+    if not isinstance(audio, dict) or not all(isinstance(side, dict) for side in audio.values()):
+        return session
+    sides = {"input": audio.get("input", {}) | {"format": PCM}}
+    if session.get("type") != "transcription":
+        sides["output"] = audio.get("output", {}) | {"format": PCM, "ducking": True}
+    return session | {"audio": audio | sides}
+
+
+def _is_beta(session: dict[str, Any]) -> bool:
+    try:
+        return uses_beta_names(msgspec.Raw(msgspec.json.encode(session)))
+    except RemoteProtocolError:
+        return False
+
+
+def _is_broken_off(response: dict[str, Any]) -> bool:
+    """Whether what is heard of a response ends with it: what the caller cancels is heard until it clears it."""
+    details = response.get("status_details") or {}
+    return response.get("status") == "cancelled" and details.get("reason") != "client_cancelled"
 
 
 def _place(event: dict[str, Any]) -> ContentPosition:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Mapping
+from contextlib import suppress
 from urllib.parse import urlencode
 
 import anyio
@@ -158,6 +159,12 @@ class Carrier:
                 if not self._client_left:
                     log.warning("a session is lost: %s", error)
                     self._metrics.lost.inc()
+                return HOST_LOST
+            if self._client_left:
+                # It has left while the session was resumed: nobody else tells the host.
+                with suppress(ConnectionClosed):
+                    await host.send(END)
+                await host.close()
                 return HOST_LOST
 
     async def _read_host(self, host: ClientConnection) -> None:

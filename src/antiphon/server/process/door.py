@@ -60,7 +60,8 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
         )
     hosts = Hosts(host_urls(settings), time.monotonic)
     door = Door(hosts, settings.resume.grace_s)
-    app = build(door, DoorCalls(door, server.ice_servers).routes())
+    calls = DoorCalls(door, server)
+    app = build(door, calls.routes())
     app.state.body_timeout_s = server.body_timeout_s
     log_failed_accepts(asyncio.get_running_loop())
     sock = bind(server.host, server.port)
@@ -90,6 +91,7 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
             door.draining = True
             with anyio.move_on_after(server.drain_s):
                 await unless_set(now, door.all_closed)
+            await calls.hang_up_all()
             http.should_exit = True
 
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -18,31 +20,37 @@ from antiphon.cluster.door.app import Door, refused_response
 from antiphon.cluster.door.call import CallClient
 from antiphon.cluster.door.carry import Carrier, HostRefused
 from antiphon.errors import RemoteProtocolError
-from antiphon.server.errors import BodyTooLarge, error_response
+from antiphon.server.errors import NOT_FOUND, BodyTooLarge, error_response
 from antiphon.server.routes.offers import new_call, read_offer
+from antiphon.settings import ServerSettings
 
 if TYPE_CHECKING:
     from antiphon.transports.webrtc import WebRtcCall
 
 log = logging.getLogger(__name__)
 # What a host gets to make a session as it was asked for, in seconds.
-BEGIN_S = 20.0
+BEGIN_S = 10.0
+# What calls get to end where the door ends.
+END_S = 2.0
 PATH = "/v1/realtime/calls"
 
 
 class DoorCalls:
     """The calls of a door, by the ids of their sessions."""
 
-    def __init__(self, door: Door, ice_servers: tuple[str, ...]) -> None:
+    def __init__(self, door: Door, server: ServerSettings) -> None:
         self._door = door
-        self._ice_servers = ice_servers
+        self._server = server
         self._open: dict[str, CallClient] = {}
 
     def routes(self) -> list[Route]:
         """What a door serves of calls."""
+        # What is asked before is answered by a host.
+        origins = list(self._server.cors_origins)
+        cors = [Middleware(CORSMiddleware, allow_origins=origins)] if origins else []
         return [
-            Route(PATH, self.call, methods=["POST"]),
-            Route(f"{PATH}/{{id}}/hangup", self.hang_up, methods=["POST"]),
+            Route(PATH, self.call, methods=["POST"], middleware=cors),
+            Route(f"{PATH}/{{id}}/hangup", self.hang_up, methods=["POST"], middleware=cors),
         ]
 
     async def call(self, request: Request) -> Response:
@@ -57,7 +65,8 @@ class DoorCalls:
         except HostRefused as refused:
             return refused_response(refused)
         except RemoteProtocolError as error:
-            return error_response(400, error.message, code=error.code, param=error.param)
+            status = 404 if error.code in NOT_FOUND else 400
+            return error_response(status, error.message, code=error.code, param=error.param)
         except BodyTooLarge as error:
             return error_response(413, error.detail, code=error.code, param=error.param)
         except HTTPException as error:
@@ -65,7 +74,7 @@ class DoorCalls:
 
     async def _answer(self, request: Request, offer: str, session: dict[str, Any] | None) -> Response:
         """Raises HostRefused, and RemoteProtocolError for a session or an offer that is wrong."""
-        call = await new_call(self._ice_servers)
+        call = await new_call(self._server.ice_servers)
         client = CallClient(request, call, session)
         carried = _Carried()
         self._door.tasks.start_soon(self._carry, client, call, carried)
@@ -76,6 +85,7 @@ class DoorCalls:
                 raise carried.refused or client.refusal  # type: ignore[misc]
             if not client.session_id:
                 raise HostRefused(503, {"retry-after": "5"}, b"")
+            self._open[client.session_id] = client
             answer = await call.answer(offer)
         except BaseException:
             # A host that made the session is told that it is over; one that did not is not waited for.
@@ -83,7 +93,6 @@ class DoorCalls:
             if not client.session_id:
                 carried.scope.cancel()
             raise
-        self._open[client.session_id] = client
         location = {"Location": f"{PATH}/{client.session_id}"}
         return Response(answer, 201, location, media_type="application/sdp")
 
@@ -103,16 +112,28 @@ class DoorCalls:
             with anyio.CancelScope(shield=True):
                 await call.hang_up()
 
+    async def hang_up_all(self) -> None:
+        """End all calls, and wait for that as long as their hosts take to be told."""
+        if not self._open:
+            return
+        for client in list(self._open.values()):
+            client.hang_up()
+        with anyio.move_on_after(END_S):
+            await self._door.all_closed()
+
     async def hang_up(self, request: Request) -> Response:
         """End a call of the same API key. 404 (`call_not_found`) for an id that is no call of this door, or one of
         another key.
         """
         client = self._open.get(request.path_params["id"])
-        key = request.headers.get("authorization", "")
-        if client is None or not secrets.compare_digest(client.connection.headers.get("authorization", ""), key):
+        if client is None or not secrets.compare_digest(_key(client.connection), _key(request)):
             return error_response(404, "There is no such call.", code="call_not_found")
         client.hang_up()
         return JSONResponse({})
+
+
+def _key(connection: HTTPConnection) -> bytes:
+    return connection.headers.get("authorization", "").encode()
 
 
 @dataclass(slots=True)

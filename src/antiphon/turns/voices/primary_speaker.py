@@ -145,8 +145,10 @@ class PrimarySpeaker:
         From then on turns of MIN_LEARN_S that are of the same voice for sure move it, ever less as more was heard.
         """
         verdict = self.judge(vector, speech_s)
-        if speech_s >= self._profile.least_s:
-            self._other_before = vector if verdict.is_other else None
+        if not verdict.is_other:
+            self._other_before = None
+        elif speech_s >= self._profile.least_s:
+            self._other_before = vector
         learn_from_s = MIN_LEARN_S if self.knows_user else 0.0
         if self.mode != "auto" or speech_s < max(learn_from_s, self._profile.least_s):
             return verdict

@@ -81,6 +81,15 @@ def test_a_long_turn_takes_bounded_memory() -> None:
     took(tail, *range(1, 400))
     found = messages_of([chunk(tail)], 399 - round(MAX_KEPT_S * 10), ())
     assert len(found) == MAX_KEPT_S * 10
+    # A message that is longer than that is the client's to send again.
+    tail.took(400, [AppendAudio(pcm(400, 1000 * round(MAX_KEPT_S) + 100))])
+    assert tail.chunk(0) is None
+
+
+def test_no_more_is_heard_at_once_than_a_live_inbox_takes() -> None:
+    tail = SpeechTail()
+    took(tail, 1, 2, 3)
+    assert len(messages_of([chunk(tail)], 0, (), 0.25)) == 2
 
 
 @given(st.lists(st.sampled_from(["audio", "other", "chunk", "snapshot", "turn"]), max_size=40))

@@ -31,7 +31,7 @@ from antiphon.server.live.open_wire import context_of
 from antiphon.server.live.realtime_session import RealtimeConversation
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.conversation.history import IMAGE_GONE
-from antiphon.store.sessions import ReceivedCounts, StoredSession
+from antiphon.store.sessions import ReceivedCounts, SessionStore, StoredSession
 
 # How long a write to the store may hold a session's frames back, and how long once its client is told of the failure.
 STORE_S, STORE_DEGRADED_S = 3.0, 0.1
@@ -210,8 +210,11 @@ class Persistence:
             live = conversation()
             if live is None or live.audio_s * 1000 - live.settled_ms < UNSETTLED_MS:
                 continue
-            if self._hold and self.is_stored and (chunk := speech.chunk(self._before.audio_ms)):
-                store.append_tail(self._hold, chunk)
+            self._append(store, speech)
+
+    def _append(self, store: SessionStore, speech: SpeechTail) -> None:
+        if self._hold and self.is_stored and (chunk := speech.chunk(self._before.audio_ms)):
+            store.append_tail(self._hold, chunk)
 
     def _note_written(self, num_events: int, written: Future[None]) -> None:
         if not written.cancelled() and written.exception() is None:
@@ -262,6 +265,9 @@ class Persistence:
         store = self._state.session_store
         if store is None or self._hold is None or not self.can_move:
             return False
+        if self.speech:
+            # The snapshot before has emptied the tail, and the turn that is open goes along.
+            self._append(store, self.speech)
         released = store.release(self._hold)
         self._is_stored = False
         with anyio.move_on_after(STORE_S), suppress(StoreError):

@@ -8,6 +8,7 @@ client is asked for all that come from there on.
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -50,7 +51,7 @@ class SpeechTail:
         pcm = np.concatenate([command.pcm for command in audio])
         self._messages.append(_Message(number, to_pcm16(pcm), self._num_samples))
         self._num_samples += len(pcm)
-        while self._num_samples - self._messages[0].begin > MAX_KEPT_S * SAMPLE_RATE_HZ:
+        while self._messages and self._num_samples - self._messages[0].begin > MAX_KEPT_S * SAMPLE_RATE_HZ:
             self._drop_first()
 
     def settled(self, last: int, *, empties: bool) -> None:
@@ -74,11 +75,14 @@ class SpeechTail:
         self._num_stored = max(0, self._num_stored - 1)
 
 
-def messages_of(chunks: Iterable[TailChunk], received: int, applied: Collection[int]) -> list[tuple[int, Pcm]]:
+def messages_of(
+    chunks: Iterable[TailChunk], received: int, applied: Collection[int], max_s: float = math.inf
+) -> list[tuple[int, Pcm]]:
     """Return the client's messages that a tail has, by number, from the first on that a snapshot lacks.
 
     `received`, `applied`: as in `Continuation`, of the snapshot. Those that are applied have no audio here. The list
-    ends where a message is missing. Chunks that are damaged count as missing.
+    ends where a message is missing, and before it has more audio than `max_s`. Chunks that are damaged count as
+    missing.
     """
     audio = dict[int, bytes]()
     for chunk in chunks:
@@ -88,7 +92,11 @@ def messages_of(chunks: Iterable[TailChunk], received: int, applied: Collection[
             log.error("a piece of a stored turn cannot be read: %s", error)
     found: list[tuple[int, Pcm]] = []
     end = number = received + 1
+    left = max_s * SAMPLE_RATE_HZ
     while number in audio or number in applied:
+        left -= len(audio.get(number, b"")) // 2
+        if left < 0:
+            break
         pcm16 = audio.get(number, b"")
         found.append((number, from_pcm16(pcm16[: len(pcm16) // 2 * 2])))
         number += 1

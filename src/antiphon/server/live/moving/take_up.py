@@ -7,6 +7,7 @@ nothing: only when its key has run out, or it has given the session away, does a
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -167,7 +168,7 @@ async def _serve_restored(
         store.release(row.hold)
         raise
     continued = with_missed(continued, request.last_received) if continued else None
-    tail = await _tail(store, row, continued)
+    tail = await _tail(state, store, row, continued)
     session = LiveRealtime(
         state, caller, wire, transport, token=token, row=row, items=items, continued=continued, tail=tail
     )
@@ -196,7 +197,9 @@ async def _serve_restored(
     await session.run()
 
 
-async def _tail(store: SessionStore, row: StoredSession, continued: Continuation | None) -> list[tuple[int, Pcm]]:
+async def _tail(
+    state: ServerState, store: SessionStore, row: StoredSession, continued: Continuation | None
+) -> list[tuple[int, Pcm]]:
     """What was being said when the last host went, by the numbers of the client's messages; nothing where that cannot
     be read, or may be what ends the hosts: the client sends it again.
     """
@@ -207,4 +210,7 @@ async def _tail(store: SessionStore, row: StoredSession, continued: Continuation
     except StoreError as error:
         log.warning("session %s: what was being said cannot be read: %s", row.id, error)
         return []
-    return messages_of(chunks, continued.received, continued.applied)
+    # A live inbox takes no more at once.
+    audio = state.settings.audio
+    max_s = audio.max_backlog_s / 2 if audio.overflow == "close" else math.inf
+    return messages_of(chunks, continued.received, continued.applied, max_s)
