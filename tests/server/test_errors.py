@@ -64,6 +64,7 @@ def application(handle: Callable[[Request], Any], path: str = "/v1/chat/completi
     app = Starlette(routes=[Route(path, handle, methods=["POST"]), WebSocketRoute("/ws", upgrade)],
                     exception_handlers=HANDLERS)  # fmt: skip
     app.state.antiphon = ServerState(Settings(), Metrics())
+    app.state.body_timeout_s = 30.0
     return app
 
 
