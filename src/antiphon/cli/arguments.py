@@ -179,6 +179,12 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_top(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
+    parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between looks (default: 2)")
+    parser.add_argument("--once", action="store_true", help="print what was since the server's start, and end")
+
+
 def _add_nothing(parser: argparse.ArgumentParser) -> None:
     return
 
@@ -222,5 +228,6 @@ COMMANDS: Mapping[str, Command] = {
         _add_nothing,
     ),
     "hosts": Command("list the hosts that share a store, or say that one is dead", "", ("resume",), _add_hosts),
+    "top": Command("show what a server does now: sessions, stages, lanes, memory", "", (), _add_top),
     "bench": Command("measure (from a checkout); arguments go to bench/NAME.py", "NAME", (), _add_bench),
 }

@@ -263,6 +263,13 @@ def _hosts(settings: Settings, args: argparse.Namespace) -> int:
     return 0
 
 
+def _top(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cli.top import top
+
+    top(settings, args.url, args.every, once=args.once)
+    return 0
+
+
 def _bench(name: str, rest: list[str]) -> int:
     script = Path(__file__).resolve().parents[3] / "bench" / f"{name}.py"
     if not script.is_file():
@@ -286,6 +293,7 @@ RUN: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
     "timeline": _timeline,
     "doctor": _doctor,
     "hosts": _hosts,
+    "top": _top,
 }
 
 

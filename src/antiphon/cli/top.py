@@ -1,0 +1,186 @@
+"""`antiphon top`: what a server does now, in the terminal, read from its `/metrics`."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+
+from antiphon.errors import RemoteError
+from antiphon.settings import Settings
+
+TIMEOUT_S = 5.0
+# A line of `antiphon_latency_seconds` each, in the order in which a turn meets them, and then the others.
+STAGES = ("vad", "partial", "final", "first_token")
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """All samples of one moment, by name and labels. `at_s` is monotonic."""
+
+    at_s: float
+    samples: Mapping[tuple[str, Labels], float]
+
+    def value(self, name: str, **labels: str) -> float:
+        """The sum of a metric over the samples that have these labels; 0 where there is none."""
+        return sum(v for (n, found), v in self.samples.items() if n == name and labels.items() <= dict(found).items())
+
+    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """The same, by the values of a label, in their order."""
+        out = defaultdict[str, float](float)
+        for (n, found), value in self.samples.items():
+            if n == name and labels.items() <= dict(found).items():
+                out[dict(found).get(label, "")] += value
+        return dict(sorted(out.items()))
+
+
+def parsed(text: str, at_s: float) -> Reading:
+    """Read Prometheus's text format. Raises ValueError for what is none."""
+    families = text_string_to_metric_families(text)
+    samples = {(s.name, tuple(sorted(s.labels.items()))): float(s.value) for family in families for s in family.samples}
+    return Reading(at_s, samples)
+
+
+def quantile(before: Reading, now: Reading, name: str, q: float, **labels: str) -> float | None:
+    """What a share `q` of a histogram's observations between two readings lay below, in seconds, or since the start
+    where both are the same; None without one. Between the bounds of its buckets it is interpolated.
+    """
+    counts = now.by(f"{name}_bucket", "le", **labels)
+    if before is not now:
+        earlier = before.by(f"{name}_bucket", "le", **labels)
+        counts = {le: count - earlier.get(le, 0.0) for le, count in counts.items()}
+    buckets = sorted((inf if le == "+Inf" else float(le), count) for le, count in counts.items())
+    if not buckets or buckets[-1][1] <= 0:
+        return None
+    wanted, low, below = q * buckets[-1][1], 0.0, 0.0
+    for bound, count in buckets:
+        if count >= wanted:
+            return low if bound == inf else low + (bound - low) * (wanted - below) / max(count - below, 1e-9)
+        low, below = bound, count
+    return low
+
+
+def board(url: str, before: Reading, now: Reading) -> Group:
+    """Lay out what happened between two readings, and what is now; the same reading twice tells of all since the start."""
+    return Group(_head(url, before, now), "", _stages(before, now), "", _lanes(before, now), "", _room(before, now))
+
+
+def _head(url: str, before: Reading, now: Reading) -> str:
+    sessions = {k: v for k, v in now.by("antiphon_sessions", "dialect").items() if v}
+    states = [
+        word
+        for metric, word in (("antiphon_draining", "draining"), ("antiphon_state_degraded", "store failing"))
+        if now.value(metric)
+    ]
+    refused = now.value("antiphon_refused_total") - (before.value("antiphon_refused_total") if before is not now else 0)
+    by_dialect = ", ".join(f"{count:.0f} {dialect}" for dialect, count in sessions.items()) or "none"
+    lost = [name for name, alive in now.by("antiphon_model_alive", "worker").items() if not alive]
+    return "\n".join(
+        [
+            f"{url}  {' '.join(states + [f'{name} is lost' for name in lost]) or 'serves'}",
+            f"sessions: {by_dialect}; connections: {now.value('antiphon_connections'):.0f}; refused: {refused:.0f}",
+        ]
+    )
+
+
+def _stages(before: Reading, now: Reading) -> Table:
+    table = Table("stage", "times", "p50, ms", "p95, ms", box=None, pad_edge=False)
+    kinds = now.by("antiphon_latency_seconds_count", "kind")
+    for kind in [*(k for k in STAGES if k in kinds), *(k for k in kinds if k not in STAGES)]:
+        number = _since(before, now, "antiphon_latency_seconds_count", kind=kind)
+        spread = [quantile(before, now, "antiphon_latency_seconds", q, kind=kind) for q in (0.5, 0.95)]
+        table.add_row(kind, f"{number:.0f}", *map(_ms, spread))
+    return table
+
+
+def _lanes(before: Reading, now: Reading) -> Table:
+    head = ("lane", "urgency", "steps", "wait p95, ms", "step p95, ms", "waiting", "running", "oldest, s")
+    table = Table(*head, box=None, pad_edge=False)
+    for lane in sorted({*now.by("antiphon_queue_jobs", "lane"), *now.by("antiphon_step_seconds_count", "lane")}):
+        state = [
+            f"{now.value('antiphon_queue_jobs', lane=lane):.0f}",
+            f"{now.value('antiphon_running_jobs', lane=lane):.0f}",
+            f"{now.value('antiphon_queue_age_seconds', lane=lane):.1f}",
+        ]
+        urgencies = now.by("antiphon_step_seconds_count", "urgency", lane=lane) or {"": 0.0}
+        for number, urgency in enumerate(urgencies):
+            labels = {"lane": lane, "urgency": urgency}
+            steps = _since(before, now, "antiphon_step_seconds_count", **labels)
+            waits, takes = (
+                quantile(before, now, f"antiphon_{name}_seconds", 0.95, **labels) for name in ("queue", "step")
+            )
+            shown = (lane, *state) if number == 0 else ("", "", "", "")
+            table.add_row(shown[0], urgency, f"{steps:.0f}", _ms(waits), _ms(takes), *shown[1:])
+    return table
+
+
+def _room(before: Reading, now: Reading) -> Table:
+    table = Table("room", "used", "of", box=None, pad_edge=False)
+    table.add_row("memory for clients", *map(_mb, (now.value("antiphon_held_bytes"), _limit(now, "held"))))
+    if now.value("antiphon_kv_limit_bytes"):
+        table.add_row("KV", *map(_mb, (now.value("antiphon_kv_bytes"), _limit(now, "kv"))))
+        table.add_row("KV, parked", _mb(now.value("antiphon_kv_parked_bytes")), "")
+    table.add_row("process", _mb(now.value("process_resident_memory_bytes")), "")
+    table.add_row("event loop, p95", f"{_ms(quantile(before, now, 'antiphon_event_loop_lag_seconds', 0.95))} ms", "")
+    table.add_row("audio behind, most", f"{now.value('antiphon_backlog_seconds'):.1f} s", "")
+    return table
+
+
+def _since(before: Reading, now: Reading, name: str, **labels: str) -> float:
+    return now.value(name, **labels) - (before.value(name, **labels) if before is not now else 0.0)
+
+
+def _limit(now: Reading, what: str) -> float:
+    return now.value(f"antiphon_{what}_limit_bytes")
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds * 1000:.0f}"
+
+
+def _mb(num_bytes: float) -> str:
+    return f"{num_bytes / (1 << 20):.0f} MB"
+
+
+def top(settings: Settings, url: str, every_s: float, *, once: bool) -> None:
+    """Show a server's board anew every `every_s` seconds until interrupted; `once`: print what was since its start.
+
+    The key of its metrics, if it asks for one, is `--metrics-key` of the environment. Raises RemoteError where the
+    server cannot be reached, or has no such metrics.
+    """
+    console = Console(soft_wrap=True)
+    key = settings.server.metrics_key
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
+        before = _read(client)
+        if once:
+            console.print(board(url, before, before))
+            return
+        with Live(board(url, before, before), console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(every_s)
+                now = _read(client)
+                live.update(board(url, before, now), refresh=True)
+                before = now
+
+
+def _read(client: httpx.Client) -> Reading:
+    try:
+        answer = client.get("/metrics").raise_for_status()
+        found = parsed(answer.text, time.monotonic())
+    except httpx.HTTPStatusError as error:
+        raise RemoteError(f"{client.base_url} answers {error.response.status_code} for /metrics") from None
+    except (httpx.HTTPError, ValueError) as error:
+        raise RemoteError(f"the metrics of {client.base_url} cannot be read: {error}") from None
+    if not any(name == "antiphon_connections" for name, _ in found.samples):
+        raise RemoteError(f"{client.base_url} is no antiphon")
+    return found

@@ -1,0 +1,86 @@
+"""`antiphon top`: what is shown of a server's metrics."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from antiphon.cli.main import main
+from antiphon.cli.top import Reading, board, parsed, quantile
+from antiphon.contracts import Urgency
+from antiphon.server.metrics import Metrics
+from antiphon.settings import Settings
+from tests.server.scripted import serving
+
+HISTOGRAM = "antiphon_latency_seconds"
+
+
+def reading(metrics: Metrics) -> Reading:
+    return parsed(metrics.text().decode(), 0.0)
+
+
+def shown(before: Reading, now: Reading) -> list[list[str]]:
+    console = Console(width=120, file=io.StringIO())
+    console.print(board("http://here", before, now))
+    assert isinstance(console.file, io.StringIO)
+    return [line.split() for line in console.file.getvalue().splitlines()]
+
+
+def test_quantiles_lie_in_their_buckets_and_are_of_the_time_between_two_readings() -> None:
+    metrics = Metrics()
+    for _ in range(10):
+        metrics.measure("final", 0.15)
+    before = reading(metrics)
+    assert quantile(before, before, HISTOGRAM, 0.5, kind="final") == pytest.approx(0.15)
+    assert quantile(before, before, HISTOGRAM, 1.0, kind="final") == pytest.approx(0.2)
+    for _ in range(4):
+        metrics.measure("final", 0.04)
+    metrics.measure("final", 100.0)
+    now = reading(metrics)
+    half = quantile(before, now, HISTOGRAM, 0.5, kind="final")
+    assert half is not None
+    assert 0.025 < half < 0.05
+    # Beyond the last bound nothing is known but that.
+    assert quantile(before, now, HISTOGRAM, 1.0, kind="final") == 10.0
+    assert quantile(now, now, HISTOGRAM, 0.5, kind="vad") is None
+    assert quantile(before, before, "nothing", 0.5) is None
+
+
+def test_the_board_has_what_was_in_between_and_what_is_now() -> None:
+    metrics = Metrics()
+    metrics.sessions.labels("realtime").set(3)
+    metrics.refused.labels("no_room").inc(5)
+    metrics.measure("final", 0.3)
+    metrics.step("language", Urgency.FINAL.value, 0.01, 0.02)
+    before = reading(metrics)
+    metrics.refused.labels("no_room").inc(2)
+    metrics.measure("vad", 0.01)
+    metrics.step("language", Urgency.FINAL.value, 0.01, 0.02)
+    metrics.state_degraded.set(1)
+    lines = shown(before, reading(metrics))
+    assert lines[0] == ["http://here", "store", "failing"]
+    assert lines[1] == ["sessions:", "3", "realtime;", "connections:", "0;", "refused:", "2"]
+    rows = {line[0]: line for line in lines if line}
+    assert rows["vad"][1] == "1"
+    # None since the reading before.
+    assert rows["final"][1:] == ["0", "-", "-"]
+    assert rows["language"][:3] == ["language", "final", "1"]
+
+
+def test_it_reads_a_server_and_its_key_and_says_what_it_cannot(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = replace(Settings(), server=replace(Settings().server, metrics_key="of-metrics"))
+    with serving(settings) as (ws, *_):
+        url = ws.replace("ws", "http", 1)
+        monkeypatch.delenv("ANTIPHON_METRICS_KEY", raising=False)
+        assert main(["top", "--url", url, "--once"]) == 1
+        assert "401" in capsys.readouterr().err
+        monkeypatch.setenv("ANTIPHON_METRICS_KEY", "of-metrics")
+        assert main(["top", "--url", url, "--once"]) == 0
+        assert "sessions: none" in capsys.readouterr().out
+    assert main(["top", "--url", url, "--once"]) == 1
+    assert "cannot be read" in capsys.readouterr().err
