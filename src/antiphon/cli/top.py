@@ -70,7 +70,7 @@ def quantile(before: Reading, now: Reading, name: str, q: float, **labels: str) 
 
 
 def board(url: str, before: Reading, now: Reading) -> Group:
-    """Lay out what happened between two readings, and what is now; the same reading twice tells of all since the start."""
+    """Lay out what happened between two readings, and what is now; twice the same one tells of all since the start."""
     return Group(_head(url, before, now), "", _stages(before, now), "", _lanes(before, now), "", _room(before, now))
 
 
