@@ -191,3 +191,25 @@ def test_a_session_that_ends_its_hosts_is_refused_in_time_and_the_others_go_on(r
             supervisor.join()
             store.close()
         assert num_ended == MAX_RESTORES + 1
+
+
+def test_when_more_sessions_resume_than_there_is_room_for_then_they_wait_and_none_is_lost(redis: RedisServer) -> None:
+    with cluster(redis.url, *TTL, "--max-sessions", "6", num_hosts=2, pace_s=PACE_S) as hosts:
+        one, two = hosts.hosts
+        callers = [ResumingCaller(n, [one.ws, two.ws], n, first=(one, two)[n % 2].ws) for n in range(10)]
+
+        async def main() -> None:
+            async with talking(callers):
+                await reached(lambda: all(caller.view.said("assistant") for caller in callers))
+                await asyncio.to_thread(one.kill)
+                await asyncio.to_thread(hosts.unregister, one)
+                # The other one has room for one of five.
+                await reached(lambda: sum("claimed" in caller.how for caller in callers) == 1)
+                await asyncio.sleep(1.0)
+                assert sum("claimed" in caller.how for caller in callers) == 1
+                await asyncio.to_thread(one.start)
+                await reached(lambda: all("claimed" in caller.how for caller in callers[::2]))
+                said = [len(caller.said) for caller in callers]
+                await reached(lambda: all(len(c.said) > n for c, n in zip(callers, said, strict=True)))
+
+        asyncio.run(main())
