@@ -183,3 +183,15 @@ def test_frames_that_are_too_many_are_not_handed_over() -> None:
     one = journal()
     one.push(Frame({"text": "x" * 100}))
     assert one.hand_over(50) == []
+
+
+def test_what_the_client_asks_for_waits_for_the_response_that_is_begun_anew() -> None:
+    asked, done = CreateResponse(), Response("resp_1", True, None, None, status="completed")
+    assert Progress(Inbox(30.0)).unheard([asked]) == [asked]
+    progress = Progress(Inbox(30.0), Continuation(owed=[CreateResponse()]))
+    assert progress.unheard([asked]) == [replace(asked, when_busy="wait")]
+    # The one that was broken off is told first.
+    progress.follow(ResponseDone(replace(done, status="cancelled", reason=MOVED)))
+    assert progress.unheard([asked]) == [replace(asked, when_busy="wait")]
+    progress.follow(ResponseDone(done))
+    assert progress.unheard([asked]) == [asked]

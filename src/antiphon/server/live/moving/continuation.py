@@ -117,6 +117,8 @@ class Progress:
         # Samples of audio to come that another host has heard and made words of.
         self._num_heard = round(continued.heard_ms * SAMPLE_RATE_HZ / 1000)
         self._owed = [_Owed(replace(request, when_busy="wait")) for request in continued.owed]
+        # Whether a response is still begun anew that the client did not ask this host for.
+        self._begins_anew = bool(self._owed)
         self._open: OpenResponse | None = None
         self._finished: FinishedResponse | None = None
         # Samples of audio that were taken here.
@@ -137,7 +139,11 @@ class Progress:
         self._messages.add(number, end_ms, self._inbox.num_put if commands else 0, is_audio=is_audio)
 
     def unheard(self, commands: Sequence[Command]) -> Sequence[Command]:
-        """Return the commands of a message with silence in place of the audio that another host has made words of."""
+        """Return the commands of a message with silence in place of the audio that another host has made words of. A
+        request for a response waits for the one that is begun anew, of which the client may not know yet.
+        """
+        if self._begins_anew:
+            commands = [replace(c, when_busy="wait") if isinstance(c, CreateResponse) else c for c in commands]
         return (
             [self._unheard(c.pcm) if isinstance(c, AppendAudio) else c for c in commands]
             if self._num_heard
@@ -172,6 +178,7 @@ class Progress:
                 self._open = OpenResponse(response.id, response.audio_output)
             case ResponseDone(response) if response.stored:
                 self._open = None
+                self._begins_anew = self._begins_anew and response.reason == MOVED
                 done = OpenResponse(response.id, response.audio_output, [item.id for item in response.output])
                 is_complete = response.status == "completed" and bool(done.items)
                 self._finished = FinishedResponse(done, response.request) if is_complete else None
