@@ -23,12 +23,12 @@ from starlette.requests import HTTPConnection
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
+from antiphon.cluster.door.held_session import fields_of, message
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPart, ContentPartDone, ContentPosition, ResponseAudioDelta
 from antiphon.events.playback import PlaybackStarted, PlaybackStopped
 from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.realtime.session_fields import uses_beta_names
-from antiphon.protocols.wire import JSON_ERRORS, decode_json
 from antiphon.transports.transport import STALL_S, TransportClosed
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class CallClient:
         self._is_configured = False
         self._interrupts = True
         self._microphone = Resampler(SAMPLE_RATE_HZ, WIRE_HZ)
-        self._own_ids = map("{}{}".format, itertools.repeat(OWN), itertools.count(1))
+        self._own_ids = itertools.count(1)
         self._hold_timer: asyncio.TimerHandle | None = None
         call.playback.attach(self._tell_of_playback)
 
@@ -90,7 +90,7 @@ class CallClient:
         if not self._is_configured:
             await self._made.wait()
             self._is_configured = True
-            return _message("session.update", CONFIGURATION, session=self._configuration())
+            return message(type="session.update", event_id=CONFIGURATION, session=self._configuration())
         while (item := await self._call.receive()) is not None:
             if not isinstance(item, AppendAudio):
                 if (frame := self._from_caller(item)) is not None:
@@ -108,7 +108,7 @@ class CallClient:
 
     def _from_caller(self, frame: str | bytes) -> str | bytes | None:
         """What the host gets of a frame of the caller; None: nothing."""
-        event = _fields(frame)
+        event = fields_of(frame)
         match event.get("type"):
             case "output_audio_buffer.clear":
                 self._silence()
@@ -137,7 +137,7 @@ class CallClient:
 
     def _from_host(self, frame: str) -> str | None:
         """Take an event of the session, and return what the caller gets; None: nothing."""
-        event = _fields(frame)
+        event = fields_of(frame)
         match event.get("type"):
             case "session.created" | "session.updated":
                 return self._session_told(event, frame)
@@ -206,7 +206,9 @@ class CallClient:
             self._tell("output_audio_buffer.cleared", response_id)
         for at, heard_ms in cut:
             place = {"item_id": at.item_id, "content_index": at.content_index, "audio_end_ms": heard_ms}
-            self._call.arrive(_message("conversation.item.truncate", next(self._own_ids), **place))
+            self._call.arrive(
+                message(type="conversation.item.truncate", event_id=f"{OWN}{next(self._own_ids)}", **place)
+            )
 
     def _hold(self, held: bool) -> None:
         if self._hold_timer:
@@ -220,7 +222,7 @@ class CallClient:
 
     def _tell(self, kind: str, response_id: str) -> None:
         with suppress(TransportClosed):
-            self._send_now(_message(kind, f"event_{secrets.token_hex(10)}", response_id=response_id))
+            self._send_now(message(type=kind, event_id=f"event_{secrets.token_hex(10)}", response_id=response_id))
 
 
 def _in_own_formats(session: dict[str, Any]) -> dict[str, Any]:
@@ -254,16 +256,3 @@ def _is_broken_off(response: dict[str, Any]) -> bool:
 
 def _place(event: dict[str, Any]) -> ContentPosition:
     return ContentPosition(event["response_id"], event["item_id"], event["output_index"], event["content_index"])
-
-
-def _message(kind: str, event_id: str, /, **fields: Any) -> str:
-    return json.dumps({"type": kind, "event_id": event_id, **fields}, separators=(",", ":"))
-
-
-def _fields(frame: str | bytes) -> dict[str, Any]:
-    """The fields of a JSON object; none where it is anything else."""
-    try:
-        found = decode_json(frame)
-    except (ValueError, *JSON_ERRORS):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -111,7 +111,7 @@ class HeldSession:
 
     def _created(self, frame: str) -> str:
         """Keep the session's id and token, and return the frame without the token."""
-        event = _fields(frame)
+        event = fields_of(frame)
         if event.get("type") != "session.created" or not isinstance(event.get("resume_token"), str):
             return frame
         self._token = event.pop("resume_token")
@@ -125,13 +125,13 @@ class HeldSession:
         if self._last_seq - self._acked_seq < ACK_EVERY:
             return None
         self._acked_seq = self._last_seq
-        return _message(type="session.event_ack", server_event_seq=self._last_seq)
+        return message(type="session.event_ack", server_event_seq=self._last_seq)
 
     # --- when the connection has broken -------------------------------------------------------------------------------
 
     def resume_request(self) -> str:
         """The first frame of a new connection to a host."""
-        return _message(
+        return message(
             type="session.resume",
             session_id=self.session_id,
             resume_token=self._token,
@@ -143,7 +143,7 @@ class HeldSession:
 
         Raises CannotResume where the host has refused, or where the door keeps too little of what was sent.
         """
-        event = _fields(frame)
+        event = fields_of(frame)
         kind = event.get("type")
         if kind == "session.resync_required":
             raise CannotResume("resync_required", str(event.get("reason")))
@@ -163,11 +163,12 @@ class HeldSession:
             self._token = token
 
 
-def _message(**fields: Any) -> str:
+def message(**fields: Any) -> str:
+    """A message of these fields, as JSON without spaces."""
     return json.dumps(fields, separators=(",", ":"))
 
 
-def _fields(frame: str | bytes) -> dict[str, Any]:
+def fields_of(frame: str | bytes) -> dict[str, Any]:
     """The fields of a JSON object; none where it is anything else."""
     try:
         found = decode_json(frame)
@@ -176,4 +177,4 @@ def _fields(frame: str | bytes) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-END = _message(type="session.end")
+END = message(type="session.end")
