@@ -11,7 +11,7 @@ PURE := tests/audio tests/events tests/fuzz tests/loading tests/pipelines tests/
         tests/store tests/text tests/traces tests/transports tests/turns tests/vision tests/wire_examples tests/engine/test_lane.py \
         $(wildcard tests/test_*.py)
 
-.PHONY: help serve test quick unit pure fmt lint types docs clients engines browser bench chaos compare house peers lock clean
+.PHONY: help serve test quick unit pure fmt lint types docs clients engines kernels browser bench chaos compare house peers lock clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -56,6 +56,9 @@ clients: $(VENV)/dev.stamp  ## Third-party clients in environments of their own 
 
 engines: $(VENV)/dev.stamp  ## Language models on other servers (llama.cpp, vLLM, another antiphon) behind a real server
 	$(BIN)/python tests/engines/run.py
+
+kernels: $(VENV)/dev.stamp build/triton.stamp  ## The kernels of a GPU, interpreted on the CPU
+	$(BIN)/python -m pytest tests/engine/local/kernels
 
 browser: $(VENV)/dev.stamp  ## The page in headless Chromium, which the system has to have
 	$(BIN)/python tests/browser/run.py $(if $(DOOR),--door)
@@ -103,6 +106,12 @@ $(VENV)/dev.stamp: $(VENV)/pip.stamp requirements.lock pyproject.toml
 build/oldest-transformers.stamp: tests/engine/oldest-transformers.txt | $(VENV)/pip.stamp
 	rm -rf build/oldest-transformers
 	$(BIN)/python -m pip install -q --no-compile --no-deps --target build/oldest-transformers -r $<
+	touch $@
+
+# The interpreter of Triton 3.6 does not run with numpy 2.4.
+build/triton.stamp: | $(VENV)/pip.stamp
+	rm -rf build/triton
+	$(BIN)/python -m pip install -q --no-compile --no-deps --target build/triton triton==3.6.0 numpy==2.3.5
 	touch $@
 
 clean:  ## Remove the environment and everything built

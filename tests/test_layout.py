@@ -84,6 +84,7 @@ TORCH_FILES = {
     for name in ("attention", "decode", "device_sampling", "machine_speed", "packed", "runner", "sampling", "weights")
 }
 TORCH_FILES |= {f"engine/local/kv/{name}.py" for name in ("page_pool", "parked", "session_tensors", "shape")}
+TORCH_FILES |= {f"engine/local/kernels/{name}.py" for name in ("attention", "graphs", "norms")}
 TORCH_FILES |= {"engine/threads.py", "engine/profiling.py"}
 
 MODULES = sorted(SRC.rglob("*.py"))

@@ -29,7 +29,7 @@ def test_when_sources_disagree_then_the_later_one_wins(tmp_path: Path) -> None:
         ({"port": "70000"}, {}, "", "--port"),
         ({"port": "http"}, {}, "", "--port"),
         ({"nonsense": 1}, {}, "", "nonsense"),
-        ({"decode_shapes": "bucketed"}, {}, "", "--kv-layout paged"),
+        ({"decode_shapes": "bucketed", "kv_layout": "session"}, {}, "", "--kv-layout paged"),
         ({}, {"ANTIPHON_OVERFLOW": "drop"}, "", "ANTIPHON_OVERFLOW"),
         ({}, {"ANTIPHON_STRICT_MODELS": "perhaps"}, "", "ANTIPHON_STRICT_MODELS"),
         ({}, {}, "[server]\nprot = 1\n", "prot"),

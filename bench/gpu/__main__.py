@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 from bench.common import RESULTS
 from bench.gpu.report import Report
-from bench.gpu.suite import GPU_STEPS, SECTIONS, run
+from bench.gpu.suite import SECTIONS, run
 
 from antiphon.engine.api import EngineSettings
+from antiphon.loading.loader import GPU_STEPS
 
 
 def main() -> int:

@@ -61,7 +61,10 @@ def engine_settings(plan: Plan) -> dict[str, dict[str, Any]]:
     if "kv_layout" not in known or "kv_layout" in plan.engine:
         shapes = plan.engine.get("decode_shapes", "")
         return {f"{plan.engine.get('kv_layout', 'session')} KV{', ' if shapes else ''}{shapes}": {}}
-    found: dict[str, dict[str, Any]] = {"session KV": {"kv_layout": "session"}, "paged KV": {"kv_layout": "paged"}}
+    found: dict[str, dict[str, Any]] = {
+        "session KV": {"kv_layout": "session"},
+        "paged KV": {"kv_layout": "paged", "decode_shapes": "exact"},
+    }
     if "decode_shapes" in known:
         shapes = "bucketed" if plan.dry else "captured"
         found[f"paged KV, {shapes}"] = {"kv_layout": "paged", "decode_shapes": shapes}

@@ -125,13 +125,16 @@ def asr(plan: Plan, recorder: Recorder) -> None:
     until = time.monotonic() + 0.9 * plan.seconds
     for number, size in enumerate(sizes):
         with recorder.part(size):
-            share_s = (until - time.monotonic()) / (len(sizes) - number)
-            room = 64 << 20 if plan.dry else torch.cuda.mem_get_info()[0] - (20 << 30)
-            model = qwen3_asr.transcriber(size, model_options(plan, kv_bytes=room))
-            try:
-                asyncio.run(_search(plan, recorder, f"Qwen3-ASR {size}", model, share_s))
-            finally:
-                model.close()
+            _measure_asr(plan, recorder, size, (until - time.monotonic()) / (len(sizes) - number))
+
+
+def _measure_asr(plan: Plan, recorder: Recorder, size: str, seconds: float) -> None:
+    room = 64 << 20 if plan.dry else torch.cuda.mem_get_info()[0] - (20 << 30)
+    model = qwen3_asr.transcriber(size, model_options(plan, kv_bytes=room))
+    try:
+        asyncio.run(_search(plan, recorder, f"Qwen3-ASR {size}", model, seconds))
+    finally:
+        model.close()
 
 
 async def _search(plan: Plan, recorder: Recorder, name: str, model: Qwen3Asr, seconds: float) -> None:

@@ -36,6 +36,7 @@ class Section:
 
 
 SECTIONS: dict[str, Section] = {
+    "agreement": Section("bench.gpu.agreement:agreement", 30, "the same tokens on the GPU as on the CPU"),
     "tts": Section("bench.gpu.speech:tts", 90, "Qwen3-TTS over the socket: first sound, real-time factor"),
     "minicpmo": Section("bench.gpu.media:native", 75, "MiniCPM-o 4.5: units paced one a second, missed ones counted"),
     "asr": Section("bench.gpu.speech:asr", 100, "Qwen3-ASR: live streams held"),
@@ -45,10 +46,6 @@ SECTIONS: dict[str, Section] = {
     "vllm": Section("bench.gpu.language:vllm", 50, "the same through vLLM, where it is installed"),
     "profile": Section("bench.gpu.step_profile:profile", 60, "kernels, host time and synchronisations of a step"),
 }
-
-
-# The step sizes of every engine here: a GPU takes more rows than a CPU.
-GPU_STEPS = {"prefill_rows": 512, "prefill_only_rows": 4096, "decode_rows": 256}
 
 
 @dataclass(frozen=True, slots=True)

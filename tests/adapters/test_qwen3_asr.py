@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ import torch
 from transformers import Qwen3ASRForConditionalGeneration
 
 from antiphon.adapters.qwen3_asr import transcriber
+from antiphon.adapters.qwen3_asr.audio_encoder import EncoderBatch
 from antiphon.adapters.qwen3_asr.checkpoint import KEY_MAPPING, ThinkerConfig, released_config
 from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr, Qwen3AsrStream
 from antiphon.adapters.spec import EngineModelOptions
@@ -336,6 +339,34 @@ class Failing(Qwen3AsrStream):
         if self.failure:
             raise self.failure
         return await super().generate(session, max_tokens, temperature)
+
+
+def test_windows_that_are_encoded_at_once_get_the_rows_of_each_alone(folder: Path) -> None:
+    async def act(model: Qwen3Asr) -> None:
+        encoder, thread = model.parts.audio_encoder, model.engine.thread
+        sizes = ([800], [90], [430, 12], [800, 800, 333])
+        drawn = np.random.default_rng(3)
+        asked = [[drawn.standard_normal((128, n)).astype(np.float32) for n in windows] for windows in sizes]
+        expected = [[(await thread.call(partial(encoder.encode, [w])))[0] for w in windows] for windows in asked]
+        batch = EncoderBatch(thread, encoder, 3)
+        broken = [np.zeros((60, 40), np.float32)]
+        # The thread is held, so that all have come when it serves the first.
+        held = threading.Event()
+        thread.post(lambda: held.wait(30) and None)
+        for more in ([], [broken]):
+            waiting = [asyncio.ensure_future(batch.encode(w)) for w in [*asked, *more]]
+            dropped = asyncio.ensure_future(batch.encode(asked[0]))
+            await asyncio.sleep(0)
+            dropped.cancel()
+            held.set()
+            found = await asyncio.gather(*waiting, return_exceptions=True)
+            for rows, alone in zip(found, expected, strict=False):
+                assert isinstance(rows, list), rows
+                for made, single in zip(rows, alone, strict=True):
+                    torch.testing.assert_close(made, single, rtol=1e-4, atol=1e-5)
+            assert [type(f) for f in found[len(asked) :]] == [ModelError] * len(more)
+
+    run(folder, act)
 
 
 def test_when_a_decode_fails_then_the_next_window_is_computed_from_its_start(folder: Path, unguarded: None) -> None:

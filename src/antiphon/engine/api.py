@@ -44,8 +44,8 @@ class Capabilities(Flag):
 
 
 # How the KV lies in memory, and which sizes decode steps have; see EngineSettings.
-KvLayout = Literal["session", "paged"]
-DecodeShaping = Literal["exact", "bucketed", "captured"]
+KvLayout = Literal["auto", "session", "paged"]
+DecodeShaping = Literal["auto", "exact", "bucketed", "captured"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,11 @@ class EngineSettings:
     `decode_rows`: most sessions that get a token in one step.
     `park_after_s`: seconds without work after which a session is parked.
     `kv_layout`: `session` keeps a session's KV in a tensor of its own, which grows by being copied; `paged` keeps all
-    sessions' KV in one pool of pages, which takes `kv_bytes` from the start.
+    sessions' KV in one pool of pages, which takes `kv_bytes` from the start. `auto`: `paged` on a CUDA device, and
+    where decode steps are padded.
     `decode_shapes`: `exact` computes just the rows there are; `bucketed` pads steps in which every session has one row
     to one of a few sizes, and chooses tokens on the device; `captured` also replays such a step as one CUDA graph. The
-    last two need `paged`.
+    last two need `paged`. `auto`: `captured` on a CUDA device, else `exact`.
     """
 
     kv_bytes: int = 2 << 30
@@ -77,12 +78,24 @@ class EngineSettings:
     prefill_only_rows: int = 256
     decode_rows: int = 64
     park_after_s: float = 120.0
-    kv_layout: KvLayout = "session"
-    decode_shapes: DecodeShaping = "exact"
+    kv_layout: KvLayout = "auto"
+    decode_shapes: DecodeShaping = "auto"
 
     def __post_init__(self) -> None:
-        if self.decode_shapes != "exact" and self.kv_layout != "paged":
+        if self.decode_shapes in ("bucketed", "captured") and self.kv_layout == "session":
             raise ValueError(f"decode steps that are {self.decode_shapes} need a paged KV layout")
+
+    def kv_on(self, device: str) -> tuple[KvLayout, DecodeShaping]:
+        """Return the layout and the shapes on a type of device ("cpu", "cuda"), neither of them `auto`.
+
+        On a GPU the limit is the host, which else launches the kernels of each session.
+        """
+        layout, shapes = self.kv_layout, self.decode_shapes
+        if shapes == "auto":
+            shapes = "captured" if device == "cuda" and layout != "session" else "exact"
+        if layout == "auto":
+            layout = "paged" if device == "cuda" or shapes != "exact" else "session"
+        return layout, shapes
 
 
 @dataclass(frozen=True, slots=True)

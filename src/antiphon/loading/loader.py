@@ -40,6 +40,10 @@ from antiphon.store import Model, Store
 
 # Called after each step of a model: the lane's name, the priority, the seconds it waited, the seconds it took.
 ObserveLaneStep = Callable[[str, int, float, float], None]
+# The most rows of a step: pending ones beside generating sessions, pending ones alone, and sessions that get a token.
+# A GPU takes a thousand rows in the time of one (docs/gpu.md); there the host's launches are the limit.
+CPU_STEPS = {"prefill_rows": 64, "prefill_only_rows": 256, "decode_rows": 64}
+GPU_STEPS = {"prefill_rows": 512, "prefill_only_rows": 4096, "decode_rows": 256}
 # What each engine can do, by its name.
 ENGINES: dict[str, Capabilities] = {
     "local": CAPABILITIES,
@@ -218,6 +222,7 @@ def _lane_options(settings: Settings, role: ModelRole, observe: ObserveLaneStep 
 def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneStep | None) -> EngineModelOptions:
     engine, places = settings.engine, placement(settings)
     device, weights = places.of(role)
+    steps = CPU_STEPS if device == "cpu" else GPU_STEPS
     kv = EngineSettings(
         kv_bytes=engine.kv_mb << 20,
         host_bytes=engine.kv_host_mb << 20,
@@ -225,9 +230,9 @@ def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneSte
         # Half a minute of audio, and a text that is spoken, have a bounded length of their own.
         context_rows=0 if role in ("transcriber", "synthesizer") else engine.context_tokens,
         reserve_rows=engine.reserve_tokens,
-        prefill_rows=engine.prefill_tokens,
-        prefill_only_rows=engine.prefill_only_tokens,
-        decode_rows=engine.decode_sessions,
+        prefill_rows=engine.prefill_tokens or steps["prefill_rows"],
+        prefill_only_rows=engine.prefill_only_tokens or steps["prefill_only_rows"],
+        decode_rows=engine.decode_sessions or steps["decode_rows"],
         park_after_s=engine.park_after_s,
         # The settings have checked which values there are.
         kv_layout=cast(KvLayout, engine.kv_layout),

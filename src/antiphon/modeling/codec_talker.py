@@ -8,6 +8,7 @@ is spoken, one token a frame. What turns codes into audio is in `codec_vocoder.p
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
@@ -21,9 +22,12 @@ from torch.nn.functional import silu
 
 from antiphon.engine.api import Sampling, Session
 from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens, draw_uniforms, is_plain
+from antiphon.engine.local.kernels.graphs import capture
 from antiphon.engine.local.sampling import random_generator, sample
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError, ModelLost
+
+log = logging.getLogger(__name__)
 
 # The last codes of the talker's vocabulary are control codes, and no audio.
 SPECIAL_CODES = 1024
@@ -31,6 +35,8 @@ SPECIAL_CODES = 1024
 MAX_FRAMES = 2048
 # Frames of 80 ms in the successive chunks of audio: the first audio comes soon, then the vocoder runs fewer steps.
 CHUNK_FRAMES = (1, 2, 4, 8, 12)
+# Frames of so many numbers of sessions and ways to choose are captured; each keeps some MB on the device.
+MOST_CAPTURED = 32
 # The most rows of a text that are made at once, before the frames that take them.
 TEXT_ROWS_AHEAD = 16
 # The most frames that the vocoder is given at once: the sessions that share its thread wait for it.
@@ -148,6 +154,84 @@ class CodePredictor(nn.Module):
         return torch.stack(codes, 1), summed
 
 
+class CapturedFrames:
+    """A CodePredictor whose frames a CUDA device replays: 15 passes are some thousand launches, and one with this.
+
+    For so many sessions as a power of two, whose codes are all chosen alike; `call` returns None for others.
+    """
+
+    def __init__(self, predictor: CodePredictor, first_codes: nn.Module) -> None:
+        self._predictor, self._first_codes = predictor, first_codes
+        # By the number of sessions, and how they choose.
+        self._frames: dict[tuple[int, float, int, float, float], _CapturedFrame] = {}
+        self._memory: Any = torch.cuda.graph_pool_handle()
+        self._works = True
+
+    def call(
+        self, thoughts: torch.Tensor, first: torch.Tensor, params: Sequence[Sampling], uniforms: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Return what CodePredictor.forward does for n sessions, in tensors that hold until the next call.
+
+        `first`: the first codes, int64 [n], and `uniforms`, on the host.
+        """
+        ways = {(p.temperature, p.top_k, p.top_p, p.min_p) for p in params}
+        if not self._works or len(ways) > 1:
+            return None
+        count = 1 << (len(params) - 1).bit_length()
+        key = (count, *ways.pop())
+        if key not in self._frames:
+            if len(self._frames) >= MOST_CAPTURED:
+                return None
+            try:
+                self._frames[key] = _CapturedFrame(
+                    self._predictor, self._first_codes, [params[0]] * count, thoughts, self._memory
+                )
+            except RuntimeError as error:
+                # The frames are computed as they are, and slower.
+                log.warning("frames of codes are not captured as CUDA graphs: %s", error)
+                self._works = False
+                return None
+        return self._frames[key].run(thoughts, first, uniforms)
+
+
+class _CapturedFrame:
+    """The passes of one frame for sessions that choose by `params`, over tensors that stay where they are."""
+
+    def __init__(
+        self,
+        predictor: CodePredictor,
+        first_codes: nn.Module,
+        params: Sequence[Sampling],
+        like: torch.Tensor,
+        memory: Any,
+    ) -> None:
+        device, count = like.device, len(params)
+        self._thoughts = like.new_zeros(count, like.shape[1])
+        self._first = torch.zeros(count, dtype=torch.int64, device=device)
+        self._uniforms = torch.zeros(count, predictor.num_codes, dtype=torch.float64, device=device)
+        # Kept, as the graph reads its tensors.
+        self._choices = RowChoices.of(params, device)
+
+        def frame() -> tuple[torch.Tensor, torch.Tensor]:
+            made: tuple[torch.Tensor, torch.Tensor] = predictor(
+                self._thoughts, first_codes(self._first), self._choices, self._uniforms
+            )
+            return made
+
+        self._graph, self._out = capture(frame, device, memory)
+
+    def run(
+        self, thoughts: torch.Tensor, first: torch.Tensor, uniforms: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        count = len(thoughts)
+        self._thoughts[:count].copy_(thoughts)
+        self._first[:count].copy_(first, non_blocking=True)
+        self._uniforms[:count].copy_(uniforms, non_blocking=True)
+        self._graph.replay()
+        codes, summed = self._out
+        return codes[:count], summed[:count]
+
+
 @dataclass(slots=True)
 class _PredictionRequest:
     thought: torch.Tensor
@@ -173,6 +257,8 @@ class CodePredictorBatch:
         self._thread, self._predictor, self._first_codes = thread, predictor, first_codes
         # Bound: one for each session.
         self._requests: deque[_PredictionRequest] = deque()
+        table: Any = first_codes.weight
+        self._captured = CapturedFrames(predictor, first_codes) if table.device.type == "cuda" else None
 
     async def codes(
         self, thought: torch.Tensor, code: int, params: Sampling, random: torch.Generator
@@ -215,9 +301,13 @@ class CodePredictorBatch:
         like: Any = self._first_codes.weight
         first = torch.tensor([r.code for r in batch])
         uniforms = torch.stack([draw_uniforms(r.params, r.random, self._predictor.num_codes) for r in batch])
-        choices = RowChoices.of([r.params for r in batch], like.device)
+        params = [r.params for r in batch]
         with torch.inference_mode():
             thoughts = torch.stack([r.thought for r in batch]).to(like.device, like.dtype)
+            if self._captured and (made := self._captured.call(thoughts, first, params, uniforms)):
+                codes, summed = made
+                return codes.tolist(), summed.clone()
+            choices = RowChoices.of(params, like.device)
             # A copy that blocks would also wait for all the work that the device was given before.
             embedded = self._first_codes(first.to(like.device, non_blocking=True))
             codes, summed = self._predictor(thoughts, embedded, choices, uniforms.to(like.device, non_blocking=True))

@@ -268,26 +268,31 @@ class EngineOptions:
     context_tokens: int = option(0, "Most tokens a conversation keeps in its KV; 0 means the model's own limit.", low=0)
     reserve_tokens: int = option(512, "Tokens of KV that are reserved for a conversation when it begins.", low=64)
     prefill_tokens: int = option(
-        64,
-        "Most prompt tokens in one step while other sessions generate; bounds how much a long prompt delays them.",
-        low=16,
+        0,
+        "Most prompt tokens in one step while other sessions generate; bounds how much a long prompt delays them. 0: "
+        "64 on a CPU, 512 on a GPU.",
+        low=0,
     )
     prefill_only_tokens: int = option(
-        256, "Most prompt tokens in one step while no session generates; a GPU takes thousands as easily.", low=16
+        0, "Most prompt tokens in one step while no session generates. 0: 256 on a CPU, 4096 on a GPU.", low=0
     )
-    decode_sessions: int = option(64, "Most conversations that get a token in one step.", low=1)
+    decode_sessions: int = option(
+        0, "Most conversations that get a token in one step. 0: 64 on a CPU, 256 on a GPU.", low=0
+    )
     park_after_s: float = option(120.0, "Idle seconds after which a conversation's KV is parked.", low=0)
     kv_layout: str = option(
-        "session",
+        "auto",
         "How the KV lies in memory: `session` keeps a conversation's in a tensor that grows by being copied, `paged` "
-        "all conversations' in one pool of pages, which takes `--kv-mb` from the start.",
-        choices=("session", "paged"),
+        "all conversations' in one pool of pages, which takes `--kv-mb` from the start. `auto`: `paged` on a GPU, or "
+        "where decode steps are padded.",
+        choices=("auto", "session", "paged"),
     )
     decode_shapes: str = option(
-        "exact",
+        "auto",
         "Sizes of decode steps: `exact` computes just the rows there are, `bucketed` pads them to a few sizes, and "
-        "`captured` also replays each size as a CUDA graph. The last two need `--kv-layout paged`.",
-        choices=("exact", "bucketed", "captured"),
+        "`captured` also replays each size as a CUDA graph. The last two need a paged KV. `auto`: `captured` on a GPU, "
+        "`exact` on a CPU.",
+        choices=("auto", "exact", "bucketed", "captured"),
     )
 
 

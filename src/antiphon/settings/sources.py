@@ -137,7 +137,7 @@ def load(
     for part in fields(Settings):
         values = {n: v for n, v in chosen.items() if known[n].section == part.name}
         tree = replace(tree, **{part.name: replace(getattr(tree, part.name), **values)})
-    if tree.engine.decode_shapes != "exact" and tree.engine.kv_layout != "paged":
+    if tree.engine.decode_shapes in ("bucketed", "captured") and tree.engine.kv_layout == "session":
         raise SettingsError(f"--decode-shapes {tree.engine.decode_shapes} needs --kv-layout paged")
     return tree
 

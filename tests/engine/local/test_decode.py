@@ -108,4 +108,34 @@ def test_captured_steps_are_refused_without_a_cuda_device() -> None:
 
 def test_padded_steps_need_pages() -> None:
     with pytest.raises(ValueError, match="paged"):
-        EngineSettings(decode_shapes="bucketed")
+        EngineSettings(decode_shapes="bucketed", kv_layout="session")
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "found"),
+    [
+        ({}, "cpu", ("session", "exact")),
+        ({}, "cuda", ("paged", "captured")),
+        ({"kv_layout": "session"}, "cuda", ("session", "exact")),
+        ({"kv_layout": "paged"}, "cpu", ("paged", "exact")),
+        ({"decode_shapes": "bucketed"}, "cpu", ("paged", "bucketed")),
+        ({"decode_shapes": "exact"}, "cuda", ("paged", "exact")),
+    ],
+)
+def test_the_layout_follows_the_device(given: dict[str, Any], device: str, found: tuple[str, str]) -> None:
+    assert EngineSettings(**given).kv_on(device) == found
+
+
+def test_log_probabilities_of_tokens_drawn_on_the_device_are_the_models_own() -> None:
+    async def said(shapes: Any) -> list[Any]:
+        e = LocalEngine(Runner(tiny.model("qwen3")), EngineSettings(kv_bytes=4 << 20, decode_shapes=shapes))
+        session = await e.open()
+        session.append([5, 6])
+        found = [t async for t in session.generate(Sampling(max_tokens=6, temperature=0.8, seed=3, logprobs=True))]
+        e.close()
+        return found
+
+    exact, padded = (asyncio.run(said(shapes)) for shapes in ("exact", "bucketed"))
+    assert [t.id for t in padded] == [t.id for t in exact]
+    assert [t.logprob for t in padded] == pytest.approx([t.logprob for t in exact], abs=1e-5)
+    assert all(t.logprob < 0 for t in padded)

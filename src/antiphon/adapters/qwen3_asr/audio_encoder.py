@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +15,10 @@ import torch
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.engine.model_thread import ModelThread
+from antiphon.errors import ModelError
+
+log = logging.getLogger(__name__)
 
 Features = npt.NDArray[np.float32]
 # Frames at the end that change when more audio comes: there the transform mirrors the audio it has not got (torch.stft,
@@ -34,7 +43,7 @@ class WindowedAudioEncoder:
         self.window_frames = int(config.n_window_infer)
 
     def features(self, pcm: Pcm) -> Features:
-        """Return the log-mel spectrogram of audio: float32 [bins, frames of 10 ms].
+        """Return the log-mel spectrogram of audio: float32 [bins, frames of 10 ms]. From any thread.
 
         pcm: float32 [num_samples], mono, 16 kHz, of any length. All frames depend on the loudest one, 8 decades below
         which is the floor: louder audio at the end may change frames at the start.
@@ -44,16 +53,94 @@ class WindowedAudioEncoder:
         return found
 
     @torch.inference_mode()
-    def encode(self, features: Features) -> torch.Tensor:
-        """Return the decoder's rows [n, width] for one encoder window: float32 [bins, frames], `window_frames` at most.
+    def encode(self, windows: Sequence[Features]) -> list[torch.Tensor]:
+        """Return the decoder's rows [n, width] for encoder windows, float32 [bins, frames] of `window_frames` at most.
 
-        A shorter window is padded to the encoder's chunks of 1 s and masked, so that its rows do not depend on the
-        padding.
+        Windows are padded to the longest one's chunks of 1 s and masked, so that their rows do not depend on the
+        padding, and none sees another.
         """
-        frames = features.shape[1]
-        padded = np.pad(features, ((0, 0), (0, -frames % self._chunk)))
-        mask = torch.arange(padded.shape[1]) < frames
+        lengths = [w.shape[1] for w in windows]
+        most = -(-max(lengths) // self._chunk) * self._chunk
+        padded = np.stack([np.pad(w, ((0, 0), (0, most - w.shape[1]))) for w in windows])
+        mask = torch.arange(most) < torch.tensor(lengths)[:, None]
+        rows = [self._rows(length) for length in lengths]
+        # Given on the host, where it is read: left to the encoder, each layer would wait for the device.
+        bounds = torch.tensor([0, *rows]).cumsum(0, dtype=torch.int32)
         device, dtype = self._model.device, self._model.dtype
-        batch = torch.from_numpy(padded)[None].to(device, dtype)
-        out: torch.Tensor = self._model.get_audio_features(batch, mask[None].long().to(device)).pooler_output
-        return out
+        out = self._model.get_audio_features(
+            torch.from_numpy(padded).to(device, dtype), mask.long().to(device), cu_seqlens=bounds
+        ).pooler_output
+        found: tuple[torch.Tensor, ...] = out.split(rows)
+        return list(found)
+
+    def _rows(self, frames: int) -> int:
+        """How many rows a window of so many frames has: three convolutions halve each chunk of it."""
+        whole, left = divmod(frames, self._chunk)
+        return whole * _halved(self._chunk) + _halved(left)
+
+
+def _halved(frames: int) -> int:
+    for _ in range(3):
+        frames = (frames + 1) // 2
+    return frames
+
+
+class _Request(NamedTuple):
+    windows: Sequence[Features]
+    done: Future[list[torch.Tensor]]
+
+
+class EncoderBatch:
+    """Encodes in the model's thread, for all sessions that ask before the next step at once on a GPU.
+
+    On a CPU the windows are encoded one after another: they gain nothing from each other, and would be padded.
+    """
+
+    def __init__(self, thread: ModelThread, encoder: WindowedAudioEncoder, most: int) -> None:
+        """`most`: the windows of one batch; 1 on a CPU."""
+        self._thread, self._encoder, self._most = thread, encoder, most
+        # Bound: one for each session.
+        self._requests: deque[_Request] = deque()
+
+    async def encode(self, windows: Sequence[Features]) -> list[torch.Tensor]:
+        """Return what WindowedAudioEncoder.encode does. Raises ModelError where it fails, Refused, ModelLost."""
+        if not windows:
+            return []
+        request = _Request(windows, Future())
+        self._requests.append(request)
+        try:
+            await self._thread.call(self._serve)
+            return await asyncio.wrap_future(request.done)
+        except asyncio.CancelledError:
+            request.done.cancel()
+            raise
+
+    def _serve(self) -> None:
+        """Serve all requests that have come, in the model's thread. One that fails fails alone."""
+        asked = [self._requests.popleft() for _ in range(len(self._requests))]
+        asked = [r for r in asked if r.done.set_running_or_notify_cancel()]
+        if self._most > 1:
+            try:
+                made = self._batches([w for r in asked for w in r.windows])
+            except Exception:
+                log.warning("%d requests are encoded one by one: together they failed", len(asked), exc_info=True)
+            else:
+                for request in asked:
+                    request.done.set_result([next(made) for _ in request.windows])
+                return
+        for request in asked:
+            try:
+                request.done.set_result([self._encoder.encode([w])[0] for w in request.windows])
+            except Exception as error:
+                failed = ModelError(f"{type(error).__name__}: {error}")
+                failed.__cause__ = error
+                request.done.set_exception(failed)
+
+    def _batches(self, windows: Sequence[Features]) -> Iterator[torch.Tensor]:
+        """Return the rows of each window, in their order. Those of about the same length are padded least."""
+        order = sorted(range(len(windows)), key=lambda number: windows[number].shape[1])
+        made: dict[int, torch.Tensor] = {}
+        for at in range(0, len(order), self._most):
+            numbers = order[at : at + self._most]
+            made |= zip(numbers, self._encoder.encode([windows[n] for n in numbers]), strict=True)
+        return iter([made[number] for number in range(len(windows))])

@@ -8,18 +8,21 @@ result.
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
 from transformers.models.qwen3_asr.processing_qwen3_asr import LANGUAGE_CODE_TO_NAME
 
 from antiphon.adapters.parts import load_parts
-from antiphon.adapters.qwen3_asr.audio_encoder import EDGE_FRAMES, Features
+from antiphon.adapters.qwen3_asr.audio_encoder import EDGE_FRAMES, EncoderBatch, Features
 from antiphon.adapters.qwen3_asr.checkpoint import END, Qwen3AsrParts, read
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -60,6 +63,10 @@ MAX_HINT_CHARS, MAX_HINT_TOKENS = 4000, 512
 # eighth for what was said before; the model was made for 20 minutes of audio.
 ROWS_PER_S, MAX_AUDIO_S = 13.0, 1200.0
 MAX_NEW_TOKENS = 4096
+# Encoder windows of one batch on a GPU.
+MOST_ENCODED = 64
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -100,6 +107,9 @@ class Qwen3Asr:
         runner = Runner(self.parts.decoder, torch.device(device), compute_dtype, dtype)
         self.engine = LocalEngine(runner, options.settings, observe=options.observe)
         self.counts = EncoderCounts()
+        on_cpu = device == "cpu"
+        self.encoding = EncoderBatch(self.engine.thread, self.parts.audio_encoder, 1 if on_cpu else MOST_ENCODED)
+        self._features_in_thread = on_cpu
         # So many generations at once and more count as busy.
         self._busy_from = available_cores() if device == "cpu" else 32
         self._profile = _profile(model_id, self.engine.context_rows)
@@ -108,6 +118,18 @@ class Qwen3Asr:
     def profile(self) -> TranscriberProfile:
         """The facts of the model. Finals go on from the prefix that was sent, and partials come every second."""
         return self._profile
+
+    async def features(self, function: Callable[[], T]) -> T:
+        """Run what computes features: in the model's thread on a CPU, which has no core to spare for it, else beside.
+
+        Raises ModelError where it fails, Refused, ModelLost.
+        """
+        if self._features_in_thread:
+            return await self.engine.thread.call_model(function)
+        try:
+            return await asyncio.to_thread(function)
+        except Exception as error:
+            raise ModelError(f"{type(error).__name__}: {error}") from error
 
     def busy(self) -> bool:
         """Return whether as many sessions generate as the machine serves without delay: one a core, or 32 on a GPU.
@@ -287,20 +309,10 @@ class Qwen3AsrStream:
 
     async def _append_audio(self, session: Session, pcm: Pcm) -> None:
         """Append the audio's rows; those of finished encoder windows stay while their features are the same."""
-        thread, encoder, counts = self._model.engine.thread, self._model.parts.audio_encoder, self._model.counts
+        encoder, counts = self._model.parts.audio_encoder, self._model.counts
         size = encoder.window_frames
-
-        def encode() -> tuple[int, list[tuple[Features, torch.Tensor]]]:
-            features = encoder.features(pcm)
-            parts = [features[:, at : at + size] for at in range(0, features.shape[1], size)]
-            same = 0
-            while same < min(len(parts), len(self._encoded)) and np.array_equal(
-                parts[same], self._encoded[same].features
-            ):
-                same += 1
-            return same, [(part, encoder.encode(part)) for part in parts[same:]]
-
-        same, made = await thread.call_model(encode)
+        parts, same = await self._model.features(partial(self._fresh_parts, pcm, size))
+        made = list(zip(parts[same:], await self._model.encoding.encode(parts[same:]), strict=True))
         counts.recomputed += max(0, len(self._encoded) - same)
         del self._encoded[same:]
         session.rollback(self._encoded[-1].end_row if self._encoded else self._head_rows)
@@ -312,6 +324,15 @@ class Qwen3AsrStream:
                 counts.finished += 1
             else:
                 counts.open += 1
+
+    def _fresh_parts(self, pcm: Pcm, size: int) -> tuple[list[Features], int]:
+        """Return the features of each encoder window, and how many at the start are in the KV already."""
+        features = self._model.parts.audio_encoder.features(pcm)
+        parts = [features[:, at : at + size] for at in range(0, features.shape[1], size)]
+        same = 0
+        while same < min(len(parts), len(self._encoded)) and np.array_equal(parts[same], self._encoded[same].features):
+            same += 1
+        return parts, same
 
     async def generate(self, session: Session, max_tokens: int, temperature: float) -> list[Token]:
         """Sample the tokens behind the rows of `session`, tags and stop token included, until they end or loop.

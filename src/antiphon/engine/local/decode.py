@@ -15,6 +15,8 @@ import numpy as np
 import torch
 
 from antiphon.engine.local.attention import Scoring, StepAttention, weighted_values
+from antiphon.engine.local.kernels.attention import DecodePages, is_paged_by_kernels
+from antiphon.engine.local.kernels.graphs import capture
 from antiphon.engine.local.kv.cache import PAGE_ROWS, pages_of
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.shape import KvRange
@@ -88,6 +90,8 @@ class PaddedAttention:
 class DecodeShape:
     """Decode steps of at most `rows` sessions with at most `pages` pages each: their tensors, and the pass over them.
 
+    `pages` 0: of any number, where kernels read the pages where they lie.
+
     `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows]: filled before each step. `graph`: the captured
     pass, which is replayed; None: the pass is run.
     """
@@ -95,7 +99,8 @@ class DecodeShape:
     def __init__(
         self, decoder: DecoderPass, pool: PagePool, inputs: torch.Tensor, axes: int, rows: int, pages: int
     ) -> None:
-        self._decoder, self.attention = decoder, PaddedAttention(pool, rows, pages)
+        self._decoder = decoder
+        self.attention = DecodePages(pool, rows) if pages == 0 else PaddedAttention(pool, rows, pages)
         self.inputs = inputs.new_zeros(1, rows, inputs.shape[-1])
         shape = (1, rows) if axes == 1 else (axes, 1, rows)
         self.positions = torch.zeros(shape, dtype=torch.int64, device=inputs.device)
@@ -114,19 +119,7 @@ class DecodeShape:
         Takes about as long as a few passes, and writes to the scratch page only. Raises RuntimeError where the pass
         waits for the device.
         """
-        with torch.cuda.device(self.inputs.device):
-            side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):
-                # Libraries allocate and choose kernels in their first calls, which must not be captured.
-                for _ in range(2):
-                    self.compute()
-            torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            # Other engines of this process may use the device meanwhile.
-            with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
-                self._out = self.compute()
-        self.graph = graph
+        self.graph, self._out = capture(self.compute, self.inputs.device, memory)
 
     def run(
         self, inputs: torch.Tensor, positions: torch.Tensor, ranges: Sequence[KvRange]
@@ -159,6 +152,7 @@ class DecodeShapes:
         self._decoder, self._pool, self._axes, self._capture = decoder, pool, axes, capture
         self._shapes: dict[tuple[int, int], DecodeShape] = {}
         self._memory: Any = None
+        self._by_kernels = is_paged_by_kernels(pool)
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
@@ -168,11 +162,21 @@ class DecodeShapes:
     def run(
         self, inputs: torch.Tensor, positions: torch.Tensor, ranges: Sequence[KvRange]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute one row of each session, padded to a power of two of rows and of pages; as DecodeShape.run."""
-        size = (_power_of_two(len(ranges)), _power_of_two(max(pages_of(r.stop) for r in ranges)))
+        """Compute one row of each session, padded to a power of two of rows and of pages; as DecodeShape.run.
+
+        Kernels read any number of pages, so that only the rows are padded.
+        """
+        pages = 0 if self._by_kernels else _power_of_two(max(pages_of(r.stop) for r in ranges))
+        size = (_power_of_two(len(ranges)), pages)
         if size not in self._shapes:
             self._shapes[size] = self._new(inputs, *size)
         return self._shapes[size].run(inputs, positions, ranges)
+
+    def warm(self, inputs: torch.Tensor, sizes: Sequence[int]) -> None:
+        """Make the shapes of so many sessions ahead of their first steps. `inputs`: like those of a step."""
+        if self._by_kernels:
+            for rows in sizes:
+                self._shapes[rows, 0] = self._new(inputs, rows, 0)
 
     def _new(self, inputs: torch.Tensor, rows: int, pages: int) -> DecodeShape:
         shape = DecodeShape(self._decoder, self._pool, inputs, self._axes, rows, pages)

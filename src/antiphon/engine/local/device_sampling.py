@@ -32,16 +32,17 @@ SPARE_TOKENS = 64
 _SMALLEST_TOP_P = 1e-300
 
 
-def is_plain(params: Sampling) -> bool:
+def is_plain(params: Sampling, *, any_logprobs: bool = False) -> bool:
     """Return whether `draw_tokens` alone does all that `params` asks of one token.
 
     False with penalties, biases, allowed or forbidden tokens, a grammar, a chooser or log-probabilities: such a row
-    needs `sampling.sample`. What ends a generation, and hidden states, are not asked of either.
+    needs `sampling.sample`. What ends a generation, and hidden states, are not asked of either. `any_logprobs`: the
+    caller finds log-probabilities itself.
     """
     repetition = params.repetition_penalty != 1.0 and params.repetition_window > 0
     penalized = repetition or params.presence_penalty or params.frequency_penalty
     restricted = params.bias or params.allow is not None or params.forbid or params.grammar is not None
-    return not (penalized or restricted or params.chooser is not None or params.logprobs)
+    return not (penalized or restricted or params.chooser is not None or (params.logprobs and not any_logprobs))
 
 
 def draw_uniforms(params: Sampling, random: torch.Generator, count: int) -> torch.Tensor:

@@ -23,6 +23,8 @@ from antiphon.engine.generation import Generation
 from antiphon.engine.local.attention import ATTENTION_NAME, SegmentedAttention, StepAttention
 from antiphon.engine.local.decode import DecodeShapes
 from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens, draw_uniforms, is_plain
+from antiphon.engine.local.kernels.attention import PagedAttention, is_paged_by_kernels, step_tiles
+from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.local.kv.cache import PAGE_ROWS
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.session_tensors import SessionTensors
@@ -32,6 +34,9 @@ from antiphon.engine.local.step import RunnerStats, StepChunk
 from antiphon.errors import AntiphonError, ModelError
 
 log = logging.getLogger(__name__)
+
+# Decode steps of up to so many sessions are captured before the first session comes; larger ones when they come.
+WARMED_ROWS = 64
 
 Result = Token | Exception | None
 KvStorage = SessionTensors | PagePool
@@ -68,6 +73,8 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.model.set_attn_implementation(ATTENTION_NAME)
+        if self.device.type == "cuda":
+            fuse_norms(self.model)
         self._embed = self.model.get_input_embeddings()
         self.model.get_output_embeddings().register_forward_pre_hook(self._keep_hidden)
 
@@ -103,15 +110,20 @@ class Runner:
         A pool of pages is allocated at once; else nothing is yet. Raises torch.OutOfMemoryError, and ModelError for
         captured steps without a CUDA device.
         """
-        captured = settings.decode_shapes == "captured"
+        layout, shapes = settings.kv_on(self.device.type)
+        captured = shapes == "captured"
         if captured and self.device.type != "cuda":
             raise ModelError("captured decode steps need a CUDA device")
         shape = self._kv_shape()
-        if settings.kv_layout == "paged":
+        if layout == "paged":
             pages = settings.kv_bytes // (shape.row_bytes * PAGE_ROWS)
             pool = PagePool(shape, pages, self.kv_folder)
-            if settings.decode_shapes != "exact":
+            if shapes != "exact":
                 self._shapes = DecodeShapes(self.decoder_pass, pool, self.position_axes, capture=captured)
+                most = min(settings.decode_rows, WARMED_ROWS)
+                with torch.inference_mode():
+                    inputs = torch.zeros(1, 1, self.width, dtype=self.dtype, device=self.device)
+                    self._shapes.warm(inputs, [1 << i for i in range(most.bit_length())])
             self._storage = pool
         else:
             self._storage = SessionTensors(shape, self.kv_folder)
@@ -214,9 +226,17 @@ class Runner:
             at += chunk.count
             if chunk.sampled:
                 sampled_rows.append(at - 1)
-        attention = SegmentedAttention(chunks, self._storage.step(chunks))
+        attention = self._step_attention(chunks)
         keep = self._on_device(sampled_rows)
         return self.decoder_pass(self._inputs(chunks), self._positions(chunks), keep, attention)
+
+    def _step_attention(self, chunks: Sequence[StepChunk]) -> StepAttention:
+        if isinstance(self._storage, PagePool) and is_paged_by_kernels(self._storage):
+            groups = int(self.config.num_attention_heads) // self._storage.shape.kv_heads
+            tiles = step_tiles(chunks, groups, self.device)
+            return PagedAttention(self._storage, tiles, tiles.table.shape[1])
+        assert self._storage is not None
+        return SegmentedAttention(chunks, self._storage.step(chunks))
 
     def _results(
         self, chunks: Sequence[StepChunk], logits: torch.Tensor, hidden: torch.Tensor | None
@@ -227,8 +247,9 @@ class Runner:
             generation.sampler = generation.sampler or random_generator(generation.params)
         states = hidden if hidden is not None else [None] * len(generations)
         logits = logits.float()
-        # Where steps are padded, plain rows are chosen on the device, and only their tokens are copied to the host.
-        plain = [i for i, (_, g) in enumerate(generations) if is_plain(g.params)] if self._shapes else []
+        # Plain rows are chosen on the device, where that is not the host, and only their tokens are copied to the host.
+        drawn_there = self._shapes is not None or logits.device.type != "cpu"
+        plain = [i for i, (_, g) in enumerate(generations) if drawn_there and is_plain(g.params, any_logprobs=True)]
         tokens = self._drawn(logits, [generations[i][1] for i in plain], plain)
         others = [i for i in range(len(generations)) if i not in tokens]
         if plain and others:
@@ -236,20 +257,29 @@ class Runner:
         rows = dict(zip(others, logits.cpu(), strict=True)) if others else {}
         for i, (chunk, generation) in enumerate(generations):
             if i in tokens:
-                result = _token_or_error(tokens[i], generation, states[i])
+                result = _token_or_error(*tokens[i], generation, states[i])
             else:
                 result = self._sampled(chunk, generation, rows[i], states[i])
             yield chunk, result
 
-    def _drawn(self, logits: torch.Tensor, generations: Sequence[Generation], plain: Sequence[int]) -> dict[int, int]:
-        """The tokens of the rows `plain`, by their number, drawn on the device; waits for it once."""
+    def _drawn(
+        self, logits: torch.Tensor, generations: Sequence[Generation], plain: Sequence[int]
+    ) -> dict[int, tuple[int, float | None]]:
+        """The tokens of the rows `plain`, by their number, drawn on the device; waits for it once.
+
+        With their log-probabilities where any of the rows wants its own: then twice.
+        """
         if not plain:
             return {}
         uniforms = torch.cat([draw_uniforms(g.params, g.sampler, 1) for g in generations])
         choices = RowChoices.of([g.params for g in generations], self.device)
         given = logits if len(plain) == len(logits) else logits[self._on_device(plain)]
         tokens = draw_tokens(given, choices, uniforms.to(self.device, non_blocking=True))
-        return dict(zip(plain, tokens.tolist(), strict=True))
+        logprobs: list[float | None] = [None] * len(plain)
+        if any(g.params.logprobs for g in generations):
+            chosen = given.gather(1, tokens.clamp(min=0)[:, None])[:, 0] - given.logsumexp(1)
+            logprobs = [p if g.params.logprobs else None for p, g in zip(chosen.tolist(), generations, strict=True)]
+        return dict(zip(plain, zip(tokens.tolist(), logprobs, strict=True), strict=True))
 
     def _sampled(
         self, chunk: StepChunk, generation: Generation, logits: torch.Tensor, hidden: torch.Tensor | None
@@ -310,10 +340,10 @@ def _first_axis(chunk: StepChunk) -> list[int]:
     return [p[0] for p in chunk.positions]
 
 
-def _token_or_error(token: int, generation: Generation, hidden: torch.Tensor | None) -> Result:
+def _token_or_error(token: int, logprob: float | None, generation: Generation, hidden: torch.Tensor | None) -> Result:
     if token == NO_TOKEN:
         return ModelError("the model's output is not a number")
-    return Token(token, None, _kept_state(generation, hidden))
+    return Token(token, logprob, _kept_state(generation, hidden))
 
 
 def _kept_state(generation: Generation, hidden: torch.Tensor | None) -> torch.Tensor | None:

@@ -56,6 +56,11 @@ class PagePool:
         return self.shape.row_bytes
 
     @property
+    def num_pages(self) -> int:
+        """How many pages there are, the scratch page included."""
+        return len(self._holders)
+
+    @property
     def free_pages(self) -> int:
         """How many pages nobody holds."""
         return len(self._free)

@@ -1,0 +1,212 @@
+"""The attention of a step over a PagePool on a CUDA device: one call a layer, whatever sessions and rows there are."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from antiphon.engine.local.attention import Scoring
+from antiphon.engine.local.kv.cache import PAGE_ROWS, pages_of
+from antiphon.engine.local.kv.page_pool import PagePool
+from antiphon.engine.local.kv.shape import KvRange
+
+log = logging.getLogger(__name__)
+
+# Query rows times query heads a key head, of a tile: what a program multiplies at once. Triton's products need 16.
+TILE_ROWS, LEAST_ROWS = 64, 16
+# Programs that keep a device busy, and the most shares that a tile's keys are divided into.
+PROGRAMS_A_PROCESSOR, MOST_SHARES = 4, 32
+
+
+@cache
+def _kernels() -> ModuleType:
+    return importlib.import_module("antiphon.engine.local.kernels.paged")
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """Return whether the kernels run on a device, which is tried once: where they do not, the log says why."""
+    if device.type != "cuda":
+        return False
+    try:
+        row, one = torch.ones(1, 1, 16, device=device), torch.ones(1, dtype=torch.int32, device=device)
+        rows = torch.zeros(2, PAGE_ROWS, 1, 16, device=device)
+        tiles = Tiles(one[:, None] - 1, one - 1, one - 1, one, one - 1, one.long() - 1, 1)
+        store_rows(rows, tiles.slots, row, row)
+        # A row that sees itself alone gets its own values.
+        return all(bool((attend_pages(rows, tiles, row, Scoring(), shares) == row).all()) for shares in (1, 2))
+    except Exception as error:
+        # Triton compiles for the device at hand, with the compiler of the machine: either may be missing.
+        log.warning("no attention kernels, steps gather their pages: %s: %s", type(error).__name__, error)
+        return False
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Return how many multiprocessors a device has; 1 for a CPU, where kernels are only interpreted."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+
+
+@dataclass(slots=True)
+class Tiles:
+    """What the programs of a step attend, each tensor on the device.
+
+    `table` int32 [sessions, pages]: each session's pages. `sessions`, `rows`, `counts`, `positions` int32 [tiles]: a
+    tile's session, its first row among the packed ones, how many rows it has, and the first one's place in the session.
+    `slots` int64 [rows]: where in the pool the packed rows lie. `tile_rows`: the most rows of a tile.
+    """
+
+    table: torch.Tensor
+    sessions: torch.Tensor
+    rows: torch.Tensor
+    counts: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    tile_rows: int
+
+
+def is_paged_by_kernels(pool: object) -> bool:
+    """Return whether a step over this storage is attended by the kernels here: a PagePool on a device that has them."""
+    return isinstance(pool, PagePool) and has_kernels(pool.rows.device)
+
+
+class PagedAttention:
+    """Attends all rows of a step to the pages of their own sessions. Satisfies StepAttention.
+
+    `longest`: the most pages of a session, by which its keys are divided among programs.
+    """
+
+    def __init__(self, pool: PagePool, tiles: Tiles, longest: int) -> None:
+        self._pool, self._tiles, self._longest = pool, tiles, longest
+
+    def attend(
+        self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
+    ) -> torch.Tensor:
+        """Store the new keys and values, and return what each row attends to; shapes as in StepAttention."""
+        tiles, rows = self._tiles, self._pool.rows[layer]
+        store_rows(rows, tiles.slots, keys, values)
+        return attend_pages(rows, tiles, query, scoring, self._shares(keys.shape[1]))
+
+    def _shares(self, kv_heads: int) -> int:
+        """How many programs divide the keys of a tile: a power of two, as many as keep the device busy."""
+        device = self._pool.rows.device
+        wanted = PROGRAMS_A_PROCESSOR * processors(device) // (len(self._tiles.rows) * kv_heads)
+        most = max(1, min(wanted, self._longest, MOST_SHARES))
+        return 1 << (most.bit_length() - 1)
+
+
+class DecodePages(PagedAttention):
+    """The same for a decode step of at most `rows` sessions, over tensors that stay where they are: one row each.
+
+    To be filled before each step; rows that no session has are those of the scratch page.
+    """
+
+    def __init__(self, pool: PagePool, rows: int) -> None:
+        device = pool.rows.device
+        numbers = torch.arange(rows, dtype=torch.int32, device=device)
+        tiles = Tiles(
+            # Any session fits, so that a step's shape is its number of sessions alone.
+            table=torch.zeros(rows, pool.num_pages, dtype=torch.int32, device=device),
+            sessions=numbers,
+            rows=numbers,
+            counts=torch.ones_like(numbers),
+            positions=torch.zeros_like(numbers),
+            slots=torch.arange(rows, device=device) % PAGE_ROWS,
+            tile_rows=1,
+        )
+        super().__init__(pool, tiles, pool.num_pages)
+
+    def fill(self, ranges: Sequence[KvRange]) -> None:
+        """Set the tensors for the next step, of these sessions and padding."""
+        rows = len(self._tiles.rows)
+        table = np.zeros((rows, max(pages_of(r.stop) for r in ranges)), np.int32)
+        positions, slots = np.zeros(rows, np.int32), np.arange(rows) % PAGE_ROWS
+        for i, place in enumerate(ranges):
+            pages = place.handle.pages[: pages_of(place.stop)]
+            table[i, : len(pages)] = pages
+            positions[i], slots[i] = place.start, pages[-1] * PAGE_ROWS + place.start % PAGE_ROWS
+        self._tiles.table[:, : table.shape[1]].copy_(torch.from_numpy(table), non_blocking=True)
+        self._tiles.positions.copy_(torch.from_numpy(positions), non_blocking=True)
+        self._tiles.slots.copy_(torch.from_numpy(slots), non_blocking=True)
+
+    def begin(self) -> None:
+        """Nothing is kept from the step before."""
+
+
+def step_tiles(ranges: Sequence[KvRange], groups: int, device: torch.device) -> Tiles:
+    """Return the tiles of a step whose rows are packed in the order of `ranges`. `groups`: query heads a key head."""
+    tile_rows = max(1, TILE_ROWS // groups) if max(r.count for r in ranges) > 1 else 1
+    table = np.zeros((len(ranges), max(pages_of(r.stop) for r in ranges)), np.int32)
+    tiles: list[tuple[int, int, int, int]] = []
+    slots, at = [], 0
+    for number, place in enumerate(ranges):
+        count = pages_of(place.stop)
+        table[number, :count] = place.handle.pages[:count]
+        slots.append(place.handle.rows(place.start, place.stop))
+        for first in range(0, place.count, tile_rows):
+            tiles.append((number, at + first, min(tile_rows, place.count - first), place.start + first))
+        at += place.count
+    # One copy for all numbers of the tiles: each copy costs the host more than what it carries.
+    sessions, rows, counts, positions = _copied(np.array(tiles, np.int32).T, device)
+    return Tiles(
+        _copied(table, device), sessions, rows, counts, positions, _copied(np.concatenate(slots), device), tile_rows
+    )
+
+
+def _copied(numbers: Any, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.ascontiguousarray(numbers)).to(device, non_blocking=True)
+
+
+def store_rows(rows: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+    """Store keys and values [n, kv_heads, head_dim] of a layer in `rows` at `slots`, as PagePool.write does."""
+    keys, values = (each if each[0].is_contiguous() else each.contiguous() for each in (keys, values))
+    width = keys.shape[1] * keys.shape[2]
+    _kernels().store_rows[(len(keys),)](
+        keys, values, slots, rows, keys.stride(0), values.stride(0), rows.stride(1), rows.stride(0), width,
+        _power_of_two(width),
+    )  # fmt: skip
+
+
+def attend_pages(rows: torch.Tensor, tiles: Tiles, query: torch.Tensor, scoring: Scoring, shares: int) -> torch.Tensor:
+    """Return what each row of `query` [n, heads, head_dim] attends to among its own session's rows, like `query`.
+
+    `rows` [2, pages * PAGE_ROWS, kv_heads, head_dim]: a layer's keys and values. `shares`: how many programs divide a
+    tile's keys, a power of two.
+    """
+    kernels = _kernels()
+    count, heads, width = query.shape
+    kv_heads = rows.shape[2]
+    groups = heads // kv_heads
+    given = query.to(rows.dtype)
+    given = given if given[0].is_contiguous() else given.contiguous()
+    out = query.new_empty(query.shape)
+    part = query.new_empty((shares, count, heads, width) if shares > 1 else (1,), dtype=torch.float32)
+    top, total = query.new_empty((2, shares, count, heads), dtype=torch.float32)
+    scale = scoring.scaling if scoring.scaling is not None else width**-0.5
+    kernels.attend_pages[(len(tiles.rows), kv_heads, shares)](
+        given, rows, tiles.table, tiles.sessions, tiles.rows, tiles.counts, tiles.positions, out, part, top, total,
+        scale, scoring.softcap or 1.0, scoring.window, given.stride(0), rows.stride(1), rows.stride(0),
+        tiles.table.stride(0), count, heads, shares,
+        GROUPS=groups, HEAD_DIM=width, BLOCK_D=max(16, _power_of_two(width)),
+        BLOCK_M=max(LEAST_ROWS, _power_of_two(tiles.tile_rows * groups)), PAGE=PAGE_ROWS, SHARED=shares > 1,
+        SOFTCAP=scoring.softcap is not None, WINDOW=scoring.window > 0,
+        PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
+    )  # fmt: skip
+    if shares > 1:
+        kernels.add_shares[(count, heads)](
+            part, top, total, out, count, heads, shares,
+            HEAD_DIM=width, BLOCK_D=max(16, _power_of_two(width)), MOST=MOST_SHARES,
+        )  # fmt: skip
+    return out
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
