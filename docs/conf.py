@@ -39,7 +39,10 @@ html_show_copyright = False
 # The site's menus, in order: a caption and the pages under it, seen from docs/. `*` takes the rest of a folder in
 # alphabetical order.
 MENUS = {
-    "Use": ["../README", "use", "coming-from", "models", "gpu", "settings", "hardening", "black-box", "measured"],
+    "Use": [
+        *("../README", "use", "coming-from", "models", "gpu", "certify", "settings", "hardening", "black-box"),
+        "measured",
+    ],
     "Protocols": ["wire/index", "wire/openai-realtime", "wire/openai-transcription", "wire/*"],
     "Inside": ["architecture", "glossary", "engine-library", "add-a-model", "add-a-dialect", "design/*"],
     "Project": ["../CONTRIBUTING", "../SECURITY", "../CHANGELOG", "../tests/traces/README", "../tests/data/LICENCES"],

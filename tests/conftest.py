@@ -27,6 +27,8 @@ hypothesis_settings.load_profile("antiphon")
 
 # Servers of tests have the same models on every machine.
 os.environ.setdefault("ANTIPHON_PROFILE", "default")
+# Tests begin sessions as fast as they can, on machines with more to do; those about headroom turn it on.
+os.environ.setdefault("ANTIPHON_HEADROOM", "false")
 
 SMALL, VOICE = "smollm2-135m-instruct", "hibari-heart"
 DATA = Path(__file__).parent / "data"

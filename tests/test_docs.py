@@ -51,6 +51,8 @@ SOURCES: dict[str, tuple[str, ...]] = {
 INTERNAL = {
     # Dialects and refusals as metrics call them.
     *("bridge", "minicpmo", "undecided", "unauthorized", "no_room", "first_sound", "first_token"),
+    # What a place is for.
+    "captions",
     # Codes of errors whose dialect sends only their message.
     *("too_large", "unexpected", "invalid_request"),
     # The server's own words: a setting of vLLM's tuning, a default eagerness, a prefix, a way to decode text.

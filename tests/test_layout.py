@@ -13,6 +13,7 @@ MAX_LINES, MAX_MODULES = 500, 12
 
 BELOW_MODELS = {"audio", "contracts", "errors", "events", "text", "vision"}
 BELOW_SERVER = BELOW_MODELS | {
+    "capacity",
     "engine",
     "loading",
     "protocols",
@@ -26,6 +27,7 @@ BELOW_SERVER = BELOW_MODELS | {
 }
 # room -> the rooms it may import besides itself. A room is a folder of the package, or a module in its root.
 MAY_IMPORT: dict[str, set[str]] = {
+    "capacity": {"audio", "errors"},
     "errors": set(),
     "roles": set(),
     "settings": {"errors"},

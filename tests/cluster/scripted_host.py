@@ -2,20 +2,25 @@
 
     python -m tests.cluster.scripted_host [flags of antiphon serve]
 
-ANTIPHON_TEST_PACE_S: how long its model takes for each word, which is 0.3 s of audio. Asked to answer DEADLY, the
+ANTIPHON_TEST_PACE_S: how long its model takes for each word, which is 0.3 s of audio. ANTIPHON_TEST_FINAL_S: how long
+its transcriber takes for each window. Asked to answer DEADLY, the
 process ends at once.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
+import anyio
+
 from antiphon.cli.main import main
 from antiphon.contracts import Message, ResponseChunk
 from antiphon.server import run
+from tests.scripted import ScriptedTranscriber
 from tests.server.scripted import Echo, scripted_models
 
 DEADLY = "the words that end it"
@@ -31,8 +36,16 @@ class Mortal(Echo):
             yield chunk
 
 
+def _after(seconds: float) -> anyio.Event:
+    event = anyio.Event()
+    asyncio.get_running_loop().call_later(seconds, event.set)
+    return event
+
+
 if __name__ == "__main__":
-    echo = Mortal(float(os.environ.get("ANTIPHON_TEST_PACE_S", "0")))
-    run.load = lambda *_: scripted_models(echo)  # type: ignore[assignment]
+    echo, transcriber = Mortal(float(os.environ.get("ANTIPHON_TEST_PACE_S", "0"))), ScriptedTranscriber()
+    if final_s := float(os.environ.get("ANTIPHON_TEST_FINAL_S", "0")):
+        transcriber.gate = lambda _: _after(final_s)
+    run.load = lambda *_: scripted_models(echo, transcriber)  # type: ignore[assignment]
     # No file of a model is looked for.
     sys.exit(main(["serve", "--no-pull", "--profile", "light", *sys.argv[1:]]))

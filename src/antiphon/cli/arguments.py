@@ -193,6 +193,18 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", choices=BENCHMARKS, help=", ".join(BENCHMARKS))
 
 
+def _add_certify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--kinds", default="", help="captions, conversation, speech, video, duplex; default: all")
+    parser.add_argument("--minutes", type=float, default=10.0, help="for each kind")
+    parser.add_argument("--data", type=Path, help="folder of recordings with a manifest.jsonl; default: the checkout's")
+    parser.add_argument("--out", type=Path, default=Path("certificate.json"), help="the certificate; a page beside it")
+    parser.add_argument("--url", help="measure the server that runs there, ours or another, and start none")
+    parser.add_argument("--key", help="its API key; better set ANTIPHON_CERTIFY_KEY")
+    parser.add_argument("--check", type=Path, metavar="FILE", help="try a certificate's numbers once more")
+    parser.add_argument("--no-mixture", action="store_true", help="measure no mixture of kinds")
+    parser.add_argument("serve", nargs="*", metavar="FLAG", help="behind --: flags of the server that is started")
+
+
 COMMANDS: Mapping[str, Command] = {
     "serve": Command(
         "start the server",
@@ -229,5 +241,8 @@ COMMANDS: Mapping[str, Command] = {
     ),
     "hosts": Command("list the hosts that share a store, or say that one is dead", "", ("resume",), _add_hosts),
     "top": Command("show what a server does now: sessions, stages, lanes, memory", "", (), _add_top),
+    "certify": Command(
+        "measure how many sessions of each kind this machine, or a server, holds", "[-- SERVE FLAGS]", (), _add_certify
+    ),
     "bench": Command("measure (from a checkout); arguments go to bench/NAME.py", "NAME", (), _add_bench),
 }

@@ -270,6 +270,23 @@ def _top(settings: Settings, args: argparse.Namespace) -> int:
     return 0
 
 
+def _certify(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cli.certify import CertifyOptions, run
+
+    options = CertifyOptions(
+        kinds=args.kinds,
+        minutes=args.minutes,
+        data=args.data,
+        out=args.out,
+        url=args.url or "",
+        key=args.key or os.environ.get("ANTIPHON_CERTIFY_KEY", ""),
+        check=args.check,
+        serve=args.serve,
+        mixed=not args.no_mixture,
+    )
+    return run(options)
+
+
 def _bench(name: str, rest: list[str]) -> int:
     script = Path(__file__).resolve().parents[3] / "bench" / f"{name}.py"
     if not script.is_file():
@@ -294,6 +311,7 @@ RUN: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
     "doctor": _doctor,
     "hosts": _hosts,
     "top": _top,
+    "certify": _certify,
 }
 
 

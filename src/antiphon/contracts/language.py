@@ -192,6 +192,7 @@ class LanguageLoad:
       their KV in host memory or on disk.
     - `kv_bytes`, `kv_total_bytes`: KV memory in use, and in all.
     - `parked_bytes`: the size of all parked KV.
+    - `promised_bytes`: KV memory that conversations which are not parked hold or were promised.
     """
 
     conversations: int
@@ -200,6 +201,7 @@ class LanguageLoad:
     kv_bytes: int
     kv_total_bytes: int
     parked_bytes: int
+    promised_bytes: int = 0
 
 
 class LanguageStream(Protocol):

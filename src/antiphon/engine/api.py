@@ -104,7 +104,8 @@ class EngineState:
 
     `sessions`: open sessions, parked ones included; `generating` and `parked` are counted among them.
     `kv_bytes`: KV in the budgeted memory, kept prefixes included; `kv_total_bytes`: the budget, in whole pages.
-    `parked_bytes`: KV in host memory and on disk.
+    `promised_bytes`: what sessions that are not parked hold or were promised. `parked_bytes`: KV in host memory and on
+    disk.
     """
 
     sessions: int = 0
@@ -112,6 +113,7 @@ class EngineState:
     parked: int = 0
     kv_bytes: int = 0
     kv_total_bytes: int = 0
+    promised_bytes: int = 0
     parked_bytes: int = 0
 
 

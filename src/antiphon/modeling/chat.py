@@ -126,9 +126,8 @@ class ChatModel:
     def load(self) -> LanguageLoad:
         """Return how full the engine was after its last step; does not wait."""
         state = self.engine.last_state
-        return LanguageLoad(
-            state.sessions, state.generating, state.parked, state.kv_bytes, state.kv_total_bytes, state.parked_bytes
-        )
+        kv = (state.kv_bytes, state.kv_total_bytes, state.parked_bytes, state.promised_bytes)
+        return LanguageLoad(state.sessions, state.generating, state.parked, *kv)
 
     @property
     def engines(self) -> tuple[Engine, ...]:

@@ -9,10 +9,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from antiphon.capacity.certificate import KINDS, Kind
+from antiphon.capacity.headroom import Headroom
 from antiphon.contracts import LanguageModel, Urgency
 from antiphon.engine.lane import Lane
 from antiphon.loading.loaded import ModelWorker
 from antiphon.server.memory import MemoryLedger
+from antiphon.server.process.recent import Recent
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 _LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -27,6 +30,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.recent = Recent()
         ProcessCollector(registry=self.registry)
         self.sessions = Gauge("antiphon_sessions", "Live sessions.", ["dialect"], registry=self.registry)
         self.sessions_started = Counter(
@@ -82,6 +86,10 @@ class Metrics:
         """Report what clients make the server hold, read anew for each /metrics. Call it once."""
         self.registry.register(_Memory(memory))
 
+    def watch_headroom(self, headroom: Headroom, held: Callable[[], Mapping[Kind, int]]) -> None:
+        """Report load, capacity, room and lights, read anew for each /metrics. Call it once."""
+        self.registry.register(_Headroom(headroom, held))
+
     def watch(
         self,
         lanes: Sequence[Lane[Any, Any]],
@@ -104,6 +112,8 @@ class Metrics:
 
         `priority`: the value of a `contracts.Urgency`.
         """
+        if priority == Urgency.FINAL:
+            self.recent.add("wait", waited_s)
         urgency = Urgency(priority).name.lower()
         self.step_s.labels(lane, urgency).observe(took_s)
         self.queue_s.labels(lane, urgency).observe(waited_s)
@@ -111,6 +121,12 @@ class Metrics:
     def measure(self, kind: str, seconds: float) -> None:
         """Record one latency of `antiphon_latency_seconds`; `kind` becomes its label."""
         self.latency_s.labels(kind).observe(seconds)
+        self.recent.add(kind, seconds)
+
+    def lagged(self, seconds: float) -> None:
+        """Record how long the event loop took to answer. From any thread."""
+        self.loop_lag_s.observe(seconds)
+        self.recent.add("loop", seconds)
 
     def count(self, what: str, number: int) -> None:
         """Add to a counter of `antiphon_turns`; `what` becomes its label."""
@@ -136,6 +152,29 @@ class _Kv(Collector):
             ("antiphon_kv_parked_bytes", "KV that is parked.", load.parked_bytes),
         ):
             yield GaugeMetricFamily(name, help, value=value)
+
+
+class _Headroom(Collector):
+    def __init__(self, headroom: Headroom, held: Callable[[], Mapping[Kind, int]]) -> None:
+        self._headroom, self._held = headroom, held
+
+    def collect(self) -> Iterable[Metric]:
+        held, certificate = self._held(), self._headroom.certificate
+        yield GaugeMetricFamily(
+            "antiphon_load", "Of what the machine holds, by its certificate.", value=self._headroom.load(held)
+        )
+        live = GaugeMetricFamily("antiphon_held_sessions", "Places taken, by what for.", labels=["kind"])
+        room = GaugeMetricFamily("antiphon_headroom_sessions", "Sessions that would be admitted.", labels=["kind"])
+        capacity = GaugeMetricFamily("antiphon_capacity_sessions", "Certified sessions of a kind.", labels=["kind"])
+        for kind in KINDS:
+            live.add_metric([kind], held.get(kind, 0))
+            room.add_metric([kind], self._headroom.room(kind, held))
+            if certificate and (found := certificate.kinds.get(kind)):
+                capacity.add_metric([kind], found.sessions)
+        red = GaugeMetricFamily("antiphon_red", "1 while a signal says that there is no headroom.", labels=["light"])
+        for light, is_red in self._headroom.lights.states().items():
+            red.add_metric([light], float(is_red))
+        yield from (live, room, capacity, red)
 
 
 class _Memory(Collector):

@@ -23,6 +23,7 @@ from antiphon.server.metrics import Metrics
 from antiphon.server.origin import is_loopback
 from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit, log_failed_accepts
 from antiphon.server.process.drain import drain
+from antiphon.server.process.headroom_watch import watch_headroom
 from antiphon.server.process.host_key import as_host, keep_registered
 from antiphon.server.process.listening import QuietServer, base_url, bind, is_wildcard, stop_on_signals
 from antiphon.server.process.loop_watch import watch_loop
@@ -136,7 +137,10 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
     on_lost = stop.set if server.exit_on_model_loss else lambda: None
     assert state.group
     state.group.start_soon(reclaim_excess, state.memory)
-    state.group.start_soon(watch_loop, state.metrics.loop_lag_s.observe)
+    state.group.start_soon(watch_loop, state.metrics.lagged)
+    state.asks_headroom = server.headroom
+    if server.headroom:
+        state.group.start_soon(watch_headroom, state, models)
     state.group.start_soon(watch_models, models.workers, server.stall_s, on_lost)
     if not server.api_keys:
         log.info("no API key is set: %s may use this server", _reaching(server.host))

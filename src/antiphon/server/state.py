@@ -10,7 +10,8 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +20,9 @@ import anyio
 import anyio.abc
 import msgspec
 
+from antiphon.capacity import certificate as certificates
+from antiphon.capacity.certificate import Kind
+from antiphon.capacity.headroom import MOST_YOUNG, MOST_YOUNG_GPU, Headroom
 from antiphon.engine.profiling import Profiler
 from antiphon.errors import Refused
 from antiphon.loading.loaded import LoadedModels
@@ -106,6 +110,34 @@ class Caller:
         return NULL if self.granted is None else self.granted
 
 
+@dataclass(slots=True)
+class Place:
+    """The place that one session or request holds, and what it is for."""
+
+    kind: Kind
+    _held: Counter[Kind]
+
+    def becomes(self, kind: Kind) -> None:
+        """Say that it is for something else than its upgrade told: nobody is refused for it."""
+        self.release()
+        self.kind = kind
+        self._held[kind] += 1
+
+    def release(self) -> None:
+        """Count it no more. For the owner, once."""
+        self._held[self.kind] -= 1
+        if not self._held[self.kind]:
+            del self._held[self.kind]
+
+
+_current_place: ContextVar[Place] = ContextVar("place")
+
+
+def current_place() -> Place | None:
+    """Return the place that this task's session or request holds; None outside of any."""
+    return _current_place.get(None)
+
+
 @dataclass(frozen=True, slots=True)
 class ClientSecret:
     """A short-lived key: the API key that it was made with, its expiry in monotonic seconds, and the session that it
@@ -162,6 +194,8 @@ class ServerState:
     # Places that are taken, by key: of sessions and requests, and of WebSockets that have yet to say what they are for.
     _by_key: Counter[str] = field(default_factory=Counter)
     _awaiting: Counter[str] = field(default_factory=Counter)
+    # The same places as `_by_key`, by what they are for.
+    _by_kind: Counter[Kind] = field(default_factory=Counter)
     _logged_aliases: set[str] = field(default_factory=set)
     _secrets: dict[str, tuple[ClientSecret, MemoryAccount]] = field(default_factory=dict)
     # Of each API key, the client secrets that were made with it, oldest first, and their expiry in monotonic seconds.
@@ -172,6 +206,9 @@ class ServerState:
     fetcher: Fetcher = field(init=False)
     # None where `--torch-profiler-dir` is not given.
     profiler: Profiler | None = field(init=False)
+    # Whether one more session fits. It is asked once whatever runs the server watches its signals.
+    headroom: Headroom = field(init=False)
+    asks_headroom: bool = False
 
     def __post_init__(self) -> None:
         self.host_name = f"{self.settings.resume.host_name or socket.gethostname()}/{secrets.token_hex(4)}"
@@ -180,6 +217,11 @@ class ServerState:
         self.fetcher = Fetcher(self.settings.speech.fetch_from)
         folder = self.settings.server.torch_profiler_dir
         self.profiler = Profiler(Path(folder).expanduser()) if folder else None
+        server = self.settings.server
+        certificate = certificates.read(Path(server.certificate).expanduser()) if server.certificate else None
+        by_device = MOST_YOUNG if self.settings.models.device == "cpu" else MOST_YOUNG_GPU
+        self.headroom = Headroom(certificate, server.max_sessions, burst=server.burst_sessions or by_device)
+        self.metrics.watch_headroom(self.headroom, lambda: self._by_kind)
 
     def uploaded_voices(self, caller: Caller) -> VoiceStore:
         """Return the voices that the caller's key has uploaded, which are kept beside the models.
@@ -262,19 +304,39 @@ class ServerState:
     # --- sessions -----------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def admit(self, caller: Caller) -> Iterator[None]:
-        """Hold a place for one session of the caller's API key while the block runs.
+    def admit(self, caller: Caller, kind: Kind, *, resumes: bool = False) -> Iterator[None]:
+        """Hold a place for one session of the caller's API key while the block runs; `current_place` returns it there.
 
-        Raises Refused where the server, or this caller, has no place left (`--max-sessions`, `--sessions-per-key`) or
-        holds all the memory that it may, and when the server drains.
+        `resumes`: it is a session that another host had, and is taken in even while headroom is short. Raises Refused
+        where the server, or this caller, has no place left (`--max-sessions`, `--sessions-per-key`, headroom) or holds
+        all the memory that it may, and when the server drains. Waits for nothing: a burst is admitted one by one.
         """
         if self.draining:
             raise Refused("the server is shutting down", 5.0)
         with self.memory.opened(caller.key) as account:
             account.check(0)
         with self._place(self._by_key, caller, "sessions"):
+            if self.asks_headroom:
+                self.headroom.admit(kind, self._by_kind, time.monotonic(), resumes=resumes)
             self.num_admitted += 1
-            yield
+            self._by_kind[kind] += 1
+            place = Place(kind, self._by_kind)
+            token = _current_place.set(place)
+            try:
+                yield
+            finally:
+                place.release()
+                with suppress(ValueError):
+                    # Left in another task than the one that came: a call outlives its request.
+                    _current_place.reset(token)
+
+    def refuse_early(self, kind: Kind) -> None:
+        """Raise Refused where a client could only begin a session now, and would find no place for one.
+
+        For clients that say after the upgrade whether they resume a session: while there is one to resume, all pass.
+        """
+        if self.asks_headroom and not self.resumable and self.session_store is None:
+            self.headroom.check(kind, self._by_kind, time.monotonic())
 
     @contextmanager
     def await_first_event(self, caller: Caller) -> Iterator[None]:
@@ -338,6 +400,10 @@ class ServerState:
     def backlog_s(self) -> float:
         """Return the seconds of audio that wait in the session that is furthest behind; 0 where none is live."""
         return max((s.backlog_s for s in self.live), default=0.0)
+
+    def load(self) -> float:
+        """Return what part of the machine the places that are taken fill, by its certificate or by `--max-sessions`."""
+        return self.headroom.load(self._by_kind)
 
     def mark_overflowed(self, session_id: str) -> None:
         """Remember that frames of this session are lost, for the client that tries to resume it.

@@ -29,6 +29,18 @@ class ServerSettings:
     allow_anonymous: bool = option(False, "Listen beyond loopback although no API key is set.")
     sessions_per_key: int = option(64, "Live sessions one API key (or all keyless clients together) may hold.", low=1)
     max_sessions: int = option(256, "Live sessions the server holds at once.", low=1)
+    certificate: str = option(
+        "", "File that `antiphon certify` wrote on this machine: sessions are admitted as it says they are held."
+    )
+    headroom: bool = option(
+        True, "Refuse new sessions while the server sees that it has no headroom, or is full by its certificate."
+    )
+    burst_sessions: int = option(
+        0,
+        "Sessions that may begin within five seconds where there is no certificate. 0: 8 with models on a CPU, 64 with "
+        "models on a GPU.",
+        low=0,
+    )
     cors_origins: tuple[str, ...] = option(
         (),
         "Origin whose pages may use the server, beside its own page, or `*`; several times for several.",

@@ -177,6 +177,7 @@ class LocalEngine:
             parked=sum(1 for s in scheduler.sessions if s.lease.asleep),
             kv_bytes=cache.held_pages * cache.page_bytes,
             kv_total_bytes=cache.total_pages * cache.page_bytes,
+            promised_bytes=cache.claimed_pages * cache.page_bytes,
             parked_bytes=cache.parked_rows * cache.storage.row_bytes,
         )
 

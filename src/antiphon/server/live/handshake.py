@@ -14,6 +14,7 @@ import anyio.to_thread
 from msgspec import UNSET
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from antiphon.capacity.certificate import Kind
 from antiphon.cluster.relay import RELAYED_HEADER
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.connection import Dialect
@@ -58,6 +59,14 @@ def names_session(websocket: WebSocket) -> bool:
     return bool(resume) and resume not in TRUE_VALUES
 
 
+def kind_of(dialect: Dialect, opening: Opening) -> Kind:
+    """Return what a session is for, as far as its upgrade tells; one that turns out to be another says so later."""
+    if dialect.name != "realtime":
+        return "duplex"
+    transcribes = opening.intent == "transcription" or opening.is_transcription or opening.dialect == "vllm"
+    return "captions" if transcribes else "conversation"
+
+
 def wants_token(websocket: WebSocket) -> bool:
     """Return whether the client wants to be able to resume the session that begins (`?resume=1`)."""
     return bool(websocket.query_params.get("resume", ""))
@@ -83,10 +92,12 @@ async def serve_by_first_frame(
 
     A `session.resume` resumes a session of `caller`. With a `dialect` whose clients speak first, any other frame begins
     a session of it, opened by `opening`; a `model` in the URL begins it without waiting for a frame (unless
-    `autostart=0`). While the frame is awaited, the WebSocket holds a place of its own kind. What goes wrong is answered
-    in frames; nothing is raised.
+    `autostart=0`). While the frame is awaited, the WebSocket holds a place of its own kind. Raises Refused before the
+    upgrade where there is neither room nor a session to resume; after it, what goes wrong is answered in frames.
     """
     query = websocket.query_params
+    if dialect is not None and opening is not None and not names_session(websocket):
+        state.refuse_early(kind_of(dialect, opening))
     await accept(websocket, dialect)
     transport = WebSocketTransport(websocket)
     begins = dialect is not None and dialect.client_first
@@ -140,7 +151,7 @@ async def _serve_new(
     autostart: bool,
 ) -> None:
     try:
-        with state.admit(caller):
+        with state.admit(caller, kind_of(dialect, opening)):
             token = ResumeToken()
             wire = dialect.connect(opening, context_of(state, caller, resume_token=token.renew(), autostart=autostart))
             await prepare_voices(state, caller, opening.session)

@@ -16,7 +16,7 @@ import anyio.abc
 from antiphon.errors import Refused
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.server.access_log import Fields, current_request, log_fields
-from antiphon.server.state import LiveEntry, ServerState
+from antiphon.server.state import LiveEntry, ServerState, current_place
 from antiphon.transports.attachment import AttachedSession, Attachment
 from antiphon.transports.lifecycle import Lifecycle, LifecycleEvent, new_lifecycle
 from antiphon.transports.outbox import Outbox
@@ -24,6 +24,8 @@ from antiphon.transports.transport import STALL_S, Transport
 
 log = logging.getLogger(__name__)
 CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY = 1000, 1001, 1008
+# The dialects, as metrics name them, of sessions that transcribe.
+TRANSCRIPTIONS = ("openai", "vllm")
 CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_MOVED, CLOSE_TRY_LATER = 1009, 1011, 1012, 1013
 
 
@@ -125,6 +127,9 @@ class LiveSession:
     def count(self, label: str) -> None:
         """Count the session in the metrics under this dialect, as one that was started and as live until it ends."""
         self._labels.append(label)
+        if label in TRANSCRIPTIONS and (place := current_place()):
+            # A connection tells only by its first message that it is no conversation.
+            place.becomes("captions")
         self._state.metrics.sessions.labels(label).inc()
         self._state.metrics.sessions_started.labels(label).inc()
 

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 def as_host(state: ServerState) -> Host:
     """Return what other hosts are told of this server."""
-    load = state.num_under_way / state.settings.server.max_sessions
+    load = state.load()
     return Host(state.host_name, state.address, load=min(load, 1.0), draining=state.draining)
 
 

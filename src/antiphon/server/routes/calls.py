@@ -20,6 +20,7 @@ from antiphon.protocols.fields import EMPTY
 from antiphon.protocols.opening import Opening
 from antiphon.server.auth import identify
 from antiphon.server.errors import error_response
+from antiphon.server.live.handshake import kind_of
 from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.routes.offers import new_call, read_offer
@@ -50,10 +51,11 @@ async def calls(request: Request) -> Response:
         plays=True,
     )
     await prepare_voices(state, caller, opening.session)
-    wire = dialect_of(opening).connect(opening, context_of(state, caller))
+    dialect = dialect_of(opening)
+    wire = dialect.connect(opening, context_of(state, caller))
     first_frames = wire.open()
     with ExitStack() as stack:
-        stack.enter_context(state.admit(caller))
+        stack.enter_context(state.admit(caller, kind_of(dialect, opening)))
         call = await new_call(state.settings.server.ice_servers)
         try:
             answer = await call.answer(offer)

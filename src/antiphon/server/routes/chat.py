@@ -61,7 +61,7 @@ def _language_model(state: ServerState) -> LanguageModel:
 async def _replies(
     state: ServerState, caller: Caller, model: LanguageModel, asked: ChatRequest
 ) -> AsyncGenerator[Reply, None]:
-    with state.admit(caller):
+    with state.admit(caller, "conversation"):
         started_s = time.monotonic()
         stream: LanguageStream = await model.open(caller.key)
         try:

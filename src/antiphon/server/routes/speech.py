@@ -112,7 +112,7 @@ async def _speech(request: Request, state: ServerState) -> Response:
 async def _synthesized(
     state: ServerState, caller: Caller, synthesizer: Synthesizer, asked: SpeechRequest
 ) -> AsyncGenerator[EncodedSpeech, None]:
-    with state.admit(caller):
+    with state.admit(caller, "speech"):
         started_s, begun = time.monotonic(), False
         config = await with_sample(state, asked.config)
         async with aclosing(speak(synthesizer, asked.text, config)) as chunks:
@@ -177,7 +177,7 @@ async def _batch(request: Request, state: ServerState) -> Response:
             results[index] = await _result(state, synthesizer, index, item, budget)
 
     async def respond() -> Response:
-        with state.admit(caller):
+        with state.admit(caller, "speech"):
             async with anyio.create_task_group() as group:
                 for index, item in enumerate(asked):
                     group.start_soon(one, index, item)

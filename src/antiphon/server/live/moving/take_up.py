@@ -114,7 +114,7 @@ async def _claim(
     row: StoredSession,
 ) -> bool | None:
     """Claim a session that no host has and serve it; None where another host was faster, False where there is none."""
-    with state.admit(caller):
+    with state.admit(caller, "conversation", resumes=True):
         claimed = await _asked(partial(store.claim, request.session_id, state.host_name, row.fence))
         if claimed is ClaimRefusal.UNKNOWN:
             return False

@@ -1,0 +1,127 @@
+"""A certificate: how many sessions of each kind a machine was measured to hold, within which objectives. Pure, but for
+`read`, which reads a file.
+
+The file is JSON, versioned. `antiphon certify` writes it, `antiphon serve --certificate` admits by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from antiphon.errors import SettingsError
+
+VERSION = 1
+# What a session is for; docs/design/admission.md says which upgrade and which request is which.
+Kind = Literal["captions", "conversation", "speech", "video", "duplex"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# The load up to which kinds are mixed where no mixture was measured.
+DEFAULT_MIXED = 0.85
+
+
+class Objective(msgspec.Struct, frozen=True):
+    """What sessions are held within: the 95th percentile of their delay, in seconds, and no failure.
+
+    `delay`: what is measured, in words.
+    """
+
+    p95_s: float
+    delay: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """What so many sessions at once were measured to get. Delays are in seconds; None where no turn came to its end.
+
+    `turns` were counted. `failed`: turns that had no answer, or an error, or late sound. `met`: the objective.
+    """
+
+    sessions: int
+    turns: int
+    failed: int
+    p50_s: float | None
+    p95_s: float | None
+    met: bool
+
+
+class CertifiedKind(msgspec.Struct, frozen=True):
+    """`sessions`: how many of the kind alone are held; 0 where not even one is. `curve`: the steps, by sessions.
+
+    `bounded`: the search ended at its own limit, so that more might be held.
+    """
+
+    sessions: int
+    objective: Objective
+    curve: tuple[Step, ...]
+    bounded: bool = False
+
+
+class Mixture(msgspec.Struct, frozen=True):
+    """So many sessions of each kind at once, a load of `load`, and what each kind got."""
+
+    sessions: dict[str, int]
+    load: float
+    steps: dict[str, Step]
+    met: bool
+
+
+class Certificate(msgspec.Struct, frozen=True):
+    """What `antiphon certify` found on a machine, on a day.
+
+    `date`: ISO 8601, UTC. `machine`, `settings`: what it was measured on and with. `models`: the loaded ones.
+    `mixed`: the load up to which kinds may be mixed. `url`: of a server that was not started for it, else "".
+    """
+
+    version: int
+    date: str
+    machine: dict[str, Any]
+    models: tuple[str, ...]
+    settings: dict[str, Any]
+    kinds: dict[str, CertifiedKind]
+    mixed: float = DEFAULT_MIXED
+    mixtures: tuple[Mixture, ...] = ()
+    url: str = ""
+
+    def share(self, kind: Kind) -> float | None:
+        """The part of the machine that one session of a kind takes; None for a kind that was not certified.
+
+        More than 1 for a kind of which not even one session is held.
+        """
+        found = self.kinds.get(kind)
+        return None if found is None else 1.0 / max(found.sessions, 0.5)
+
+
+def read(file: Path) -> Certificate:
+    """Read a certificate. Raises SettingsError, which names the file, for one that is not there or is none."""
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=Certificate)
+    except OSError as error:
+        raise SettingsError(f"--certificate: {file}: {error.strerror}") from None
+    except msgspec.MsgspecError as error:
+        raise SettingsError(f"--certificate: {file} is no certificate: {error}") from None
+    if found.version != VERSION:
+        raise SettingsError(f"--certificate: {file} is of version {found.version}, and this is {VERSION}")
+    if unknown := set(found.kinds) - set(KINDS):
+        raise SettingsError(f"--certificate: {file} has unknown kinds: {', '.join(sorted(unknown))}")
+    if not found.kinds or any(k.sessions < 0 for k in found.kinds.values()) or not 0 < found.mixed <= 1:
+        raise SettingsError(f"--certificate: {file} certifies nothing that can be admitted by")
+    return found
+
+
+def encode(certificate: Certificate) -> bytes:
+    """Return a certificate as its file, indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(certificate), indent=1) + b"\n"
+
+
+def load_of(held: Mapping[Kind, int], certificate: Certificate | None, max_sessions: int) -> float:
+    """Return what part of the machine so many sessions of each kind take.
+
+    A kind that is not certified counts as a share of `max_sessions`.
+    """
+    total = 0.0
+    for kind, count in held.items():
+        share = certificate.share(kind) if certificate else None
+        total += count * (share if share is not None else 1.0 / max_sessions)
+    return total

@@ -1,0 +1,279 @@
+"""Measures how many sessions a server holds: `antiphon certify`. Steps of clients in a process of their own, and a
+search over their number for each kind; then a mixture.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+
+from antiphon.capacity.certificate import (
+    DEFAULT_MIXED,
+    VERSION,
+    Certificate,
+    CertifiedKind,
+    Kind,
+    Mixture,
+    Objective,
+    Step,
+)
+from antiphon.capacity.clients import OBJECTIVES, Turn
+from antiphon.capacity.machine import machine
+from antiphon.capacity.search import SessionSearch, is_lost, percentile
+from antiphon.capacity.worker import Work
+from antiphon.errors import RemoteError
+
+# Turns of a step: while it is searched, and where its number is the last word. A step has so many seconds at most for
+# its turns, beside those in which it warms up; a turn is some six seconds of one session.
+SEARCH_TURNS, EDGE_TURNS = 20, 60
+STEP_S, EDGE_S = 60.0, 240.0
+# The clients of a step begin over this many seconds, and so much longer is waited for their first counted turns.
+SPREAD_S, WARM_S = 4.0, 20.0
+# No kind is searched further, and where its search begins.
+MOST_SESSIONS, FIRST_SESSIONS = 1024, 2
+# The loads of mixtures, in the order in which they are tried.
+MIXED_LOADS = (1.0, 0.85, 0.7, 0.55, 0.4)
+# A server that is started here has so long to be ready.
+READY_S = 600.0
+# So that it admits whatever comes.
+UNBOUNDED = {
+    "ANTIPHON_HEADROOM": "false",
+    "ANTIPHON_MAX_SESSIONS": "4096",
+    "ANTIPHON_SESSIONS_PER_KEY": "4096",
+    "ANTIPHON_CONNECTIONS_PER_ADDRESS": "8192",
+}
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Counted:
+    """The turns of one kind in a step. A turn that failed counts as one whose delay has no end."""
+
+    turns: list[Turn] = field(default_factory=list)
+
+    @property
+    def delays(self) -> list[float]:
+        return [math.inf if t.delay_s is None else t.delay_s for t in self.turns]
+
+    def step(self, sessions: int, objective: Objective) -> Step:
+        """What they say of so many sessions."""
+        delays = self.delays
+        p50, p95 = (percentile(delays, q) for q in (50, 95))
+        met = p95 is not None and p95 <= objective.p95_s
+        finite = [None if v is None or math.isinf(v) else round(v, 3) for v in (p50, p95)]
+        failed = sum(t.delay_s is None for t in self.turns)
+        return Step(sessions, len(delays), failed, finite[0], finite[1], met)
+
+
+@asynccontextmanager
+async def started_server(flags: Sequence[str], log: Path) -> AsyncIterator[str]:
+    """Run `antiphon serve` with these flags on a free port, until it is left, and yield its URL. It refuses nobody.
+
+    Raises RemoteError where it does not start; what it logs is in the file `log`.
+    """
+    with log.open("wb") as file:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-P", "-m", "antiphon", "serve", "--port", "0", *flags,
+            stdout=asyncio.subprocess.PIPE, stderr=file, env=os.environ | UNBOUNDED,
+        )  # fmt: skip
+        try:
+            try:
+                async with asyncio.timeout(READY_S):
+                    url = await _ready_url(process)
+            except (TimeoutError, RemoteError):
+                raise RemoteError(f"the server did not start{_last_line(log)}") from None
+            yield url
+        finally:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f": {lines[-1]} ({log})" if lines else f" ({log})"
+
+
+async def _ready_url(process: asyncio.subprocess.Process) -> str:
+    assert process.stdout
+    async for line in process.stdout:
+        words = line.decode(errors="replace").split()
+        if words[:4] == ["antiphon", "is", "ready", "at"]:
+            # Whatever it prints from here on is not read: it prints next to nothing.
+            return words[4]
+    raise RemoteError("the server did not start")
+
+
+class Certifier:
+    """Measures one server. `url`, `key`: where and how it is reached. `data`: the folder of recordings.
+
+    `minutes`: for each kind's search. `say`: told of each step as it ends.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        data: Path,
+        *,
+        minutes: float,
+        say: Say,
+        objectives: Mapping[Kind, Objective] = OBJECTIVES,
+    ) -> None:
+        self._url, self._key, self._data, self._say = url, key, data, say
+        self._minutes, self._objectives, self._seed = minutes, objectives, 0
+
+    async def models(self) -> tuple[str, ...]:
+        """The server's models, by /v1/models; none where it does not tell."""
+        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        try:
+            async with httpx.AsyncClient(headers=headers, timeout=10.0, trust_env=False) as client:
+                found = (await client.get(f"{self._url.replace('ws', 'http', 1)}/v1/models")).raise_for_status().json()
+                return tuple(str(model["id"]) for model in found["data"])
+        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            return ()
+
+    async def kind(self, kind: Kind, first: int = FIRST_SESSIONS, most: int = MOST_SESSIONS) -> CertifiedKind:
+        """SessionSearch how many sessions of a kind are held. The last word on a number has EDGE_TURNS turns.
+
+        Where the time is over before the search is, what was held so far is the answer.
+        """
+        until_s, search = time.monotonic() + self._minutes * 60, SessionSearch(first, most)
+        objective, steps = self._objectives[kind], dict[int, Step]()
+        while (number := search.next()) is not None and time.monotonic() < until_s:
+            step = (await self.step({kind: number}, SEARCH_TURNS, STEP_S))[kind]
+            steps[number] = step
+            search.tell(number, met=step.met)
+        while search.held and time.monotonic() < until_s:
+            # Longer than before: what the search found is taken back where it does not hold.
+            number = search.held
+            step = (await self.step({kind: number}, EDGE_TURNS, EDGE_S))[kind]
+            steps[number] = step
+            if step.met:
+                break
+            search.tell(number, met=False)
+        curve = tuple(steps[number] for number in sorted(steps))
+        return CertifiedKind(search.held, objective, curve, bounded=search.bounded)
+
+    async def mixture(self, kinds: Mapping[Kind, CertifiedKind]) -> tuple[Mixture, ...]:
+        """Find the load up to which kinds may be mixed: equal parts of each, of loads that become less."""
+        held = {kind: found.sessions for kind, found in kinds.items() if found.sessions}
+        tried = list[Mixture]()
+        for load in MIXED_LOADS if len(held) > 1 else ():
+            sessions = {kind: int(load * count / len(held)) for kind, count in held.items()}
+            sessions = {kind: count for kind, count in sessions.items() if count}
+            real = sum(count / held[kind] for kind, count in sessions.items())
+            if len(sessions) < 2 or sessions in [m.sessions for m in tried]:
+                continue
+            steps = await self.step(sessions, SEARCH_TURNS, 2 * STEP_S)
+            met = all(step.met for step in steps.values())
+            tried.append(
+                Mixture(
+                    {str(k): n for k, n in sessions.items()}, round(real, 3), {str(k): s for k, s in steps.items()}, met
+                )
+            )
+            if met:
+                break
+        return tuple(tried)
+
+    async def step(self, sessions: Mapping[Kind, int], turns: int, most_s: float) -> dict[Kind, Step]:
+        """Let so many sessions of each kind take `turns` counted turns, of each, in at most `most_s` seconds.
+
+        It ends before where an objective cannot be met any more.
+        """
+        counted = {kind: Counted() for kind in sessions}
+        self._seed += 1000
+        spread_s = min(SPREAD_S, 0.5 * sum(sessions.values()))
+        work = Work(self._url, self._key, str(self._data), dict(sessions), spread_s, self._seed)
+        async with _working(work) as lines:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(WARM_S + spread_s + most_s):
+                    await self._count(lines, counted, turns)
+        found = {kind: counted[kind].step(count, self._objectives[kind]) for kind, count in sessions.items()}
+        for kind, step in found.items():
+            self._say(told(kind, step, counted[kind].turns))
+        return found
+
+    async def _count(self, lines: AsyncIterator[bytes], counted: Mapping[Kind, Counted], turns: int) -> None:
+        async for line in lines:
+            turn = msgspec.json.decode(line, type=Turn)
+            for kind, of_kind in counted.items():
+                if kind == turn.kind:
+                    of_kind.turns.append(turn)
+            if all(len(c.turns) >= turns for c in counted.values()):
+                return
+            if any(is_lost(c.delays, self._objectives[kind].p95_s, turns) for kind, c in counted.items()):
+                return
+
+
+@asynccontextmanager
+async def _working(work: Work) -> AsyncIterator[AsyncIterator[bytes]]:
+    """Run a process of clients while the block runs, and yield the lines that it writes. Raises RemoteError where it
+    ends by itself.
+    """
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",
+        "-m",
+        "antiphon.capacity.worker",
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin
+    assert process.stdout
+    stdout = process.stdout
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for line in stdout:
+            yield line
+        raise RemoteError("the process of clients has ended")
+
+    process.stdin.write(msgspec.json.encode(work) + b"\n")
+    await process.stdin.drain()
+    try:
+        yield lines()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def told(kind: str, step: Step, turns: Sequence[Turn]) -> str:
+    """A step as a line: what was measured, and why turns failed."""
+    spread = " / ".join("-" if v is None else f"{v:.2f}" for v in (step.p50_s, step.p95_s))
+    sessions = f"{step.sessions} session{'s' if step.sessions > 1 else ''}"
+    line = f"{kind:<13}{sessions:<14}{'held' if step.met else 'not held':<10}p50 / p95 {spread} s, {step.turns} turns"
+    reasons = sorted({t.failed for t in turns if t.failed})
+    return line + (f", {step.failed} failed: {'; '.join(reasons[:2])}" if reasons else "")
+
+
+async def certify(
+    certifier: Certifier, kinds: Sequence[Kind], *, flags: Sequence[str], url: str, mixed: bool
+) -> Certificate:
+    """Measure these kinds one after another, then their mixture. `url`: of a server that was not started for it."""
+    found = {kind: await certifier.kind(kind) for kind in kinds}
+    mixtures = await certifier.mixture(found) if mixed else ()
+    best = max((m.load for m in mixtures if m.met), default=None)
+    settings: dict[str, Any] = {"flags": list(flags)}
+    return Certificate(
+        VERSION,
+        time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        {} if url else machine(),
+        await certifier.models(),
+        settings,
+        {str(kind): one for kind, one in found.items()},
+        mixed=min(1.0, best) if best else min(MIXED_LOADS) if mixtures else DEFAULT_MIXED,
+        mixtures=mixtures,
+        url=url,
+    )

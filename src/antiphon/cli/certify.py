@@ -1,0 +1,93 @@
+"""`antiphon certify`: how many sessions of each kind this machine, or another server, holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.capacity.certificate import KINDS, Certificate, Kind, encode, read
+from antiphon.capacity.certify import EDGE_S, EDGE_TURNS, Certifier, certify, started_server
+from antiphon.capacity.clients import OBJECTIVES
+from antiphon.capacity.page import page
+from antiphon.capacity.recordings import read_recordings
+from antiphon.errors import RemoteError, SettingsError
+
+# The recordings of a checkout.
+RECORDINGS = Path(__file__).resolve().parents[3] / "tests" / "data"
+
+
+@dataclass(frozen=True, slots=True)
+class CertifyOptions:
+    """What the command is given. `check`: a certificate whose numbers are tried once more, and nothing is written."""
+
+    kinds: str
+    minutes: float
+    data: Path | None
+    out: Path
+    url: str
+    key: str
+    check: Path | None
+    serve: Sequence[str]
+    mixed: bool
+
+
+def run(options: CertifyOptions) -> int:
+    """Measure, print each step, and write the certificate and its page. Returns 1 where a checked one does not hold.
+
+    Raises SettingsError, RemoteError.
+    """
+    kinds = kinds_of(options.kinds)
+    if options.url and options.serve:
+        raise SettingsError("--url measures a server that runs: flags of `serve` go to it")
+    before = read(options.check) if options.check else None
+    data = options.data or RECORDINGS
+    # What is wrong with the recordings is told before a server is started.
+    read_recordings(data)
+    return asyncio.run(_run(options, kinds, data, before))
+
+
+def kinds_of(text: str) -> tuple[Kind, ...]:
+    """Read names of kinds, comma separated; "" is all. Raises SettingsError for another name."""
+    names = [name.strip() for name in text.split(",") if name.strip()] or list(KINDS)
+    if unknown := set(names) - set(KINDS):
+        raise SettingsError(f"--kinds: there is no {', '.join(sorted(unknown))}; there are {', '.join(KINDS)}")
+    return tuple(kind for kind in KINDS if kind in names)
+
+
+async def _run(options: CertifyOptions, kinds: Sequence[Kind], data: Path, before: Certificate | None) -> int:
+    def say(line: str) -> None:
+        print(line, flush=True)
+
+    async with AsyncExitStack() as stack:
+        url = options.url.rstrip("/")
+        if not url:
+            log = options.out.with_suffix(".log")
+            url = await stack.enter_async_context(started_server(options.serve, log))
+        objectives = OBJECTIVES
+        if before:
+            objectives = objectives | {k: before.kinds[k].objective for k in KINDS if k in before.kinds}
+        certifier = Certifier(url, options.key, data, minutes=options.minutes, say=say, objectives=objectives)
+        if before:
+            return await _check(certifier, before, kinds)
+        found = await certify(certifier, kinds, flags=options.serve, url=options.url, mixed=options.mixed)
+    try:
+        options.out.write_bytes(encode(found))
+        options.out.with_suffix(".html").write_text(page(found), encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"--out: {options.out}: {error.strerror}") from None
+    for kind, one in found.kinds.items():
+        print(f"{kind}: {one.sessions} sessions within {one.objective.p95_s:g} s, {one.objective.delay}")
+    print(f"mixed up to a load of {found.mixed:g}\nwritten: {options.out}, {options.out.with_suffix('.html')}")
+    return 0
+
+
+async def _check(certifier: Certifier, before: Certificate, kinds: Sequence[Kind]) -> int:
+    """Try each certified number once more; 1 where one is not held."""
+    numbers = {kind: before.kinds[kind].sessions for kind in kinds if kind in before.kinds}
+    if not any(numbers.values()):
+        raise RemoteError("the certificate has no sessions of these kinds")
+    steps = [(await certifier.step({k: n}, EDGE_TURNS, EDGE_S))[k] for k, n in numbers.items() if n]
+    return 0 if all(step.met for step in steps) else 1

@@ -1,0 +1,191 @@
+"""Certifying: the search, what recordings and turns are, the page, and every kind of client at a real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from antiphon.capacity.certificate import KINDS, Certificate, CertifiedKind, Kind, Objective, Step, encode, read
+from antiphon.capacity.certify import Certifier, Counted
+from antiphon.capacity.clients import OBJECTIVES, Loudspeaker, Turn, wire_pcm
+from antiphon.capacity.machine import differs, machine
+from antiphon.capacity.page import page
+from antiphon.capacity.recordings import read_recordings, speech_end_s
+from antiphon.capacity.search import SessionSearch, is_lost, percentile
+from antiphon.cli.certify import kinds_of
+from antiphon.errors import SettingsError
+from tests.conftest import DATA, SMALL, VOICE, Serve
+
+GOAL = Objective(1.0, "a delay")
+
+
+@pytest.mark.parametrize("holds", [0, 1, 2, 3, 7, 8, 9, 31, 100, 128])
+@pytest.mark.parametrize("first", [1, 2, 5])
+def test_the_search_finds_what_is_held_to_the_session(holds: int, first: int) -> None:
+    search, tried = SessionSearch(first, 128), list[int]()
+    while (number := search.next()) is not None:
+        tried.append(number)
+        search.tell(number, met=number <= holds)
+    assert search.held == holds
+    assert search.bounded == (holds == 128)
+    assert len(tried) == len(set(tried)) <= 2 * 8
+
+
+def test_a_longer_trial_takes_back_what_a_short_one_found() -> None:
+    search = SessionSearch(2, 64)
+    for number, met in ((2, True), (4, True), (8, False), (6, True), (7, False)):
+        assert search.next() == number
+        search.tell(number, met=met)
+    search.tell(6, met=False)
+    assert (search.held, search.next()) == (5, None)
+
+
+def test_a_turn_that_failed_counts_as_one_without_an_end() -> None:
+    good = [Turn("captions", 0.5)] * 57
+    assert Counted([*good, *[Turn("captions", None, "late")] * 3]).step(4, GOAL) == Step(4, 60, 3, 0.5, 0.5, True)
+    assert not Counted([*good, *[Turn("captions", None, "late")] * 4]).step(4, GOAL).met
+    assert Counted([]).step(4, GOAL) == Step(4, 0, 0, None, None, False)
+
+
+def test_percentiles_are_values_that_came_and_know_infinity() -> None:
+    assert percentile([3.0, 1.0, 2.0], 50) == 2.0
+    assert percentile([float(n) for n in range(1, 61)], 95) == 57.0
+    assert percentile([1.0, math.inf], 95) == math.inf
+    assert percentile([1.0, 2.0, math.inf], 50) == 2.0
+    assert percentile([], 50) is None
+
+
+def test_a_step_ends_early_only_where_it_cannot_be_met() -> None:
+    drawn = random.Random(1)
+    for _ in range(200):
+        delays = [drawn.choice([0.5, 0.5, 0.5, 0.5, 2.0]) for _ in range(60)]
+        for count in range(1, 61):
+            if is_lost(delays[:count], 1.0, 60):
+                rest = [0.0] * (60 - count)
+                assert (percentile(delays[:count] + rest, 95) or 0) > 1.0
+                break
+
+
+def test_sound_that_comes_late_is_seen_and_sound_that_comes_ahead_is_not() -> None:
+    second = {"delta": "A" * 64_000, "item_id": "i"}
+    speaker = Loudspeaker()
+    for at_s in (10.0, 10.1, 10.2, 12.9):
+        speaker.take(second, at_s)
+    assert (speaker.begun_s, speaker.late_s) == (10.0, 0.0)
+    assert speaker.heard_by_s == pytest.approx(14.0)
+    speaker.take(second, 14.5)
+    assert speaker.late_s == pytest.approx(0.5)
+    assert speaker.heard_by_s == pytest.approx(15.5)
+
+
+def test_recordings_are_english_turns_that_end_where_their_speech_does() -> None:
+    found = read_recordings(DATA)
+    assert len(found) >= 8
+    assert all(r.text and 0.5 < r.speech_end_s <= len(r.pcm) / 16_000 + 0.01 for r in found)
+    tone = np.sin(np.arange(16_000) / 5).astype(np.float32)
+    assert speech_end_s(np.concatenate([tone, np.zeros(8_000, np.float32)])) == pytest.approx(1.0, abs=0.02)
+    assert len(wire_pcm(tone)) == 2 * 24_000
+
+
+@pytest.mark.parametrize("manifest", [None, "", "{", '{"id": 1}', '{"kind": "noise", "language": "en"}'])
+def test_a_folder_without_speech_is_refused_by_its_name(tmp_path: Path, manifest: str | None) -> None:
+    if manifest is not None:
+        (tmp_path / "manifest.jsonl").write_text(manifest)
+    with pytest.raises(SettingsError, match=r"--data: .*manifest\.jsonl"):
+        read_recordings(tmp_path)
+
+
+def certificate() -> Certificate:
+    steps = (Step(1, 60, 0, 0.3, 0.5, True), Step(2, 20, 9, None, None, False))
+    kinds = {"captions": CertifiedKind(1, GOAL, steps), "speech": CertifiedKind(0, GOAL, ())}
+    return Certificate(1, "2026-11-26T00:00:00Z", machine(), ("<m>",), {"flags": []}, kinds)
+
+
+def test_a_certificate_is_read_as_it_was_written_and_drawn_without_what_it_lacks(tmp_path: Path) -> None:
+    file = tmp_path / "certificate.json"
+    file.write_bytes(encode(certificate()))
+    assert read(file) == certificate()
+    assert json.loads(file.read_text())["version"] == 1
+    drawn = page(certificate())
+    assert "&lt;m&gt;" in drawn
+    assert "<m>" not in drawn
+    assert drawn.count("<circle") == 1
+    assert "Nothing could be measured" in drawn
+
+
+def test_a_certificate_of_another_machine_is_known_as_such() -> None:
+    assert differs(machine()) == []
+    assert differs(machine() | {"cpu": "another", "cores": 1000}) == ["cpu", "cores"]
+    assert differs({}) == []
+
+
+def test_kinds_are_named() -> None:
+    assert kinds_of("") == KINDS
+    assert kinds_of("speech, captions") == ("captions", "speech")
+    with pytest.raises(SettingsError, match="there is no dancing; there are captions"):
+        kinds_of("dancing")
+
+
+@pytest.mark.server
+def test_a_client_of_every_kind_takes_turns_with_a_real_server(serve: Serve) -> None:
+    """One session of each at once, two counted turns each; objectives are generous, as nothing is timed here."""
+    server = serve("--language-model", SMALL, "--synthesizer", VOICE)
+    said = list[str]()
+    goals = {kind: Objective(30.0, one.delay) for kind, one in OBJECTIVES.items()}
+    certifier = Certifier(server.url, "", DATA, minutes=1, say=said.append, objectives=goals)
+    sessions: dict[Kind, int] = dict.fromkeys(KINDS, 1)
+    steps = asyncio.run(certifier.step(sessions, 2, 120.0))
+    assert set(steps) == set(KINDS)
+    for kind, step in steps.items():
+        assert step.turns >= 2, (kind, said)
+    assert len(said) == len(KINDS)
+    # On a machine with more to do, sound may come late. Nothing else goes wrong.
+    reasons = [reason for line in said for reason in line.partition(" failed: ")[2].split("; ") if reason]
+    assert all(re.fullmatch(r"sound was \d+ ms late", reason) for reason in reasons), said
+
+
+@pytest.mark.server
+def test_a_server_that_is_not_there_fails_turns_and_holds_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "c.json"
+    command = [sys.executable, "-m", "antiphon", "certify", "--url", "ws://127.0.0.1:9", "--kinds", "captions"]
+    done = subprocess.run(
+        [*command, "--minutes", "0.05", "--out", str(out)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    found = read_json(out)
+    assert found["kinds"]["captions"]["sessions"] == 0
+    assert found["url"] == "ws://127.0.0.1:9"
+    assert "ConnectionRefusedError" in done.stdout or "Connect call failed" in done.stdout
+    assert out.with_suffix(".html").is_file()
+
+
+def read_json(file: Path) -> dict[str, dict[str, dict[str, int]]]:
+    found: dict[str, dict[str, dict[str, int]]] = json.loads(file.read_text())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--kinds", "dancing"], "--kinds: there is no dancing"),
+        (["--data", "/nowhere"], "--data: /nowhere/manifest.jsonl cannot be read"),
+        (["--check", "/nowhere"], "/nowhere: No such file"),
+        (["--url", "ws://x", "--", "--profile", "light"], "--url measures a server that runs"),
+    ],
+)
+def test_wrong_arguments_are_told_before_anything_is_started(arguments: list[str], says: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "antiphon", "certify", *arguments], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
