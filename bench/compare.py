@@ -8,7 +8,7 @@ in this Python's environment; uncommitted changes are not measured. A benchmark 
 median.
 
 A row shows the median of both sides over the rounds, head/base, and each side's lowest and highest. `*` marks a
-figure whose two ranges do not overlap. Chance alone does that to one figure in ten at three rounds and to one in three
+figure whose two ranges do not overlap, `worse` one that fell; with --fail the exit status is 3 then. Chance alone does that to one figure in ten at three rounds and to one in three
 at two, so a mark says where to look and what to measure again with more rounds. Before each run the share of the
 processors that other programs take is printed: figures of a busy machine say nothing. All of it goes to
 bench/results/compare.json.
@@ -148,6 +148,24 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
+# Endings of a figure's name that say which way is better.
+MORE = ("tokens_per_s", "streams", "answered", "sessions", "frames_per_s", "percent_ignored")
+LESS = ("_s", "_ms", "_p50", "_p95", "_p99", "wer", "lost", "missed", "rss_mb", "failed")
+
+
+def better_if(figure: str) -> str:
+    """Whether a figure is better if it is "more" or "less"; "" where its name does not say."""
+    name = figure.removesuffix(" (median)").rsplit(" / ", 1)[-1]
+    return "more" if name.endswith(MORE) else "less" if name.endswith(LESS) else ""
+
+
+def fell(figure: str, row: dict[str, Any]) -> bool:
+    """Whether a figure is worse in all runs than it was in any before: more than noise."""
+    better = better_if(figure)
+    after, before = row["head"]["median"], row["base"]["median"]
+    return bool(row["apart"] and ((better == "less" and after > before) or (better == "more" and after < before)))
+
+
 def compared(base: Side, head: Side) -> dict[str, dict[str, Any]]:
     """Each figure that both sides have."""
     rows: dict[str, dict[str, Any]] = {}
@@ -175,7 +193,7 @@ def show(base: Side, head: Side, rows: dict[str, dict[str, Any]]) -> None:
                 f"{row['head']['median']:.4g}",
                 "-" if row["ratio"] is None else f"{row['ratio']:.3f}",
                 *(f"{row[side]['min']:.4g} - {row[side]['max']:.4g}" for side in ("base", "head")),
-                "*" if row["apart"] else "",
+                "worse" if fell(name, row) else "*" if row["apart"] else "",
             )
             for name, row in varied.items()
         ],
@@ -222,6 +240,7 @@ def main() -> int:
     parser.add_argument(
         "--data", type=Path, default=HERE.parent / "tests" / "data", help="a folder with manifest.jsonl"
     )
+    parser.add_argument("--fail", action="store_true", help="exit with 3 where a figure fell by more than noise")
     args = parser.parse_args()
     names = args.only.split(",")
     if unknown := set(names) - QUICK.keys():
@@ -251,7 +270,10 @@ def main() -> int:
     path = RESULTS / "compare.json"
     path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n")
     print(f"\nwritten: {path}")
-    return 1 if failed else 0
+    worse = [figure for figure, row in rows.items() if fell(figure, row)]
+    if worse:
+        print("\nworse: " + ", ".join(worse))
+    return 1 if failed else 3 if worse and args.fail else 0
 
 
 if __name__ == "__main__":

@@ -40,7 +40,8 @@ html_show_copyright = False
 # alphabetical order.
 MENUS = {
     "Use": [
-        *("../README", "use", "coming-from", "models", "gpu", "certify", "settings", "hardening", "black-box"),
+        *("../README", "use", "coming-from", "models", "gpu", "certify", "operations", "settings"),
+        *("hardening", "black-box"),
         "measured",
     ],
     "Protocols": ["wire/index", "wire/openai-realtime", "wire/openai-transcription", "wire/*"],

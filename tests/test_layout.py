@@ -23,7 +23,9 @@ BELOW_SERVER = BELOW_MODELS | {
     "settings",
     "signals",
     "store",
+    "tracing",
     "turns",
+    "upstream",
 }
 # room -> the rooms it may import besides itself. A room is a folder of the package, or a module in its root.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -62,6 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Servers spoken to over HTTP, and many machines: rooms that later work fills.
     "remote": {"audio", "contracts", "errors", "events", "settings", "upstream"},
     "upstream": {"errors"},
+    "tracing": {"errors", "events"},
     "cluster": {"audio", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
     "server": BELOW_SERVER | {"cluster", "transports"},
     "cli": BELOW_SERVER | {"server", "transports"},

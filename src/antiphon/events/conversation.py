@@ -252,12 +252,14 @@ class UserTurnStarted:
 @dataclass(frozen=True, slots=True)
 class UserTurnCommitted:
     """A turn of the user is complete and is `item`, behind the item `previous_id` (None: it is the first). Its
-    transcript may come later. `turn`: None for a silence that counts as one.
+    transcript may come later. `turn`: None for a silence that counts as one. `end_ms`: of its speech, or of its audio
+    where it ended in no pause.
     """
 
     turn: int | None
     item: Item
     previous_id: str | None
+    end_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

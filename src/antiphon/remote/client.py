@@ -21,6 +21,7 @@ from antiphon.contracts import Reply, ReplyDone
 from antiphon.errors import AntiphonError, Refused, RemoteError, RemoteProtocolError
 from antiphon.remote.replies import ReplyReader
 from antiphon.upstream.breaker import Breaker
+from antiphon.upstream.current_turn import trace_headers
 from antiphon.upstream.failures import read_failure, without_key
 from antiphon.upstream.loop_client import LoopClients
 from antiphon.upstream.reader_task import ReaderTask
@@ -152,7 +153,7 @@ class ModelServerClient:
     async def read(self, body: dict[str, Any]) -> AsyncGenerator[Reply, None]:
         """One attempt: send a body and yield the reply as it is streamed. Raises what `replies` raises."""
         self.counts.requests += 1
-        headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        headers = ({"Authorization": f"Bearer {self._key}"} if self._key else {}) | trace_headers()
         reader = self._make_reader()
         try:
             http = await self._clients.client()

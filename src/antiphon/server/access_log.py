@@ -19,6 +19,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from antiphon.upstream.current_turn import TRACEPARENT, valid_traceparent
+
 log = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
@@ -42,6 +44,7 @@ class RequestRecord:
     - `refusal`: the code of the error that it was answered with; "" for none.
     - `session`: the id of the session that it began; "" for none.
     - `audio_s`: seconds of audio taken or made, where the endpoint counts them.
+    - `traceparent`: the client's, as W3C Trace Context has it; "" for none.
     - `status`: the HTTP status, or the close code of an accepted WebSocket; 0 until it is known.
     """
 
@@ -51,6 +54,7 @@ class RequestRecord:
     session: str = ""
     audio_s: float = 0.0
     status: int = 0
+    traceparent: str = ""
 
 
 _current: ContextVar[RequestRecord] = ContextVar("request")
@@ -90,6 +94,7 @@ class AccessLog:
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
         record = RequestRecord(given if _VALID_ID.fullmatch(given) else f"req_{uuid4().hex}")
+        record.traceparent = valid_traceparent(Headers(scope=scope).get(TRACEPARENT, ""))
         _current.set(record)
         begun_s = self._clock()
 

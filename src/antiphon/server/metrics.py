@@ -7,6 +7,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
 from prometheus_client.registry import Collector
 
 from antiphon.capacity.certificate import KINDS, Kind
@@ -16,6 +17,7 @@ from antiphon.engine.lane import Lane
 from antiphon.loading.loaded import ModelWorker
 from antiphon.server.memory import MemoryLedger
 from antiphon.server.process.recent import Recent
+from antiphon.tracing.turns import TurnTrace
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 _LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -68,6 +70,20 @@ class Metrics:
             "preemptive_dropped_tokens: tokens of those that were dropped. ducks: responses paused for speech over "
             "them; ducks_without_interruption: those that went on.",
             ["what"],
+            registry=self.registry,
+        )
+        self.voice_to_voice_s = Histogram(
+            "antiphon_voice_to_voice_seconds",
+            "From the end of the user's speech to the first sound of the answer.",
+            buckets=_LATENCY_S,
+            registry=self.registry,
+        )
+        self.stage_s = Histogram(
+            "antiphon_turn_stage_seconds",
+            "endpoint: end of speech to the decision that it is over. final: to its transcript. first_token, "
+            "first_sound: to those of the answer. heard: to its being played. Each begins where the last ended.",
+            ["stage"],
+            buckets=_LATENCY_S,
             registry=self.registry,
         )
         self.connections = Gauge("antiphon_connections", "Open connections.", registry=self.registry)
@@ -123,6 +139,14 @@ class Metrics:
         self.latency_s.labels(kind).observe(seconds)
         self.recent.add(kind, seconds)
 
+    def turn(self, trace: TurnTrace) -> None:
+        """Record a turn that is over; its trace is the exemplar."""
+        exemplar = {"trace_id": trace.trace_id}
+        if (took_s := trace.voice_to_voice_s) is not None:
+            self.voice_to_voice_s.observe(took_s, exemplar)
+        for stage, begin_s, end_s in trace.stages():
+            self.stage_s.labels(stage).observe(end_s - begin_s, exemplar)
+
     def lagged(self, seconds: float) -> None:
         """Record how long the event loop took to answer. From any thread."""
         self.loop_lag_s.observe(seconds)
@@ -132,8 +156,13 @@ class Metrics:
         """Add to a counter of `antiphon_turns`; `what` becomes its label."""
         self.turns.labels(what).inc(number)
 
-    def text(self) -> bytes:
-        """Return all metrics as /metrics sends them: version 0.0.4 of Prometheus' text format, UTF-8."""
+    def text(self, *, openmetrics: bool = False) -> bytes:
+        """Return all metrics as /metrics sends them, UTF-8: version 0.0.4 of Prometheus' text format, or OpenMetrics,
+        which has exemplars.
+        """
+        if openmetrics:
+            found: bytes = openmetrics_latest(self.registry)  # type: ignore[no-untyped-call]
+            return found
         return generate_latest(self.registry)
 
 

@@ -44,6 +44,8 @@ HARD_FRAME_FACTOR = 2
 PING_TIMEOUT_S = 300.0
 # What models get to finish their steps when the server stops.
 CLOSE_MODELS_S = 2.0
+# What waits of traces has this long to be sent.
+CLOSE_TRACES_S = 5.0
 # A thread that computes in Python keeps the interpreter so long from one that waits for it (Python's own: 5 ms). A
 # model's step takes it hundreds of times, so that one busy thread would make each step last seconds.
 SWITCH_INTERVAL_S = 0.0005
@@ -115,6 +117,8 @@ async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: 
         sock.close()
         if sessions:
             sessions.close(state.host_name)
+        with anyio.move_on_after(CLOSE_TRACES_S, shield=True):
+            await anyio.to_thread.run_sync(state.turns.close, abandon_on_cancel=True)
         if models:
             # A worker that hangs is left to the end of the process.
             with anyio.move_on_after(CLOSE_MODELS_S, shield=True):

@@ -34,6 +34,7 @@ from antiphon.server.live.enrolled_voices import EnrolledVoices
 from antiphon.server.live.moving.alive_hosts import AliveHosts
 from antiphon.server.memory import MemoryAccount, MemoryLedger
 from antiphon.server.metrics import Metrics
+from antiphon.server.process.turn_reports import TurnReports
 from antiphon.settings import Settings
 from antiphon.signals import Signal
 from antiphon.store.sessions import SessionStore
@@ -206,6 +207,8 @@ class ServerState:
     fetcher: Fetcher = field(init=False)
     # None where `--torch-profiler-dir` is not given.
     profiler: Profiler | None = field(init=False)
+    # What is told of turns that are over.
+    turns: TurnReports = field(init=False)
     # Whether one more session fits. It is asked once whatever runs the server watches its signals.
     headroom: Headroom = field(init=False)
     asks_headroom: bool = False
@@ -218,6 +221,7 @@ class ServerState:
         folder = self.settings.server.torch_profiler_dir
         self.profiler = Profiler(Path(folder).expanduser()) if folder else None
         server = self.settings.server
+        self.turns = TurnReports(server, self.metrics)
         certificate = certificates.read(Path(server.certificate).expanduser()) if server.certificate else None
         by_device = MOST_YOUNG if self.settings.models.device == "cpu" else MOST_YOUNG_GPU
         self.headroom = Headroom(certificate, server.max_sessions, burst=server.burst_sessions or by_device)

@@ -41,6 +41,11 @@ class ServerSettings:
         "models on a GPU.",
         low=0,
     )
+    otel_endpoint: str = option(
+        "", "Where traces of turns are sent, by OTLP over HTTP (`http://HOST:4318`); needs `antiphon[otel]`."
+    )
+    otel_objective_s: float = option(1.5, "Turns whose answer is heard later than this are all traced.", low=0)
+    otel_sample: float = option(0.01, "Part of the other turns that is traced.", low=0, high=1)
     cors_origins: tuple[str, ...] = option(
         (),
         "Origin whose pages may use the server, beside its own page, or `*`; several times for several.",

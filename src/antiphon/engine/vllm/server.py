@@ -17,6 +17,7 @@ from antiphon.engine.vllm.endpoints import Endpoint
 from antiphon.engine.vllm.sglang import HeldRows, SessionLost, Sglang
 from antiphon.engine.vllm.wires import Ask, Piece, VllmCompletions, VllmGenerate, Wire
 from antiphon.errors import EngineError, ModelError, RemoteError
+from antiphon.upstream.current_turn import trace_headers
 from antiphon.upstream.failures import read_failure, without_key
 from antiphon.upstream.loop_client import LoopClients
 from antiphon.upstream.sse import events
@@ -89,7 +90,7 @@ class EngineServer:
         """
         wire, held, given, finished, goes_on = self.wire, ask.held, 0, False, False
         endpoint.requests += 1
-        headers = self._headers() | {"X-Session-ID": ask.session}
+        headers = self._headers() | trace_headers() | {"X-Session-ID": ask.session}
         try:
             client = await self._clients.client()
             if held and not held.opened:

@@ -27,7 +27,6 @@ from antiphon.events.conversation import (
     CreateItem,
     CreateResponse,
     Item,
-    ResponseAudioDelta,
 )
 from antiphon.events.duplex import AcknowledgePlayback, BargeIn, CancelInput, EpochRaised
 from antiphon.events.size import num_bytes
@@ -52,7 +51,6 @@ from antiphon.server.live.realtime_session import (
     new_conversation,
     new_transcription,
 )
-from antiphon.server.live.record import open_recorder
 from antiphon.server.live.session import (
     CLOSE_GOING_AWAY,
     CLOSE_INTERNAL,
@@ -64,6 +62,7 @@ from antiphon.server.live.session import (
     LiveSession,
     refusal_in,
 )
+from antiphon.server.live.witness import Witness
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.inbox import Inbox
 from antiphon.store.sessions import StoredSession
@@ -140,7 +139,7 @@ class LiveRealtime:
         self._wire_is_free.set()
         # The memory of its configuration.
         self._config_bytes = 0
-        self._recorder = open_recorder(state, wire)
+        self._witness = Witness(state, wire)
 
     @property
     def num_bytes(self) -> int:
@@ -164,8 +163,7 @@ class LiveRealtime:
             await self._live.serve(self._transport, self._expire, self._go_on, self._store_regularly, store_speech)
         finally:
             self._persistence.end()
-            if self._recorder:
-                self._recorder.close()
+            self._witness.close()
             self._live.log_end(self._session.audio_s if self._session else 0.0)
             if self._session:
                 self._state.metrics.audio_s.labels("live").inc(self._session.audio_s)
@@ -360,12 +358,7 @@ class LiveRealtime:
                 received = self.wire.feed(data)
             self._unsent.push(received.answers)
             commands = received.commands
-        if recorder := self._recorder:
-            # The recorder rounds audio to 16 bits; the session gets the same, so that a replay hears what it heard.
-            commands = [AppendAudio(recorder.audio_in(c.pcm)) if isinstance(c, AppendAudio) else c for c in commands]
-            if not isinstance(data, AppendAudio):
-                recorder.event_in(data)
-        return commands
+        return self._witness.came(data, commands)
 
     def _close(self) -> None:
         """End at once: the client has closed the session, and what is still to be transcribed is not sent."""
@@ -378,7 +371,9 @@ class LiveRealtime:
     def _start(self, first: ConfigureTranscription | ConfigureConversation) -> None:
         inbox, emit = self._inbox, self._emit
         if isinstance(first, ConfigureConversation):
-            conversation = new_conversation(self._state, self.caller, self.wire, first, inbox, emit, self._playback)
+            conversation = new_conversation(
+                self._state, self.caller, self.wire, first, inbox, emit, self._playback, self._witness
+            )
             conversation.conversation.restore(self._items)
             self._session = self._conversation = conversation
         else:
@@ -476,10 +471,9 @@ class LiveRealtime:
     async def _emit(self, event: Event) -> None:
         if player := self._playback:
             player.send(event)
-        if self._recorder and isinstance(event, ResponseAudioDelta):
-            self._recorder.audio_out(event.at.item_id, event.pcm, event.rate_hz)
         while not self._wire_is_free.is_set():
             await self._wire_is_free.wait()
+        self._witness.told(event)
         self._unsent.frames += self.wire.send(event)
         self._progress.follow(event)
         if isinstance(event, STORED_AFTER):
@@ -491,8 +485,7 @@ class LiveRealtime:
         await self._flush()
 
     def _send(self, frame: Frame) -> None:
-        if self._recorder and isinstance(text := frame.encode(), str):
-            self._recorder.event_out(text)
+        self._witness.sent(frame)
         self._outbox.put(frame)
 
     async def _flush(self, frames: Iterable[Frame] = ()) -> None:

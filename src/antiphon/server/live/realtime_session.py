@@ -8,6 +8,7 @@ from typing import Protocol
 from antiphon.events.conversation import ConfigureConversation, ConversationCommand, CreateResponse
 from antiphon.events.transcription import ConfigureTranscription
 from antiphon.protocols.connection import WireConnection
+from antiphon.server.live.witness import Witness
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
@@ -113,6 +114,7 @@ def new_conversation(
     inbox: Inbox,
     emit: EmitConversation,
     playback: AudioPlayer | None,
+    witness: Witness,
 ) -> ConversationSession | DuplexSession:
     """Return the session of a wire that holds a conversation, with the models of the server, and an empty history."""
     models = state.loaded()
@@ -125,8 +127,8 @@ def new_conversation(
         turn_detector=models.turn_detector,
         image_reader=models.image_reader,
         speaker_model=models.speaker_model,
-        measure=state.metrics.measure,
-        count=state.metrics.count,
+        measure=witness.measure,
+        count=witness.count,
         min_commit_ms=wire.min_commit_ms,
         owner=caller.key,
     )

@@ -360,7 +360,8 @@ class ConversationSession:
                 previous = self.conversation.add(item)
                 self._floor.committed(turn)
                 drop_old_media(self.conversation, item)
-                await self._emit(UserTurnCommitted(turn, item.snapshot(), previous))
+                end_ms = event.end_ms if event.speech_end_ms is None else event.speech_end_ms
+                await self._emit(UserTurnCommitted(turn, item.snapshot(), previous, end_ms))
             case TranscriptDone(turn, text):
                 await self._transcribed(turn, text, event)
             case CommitRefused():

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPENMETRICS
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -72,6 +73,8 @@ async def metrics(request: Request) -> Response:
     key = state.settings.server.metrics_key
     if key and not hmac.compare_digest(key.encode(), (bearer(request.headers) or "").encode()):
         raise Unauthorized("the key of the metrics is missing or unknown")
+    if "application/openmetrics-text" in request.headers.get("accept", ""):
+        return Response(state.metrics.text(openmetrics=True), media_type=OPENMETRICS)
     return Response(state.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
 

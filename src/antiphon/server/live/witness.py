@@ -1,0 +1,110 @@
+"""What sees a live session go by: its recording, where the server is asked to record, and the traces of its turns."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from antiphon.errors import StoreError
+from antiphon.events.conversation import ResponseAudioDelta
+from antiphon.events.transcription import AppendAudio
+from antiphon.protocols.connection import Command, Event, WireConnection
+from antiphon.protocols.wire import Frame
+from antiphon.recording.recorder import Recorder
+from antiphon.recording.tape import SessionFacts
+from antiphon.server.access_log import current_request
+from antiphon.server.state import ServerState
+from antiphon.tracing.turns import TurnTracer
+from antiphon.transports.attachment import ClientData
+from antiphon.upstream.current_turn import follow_session
+
+log = logging.getLogger(__name__)
+# What a conversation counts that is a decision about the turn under way.
+DECISIONS = {
+    "preemptive_begun": "begun_ahead",
+    "preemptive_used": "used",
+    "preemptive_dropped": "dropped",
+    "ducks": "ducked",
+    "ducks_without_interruption": "unducked",
+}
+
+
+class Witness:
+    """Sees one session. Nothing here waits, or changes what the session is given, but that a recorded one hears its
+    audio in 16 bits.
+    """
+
+    def __init__(self, state: ServerState, wire: WireConnection) -> None:
+        self._state, self._wire = state, wire
+        self._recorder = _open_recorder(state, wire)
+        self._turns = TurnTracer()
+        self._client = current_request().traceparent
+        # Read by whatever calls another server for this session.
+        self._current = follow_session()
+
+    def came(self, data: ClientData, commands: Sequence[Command]) -> Sequence[Command]:
+        """See what the client sent, and return the commands as they are to be handled."""
+        if recorder := self._recorder:
+            # The recorder rounds audio to 16 bits; the session gets the same, so that a replay hears what it heard.
+            commands = [AppendAudio(recorder.audio_in(c.pcm)) if isinstance(c, AppendAudio) else c for c in commands]
+            if not isinstance(data, AppendAudio):
+                recorder.event_in(data)
+        now_s = time.monotonic()
+        for command in commands:
+            if isinstance(command, AppendAudio):
+                self._turns.sound(len(command.pcm), now_s)
+        return commands
+
+    def told(self, event: Event) -> None:
+        """See an event that the client is told of now."""
+        if self._recorder and isinstance(event, ResponseAudioDelta):
+            self._recorder.audio_out(event.at.item_id, event.pcm, event.rate_hz)
+        for trace in self._turns.follow(event, time.monotonic()):
+            self._state.turns.ended(trace, session=self._wire.id, dialect=self._wire.dialect, client=self._client)
+        self._current.traceparent = self._turns.traceparent
+
+    def measure(self, kind: str, seconds: float) -> None:
+        """See what the session measures of itself, for the server's metrics."""
+        self._state.metrics.measure(kind, seconds)
+        if kind == "final":
+            self._turns.final(time.monotonic())
+
+    def count(self, what: str, number: int) -> None:
+        """See what the session counts, for the server's metrics."""
+        self._state.metrics.count(what, number)
+        if name := DECISIONS.get(what):
+            self._turns.decided(name, time.monotonic())
+
+    def sent(self, frame: Frame) -> None:
+        """See a frame that goes to the client."""
+        if self._recorder and isinstance(text := frame.encode(), str):
+            self._recorder.event_out(text)
+
+    def close(self) -> None:
+        """The session is over."""
+        if self._recorder:
+            self._recorder.close()
+
+
+def _open_recorder(state: ServerState, wire: WireConnection) -> Recorder | None:
+    """Return what records the session of a wire in the folder of `--record`; None without one, and where that folder
+    cannot be written to: a session that cannot be recorded is still served.
+    """
+    folder = state.settings.server.record
+    if not folder:
+        return None
+    facts = SessionFacts(
+        id=wire.id,
+        began=int(time.time()),
+        opening=msgspec.Raw(msgspec.json.encode(wire.opening)),
+        models=tuple(state.loaded().names),
+    )
+    try:
+        return Recorder(Path(folder).expanduser(), facts, max_bytes=state.settings.server.record_mb << 20)
+    except StoreError as error:
+        log.error("session %s is not recorded: %s", wire.id, error)
+        return None

@@ -1,0 +1,1 @@
+"""What each turn of a conversation took, stage by stage, and its export as OpenTelemetry traces."""

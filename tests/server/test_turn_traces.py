@@ -1,0 +1,134 @@
+"""A server that traces its turns: what reaches a collector, beside what its black box says; exemplars."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from antiphon.tracing.turns import STAGES
+from tests.cluster.processes import Host
+from tests.scripted import speech
+from tests.server.clients import b64
+
+pytestmark = pytest.mark.server
+CLIENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
+TURNS = 3
+
+
+@contextmanager
+def collector() -> Iterator[tuple[str, list[Any]]]:
+    """Collects spans that are sent to it."""
+    spans = list[Any]()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            if self.headers.get("content-encoding") == "gzip":
+                body = gzip.decompress(body)
+            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+                for scope in resource.scope_spans:
+                    spans.extend(scope.spans)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}", spans
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_every_turn_is_one_trace_whose_stages_add_up_and_agree_with_the_black_box(tmp_path: Path) -> None:
+    folder = tmp_path / "recordings"
+    with collector() as (url, spans):
+        flags = ("--otel-endpoint", url, "--otel-sample", "1", "--record", str(folder))
+        host = Host("host", ("tests.cluster.scripted_host",), flags, tmp_path)
+        host.start()
+        host.wait()
+        metrics = asyncio.run(talk(host))
+        host.popen.terminate()  # type: ignore[union-attr]
+        host.end()
+    roots = sorted((s for s in spans if s.name == "antiphon.turn"), key=lambda s: s.start_time_unix_nano)
+    assert len(roots) == TURNS
+    told = black_box(folder)
+    for root, (stopped_s, word_s) in zip(roots, told, strict=True):
+        own = {s.name: s for s in spans if s.trace_id == root.trace_id and s is not root}
+        assert {f"antiphon.{stage}" for stage in STAGES} <= set(own)
+        assert all(s.parent_span_id == root.span_id for s in own.values())
+        assert [link.trace_id.hex() for link in root.links] == ["ab" * 16]
+        attributes = {a.key: a.value for a in root.attributes}
+        assert attributes["antiphon.dialect"].string_value == "realtime"
+        stages_ms = sum(own[f"antiphon.{s}"].end_time_unix_nano - own[f"antiphon.{s}"].start_time_unix_nano
+                        for s in STAGES) / 1e6  # fmt: skip
+        assert stages_ms == pytest.approx(attributes["antiphon.voice_to_voice_ms"].double_value, abs=5)
+        # Between two instants both say the same, up to what the machine does in between.
+        between_ns = own["antiphon.first_token"].end_time_unix_nano - own["antiphon.endpoint"].end_time_unix_nano
+        assert between_ns / 1e6 == pytest.approx((word_s - stopped_s) * 1000, abs=100)
+    assert f'trace_id="{roots[-1].trace_id.hex()}"' in metrics
+    assert "antiphon_voice_to_voice_seconds_count 3.0" in metrics
+
+
+async def talk(host: Host) -> str:
+    async with websockets.connect(
+        f"{host.ws}/v1/realtime?model=gpt-realtime", additional_headers={"traceparent": CLIENT}
+    ) as socket:
+        for turn in range(TURNS):
+            for piece in (speech(10 * turn + 1, 3), speech(0, 0, 40)):
+                await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": b64(piece, 24_000)}))
+            while json.loads(await socket.recv())["type"] != "response.done":
+                pass
+    async with httpx.AsyncClient(base_url=host.url, trust_env=False) as client:
+        asked = await client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+        assert asked.headers["content-type"].startswith("application/openmetrics-text")
+        return asked.text
+
+
+def black_box(folder: Path) -> list[tuple[float, float]]:
+    """When each turn's end was told, and the first word of its answer, by the recording."""
+    (file,) = folder.glob("*/events.jsonl")
+    out, stopped_s = list[tuple[float, float]](), 0.0
+    for line in map(json.loads, file.read_text().splitlines()):
+        kind = line.get("out", {}).get("type", "")
+        if kind == "input_audio_buffer.speech_stopped":
+            stopped_s = line["t"]
+        elif kind == "response.output_audio_transcript.delta" and stopped_s:
+            out.append((stopped_s, line["t"]))
+            stopped_s = 0.0
+    return out
+
+
+def test_without_opentelemetry_the_start_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "opentelemetry").mkdir()
+    (tmp_path / "opentelemetry" / "__init__.py").write_text("raise ImportError('not here')")
+    env = {"PYTHONPATH": str(tmp_path)}
+    host = Host("host", ("tests.cluster.scripted_host",), ("--otel-endpoint", "http://127.0.0.1:9"), tmp_path, env)
+    host.start()
+    assert host.end() == 2
+    assert "pip install 'antiphon[otel]'" in host.log
+
+
+def test_a_collector_that_is_not_there_stops_nothing(tmp_path: Path) -> None:
+    host = Host("host", ("tests.cluster.scripted_host",), ("--otel-endpoint", "http://127.0.0.1:9"), tmp_path)
+    host.start()
+    host.wait()
+    assert "antiphon_voice_to_voice_seconds_count" in asyncio.run(talk(host))
+    host.kill()

@@ -1,0 +1,73 @@
+"""What is watched: every metric of the dashboard and of the alert rules is one that a server has."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from antiphon.capacity.headroom import Headroom
+from antiphon.contracts import LanguageModel
+from antiphon.server.memory import MemoryLedger
+from antiphon.server.metrics import Metrics
+from antiphon.settings import MemorySettings
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+NAME = re.compile(r"\b(?:antiphon|process)_[a-z_]+")
+
+
+def known() -> set[str]:
+    """The samples of a server's metrics, those without labels yet too."""
+    metrics = Metrics()
+    metrics.watch_memory(MemoryLedger(MemorySettings()))
+    metrics.watch_headroom(Headroom(None, 8), dict)
+
+    class Language:
+        def load(self) -> Any:
+            from antiphon.contracts import LanguageLoad
+
+            return LanguageLoad(0, 0, 0, 0, 1, 0)
+
+    language: Any = Language()
+    model: LanguageModel = language
+    metrics.watch((), lambda: 0.0, model, {})
+    text = metrics.text().decode()
+    kinds = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
+    suffixes = {"histogram": ("_bucket", "_count", "_sum")}
+    return {name + suffix for name, kind in kinds for suffix in ("", *suffixes.get(kind, ()))}
+
+
+def queries() -> dict[str, str]:
+    dashboard = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
+    rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
+    panels = {f"{p['title']} {t['refId']}": t["expr"] for p in dashboard["panels"] for t in p.get("targets", ())}
+    return panels | {rule["alert"]: rule["expr"] for rule in rules}
+
+
+@pytest.mark.parametrize(("name", "query"), queries().items())
+def test_a_query_names_metrics_that_exist(name: str, query: str) -> None:
+    names = set(NAME.findall(query))
+    assert names or name == "AntiphonGone"
+    assert names <= known(), names - known()
+    assert query.count("(") == query.count(")")
+
+
+def test_the_dashboard_is_what_its_script_writes() -> None:
+    spec = importlib.util.spec_from_file_location("make_dashboard", DEPLOY / "make_dashboard.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert json.loads((DEPLOY / "grafana-dashboard.json").read_text()) == module.dashboard()
+
+
+def test_every_alert_says_what_to_do_on_its_page() -> None:
+    page = (DEPLOY.parent / "docs" / "operations.md").read_text()
+    for rule in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]:
+        assert f"`{rule['alert']}`" in page
+        assert rule["annotations"]["summary"]
