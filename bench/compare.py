@@ -8,11 +8,10 @@ in this Python's environment; uncommitted changes are not measured. A benchmark 
 median.
 
 A row shows the median of both sides over the rounds, head/base, and each side's lowest and highest. `*` marks a
-figure whose two ranges do not overlap, `worse` one that fell; with --fail the exit status is 3 then. Chance alone does that to one figure in ten at three rounds and to one in three
-at two, so a mark says where to look and what to measure again with more rounds. Before each run the share of the
-processors that other programs take is printed: figures of a busy machine say nothing. All of it goes to
-bench/results/compare.json.
-"""
+figure whose two ranges do not overlap, `worse` one that fell; with --fail the exit status is 3 then. Chance alone
+does that to one figure in ten at three rounds and to one in three at two, so a mark says where to look and what to
+measure again with more rounds. Before each run the share of the processors that other programs take is printed:
+figures of a busy machine say nothing. All of it goes to bench/results/compare.json. """
 
 from __future__ import annotations
 
