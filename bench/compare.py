@@ -11,7 +11,8 @@ A row shows the median of both sides over the rounds, head/base, and each side's
 figure whose two ranges do not overlap, `worse` one that fell; with --fail the exit status is 3 then. Chance alone
 does that to one figure in ten at three rounds and to one in three at two, so a mark says where to look and what to
 measure again with more rounds. Before each run the share of the processors that other programs take is printed:
-figures of a busy machine say nothing. All of it goes to bench/results/compare.json. """
+figures of a busy machine say nothing. All of it goes to bench/results/compare.json.
+"""
 
 from __future__ import annotations
 
