@@ -8,11 +8,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from antiphon.capacity.certificate import Certificate, CertifiedKind, Objective
+from antiphon.capacity.headroom import Headroom
 from antiphon.cli.main import main
-from antiphon.cli.top import Reading, board, parsed, quantile
+from antiphon.cli.top import TURN_STAGES, Reading, board, parsed, quantile
 from antiphon.contracts import Urgency
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings
+from antiphon.tracing.turns import TurnTrace
 from tests.server.scripted import serving
 
 HISTOGRAM = "antiphon_latency_seconds"
@@ -84,3 +87,23 @@ def test_it_reads_a_server_and_its_key_and_says_what_it_cannot(
         assert "sessions: none" in capsys.readouterr().out
     assert main(["top", "--url", url, "--once"]) == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_the_board_has_what_is_held_and_why_nobody_is_let_in() -> None:
+    metrics = Metrics()
+    kinds = {"captions": CertifiedKind(8, Objective(1.5, "a delay"), ())}
+    headroom = Headroom(Certificate(1, "", {}, (), {}, kinds), 256)
+    metrics.watch_headroom(headroom, lambda: {"captions": 2})
+    trace = TurnTrace(0, "a" * 32, "b" * 16, speech_end_s=1.0, endpoint_s=1.4, final_s=1.5, first_sound_s=1.9)
+    metrics.turn(trace)
+    now = reading(metrics)
+    lines = shown(now, now)
+    assert ["captions", "2", "6", "8"] in lines
+    assert ["speech", "0", "153", "-"] in lines
+    assert ["load:", "25%;", "headroom:", "no", "light", "is", "red"] in lines
+    (whole,) = (line for line in lines if line[:3] == ["voice", "to", "voice"])
+    assert whole[3] == "1"
+    assert [line[0] for line in lines if line and line[0] in TURN_STAGES] == ["endpoint", "final", "first_sound"]
+    for at_s in (0.0, 1.0, 2.0):
+        headroom.lights.see({"loop": 9.0}, at_s)
+    assert ["load:", "25%;", "headroom:", "none,", "loop", "red"] in shown(now, reading(metrics))

@@ -20,6 +20,8 @@ from antiphon.settings import Settings
 TIMEOUT_S = 5.0
 # A line of `antiphon_latency_seconds` each, in the order in which a turn meets them, and then the others.
 STAGES = ("vad", "partial", "final", "first_token")
+# Of `antiphon_turn_stage_seconds`: what a turn's delay is made of.
+TURN_STAGES = ("endpoint", "final", "first_token", "first_sound")
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -71,7 +73,8 @@ def quantile(before: Reading, now: Reading, name: str, q: float, **labels: str) 
 
 def board(url: str, before: Reading, now: Reading) -> Group:
     """Lay out what happened between two readings, and what is now; twice the same one tells of all since the start."""
-    return Group(_head(url, before, now), "", _stages(before, now), "", _lanes(before, now), "", _room(before, now))
+    parts = (_stages(before, now), _kinds(now), _lanes(before, now), _room(before, now))
+    return Group(_head(url, before, now), *(part for table in parts for part in ("", table)))
 
 
 def _head(url: str, before: Reading, now: Reading) -> str:
@@ -88,17 +91,39 @@ def _head(url: str, before: Reading, now: Reading) -> str:
         [
             f"{url}  {' '.join(states + [f'{name} is lost' for name in lost]) or 'serves'}",
             f"sessions: {by_dialect}; connections: {now.value('antiphon_connections'):.0f}; refused: {refused:.0f}",
+            f"load: {now.value('antiphon_load'):.0%}; headroom: {_lights(now)}",
         ]
     )
 
 
 def _stages(before: Reading, now: Reading) -> Table:
     table = Table("stage", "times", "p50, ms", "p95, ms", box=None, pad_edge=False)
+    for title, name, labels in (
+        ("voice to voice", "antiphon_voice_to_voice_seconds", {}),
+        *((f"  {stage}", "antiphon_turn_stage_seconds", {"stage": stage}) for stage in TURN_STAGES),
+    ):
+        if count := _since(before, now, f"{name}_count", **labels):
+            table.add_row(title, f"{count:.0f}", *(_ms(quantile(before, now, name, q, **labels)) for q in (0.5, 0.95)))
     kinds = now.by("antiphon_latency_seconds_count", "kind")
     for kind in [*(k for k in STAGES if k in kinds), *(k for k in kinds if k not in STAGES)]:
         number = _since(before, now, "antiphon_latency_seconds_count", kind=kind)
         spread = [quantile(before, now, "antiphon_latency_seconds", q, kind=kind) for q in (0.5, 0.95)]
         table.add_row(kind, f"{number:.0f}", *map(_ms, spread))
+    return table
+
+
+def _lights(now: Reading) -> str:
+    red = [light for light, is_red in now.by("antiphon_red", "light").items() if is_red]
+    return f"none, {', '.join(red)} red" if red else "no light is red"
+
+
+def _kinds(now: Reading) -> Table:
+    """Sessions by what they are for; how many were certified is only known with a certificate."""
+    table = Table("kind", "held", "more", "certified", box=None, pad_edge=False)
+    room, certified = (now.by(f"antiphon_{n}_sessions", "kind") for n in ("headroom", "capacity"))
+    for kind, held in now.by("antiphon_held_sessions", "kind").items():
+        most = f"{certified[kind]:.0f}" if kind in certified else "-"
+        table.add_row(kind, f"{held:.0f}", f"{room.get(kind, 0):.0f}", most)
     return table
 
 
