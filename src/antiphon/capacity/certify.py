@@ -41,7 +41,7 @@ STEP_S, EDGE_S = 60.0, 240.0
 # The clients of a step begin over this many seconds, and so much longer is waited for their first counted turns.
 SPREAD_S, WARM_S = 4.0, 20.0
 # No kind is searched further, and where its search begins.
-MOST_SESSIONS, FIRST_SESSIONS = 1024, 2
+MOST_SESSIONS, FIRST_SESSIONS = 1024, 4
 # The loads of mixtures, in the order in which they are tried.
 MIXED_LOADS = (1.0, 0.85, 0.7, 0.55, 0.4)
 # A server that is started here has so long to be ready.

@@ -38,6 +38,8 @@ CHUNK_BYTES = 2 * int(WIRE_HZ * CHUNK_S)
 PATIENCE_S = 15.0
 # What a person waits after an answer, in seconds, at least and at most.
 PAUSE_S = (0.4, 1.6)
+# Behind the end of a recording nobody begins to speak any more that was not found to speak by then.
+SETTLED_S = 0.3
 # Sound that comes later than it is due by this was heard to stop.
 LATE_S = 0.06
 FRAMES_A_S = 4
@@ -198,26 +200,30 @@ async def _captions(url: str, key: str, chances: Chances, report: Report) -> Non
 
 
 async def _captioned(end_s: float, recording: Recording, events: Events) -> Turn:
-    """Wait until all of a recording is transcribed: by the last final of a part that was committed after its end."""
+    """Wait until all of a recording is transcribed: its last final after which nobody speaks, and nothing is pending.
+
+    A pause inside the recording ends a turn too, and speech may be found to have ended before it truly did.
+    """
     pending, heard = set[str](), list[str]()
-    stopped = False
+    speaking, final_s = False, 0.0
     while True:
+        is_over = bool(heard) and not pending and not speaking
         try:
-            at_s, event = await events.next(end_s + PATIENCE_S)
+            at_s, event = await events.next(end_s + (SETTLED_S if is_over else PATIENCE_S))
         except Failed as failure:
+            if is_over:
+                return Turn("captions", max(0.0, final_s - end_s), said=recording.text, heard=" ".join(heard))
             return Turn("captions", None, str(failure), recording.text, " ".join(heard))
         match event["type"]:
             case "input_audio_buffer.speech_started":
-                stopped = False
+                speaking = True
             case "input_audio_buffer.committed":
+                speaking = False
                 pending.add(event["item_id"])
-                # A pause inside the recording ends a turn too; the last one ends behind the speech.
-                stopped = at_s >= end_s - LATE_S
             case "conversation.item.input_audio_transcription.completed":
                 pending.discard(event["item_id"])
                 heard.append(event["transcript"])
-                if stopped and not pending:
-                    return Turn("captions", max(0.0, at_s - end_s), said=recording.text, heard=" ".join(heard))
+                final_s = at_s
             case "error" | "conversation.item.input_audio_transcription.failed":
                 return Turn("captions", None, str(event.get("error", {}).get("message", "failed")), recording.text)
 
@@ -266,7 +272,7 @@ async def _duplex(url: str, key: str, chances: Chances, report: Report) -> None:
         "instructions": INSTRUCTIONS,
         "max_response_output_tokens": 60,
         "sample_rate_hz": WIRE_HZ,
-        "turn_detection": None,
+        "turn_detection": {"type": "server_vad"},
     }
     await _talk("duplex", f"{url}/v1/realtime?duplex=1", key, session, chances, report)
 
@@ -287,24 +293,31 @@ async def _talk(kind: Kind, url: str, key: str, session: dict[str, Any], chances
 
 
 async def _answered(kind: Kind, socket: Any, end_s: float, recording: Recording, events: Events) -> Turn:
-    """Wait for the answer to a question, and hear it to its end. A client of full duplex says what it has played."""
-    speaker, heard = Loudspeaker(), ""
+    """Wait for the answer to a question, and hear it to its end. A client of full duplex says what it has played.
+
+    Where the question goes on behind a pause, what was begun is not its answer.
+    """
+    speaker, heard, done = Loudspeaker(), "", False
     while True:
         try:
-            at_s, event = await events.next(end_s + PATIENCE_S)
+            at_s, event = await events.next(end_s + (SETTLED_S if done else PATIENCE_S))
         except Failed as failure:
+            if done:
+                break
             return Turn(kind, None, str(failure), recording.text, heard)
         if event["type"] in _SOUND:
             speaker.take(event, at_s)
         elif event["type"] == "conversation.item.input_audio_transcription.completed":
             heard = event["transcript"]
-        elif event["type"] == "input_audio_buffer.speech_started" and at_s < end_s:
-            # The question went on behind a pause: what was begun is not the answer.
-            speaker = Loudspeaker()
+        elif event["type"] == "input_audio_buffer.speech_started":
+            speaker, done = Loudspeaker(), False
         elif event["type"] == "error":
             return Turn(kind, None, str(event["error"].get("message", "error"))[:200], recording.text, heard)
-        elif event["type"] == "response.done" and at_s > end_s and speaker.begun_s is not None:
-            break
+        elif event["type"] == "response.done" and speaker.begun_s is not None:
+            done = True
+            if at_s > end_s + SETTLED_S:
+                break
+    assert speaker.begun_s is not None
     await asyncio.sleep(max(0.0, speaker.heard_by_s - time.monotonic()))
     if kind == "duplex":
         for item, seconds in speaker.items.items():
