@@ -9,13 +9,14 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from antiphon.capacity.certificate import KINDS, Certificate, CertifiedKind, Kind, Objective, Step, encode, read
-from antiphon.capacity.certify import Certifier, Counted
+from antiphon.capacity.certify import EDGE_TURNS, Certifier, Counted
 from antiphon.capacity.clients import OBJECTIVES, Loudspeaker, Turn, wire_pcm
 from antiphon.capacity.machine import differs, machine
 from antiphon.capacity.page import page
@@ -36,7 +37,6 @@ def test_the_search_finds_what_is_held_to_the_session(holds: int, first: int) ->
         tried.append(number)
         search.tell(number, met=number <= holds)
     assert search.held == holds
-    assert search.bounded == (holds == 128)
     assert len(tried) == len(set(tried)) <= 2 * 8
 
 
@@ -193,3 +193,38 @@ def test_wrong_arguments_are_told_before_anything_is_started(arguments: list[str
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
+
+
+class Box(Certifier):
+    """A certifier of a box that holds a number of sessions, or one less where it is looked at for longer."""
+
+    def __init__(self, holds: int, minutes: float, longer: int = 0) -> None:
+        super().__init__("", "", DATA, minutes=minutes, say=lambda _: None, objectives=dict.fromkeys(KINDS, GOAL))
+        self.holds, self.longer, self.tried = holds, longer, list[tuple[int, int]]()
+
+    async def step(self, sessions: Mapping[Kind, int], turns: int, most_s: float) -> dict[Kind, Step]:
+        ((kind, number),) = sessions.items()
+        self.tried.append((number, turns))
+        met = number <= self.holds - (self.longer if turns == EDGE_TURNS else 0)
+        return {kind: Step(number, turns, 0, 0.1, 0.5 if met else 2.0, met)}
+
+
+@pytest.mark.parametrize("holds", [0, 1, 3, 4, 7, 19, 60])
+@pytest.mark.parametrize("longer", [0, 1, 2])
+def test_what_is_certified_was_held_for_the_turns_of_the_edge(holds: int, longer: int) -> None:
+    box = Box(holds, 1.0, longer)
+    found = asyncio.run(box.kind("captions"))
+    real = max(0, holds - longer)
+    assert real - max(1, holds // 16) < found.sessions <= real or found.sessions == real == 0
+    assert not found.sessions or (found.sessions, EDGE_TURNS) in box.tried
+    assert [step.sessions for step in found.curve] == sorted({number for number, _ in box.tried})
+
+
+def test_where_the_time_is_over_what_was_tried_is_the_answer() -> None:
+    found = asyncio.run(Box(10, 0.0).kind("captions"))
+    assert (found.sessions, found.curve) == (0, ())
+
+
+def test_a_box_that_holds_more_than_is_tried_is_said_to() -> None:
+    found = asyncio.run(Box(5000, 1.0).kind("captions", most=64))
+    assert (found.sessions, found.bounded) == (64, True)

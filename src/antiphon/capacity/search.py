@@ -28,11 +28,6 @@ class SessionSearch:
             self.failed = min(self.failed, number)
             self.held = min(self.held, number - 1)
 
-    @property
-    def bounded(self) -> bool:
-        """Whether the search ended at `most`."""
-        return self.held == self._most
-
 
 def percentile(values: list[float], q: float) -> float | None:
     """The value that `q` percent of all are not above (nearest rank); None of none. Infinities are the largest."""
