@@ -166,6 +166,17 @@ def test_a_turn_that_is_cleared_is_none_and_one_that_failed_is_told() -> None:
     assert (trace.status, trace.endpoint_s, trace.speech_end_s) == ("failed", BEGAN_S + 2.0, BEGAN_S + 2.0)
 
 
+def test_a_transcript_that_fails_under_an_answer_is_a_decision_and_no_turn_of_its_own() -> None:
+    tracer = TurnTracer()
+    heard_for(tracer, 3)
+    turn = a_turn()
+    (trace,) = follow(
+        tracer, *turn[:6], (2.95, TranscriptFailed(0, "broken")), *turn[6:], (6.0, TranscriptFailed(0, ""))
+    )
+    assert trace.status == "completed"
+    assert [d.name for d in trace.decisions] == ["transcript_failed"]
+
+
 def test_turns_that_are_never_answered_are_bounded() -> None:
     tracer = TurnTracer()
     for turn in range(10 * MOST_TURNS):

@@ -196,7 +196,8 @@ class Certifier:
     async def step(self, sessions: Mapping[Kind, int], turns: int, most_s: float) -> dict[Kind, Step]:
         """Let so many sessions of each kind take `turns` counted turns, of each, in at most `most_s` seconds.
 
-        It ends before where an objective cannot be met any more.
+        Each session takes one at least: those that come first are the quick ones. A step ends before where an objective
+        cannot be met any more.
         """
         counted = {kind: Counted() for kind in sessions}
         self._seed += 1000
@@ -205,21 +206,23 @@ class Certifier:
         async with _working(work) as lines:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WARM_S + spread_s + most_s):
-                    await self._count(lines, counted, turns)
+                    await self._count(lines, counted, {kind: max(turns, n) for kind, n in sessions.items()})
         found = {kind: counted[kind].step(count, self._objectives[kind]) for kind, count in sessions.items()}
         for kind, step in found.items():
             self._say(told(kind, step, counted[kind].turns))
         return found
 
-    async def _count(self, lines: AsyncIterator[bytes], counted: Mapping[Kind, Counted], turns: int) -> None:
+    async def _count(
+        self, lines: AsyncIterator[bytes], counted: Mapping[Kind, Counted], wanted: Mapping[Kind, int]
+    ) -> None:
         async for line in lines:
             turn = msgspec.json.decode(line, type=Turn)
             for kind, of_kind in counted.items():
                 if kind == turn.kind:
                     of_kind.turns.append(turn)
-            if all(len(c.turns) >= turns for c in counted.values()):
+            if all(len(c.turns) >= wanted[kind] for kind, c in counted.items()):
                 return
-            if any(is_lost(c.delays, self._objectives[kind].p95_s, turns) for kind, c in counted.items()):
+            if any(is_lost(c.delays, self._objectives[kind].p95_s, wanted[kind]) for kind, c in counted.items()):
                 return
 
 
@@ -279,7 +282,8 @@ async def certify(
         await certifier.models(),
         settings,
         {str(kind): one for kind, one in found.items()},
-        mixed=min(1.0, best) if best else min(MIXED_LOADS) if mixtures else DEFAULT_MIXED,
+        # Less than the least that was tried and did not hold.
+        mixed=min(1.0, best) if best else min(m.load for m in mixtures) / 2 if mixtures else DEFAULT_MIXED,
         mixtures=mixtures,
         url=url,
     )

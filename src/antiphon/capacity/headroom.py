@@ -4,8 +4,9 @@ argument, and nothing is remembered but what was admitted and seen.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 
 from antiphon.capacity.certificate import KINDS, Certificate, Kind, load_of
 from antiphon.capacity.lights import Lights
@@ -41,7 +42,8 @@ class Headroom:
     def admit(self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, resumes: bool = False) -> None:
         """Take in one session of a kind beside those that are `held`, or raise Refused, which says why.
 
-        The caller adds the session to `held` before it asks again. `resumes`: a session that lived elsewhere is
+        The caller adds the session to `held` before it asks again, and calls `left` with the same `now_s` when it is
+        over. `resumes`: a session that lived elsewhere is
         refused only where it was certified that it does not fit.
         """
         if not resumes or self.certificate:
@@ -49,12 +51,17 @@ class Headroom:
         if not self.certificate and not resumes:
             self._young_s.append(now_s)
 
+    def left(self, admitted_s: float) -> None:
+        """A session that was admitted at this time is over: it is not young any more."""
+        with suppress(ValueError):
+            self._young_s.remove(admitted_s)
+
     def check(self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, lights: bool = True) -> None:
         """Raise Refused as `admit` does, and take nothing in. `lights`: whether a red one refuses."""
         if lights and (red := self.lights.red):
             raise Refused(f"the server has no headroom now ({', '.join(red)})", RETRY_RED_S)
         if self.certificate:
-            if self._load_with(kind, held) > self._most(kind, held) + ROUNDING:
+            if self._share(held) + self._share({kind: 1}) > self._most(kind, held) + ROUNDING:
                 raise Refused(f"the server holds as many sessions as it was certified for ({kind})", RETRY_FULL_S)
             return
         while self._young_s and now_s - self._young_s[0] >= YOUNG_S:
@@ -64,23 +71,23 @@ class Headroom:
             raise Refused("many sessions have just begun", RETRY_YOUNG_S)
 
     def load(self, held: Mapping[Kind, int]) -> float:
-        """What part of the machine these sessions take, by the certificate; without one, of `max_sessions`."""
-        return load_of(held, self.certificate, self._max_sessions)
+        """What part of what may be held these sessions take: 1 where nobody else is admitted."""
+        kinds = [kind for kind in KINDS if held.get(kind)]
+        most = self._most(kinds[0], held) if self.certificate and kinds else 1.0
+        return self._share(held) / most
 
     def room(self, kind: Kind, held: Mapping[Kind, int]) -> int:
-        """How many more sessions of a kind would be admitted beside these, were there no lights and no hurry."""
+        """How many more sessions of a kind would be admitted beside these, one after another: 0 while a light is red."""
+        places = max(0, self._max_sessions - sum(held.values()))
         if self.lights.red:
             return 0
         if not self.certificate:
-            return max(0, self._max_sessions - sum(held.values()))
-        held, count = Counter[Kind](held), 0
-        while self._load_with(kind, held) <= self._most(kind, held) + ROUNDING and count < self._max_sessions:
-            held[kind] += 1
-            count += 1
-        return count
+            return places
+        left = self._most(kind, held) + ROUNDING - self._share(held)
+        return max(0, min(places, int(left / self._share({kind: 1}))))
 
-    def _load_with(self, kind: Kind, held: Mapping[Kind, int]) -> float:
-        return self.load(Counter[Kind](held) + Counter[Kind]({kind: 1}))
+    def _share(self, held: Mapping[Kind, int]) -> float:
+        return load_of(held, self.certificate, self._max_sessions)
 
     def _most(self, kind: Kind, held: Mapping[Kind, int]) -> float:
         """The load that may be reached: less where kinds are mixed."""

@@ -7,13 +7,16 @@ from dataclasses import dataclass, field
 
 # For so long a signal is over its limit before its light is red, and for so long below GREEN of it before it is green.
 RED_AFTER_S, GREEN_AFTER_S, GREEN = 0.5, 5.0, 0.7
+# Of what fills: it stays where it is when nobody is admitted any more, so that a little less has to do.
+FILLS, GREEN_FILL = ("memory", "system", "kv"), 0.97
 
 
 @dataclass(slots=True)
 class Light:
-    """One signal. `limit`: red from there on. `value`: what was last seen."""
+    """One signal. `limit`: red from there on. `green`: part of it below which it is green. `value`: the last one."""
 
     limit: float
+    green: float = GREEN
     value: float = 0.0
     red: bool = False
     # Since when the signal is on the side that would change the light; None where it is not.
@@ -22,7 +25,7 @@ class Light:
     def see(self, value: float, now_s: float) -> None:
         """Take in what the signal is now. Times have to rise."""
         self.value = value
-        changing = value < GREEN * self.limit if self.red else value >= self.limit
+        changing = value < self.green * self.limit if self.red else value >= self.limit
         if not changing:
             self._since_s = None
             return
@@ -36,7 +39,7 @@ class Lights:
     """All signals of one server, by name. `limits`: what each is red from."""
 
     def __init__(self, limits: Mapping[str, float]) -> None:
-        self._lights = {name: Light(limit) for name, limit in limits.items()}
+        self._lights = {name: Light(limit, GREEN_FILL if name in FILLS else GREEN) for name, limit in limits.items()}
 
     def see(self, values: Mapping[str, float], now_s: float) -> None:
         """Take in what the signals are now. Raises KeyError for one that has no limit."""

@@ -23,6 +23,8 @@ def machine() -> dict[str, Any]:
 
 def differs(certified: dict[str, Any]) -> list[str]:
     """Return what of this machine is another than was certified, of CPU, cores and GPUs."""
+    if not certified:
+        return []
     here = machine()
     return [name for name in ("cpu", "cores", "gpus") if name in certified and certified[name] != here[name]]
 

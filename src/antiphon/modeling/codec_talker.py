@@ -35,8 +35,6 @@ SPECIAL_CODES = 1024
 MAX_FRAMES = 2048
 # Frames of 80 ms in the successive chunks of audio: the first audio comes soon, then the vocoder runs fewer steps.
 CHUNK_FRAMES = (1, 2, 4, 8, 12)
-# Frames of so many numbers of sessions and ways to choose are captured; each keeps some MB on the device.
-MOST_CAPTURED = 32
 # The most rows of a text that are made at once, before the frames that take them.
 TEXT_ROWS_AHEAD = 16
 # The most frames that the vocoder is given at once: the sessions that share its thread wait for it.
@@ -157,13 +155,13 @@ class CodePredictor(nn.Module):
 class CapturedFrames:
     """A CodePredictor whose frames a CUDA device replays: 15 passes are some thousand launches, and one with this.
 
-    For so many sessions as a power of two, whose codes are all chosen alike; `call` returns None for others.
+    For so many sessions as a power of two, whose codes are all chosen as the makers do; `call` returns None for others.
     """
 
     def __init__(self, predictor: CodePredictor, first_codes: nn.Module) -> None:
         self._predictor, self._first_codes = predictor, first_codes
-        # By the number of sessions, and how they choose.
-        self._frames: dict[tuple[int, float, int, float, float], _CapturedFrame] = {}
+        # By the number of sessions.
+        self._frames: dict[int, _CapturedFrame] = {}
         self._memory: Any = torch.cuda.graph_pool_handle()
         self._works = True
 
@@ -174,16 +172,13 @@ class CapturedFrames:
 
         `first`: the first codes, int64 [n], and `uniforms`, on the host.
         """
-        ways = {(p.temperature, p.top_k, p.top_p, p.min_p) for p in params}
-        if not self._works or len(ways) > 1:
+        # What clients choose otherwise is not worth the seconds in which nobody speaks.
+        if not self._works or any(_way(p) != _way(DEFAULT_CODEC_SAMPLING.rest) for p in params):
             return None
         count = 1 << (len(params) - 1).bit_length()
-        key = (count, *ways.pop())
-        if key not in self._frames:
-            if len(self._frames) >= MOST_CAPTURED:
-                return None
+        if count not in self._frames:
             try:
-                self._frames[key] = _CapturedFrame(
+                self._frames[count] = _CapturedFrame(
                     self._predictor, self._first_codes, [params[0]] * count, thoughts, self._memory
                 )
             except RuntimeError as error:
@@ -191,7 +186,11 @@ class CapturedFrames:
                 log.warning("frames of codes are not captured as CUDA graphs: %s", error)
                 self._works = False
                 return None
-        return self._frames[key].run(thoughts, first, uniforms)
+        return self._frames[count].run(thoughts, first, uniforms)
+
+
+def _way(params: Sampling) -> tuple[float, int, float, float]:
+    return params.temperature, params.top_k, params.top_p, params.min_p
 
 
 class _CapturedFrame:

@@ -320,8 +320,9 @@ class ServerState:
         with self.memory.opened(caller.key) as account:
             account.check(0)
         with self._place(self._by_key, caller, "sessions"):
+            now_s = time.monotonic()
             if self.asks_headroom:
-                self.headroom.admit(kind, self._by_kind, time.monotonic(), resumes=resumes)
+                self.headroom.admit(kind, self._by_kind, now_s, resumes=resumes)
             self.num_admitted += 1
             self._by_kind[kind] += 1
             place = Place(kind, self._by_kind)
@@ -330,6 +331,7 @@ class ServerState:
                 yield
             finally:
                 place.release()
+                self.headroom.left(now_s)
                 with suppress(ValueError):
                     # Left in another task than the one that came: a call outlives its request.
                     _current_place.reset(token)

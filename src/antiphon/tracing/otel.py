@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -130,12 +129,13 @@ class _GivenIds:
     """The ids of the next root span, which other servers were told already."""
 
     def __init__(self) -> None:
-        self.traces: deque[int] = deque()
-        self.spans: deque[int] = deque()
+        self._ids: dict[str, int] = {}
 
     def give(self, trace: TurnTrace) -> None:
-        self.traces.append(int(trace.trace_id, 16))
-        self.spans.append(int(trace.span_id, 16))
+        self._ids = {"trace": int(trace.trace_id, 16), "span": int(trace.span_id, 16)}
+
+    def take(self, name: str) -> int | None:
+        return self._ids.pop(name, None)
 
 
 def _id_generator(given: _GivenIds) -> Any:
@@ -144,9 +144,9 @@ def _id_generator(given: _GivenIds) -> Any:
 
     class Ids(RandomIdGenerator):
         def generate_trace_id(self) -> int:
-            return given.traces.popleft() if given.traces else super().generate_trace_id()
+            return given.take("trace") or super().generate_trace_id()
 
         def generate_span_id(self) -> int:
-            return given.spans.popleft() if given.spans else super().generate_span_id()
+            return given.take("span") or super().generate_span_id()
 
     return Ids()

@@ -179,7 +179,11 @@ class TurnTracer:
             for number in [n for n, t in self._turns.items() if not t.response_id]:
                 del self._turns[number]
             return []
-        trace = self._turn(event.turn)
+        trace = self._turns.get(event.turn)
+        if trace is None or trace.response_id:
+            # It was answered all the same, by a model that hears.
+            self.decided("transcript_failed", at_s)
+            return []
         trace.status, trace.ended_s = "failed", at_s
         del self._turns[event.turn]
         return [trace]

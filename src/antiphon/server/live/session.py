@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import anyio
 import anyio.abc
 
+from antiphon.capacity.certificate import Kind
 from antiphon.errors import Refused
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.server.access_log import Fields, current_request, log_fields
@@ -24,8 +25,8 @@ from antiphon.transports.transport import STALL_S, Transport
 
 log = logging.getLogger(__name__)
 CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY = 1000, 1001, 1008
-# The dialects, as metrics name them, of sessions that transcribe.
-TRANSCRIPTIONS = ("openai", "vllm")
+# What sessions are for whose dialect, as metrics name it, says more than their upgrade did.
+KINDS_OF: dict[str, Kind] = {"openai": "captions", "vllm": "captions", "duplex": "duplex"}
 CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_MOVED, CLOSE_TRY_LATER = 1009, 1011, 1012, 1013
 
 
@@ -127,9 +128,9 @@ class LiveSession:
     def count(self, label: str) -> None:
         """Count the session in the metrics under this dialect, as one that was started and as live until it ends."""
         self._labels.append(label)
-        if label in TRANSCRIPTIONS and (place := current_place()):
-            # A connection tells only by its first message that it is no conversation.
-            place.becomes("captions")
+        if label in KINDS_OF and (place := current_place()):
+            # A connection tells only by its first message, and a stored session by what was stored, what it is for.
+            place.becomes(KINDS_OF[label])
         self._state.metrics.sessions.labels(label).inc()
         self._state.metrics.sessions_started.labels(label).inc()
 

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 
 from antiphon.capacity.machine import differs
 from antiphon.loading.loaded import LoadedModels
@@ -26,7 +27,7 @@ async def watch_headroom(state: ServerState, models: LoadedModels) -> None:
             "no certificate: sessions are admitted by live headroom alone, %d in a burst (antiphon certify)",
             state.headroom.burst,
         )
-    elif others := differs(state.headroom.certificate.machine):
+    elif others := await anyio.to_thread.run_sync(differs, state.headroom.certificate.machine):
         log.warning("the certificate is of another machine: its %s differ", ", ".join(others))
     before: dict[str, bool] = {}
     while True:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
@@ -169,10 +170,11 @@ def store_rows(rows: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, valu
     """Store keys and values [n, kv_heads, head_dim] of a layer in `rows` at `slots`, as PagePool.write does."""
     keys, values = (each if each[0].is_contiguous() else each.contiguous() for each in (keys, values))
     width = keys.shape[1] * keys.shape[2]
-    _kernels().store_rows[(len(keys),)](
-        keys, values, slots, rows, keys.stride(0), values.stride(0), rows.stride(1), rows.stride(0), width,
-        _power_of_two(width),
-    )  # fmt: skip
+    with _current(rows.device):
+        _kernels().store_rows[(len(keys),)](
+            keys, values, slots, rows, keys.stride(0), values.stride(0), rows.stride(1), rows.stride(0), width,
+            _power_of_two(width),
+        )  # fmt: skip
 
 
 def attend_pages(rows: torch.Tensor, tiles: Tiles, query: torch.Tensor, scoring: Scoring, shares: int) -> torch.Tensor:
@@ -191,21 +193,27 @@ def attend_pages(rows: torch.Tensor, tiles: Tiles, query: torch.Tensor, scoring:
     part = query.new_empty((shares, count, heads, width) if shares > 1 else (1,), dtype=torch.float32)
     top, total = query.new_empty((2, shares, count, heads), dtype=torch.float32)
     scale = scoring.scaling if scoring.scaling is not None else width**-0.5
-    kernels.attend_pages[(len(tiles.rows), kv_heads, shares)](
-        given, rows, tiles.table, tiles.sessions, tiles.rows, tiles.counts, tiles.positions, out, part, top, total,
-        scale, scoring.softcap or 1.0, scoring.window, given.stride(0), rows.stride(1), rows.stride(0),
-        tiles.table.stride(0), count, heads, shares,
-        GROUPS=groups, HEAD_DIM=width, BLOCK_D=max(16, _power_of_two(width)),
-        BLOCK_M=max(LEAST_ROWS, _power_of_two(tiles.tile_rows * groups)), PAGE=PAGE_ROWS, SHARED=shares > 1,
-        SOFTCAP=scoring.softcap is not None, WINDOW=scoring.window > 0,
-        PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
-    )  # fmt: skip
-    if shares > 1:
-        kernels.add_shares[(count, heads)](
-            part, top, total, out, count, heads, shares,
-            HEAD_DIM=width, BLOCK_D=max(16, _power_of_two(width)), MOST=MOST_SHARES,
+    with _current(rows.device):
+        kernels.attend_pages[(len(tiles.rows), kv_heads, shares)](
+            given, rows, tiles.table, tiles.sessions, tiles.rows, tiles.counts, tiles.positions, out, part, top, total,
+            scale, scoring.softcap or 1.0, scoring.window, given.stride(0), rows.stride(1), rows.stride(0),
+            tiles.table.stride(0), count, heads, shares,
+            GROUPS=groups, HEAD_DIM=width, BLOCK_D=max(16, _power_of_two(width)),
+            BLOCK_M=max(LEAST_ROWS, _power_of_two(tiles.tile_rows * groups)), PAGE=PAGE_ROWS, SHARED=shares > 1,
+            SOFTCAP=scoring.softcap is not None, WINDOW=scoring.window > 0,
+            PRECISION="ieee" if rows.dtype == torch.float32 else "tf32",
         )  # fmt: skip
+        if shares > 1:
+            kernels.add_shares[(count, heads)](
+                part, top, total, out, count, heads, shares,
+                HEAD_DIM=width, BLOCK_D=max(16, _power_of_two(width)), MOST=MOST_SHARES,
+            )  # fmt: skip
     return out
+
+
+def _current(device: torch.device) -> AbstractContextManager[object]:
+    """Make a device the current one, on which Triton launches, whichever its tensors are on."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _power_of_two(number: int) -> int:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 
 T = TypeVar("T")
+_captures = threading.Lock()
 
 
 def capture(function: Callable[[], T], device: torch.device, memory: Any) -> tuple[torch.cuda.CUDAGraph, T]:
@@ -17,7 +19,8 @@ def capture(function: Callable[[], T], device: torch.device, memory: Any) -> tup
     called three times, and has to read its inputs from tensors that stay where they are. Raises RuntimeError where it
     waits for the device.
     """
-    with torch.cuda.device(device):
+    # Captures wait for the device, which another capture forbids.
+    with _captures, torch.cuda.device(device):
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -27,6 +30,6 @@ def capture(function: Callable[[], T], device: torch.device, memory: Any) -> tup
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         # Other engines of this process may use the device meanwhile.
-        with torch.cuda.graph(graph, pool=memory, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, pool=memory, stream=side, capture_error_mode="thread_local"):
             out = function()
     return graph, out

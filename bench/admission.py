@@ -1,0 +1,134 @@
+"""More callers than a certificate has places: `python bench/admission.py CERTIFICATE [--kind captions] [--data DIR]`.
+
+A server with the certificate, and 1, 1.5 and 3 times as many clients of one kind as it certifies, for --seconds each.
+Those that are refused come again after a second, as impatient clients do. Measured are the delays of those who are in,
+how many were in at most, and how long a refusal takes, from the opening of the connection.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import websockets
+from websockets.exceptions import InvalidStatus
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from common import HERE, machine, percentile, save, server, table
+
+from antiphon.capacity.certificate import Certificate, Kind, read
+from antiphon.capacity.clients import Turn
+from antiphon.capacity.worker import Work
+
+FACTORS = (1.0, 1.5, 3.0)
+PATHS = {"captions": "/v1/realtime?intent=transcription", "conversation": "/v1/realtime?model=gpt-realtime"}
+WARM_S, KNOCK_EVERY_S = 15.0, 0.5
+
+
+async def crowd(url: str, kind: Kind, count: int, seconds: float, data: Path) -> list[Turn]:
+    """The turns of so many clients in so many seconds, refusals and the first seconds left out."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "antiphon.capacity.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    assert process.stdin
+    assert process.stdout
+    process.stdin.write(msgspec.json.encode(Work(url, "", str(data), {kind: count}, 4.0, 1)) + b"\n")
+    await process.stdin.drain()
+    found, begun = list[Turn](), time.monotonic()
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(WARM_S + seconds):
+            async for line in process.stdout:
+                turn = msgspec.json.decode(line, type=Turn)
+                if time.monotonic() > begun + WARM_S and "HTTP 503" not in turn.failed:
+                    found.append(turn)
+    process.kill()
+    await process.wait()
+    return found
+
+
+async def knock(url: str, path: str, seconds: float) -> tuple[list[float], int]:
+    """How long each refusal took, of one that knocks again and again; and how many were let in."""
+    refused, inside, until = list[float](), 0, time.monotonic() + WARM_S + seconds
+    await asyncio.sleep(WARM_S)
+    while time.monotonic() < until:
+        begun = time.perf_counter()
+        try:
+            async with websockets.connect(f"{url.replace('http', 'ws', 1)}{path}"):
+                inside += 1
+        except InvalidStatus:
+            refused.append(time.perf_counter() - begun)
+        await asyncio.sleep(KNOCK_EVERY_S)
+    return refused, inside
+
+
+async def most_held(url: str, kind: Kind, seconds: float) -> int:
+    """The most places of a kind that were taken at once."""
+    most, until = 0.0, time.monotonic() + WARM_S + seconds
+    async with httpx.AsyncClient(trust_env=False) as client:
+        while time.monotonic() < until:
+            text = (await client.get(f"{url}/metrics")).text
+            lines = [line for line in text.splitlines() if line.startswith(f'antiphon_held_sessions{{kind="{kind}"}}')]
+            most = max([most, *(float(line.rsplit(" ", 1)[1]) for line in lines)])
+            await asyncio.sleep(0.5)
+    return int(most)
+
+
+async def measure(url: str, certificate: Certificate, kind: Kind, seconds: float, data: Path) -> dict[str, Any]:
+    places, out = certificate.kinds[kind].sessions, {}
+    for factor in FACTORS:
+        count = max(1, round(factor * places))
+        turns, (refused, _), most = await asyncio.gather(
+            crowd(url, kind, count, seconds, data), knock(url, PATHS[kind], seconds), most_held(url, kind, seconds)
+        )
+        delays = [turn.delay_s if turn.delay_s is not None else float("inf") for turn in turns]
+        out[f"{factor:g} x {places}"] = {
+            "clients": count,
+            "most_held": most,
+            "turns": len(delays),
+            "failed": sum(turn.delay_s is None for turn in turns),
+            "p50_s": round(percentile(delays, 50), 3),
+            "p95_s": round(percentile(delays, 95), 3),
+            "refusals": len(refused),
+            "refusal_p50_ms": round(percentile(refused, 50) * 1000, 1) if refused else None,
+            "refusal_p95_ms": round(percentile(refused, 95) * 1000, 1) if refused else None,
+        }
+        await asyncio.sleep(3)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="More callers than a certificate has places.")
+    parser.add_argument("certificate", type=Path)
+    parser.add_argument("--kind", choices=tuple(PATHS), default="captions")
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--data", type=Path, default=HERE.parent / "tests" / "data")
+    args = parser.parse_args()
+    certificate = read(args.certificate)
+    # Its own settings are those of the certificate, but for the model of who measures.
+    os.environ["ANTIPHON_HEADROOM"] = "true"
+    flags = [str(flag) for flag in certificate.settings.get("flags", ())]
+    with server("--certificate", str(args.certificate.resolve()), "--sessions-per-key", "4096", *flags) as srv:
+        found = asyncio.run(measure(srv.url, certificate, args.kind, args.seconds, args.data))
+    objective = certificate.kinds[args.kind].objective.p95_s
+    table(
+        f"{args.kind}, within {objective:g} s",
+        ["callers", "held", "turns", "failed", "p50, s", "p95, s", "refusals", "refused in, p50 / p95 ms"],
+        [
+            [name, one["most_held"], one["turns"], one["failed"], one["p50_s"], one["p95_s"], one["refusals"],
+             f"{one['refusal_p50_ms']} / {one['refusal_p95_ms']}"]
+            for name, one in found.items()
+        ],
+    )  # fmt: skip
+    print(f"\nwritten: {save('admission', {'machine': machine(), args.kind: found})}")
+
+
+if __name__ == "__main__":
+    main()
