@@ -77,7 +77,7 @@ class Headroom:
         return self._share(held) / most
 
     def room(self, kind: Kind, held: Mapping[Kind, int]) -> int:
-        """How many more sessions of a kind would be admitted beside these, one after another: 0 while a light is red."""
+        """How many more sessions of a kind would be admitted beside these, one by one: 0 while a light is red."""
         places = max(0, self._max_sessions - sum(held.values()))
         if self.lights.red:
             return 0
