@@ -23,7 +23,7 @@ DEFAULT_MIXED = 0.85
 
 
 class Objective(msgspec.Struct, frozen=True):
-    """What sessions are held within: the 95th percentile of their delay, in seconds, and no failure.
+    """What sessions are held within: the 95th percentile of their delay, in seconds. A failed turn's has no end.
 
     `delay`: what is measured, in words.
     """

@@ -147,9 +147,10 @@ class Certifier:
             return ()
 
     async def kind(self, kind: Kind, first: int = FIRST_SESSIONS, most: int = MOST_SESSIONS) -> CertifiedKind:
-        """SessionSearch how many sessions of a kind are held. The last word on a number has EDGE_TURNS turns.
+        """Search how many sessions of a kind are held. The last word on a number has EDGE_TURNS turns.
 
-        Where the time is over before the search is, what was held so far is the answer.
+        Where the time is over before that, it is the largest number that was tried and held; its step says by how many
+        turns.
         """
         until_s, search = time.monotonic() + self._minutes * 60, SessionSearch(first, most)
         objective, steps = self._objectives[kind], dict[int, Step]()

@@ -11,16 +11,19 @@ import base64
 import json
 import random
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
 import numpy as np
+import soxr
 import websockets
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.pcm import to_pcm16
 from antiphon.capacity.certificate import Kind, Objective
 from antiphon.capacity.recordings import Recording
 
@@ -105,10 +108,7 @@ async def _connected(url: str, key: str) -> AsyncIterator[Any]:
 
 def wire_pcm(pcm: Pcm) -> bytes:
     """Return float32 at 16 kHz as 16-bit PCM at 24 kHz."""
-    count = len(pcm) * WIRE_HZ // SAMPLE_RATE_HZ
-    at = np.arange(count) * (SAMPLE_RATE_HZ / WIRE_HZ)
-    samples = np.clip(np.interp(at, np.arange(len(pcm)), pcm) * 32767, -32768, 32767)
-    return bytes(samples.astype("<i2").tobytes())
+    return to_pcm16(np.asarray(soxr.resample(pcm, SAMPLE_RATE_HZ, WIRE_HZ), np.float32))
 
 
 class Microphone:
@@ -136,20 +136,16 @@ class Microphone:
 
 
 class Events:
-    """The server's events, as they come. A reader sees each once. `on_event` sees all, at once."""
+    """The server's events, as they come. A reader sees each once."""
 
-    def __init__(
-        self, socket: Any, on_event: Callable[[dict[str, Any], float], None] = lambda event, at_s: None
-    ) -> None:
-        self._socket, self._on_event = socket, on_event
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
         self._queue: asyncio.Queue[tuple[float, dict[str, Any]]] = asyncio.Queue()
 
     async def run(self) -> None:
         async for message in self._socket:
             if isinstance(message, str):
-                event, at_s = json.loads(message), time.monotonic()
-                self._on_event(event, at_s)
-                self._queue.put_nowait((at_s, event))
+                self._queue.put_nowait((time.monotonic(), json.loads(message)))
         raise Failed("the server closed the connection")
 
     async def next(self, until_s: float) -> tuple[float, dict[str, Any]]:
@@ -179,6 +175,25 @@ async def _while_running(turns: Callable[[], Any], *tasks: Callable[[], Any]) ->
         await asyncio.gather(*running, return_exceptions=True)
 
 
+async def _say_turns(
+    socket: Any,
+    chances: Chances,
+    report: Report,
+    outcome: Callable[[float, Recording, Events], Awaitable[Turn]],
+) -> None:
+    """Say recordings one after another, and report what becomes of each: `outcome` is given the end of its speech."""
+    microphone, events = Microphone(socket), Events(socket)
+
+    async def turns() -> None:
+        while True:
+            await asyncio.sleep(chances.pause_s())
+            events.forget()
+            recording = chances.recording()
+            report(await outcome(microphone.say(recording), recording, events))
+
+    await _while_running(turns, microphone.run, events.run)
+
+
 # --- captions ---------------------------------------------------------------------------------------------------------
 
 
@@ -187,16 +202,7 @@ async def _captions(url: str, key: str, chances: Chances, report: Report) -> Non
         fields = {"format": {"type": "audio/pcm", "rate": WIRE_HZ}, "turn_detection": {"type": "server_vad"}}
         session = {"type": "transcription", "audio": {"input": fields | {"transcription": {"language": "en"}}}}
         await socket.send(json.dumps({"type": "session.update", "session": session}))
-        microphone, events = Microphone(socket), Events(socket)
-
-        async def turns() -> None:
-            while True:
-                await asyncio.sleep(chances.pause_s())
-                events.forget()
-                recording = chances.recording()
-                report(await _captioned(microphone.say(recording), recording, events))
-
-        await _while_running(turns, microphone.run, events.run)
+        await _say_turns(socket, chances, report, _captioned)
 
 
 async def _captioned(end_s: float, recording: Recording, events: Events) -> Turn:
@@ -280,16 +286,7 @@ async def _duplex(url: str, key: str, chances: Chances, report: Report) -> None:
 async def _talk(kind: Kind, url: str, key: str, session: dict[str, Any], chances: Chances, report: Report) -> None:
     async with _connected(url, key) as socket:
         await socket.send(json.dumps({"type": "session.update", "session": session}))
-        microphone, events = Microphone(socket), Events(socket)
-
-        async def turns() -> None:
-            while True:
-                await asyncio.sleep(chances.pause_s())
-                events.forget()
-                recording = chances.recording()
-                report(await _answered(kind, socket, microphone.say(recording), recording, events))
-
-        await _while_running(turns, microphone.run, events.run)
+        await _say_turns(socket, chances, report, partial(_answered, kind, socket))
 
 
 async def _answered(kind: Kind, socket: Any, end_s: float, recording: Recording, events: Events) -> Turn:
