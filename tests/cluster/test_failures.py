@@ -107,7 +107,8 @@ def degraded(caller: ResumingCaller) -> list[bool]:
 def test_when_a_door_dies_then_a_client_that_resumes_goes_on_and_the_session_of_another_ends(
     redis: RedisServer,
 ) -> None:
-    with cluster(redis.url, "--grace-s", "0.5", num_hosts=2, pace_s=PACE_S) as hosts:
+    # Long enough for a client that resumes on a machine that is busy, short enough to wait for the other's end.
+    with cluster(redis.url, "--grace-s", "5", num_hosts=2, pace_s=PACE_S) as hosts:
         first, second = hosts.add_door(), hosts.add_door()
         for door in (first, second):
             door.wait()
