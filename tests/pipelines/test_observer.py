@@ -24,7 +24,8 @@ from antiphon.contracts import (
 )
 from antiphon.errors import MediaError
 from antiphon.events.tools import Tool
-from antiphon.pipelines.observer import MAX_UNREAD, Observer, ObserverStream
+from antiphon.pipelines.observer import Observer, ObserverStream
+from antiphon.pipelines.unread_frames import MAX_UNREAD
 from antiphon.vision.images import EncodedImage
 from tests.pipelines.scripted import FileTranscriber, Partner, Reader
 

@@ -30,20 +30,21 @@ from antiphon.capacity.certificate import (
 )
 from antiphon.capacity.clients import OBJECTIVES, Turn
 from antiphon.capacity.machine import machine
-from antiphon.capacity.search import SessionSearch, is_lost, percentile
+from antiphon.capacity.search import SEARCH_TURNS, SessionSearch, Trial, is_lost, percentile
 from antiphon.capacity.worker import Work
 from antiphon.errors import RemoteError
 
-# Turns of a step: while it is searched, and where its number is the last word. A step has so many seconds at most for
-# its turns, beside those in which it warms up; a turn is some six seconds of one session.
-SEARCH_TURNS, EDGE_TURNS = 20, 60
+# A step has so many seconds at most for its turns, beside those in which it warms up: while the number is searched, and
+# where it decides. A turn is some six seconds of one session.
 STEP_S, EDGE_S = 60.0, 240.0
+# A step at the edge ends early only with so many times the turns over the objective that it may have.
+HOPELESS = 3
+# A number that is tried once more may be over its objective by this part of it.
+TOLERANCE = 0.1
 # The clients of a step begin over this many seconds, and so much longer is waited for their first counted turns.
 SPREAD_S, WARM_S = 4.0, 20.0
 # No kind is searched further, and where its search begins.
 MOST_SESSIONS, FIRST_SESSIONS = 1024, 4
-# A number that does not hold is taken back by this part of it.
-BACK_PART = 16
 # The loads of mixtures, in the order in which they are tried.
 MIXED_LOADS = (1.0, 0.85, 0.7, 0.55, 0.4)
 # A server that is started here has so long to be ready.
@@ -63,6 +64,11 @@ class Counted:
     """The turns of one kind in a step. A turn that failed counts as one whose delay has no end."""
 
     turns: list[Turn] = field(default_factory=list)
+    ended_early: bool = False
+
+    def over(self, objective: Objective) -> int:
+        """How many turns are over an objective."""
+        return sum(delay > objective.p95_s for delay in self.delays)
 
     @property
     def delays(self) -> list[float]:
@@ -147,31 +153,18 @@ class Certifier:
             return ()
 
     async def kind(self, kind: Kind, first: int = FIRST_SESSIONS, most: int = MOST_SESSIONS) -> CertifiedKind:
-        """Search how many sessions of a kind are held. The last word on a number has EDGE_TURNS turns.
+        """Search how many sessions of a kind are held, until that is known or the time is over.
 
-        Where the time is over before that, it is the largest number that was tried and held; its step says by how many
-        turns.
+        Only a number that was tried is certified; the curve says by how many turns of each number.
         """
         until_s, search = time.monotonic() + self._minutes * 60, SessionSearch(first, most)
-        objective, steps = self._objectives[kind], dict[int, Step]()
-        while (number := search.next()) is not None and time.monotonic() < until_s:
-            step = (await self.step({kind: number}, SEARCH_TURNS, STEP_S))[kind]
-            steps[number] = step
-            search.tell(number, met=step.met)
-        while search.held and time.monotonic() < until_s:
-            # Longer than before: what the search found is taken back where it does not hold.
-            number = search.held
-            step = (await self.step({kind: number}, EDGE_TURNS, EDGE_S))[kind]
-            steps[number] = step
-            if step.met:
-                break
-            # By more than one where there are many: a percentile of so few turns is not that exact.
-            for lower in range(number, number - max(1, number // BACK_PART), -1):
-                search.tell(lower, met=False)
-        # Where the time was over first, the answer is the largest number that was tried.
-        held = max((n for n, step in steps.items() if step.met and n <= search.held), default=0)
-        curve = tuple(steps[number] for number in sorted(steps))
-        return CertifiedKind(held, objective, curve, bounded=held == most)
+        objective, counted = self._objectives[kind], dict[int, Counted]()
+        while (trial := search.next()) is not None and time.monotonic() < until_s:
+            found = (await self.trial({kind: trial.sessions}, trial))[kind]
+            search.tell(trial, len(found.turns), found.over(objective), ended_early=found.ended_early)
+            counted.setdefault(trial.sessions, Counted()).turns.extend(found.turns)
+        curve = tuple(counted[number].step(number, objective) for number in sorted(counted))
+        return CertifiedKind(search.held, objective, curve, bounded=search.held == most)
 
     async def mixture(self, kinds: Mapping[Kind, CertifiedKind]) -> tuple[Mixture, ...]:
         """Find the load up to which kinds may be mixed: equal parts of each, of loads that become less."""
@@ -183,7 +176,7 @@ class Certifier:
             real = sum(count / held[kind] for kind, count in sessions.items())
             if len(sessions) < 2 or sessions in [m.sessions for m in tried]:
                 continue
-            steps = await self.step(sessions, SEARCH_TURNS, 2 * STEP_S)
+            steps = await self.step(sessions, Trial(sum(sessions.values()), SEARCH_TURNS, is_edge=False), 2 * STEP_S)
             met = all(step.met for step in steps.values())
             tried.append(
                 Mixture(
@@ -194,12 +187,20 @@ class Certifier:
                 break
         return tuple(tried)
 
-    async def step(self, sessions: Mapping[Kind, int], turns: int, most_s: float) -> dict[Kind, Step]:
-        """Let so many sessions of each kind take `turns` counted turns, of each, in at most `most_s` seconds.
+    async def step(self, sessions: Mapping[Kind, int], trial: Trial, most_s: float = EDGE_S) -> dict[Kind, Step]:
+        """Do one trial, and return what it says of each kind."""
+        found = await self.trial(sessions, trial, most_s)
+        return {kind: found[kind].step(count, self._objectives[kind]) for kind, count in sessions.items()}
 
-        Each session takes one at least: those that come first are the quick ones. A step ends before where an objective
-        cannot be met any more.
+    async def trial(
+        self, sessions: Mapping[Kind, int], trial: Trial, most_s: float | None = None
+    ) -> dict[Kind, Counted]:
+        """Let so many sessions of each kind take the trial's turns, of each, in at most `most_s` seconds.
+
+        Each session takes one at least: those that come first are the quick ones. A trial ends before where an
+        objective cannot be met any more; one at the edge, where it is missed by far.
         """
+        most_s = most_s or (EDGE_S if trial.is_edge else STEP_S)
         counted = {kind: Counted() for kind in sessions}
         self._seed += 1000
         spread_s = min(SPREAD_S, 0.5 * sum(sessions.values()))
@@ -207,14 +208,14 @@ class Certifier:
         async with _working(work) as lines:
             with suppress(TimeoutError):
                 async with asyncio.timeout(WARM_S + spread_s + most_s):
-                    await self._count(lines, counted, {kind: max(turns, n) for kind, n in sessions.items()})
-        found = {kind: counted[kind].step(count, self._objectives[kind]) for kind, count in sessions.items()}
-        for kind, step in found.items():
-            self._say(told(kind, step, counted[kind].turns))
-        return found
+                    wanted = {kind: max(trial.turns, n) for kind, n in sessions.items()}
+                    await self._count(lines, counted, wanted, HOPELESS if trial.is_edge else 1)
+        for kind, count in sessions.items():
+            self._say(told(kind, counted[kind].step(count, self._objectives[kind]), counted[kind].turns))
+        return counted
 
     async def _count(
-        self, lines: AsyncIterator[bytes], counted: Mapping[Kind, Counted], wanted: Mapping[Kind, int]
+        self, lines: AsyncIterator[bytes], counted: Mapping[Kind, Counted], wanted: Mapping[Kind, int], times: int
     ) -> None:
         async for line in lines:
             turn = msgspec.json.decode(line, type=Turn)
@@ -223,7 +224,9 @@ class Certifier:
                     of_kind.turns.append(turn)
             if all(len(c.turns) >= wanted[kind] for kind, c in counted.items()):
                 return
-            if any(is_lost(c.delays, self._objectives[kind].p95_s, wanted[kind]) for kind, c in counted.items()):
+            for kind, c in counted.items():
+                c.ended_early = is_lost(c.delays, self._objectives[kind].p95_s, wanted[kind], times)
+            if any(c.ended_early for c in counted.values()):
                 return
 
 

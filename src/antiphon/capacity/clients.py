@@ -366,13 +366,15 @@ async def _spoken(socket: Any) -> Turn:
 
 
 def picture(number: int) -> str:
-    """Return a page with a line that changes, as a JPEG in base64."""
+    """Return a page with a line that changes once a second, as a JPEG in base64."""
     import io
 
     from PIL import Image, ImageDraw
 
     image = Image.new("RGB", (640, 480), (238, 236, 228))
-    ImageDraw.Draw(image).text((60, 200), f"Page {number // FRAMES_A_S}: the train leaves at {number % 24}:30", "black")
+    ImageDraw.Draw(image).text(
+        (60, 200), f"Page {number // FRAMES_A_S}: the train leaves at {number // FRAMES_A_S % 24}:30", "black"
+    )
     file = io.BytesIO()
     image.save(file, "JPEG", quality=85)
     return base64.b64encode(file.getvalue()).decode()

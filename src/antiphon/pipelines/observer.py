@@ -1,6 +1,6 @@
 """A video model for where no model that sees is loaded: it answers from text read on the frames, and plain facts.
 
-Frames are read as they come, the newest first; a frame that looks like the last one that was read is not read again. At
+Frames are read as they come, the newest first (`unread_frames.py`); a frame that looks like the last one that was read is not read again. At
 a question the language model is told what is new since the one before, with its times, so that its KV is only appended
 to. A question about a time gets what was seen then put before it.
 """
@@ -37,7 +37,7 @@ from antiphon.contracts import (
     VoiceOptions,
     one_slab,
 )
-from antiphon.errors import EngineError, MediaError, ModelError, Refused
+from antiphon.errors import EngineError, ModelError, Refused
 from antiphon.pipelines.frame_notes import (
     MAX_NOTES,
     PROMPT,
@@ -49,9 +49,9 @@ from antiphon.pipelines.frame_notes import (
     unseen_answer,
 )
 from antiphon.pipelines.grounding import Grounding
+from antiphon.pipelines.unread_frames import ReadAhead, UnreadFrames
 from antiphon.signals import Signal
 from antiphon.vision.frame_filters import EvsFilter
-from antiphon.vision.images import EncodedImage
 from antiphon.vision.scene import describe
 
 log = logging.getLogger(__name__)
@@ -60,8 +60,6 @@ log = logging.getLogger(__name__)
 SAME_TEXT_LIKENESS = 0.999
 # A question waits so long for the text of its frames, which is read before all other.
 MAX_READING_WAIT_S = 4.0
-# Bound: frames whose text is still to be read. Past it the oldest are not read, and count as frames without text.
-MAX_UNREAD, MAX_UNREAD_BYTES = 16, 32 << 20
 # Bound: frames whose notes are remembered, an hour of two a second. The oldest are forgotten.
 MAX_FRAMES = 7200
 # The newest of them that an answer may be about, unless its question names a time, and that are prefilled.
@@ -85,7 +83,7 @@ class Observer:
         transcriber: Transcriber | None,
         synthesizer: Synthesizer | None = None,
     ) -> None:
-        self._partner, self._reader, self._transcriber = partner, reader, transcriber
+        self._partner, self._read_ahead, self._transcriber = partner, ReadAhead(reader), transcriber
         self._synthesizer = synthesizer
         facts = partner.profile
         self.profile = VideoProfile(facts.id, "text", facts.sample_rate_hz, facts.voices)
@@ -93,7 +91,7 @@ class Observer:
     async def open(self, instructions: str, owner: Hashable | None = None) -> ObserverStream:
         """Open a conversation of its own for a session; `instructions` follow the observer's. Raises Refused."""
         conversation = await self._partner.open(owner)
-        return ObserverStream(conversation, self._reader, self._transcriber, self._synthesizer, instructions)
+        return ObserverStream(conversation, self._read_ahead, self._transcriber, self._synthesizer, instructions)
 
     def close(self) -> None:
         """Do nothing: the models that it uses are closed by the caller that loaded them."""
@@ -102,46 +100,36 @@ class Observer:
 class ObserverStream:
     """A VideoStream over notes. It owns `conversation` and closes it; used from one event loop.
 
-    It holds the files of at most MAX_UNREAD frames, and the notes of MAX_FRAMES.
+    It holds the files of the frames that are still to be read, and the notes of MAX_FRAMES.
     """
 
     def __init__(
         self,
         conversation: ConversationStream,
-        reader: ImageReader,
+        read_ahead: ReadAhead,
         transcriber: Transcriber | None,
         synthesizer: Synthesizer | None,
         instructions: str,
     ) -> None:
-        self._conversation, self._reader, self._transcriber = conversation, reader, transcriber
+        self._conversation, self._transcriber = conversation, transcriber
         self._synthesizer = synthesizer
         # The conversation so far: the system turn, then each question with its notes, and its answer.
         self._messages: list[Message] = [Message("system", f"{PROMPT} {instructions}".strip())]
         self._frames: list[ObservedFrame] = []
         # The number of the last frame that a remembered question told the language model about.
         self._last_told = -1
-        # What is still to be read; the last is read next.
-        self._unread: list[tuple[FrameReading, EncodedImage]] = []
         self._changed = Signal()
+        self._unread = UnreadFrames(read_ahead, self._changed.notify)
         self._thumbnail: np.ndarray | None = None
         self._likeness = EvsFilter(SAME_TEXT_LIKENESS)
         self._reading = FrameReading()
         self._answering = self._was_grounded = False
 
     async def run(self) -> None:
-        """Read the text on frames, the newest first, and prefill the notes once all is read, until cancelled.
-
-        A frame that cannot be read has no text; the reason is logged.
-        """
+        """Read the text on frames, the newest first, and prefill the notes once all is read, until cancelled."""
         while True:
             while self._unread:
-                reading, image = self._unread.pop()
-                try:
-                    reading.lines = await self._reader.read(image)
-                except (ModelError, Refused, MediaError) as error:
-                    log.warning("the text on a frame was not read: %s", error)
-                    reading.lines = ()
-                self._changed.notify()
+                await self._unread.read_next()
             changed = self._changed.pending()
             await self._prefill()
             if not self._unread:
@@ -173,12 +161,7 @@ class ObserverStream:
         scene, self._thumbnail = describe(pixels, self._thumbnail)
         if self._likeness.keeps(pixels):
             self._reading = FrameReading()
-            # The newest is read first and soon, from the pixels that are there; those that wait keep only their files.
-            for _, image in self._unread:
-                image.release()
-            self._unread.append((self._reading, frame.image))
-            while len(self._unread) > MAX_UNREAD or sum(len(i.data) for _, i in self._unread) > MAX_UNREAD_BYTES:
-                self._unread.pop(0)[0].lines = ()
+            self._unread.put(self._reading, frame.image)
         self._frames.append(ObservedFrame(frame.number, frame.at_s, scene, self._reading))
         del self._frames[:-MAX_FRAMES]
         self._changed.notify()
@@ -203,8 +186,7 @@ class ObserverStream:
         What the language model was told with a question stays in its conversation.
         """
         self._frames = [frame for frame in self._frames if frame.at_s >= before_s]
-        held = {id(frame.reading) for frame in self._frames}
-        self._unread = [(reading, image) for reading, image in self._unread if id(reading) in held]
+        self._unread.keep([frame.reading for frame in self._frames])
 
     async def answer(
         self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
@@ -286,13 +268,12 @@ class ObserverStream:
                     yield ResponseAudio(chunk.pcm, chunk.words)
 
     async def _read_for(self, question: VideoQuestion, asked_s: float | None) -> None:
-        """Wait up to MAX_READING_WAIT_S until the frames that a question is about are read, which are read first."""
+        """Wait up to MAX_READING_WAIT_S until the frames that a question is about are read, which are read at once."""
         wanted = [frame for frame in self._frames if frame.number in question.frames]
         if asked_s is not None:
             wanted = self._nearest(asked_s)[:2]
-        first = {id(frame.reading) for frame in wanted}
-        self._unread.sort(key=lambda unread: id(unread[0]) in first)
         with anyio.move_on_after(MAX_READING_WAIT_S):
+            await self._unread.read_first([frame.reading for frame in wanted])
             while any(frame.reading.lines is None for frame in wanted):
                 await self._changed.wait()
 
