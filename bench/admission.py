@@ -1,8 +1,9 @@
 """More callers than a certificate has places: `python bench/admission.py CERTIFICATE [--kind captions] [--data DIR]`.
 
-A server with the certificate, and 1, 1.5 and 3 times as many clients of one kind as it certifies, for --seconds each.
-Those that are refused come again after a second, as impatient clients do. Measured are the delays of those who are in,
-how many were in at most, and how long a refusal takes, from the opening of the connection.
+A server with the certificate, and 1, 1.5 and 3 times as many clients of one kind as it certifies (--factors), for
+--seconds each. Those that are refused come again after a second, as impatient clients do. Measured are the delays of
+those who are in, how many were in at most, and how long a refusal takes, from the opening of the connection. With
+--attacks, as many clients as are certified are measured beside each of these attacks (bench.hostile) of another key.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import time
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,7 @@ from antiphon.capacity.clients import Turn
 from antiphon.capacity.worker import Work
 
 FACTORS = (1.0, 1.5, 3.0)
+BYSTANDER, ATTACKER = "bystander", "attacker"
 PATHS = {"captions": "/v1/realtime?intent=transcription", "conversation": "/v1/realtime?model=gpt-realtime"}
 WARM_S, KNOCK_EVERY_S = 15.0, 0.5
 
@@ -40,7 +44,7 @@ async def crowd(url: str, kind: Kind, count: int, seconds: float, data: Path) ->
     )
     assert process.stdin
     assert process.stdout
-    process.stdin.write(msgspec.json.encode(Work(url, "", str(data), {kind: count}, 4.0, 1)) + b"\n")
+    process.stdin.write(msgspec.json.encode(Work(url, BYSTANDER, str(data), {kind: count}, 4.0, 1)) + b"\n")
     await process.stdin.drain()
     found, begun = list[Turn](), time.monotonic()
     with contextlib.suppress(TimeoutError):
@@ -61,7 +65,8 @@ async def knock(url: str, path: str, seconds: float) -> tuple[list[float], int]:
     while time.monotonic() < until:
         begun = time.perf_counter()
         try:
-            async with websockets.connect(f"{url.replace('http', 'ws', 1)}{path}"):
+            headers = {"Authorization": f"Bearer {BYSTANDER}"}
+            async with websockets.connect(f"{url.replace('http', 'ws', 1)}{path}", additional_headers=headers):
                 inside += 1
         except InvalidStatus:
             refused.append(time.perf_counter() - begun)
@@ -72,7 +77,8 @@ async def knock(url: str, path: str, seconds: float) -> tuple[list[float], int]:
 async def most_held(url: str, kind: Kind, seconds: float) -> int:
     """The most places of a kind that were taken at once."""
     most, until = 0.0, time.monotonic() + WARM_S + seconds
-    async with httpx.AsyncClient(trust_env=False) as client:
+    headers = {"Authorization": f"Bearer {BYSTANDER}"}
+    async with httpx.AsyncClient(trust_env=False, headers=headers, timeout=60) as client:
         while time.monotonic() < until:
             text = (await client.get(f"{url}/metrics")).text
             lines = [line for line in text.splitlines() if line.startswith(f'antiphon_held_sessions{{kind="{kind}"}}')]
@@ -81,15 +87,40 @@ async def most_held(url: str, kind: Kind, seconds: float) -> int:
     return int(most)
 
 
-async def measure(url: str, certificate: Certificate, kind: Kind, seconds: float, data: Path) -> dict[str, Any]:
+@contextlib.asynccontextmanager
+async def attacked(url: str, attack: str) -> AsyncIterator[dict[str, Any]]:
+    """Attack the server while the block runs; yields what then holds how often was tried, and what came of it."""
+    found: dict[str, Any] = {}
+    if not attack:
+        yield found
+        return
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.hostile", attack, url, ATTACKER,
+        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=HERE.parent,
+    )  # fmt: skip
+    assert process.stdin
+    assert process.stdout
+    await process.stdout.readline()
+    try:
+        yield found
+    finally:
+        process.stdin.close()
+        found |= json.loads(await process.stdout.readline() or b"{}")
+        await process.wait()
+
+
+async def measure(
+    url: str, certificate: Certificate, kind: Kind, seconds: float, data: Path, runs: Sequence[tuple[float, str]]
+) -> dict[str, Any]:
     places, out = certificate.kinds[kind].sessions, {}
-    for factor in FACTORS:
+    for factor, attack in runs:
         count = max(1, round(factor * places))
-        turns, (refused, _), most = await asyncio.gather(
-            crowd(url, kind, count, seconds, data), knock(url, PATHS[kind], seconds), most_held(url, kind, seconds)
-        )
+        async with attacked(url, attack) as hostile:
+            turns, (refused, _), most = await asyncio.gather(
+                crowd(url, kind, count, seconds, data), knock(url, PATHS[kind], seconds), most_held(url, kind, seconds)
+            )
         delays = [turn.delay_s if turn.delay_s is not None else float("inf") for turn in turns]
-        out[f"{factor:g} x {places}"] = {
+        out[f"{factor:g} x {places}" + (f", {attack}" if attack else "")] = {
             "clients": count,
             "most_held": most,
             "turns": len(delays),
@@ -99,6 +130,7 @@ async def measure(url: str, certificate: Certificate, kind: Kind, seconds: float
             "refusals": len(refused),
             "refusal_p50_ms": round(percentile(refused, 50) * 1000, 1) if refused else None,
             "refusal_p95_ms": round(percentile(refused, 95) * 1000, 1) if refused else None,
+            "attack": hostile,
         }
         await asyncio.sleep(3)
     return out
@@ -108,15 +140,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="More callers than a certificate has places.")
     parser.add_argument("certificate", type=Path)
     parser.add_argument("--kind", choices=tuple(PATHS), default="captions")
+    parser.add_argument("--factors", default=",".join(f"{factor:g}" for factor in FACTORS))
+    parser.add_argument("--attacks", default="", help="classes of bench.hostile, comma separated")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--data", type=Path, default=HERE.parent / "tests" / "data")
     args = parser.parse_args()
     certificate = read(args.certificate)
     # Its own settings are those of the certificate, but for the model of who measures.
-    os.environ["ANTIPHON_HEADROOM"] = "true"
+    os.environ |= {"ANTIPHON_HEADROOM": "true", "ANTIPHON_API_KEYS": f"{BYSTANDER},{ATTACKER}"}
+    runs = [(float(factor), "") for factor in args.factors.split(",") if factor]
+    runs += [(1.0, attack) for attack in args.attacks.split(",") if attack]
     flags = [str(flag) for flag in certificate.settings.get("flags", ())]
     with server("--certificate", str(args.certificate.resolve()), "--sessions-per-key", "4096", *flags) as srv:
-        found = asyncio.run(measure(srv.url, certificate, args.kind, args.seconds, args.data))
+        found = asyncio.run(measure(srv.url, certificate, args.kind, args.seconds, args.data, runs))
     objective = certificate.kinds[args.kind].objective.p95_s
     table(
         f"{args.kind}, within {objective:g} s",

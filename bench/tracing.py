@@ -1,21 +1,33 @@
-"""What following and sending every turn costs: `python bench/tracing.py`.
+"""What following and sending every turn costs, and how well traces and recordings agree: `python bench/tracing.py`.
 
 Turns of as many events as a conversation's have (50 pieces of sound a second, 60 deltas of an answer), followed and
 sent to an exporter that drops them. The share is of one core, while one session takes a turn every six seconds.
+
+Then a real server that records its sessions and traces every turn holds a conversation of real recordings (--turns),
+and for each turn the time from its end to the first sound of its answer is read from both.
 """
 
 from __future__ import annotations
 
+import argparse
+import asyncio
+import json
 import sys
+import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import machine, save, table
+from common import HERE, machine, percentile, save, server, table
+from tests.server.collector import collector
 
+from antiphon.capacity.certify import Certifier
+from antiphon.capacity.search import Trial
 from antiphon.events.conversation import (
     ContentPosition,
     Response,
@@ -68,13 +80,51 @@ def measure(exporter: TurnExporter | None) -> float:
     return (time.process_time() - began) / TURNS
 
 
+def recorded(folder: Path) -> list[float]:
+    """Of each answered turn of the recordings: milliseconds from the end that was told to the first sound."""
+    found, stopped_s = list[float](), None
+    for file in folder.glob("*/events.jsonl"):
+        for line in map(json.loads, file.read_text().splitlines()):
+            kind = line.get("out", {}).get("type", "")
+            if kind == "input_audio_buffer.speech_stopped":
+                stopped_s = line["t"]
+            elif kind == "response.output_audio.delta" and stopped_s is not None:
+                found.append((line["t"] - stopped_s) * 1000)
+                stopped_s = None
+    return found
+
+
+def agreement(turns: int) -> dict[str, Any]:
+    """How far the traces of a conversation and its recording are apart, in milliseconds."""
+    with tempfile.TemporaryDirectory() as folder, collector() as (url, spans):
+        flags = ("--otel-endpoint", url, "--otel-sample", "1", "--record", folder)
+        with server(*flags) as srv:
+            certifier = Certifier(srv.url, "", HERE.parent / "tests" / "data", minutes=1, say=print)
+            asyncio.run(certifier.step({"conversation": 1}, Trial(1, turns, is_edge=True), 60.0 * turns))
+        ends: dict[bytes, dict[str, int]] = {}
+        for span in spans:
+            ends.setdefault(span.trace_id, {})[span.name] = span.end_time_unix_nano
+        told = [own for own in ends.values() if "antiphon.first_sound" in own]
+        told.sort(key=lambda own: own["antiphon.endpoint"])
+        traced = [(own["antiphon.first_sound"] - own["antiphon.endpoint"]) / 1e6 for own in told]
+        # A turn that was under way at the end may be in one of them alone.
+        both = list(zip(traced, recorded(Path(folder)), strict=False))
+    apart = [abs(a - b) for a, b in both]
+    return {"turns": len(apart), "p50_ms": round(percentile(apart, 50), 3), "most_ms": round(max(apart), 3)}
+
+
 def main() -> None:
-    figures = {}
+    parser = argparse.ArgumentParser(description="What tracing costs, and how well it agrees with recordings.")
+    parser.add_argument("--turns", type=int, default=12)
+    args = parser.parse_args()
+    figures: dict[str, Any] = {}
     for name, exporter in (("followed", None), ("followed and sent", TurnExporter("http://nowhere", Dropped()))):
         seconds = min(measure(exporter) for _ in range(3)) if exporter is None else measure(exporter)
         figures[name] = {"cpu_a_turn_ms": round(seconds * 1000, 3), "core_percent": round(100 * seconds / TURN_S, 4)}
     rows = [(name, f"{f['cpu_a_turn_ms']} ms", f"{f['core_percent']} %") for name, f in figures.items()]
     table("every turn of one session", ("", "CPU a turn", "of a core"), rows)
+    figures["agreement with recordings"] = apart = agreement(args.turns)
+    table("traces beside recordings", ("turns", "apart, p50, ms", "most, ms"), [tuple(apart.values())])
     print(f"\nwritten: {save('tracing', {'machine': machine(), 'tracing': figures})}")
 
 

@@ -57,6 +57,8 @@ NEED_MORE = {
     "antiphon.audio.stretch",
     "antiphon.cli.doctor",
     "antiphon.cli.watch",
+    # Ray is an extra.
+    "antiphon.cluster.ray_app",
     # Triton comes with a build of torch for CUDA, and the tests run with one for CPUs.
     "antiphon.engine.local.kernels.paged",
     "antiphon.transports.webrtc",

@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracing": {"errors", "events"},
     "cluster": {"audio", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
     "server": BELOW_SERVER | {"cluster", "transports"},
-    "cli": BELOW_SERVER | {"server", "transports"},
+    "cli": BELOW_SERVER | {"cluster", "server", "transports"},
 }
 # The package itself and `python -m antiphon` hand on to the rooms.
 UNRULED = {"__init__", "__main__"}

@@ -18,6 +18,7 @@ from websockets.exceptions import InvalidStatus
 
 from antiphon.capacity.certificate import Certificate, CertifiedKind, Objective, encode
 from antiphon.capacity.headroom import MOST_YOUNG
+from tests.cluster.callers import StockCaller
 from tests.cluster.processes import Host
 from tests.conftest import DATA
 from tests.scripted import speech
@@ -189,6 +190,52 @@ def test_without_a_certificate_a_burst_is_bounded_and_the_log_says_so(tmp_path: 
     try:
         asyncio.run(act())
         assert "no certificate: sessions are admitted by live headroom alone" in host.log
+    finally:
+        host.kill()
+
+
+@pytest.mark.parametrize("attack", ["silent", "first-frames", "json", "types"])
+def test_whoever_is_in_goes_on_beside_a_hostile_neighbour(tmp_path: Path, attack: str) -> None:
+    flags = ("--certificate", str(certificate(tmp_path, conversation=4)))
+    host = started(tmp_path, *flags, ANTIPHON_API_KEYS="bystander,attacker")
+    callers = [StockCaller(n, [host.ws], n, "bystander") for n in range(2)]
+    loads, over = list[float](), asyncio.Event()
+
+    async def talk(caller: StockCaller) -> None:
+        async with caller.connected():
+            await caller.converse(1)
+            await attacking.wait()
+            while not over.is_set():
+                await caller.converse(2)
+            caller.check()
+
+    async def act() -> dict[str, Any]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "bench.hostile", attack, host.url, "attacker", "--quick",
+            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        assert process.stdin
+        assert process.stdout
+        async with asyncio.timeout(90), asyncio.TaskGroup() as group:
+            for caller in callers:
+                group.create_task(talk(caller))
+            assert await process.stdout.readline() == b"attacking\n"
+            attacking.set()
+            begun = [len(caller.said) for caller in callers]
+            while any(len(c.said) < n + 6 for c, n in zip(callers, begun, strict=True)):
+                loads.append(await asyncio.to_thread(host.metric, "antiphon_load "))
+                await asyncio.sleep(0.1)
+            process.stdin.close()
+            over.set()
+            found: dict[str, Any] = json.loads(await process.stdout.readline())
+        return found
+
+    attacking = asyncio.Event()
+    try:
+        found = asyncio.run(act())
+        # It was turned away or answered, and took no place that was not there.
+        assert found["tried"] > 0, found
+        assert max(loads) <= 1.0
     finally:
         host.kill()
 

@@ -3,58 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import gzip
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import websockets
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from antiphon.tracing.turns import STAGES
 from tests.cluster.processes import Host
 from tests.scripted import speech
 from tests.server.clients import b64
+from tests.server.collector import collector
 
 pytestmark = pytest.mark.server
 CLIENT = f"00-{'ab' * 16}-{'cd' * 8}-01"
 TURNS = 3
-
-
-@contextmanager
-def collector() -> Iterator[tuple[str, list[Any]]]:
-    """Collects spans that are sent to it."""
-    spans = list[Any]()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["content-length"]))
-            if self.headers.get("content-encoding") == "gzip":
-                body = gzip.decompress(body)
-            for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                for scope in resource.scope_spans:
-                    spans.extend(scope.spans)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", spans
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 def test_every_turn_is_one_trace_whose_stages_add_up_and_agree_with_the_black_box(tmp_path: Path) -> None:

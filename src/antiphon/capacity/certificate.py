@@ -67,11 +67,55 @@ class Mixture(msgspec.Struct, frozen=True):
     met: bool
 
 
+class Spread(msgspec.Struct, frozen=True):
+    """A delay over so many turns, in seconds; None where none came to its end. `failed`: turns that did not."""
+
+    turns: int
+    failed: int
+    p50_s: float | None
+    p95_s: float | None
+
+
+class Part(msgspec.Struct, frozen=True):
+    """How many of so many; `part`: as a fraction, None of none."""
+
+    count: int
+    of: int
+    part: float | None
+
+
+class Yardstick(msgspec.Struct, frozen=True):
+    """What one caller alone was measured to get. None: the server does not do it, or not in a way that could be seen.
+
+    - `first_words`: from the true beginning of speech to its first transcribed text.
+    - `finals`: from the true end of speech to its last final transcript.
+    - `word_errors`: substituted, left out and added words, of those that were said.
+    - `voice_to_voice`: from the true end of a question to the first sound of its answer that is no silence.
+    - `pauses_taken_over`: questions with a pause of 1 s in their middle that were answered before their end.
+    - `barge_in`: from the true beginning of speech into an answer until the server tells of it.
+    - `not_noticed`: of these, those that the server did not tell of within 4 s.
+    - `kept_unheard`: of an answer that was cut, the part of its words that the history keeps less the part of its sound
+      that was heard: the median. Near 0 is right, near 1: what nobody heard was kept.
+    - `errors`: what went wrong, each once.
+    """
+
+    first_words: Spread | None = None
+    finals: Spread | None = None
+    word_errors: Part | None = None
+    voice_to_voice: Spread | None = None
+    pauses_taken_over: Part | None = None
+    barge_in: Spread | None = None
+    not_noticed: Part | None = None
+    kept_unheard: float | None = None
+    errors: tuple[str, ...] = ()
+
+
 class Certificate(msgspec.Struct, frozen=True):
     """What `antiphon certify` found on a machine, on a day.
 
     `date`: ISO 8601, UTC. `machine`, `settings`: what it was measured on and with. `models`: the loaded ones.
     `mixed`: the load up to which kinds may be mixed. `url`: of a server that was not started for it, else "".
+    `alone`: what one caller gets; None where that was not measured.
     """
 
     version: int
@@ -83,6 +127,7 @@ class Certificate(msgspec.Struct, frozen=True):
     mixed: float = DEFAULT_MIXED
     mixtures: tuple[Mixture, ...] = ()
     url: str = ""
+    alone: Yardstick | None = None
 
     def share(self, kind: Kind) -> float | None:
         """The part of the machine that one session of a kind takes; None for a kind that was not certified.

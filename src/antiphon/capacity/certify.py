@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,11 +27,14 @@ from antiphon.capacity.certificate import (
     Mixture,
     Objective,
     Step,
+    Yardstick,
 )
 from antiphon.capacity.clients import OBJECTIVES, Turn
 from antiphon.capacity.machine import machine
+from antiphon.capacity.recordings import read_recordings
 from antiphon.capacity.search import SEARCH_TURNS, SessionSearch, Trial, is_lost, percentile
 from antiphon.capacity.worker import Work
+from antiphon.capacity.yardstick import YARDSTICK_KINDS, SoleCaller, lines_of
 from antiphon.errors import RemoteError
 
 # A step has so many seconds at most for its turns, beside those in which it warms up: while the number is searched, and
@@ -126,7 +129,7 @@ async def _ready_url(process: asyncio.subprocess.Process) -> str:
 class Certifier:
     """Measures one server. `url`, `key`: where and how it is reached. `data`: the folder of recordings.
 
-    `minutes`: for each kind's search. `say`: told of each step as it ends.
+    `minutes`: for each kind's search; 0: nothing is searched. `say`: told of each step as it ends.
     """
 
     def __init__(
@@ -140,7 +143,7 @@ class Certifier:
         objectives: Mapping[Kind, Objective] = OBJECTIVES,
     ) -> None:
         self._url, self._key, self._data, self._say = url, key, data, say
-        self._minutes, self._objectives, self._seed = minutes, objectives, 0
+        self.minutes, self._objectives, self._seed = minutes, objectives, 0
 
     async def models(self) -> tuple[str, ...]:
         """The server's models, by /v1/models; none where it does not tell."""
@@ -152,12 +155,19 @@ class Certifier:
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return ()
 
+    async def alone(self, kinds: Collection[Kind], turns: int) -> Yardstick:
+        """Measure what one caller of these kinds gets, in so many turns of each sort."""
+        found = await SoleCaller(self._url, self._key, read_recordings(self._data), turns, self._say).measure(kinds)
+        for name, value in lines_of(found):
+            self._say(f"{name:<44}{value}")
+        return found
+
     async def kind(self, kind: Kind, first: int = FIRST_SESSIONS, most: int = MOST_SESSIONS) -> CertifiedKind:
         """Search how many sessions of a kind are held, until that is known or the time is over.
 
         Only a number that was tried is certified; the curve says by how many turns of each number.
         """
-        until_s, search = time.monotonic() + self._minutes * 60, SessionSearch(first, most)
+        until_s, search = time.monotonic() + self.minutes * 60, SessionSearch(first, most)
         objective, counted = self._objectives[kind], dict[int, Counted]()
         while (trial := search.next()) is not None and time.monotonic() < until_s:
             found = (await self.trial({kind: trial.sessions}, trial))[kind]
@@ -272,10 +282,20 @@ def told(kind: str, step: Step, turns: Sequence[Turn]) -> str:
 
 
 async def certify(
-    certifier: Certifier, kinds: Sequence[Kind], *, flags: Sequence[str], url: str, mixed: bool
+    certifier: Certifier,
+    kinds: Sequence[Kind],
+    *,
+    flags: Sequence[str],
+    url: str,
+    mixed: bool,
+    turns_alone: int,
 ) -> Certificate:
-    """Measure these kinds one after another, then their mixture. `url`: of a server that was not started for it."""
-    found = {kind: await certifier.kind(kind) for kind in kinds}
+    """Measure what one caller gets, these kinds one after another, then their mixture.
+
+    `url`: of a server that was not started for it. `turns_alone`: of one caller, of each kind of turn; 0: none.
+    """
+    alone = await certifier.alone(kinds, turns_alone) if turns_alone and set(kinds) & set(YARDSTICK_KINDS) else None
+    found = {kind: await certifier.kind(kind) for kind in kinds} if certifier.minutes > 0 else {}
     mixtures = await certifier.mixture(found) if mixed else ()
     best = max((m.load for m in mixtures if m.met), default=None)
     settings: dict[str, Any] = {"flags": list(flags)}
@@ -290,4 +310,5 @@ async def certify(
         mixed=min(1.0, best) if best else min(m.load for m in mixtures) / 2 if mixtures else DEFAULT_MIXED,
         mixtures=mixtures,
         url=url,
+        alone=alone,
     )

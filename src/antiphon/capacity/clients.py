@@ -12,7 +12,7 @@ import json
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ import websockets
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import to_pcm16
 from antiphon.capacity.certificate import Kind, Objective
-from antiphon.capacity.recordings import Recording
+from antiphon.capacity.recordings import Recording, speech_begin_s
 
 # What is measured of each kind, and by default within which time, in seconds.
 OBJECTIVES: dict[Kind, Objective] = {
@@ -37,12 +37,16 @@ OBJECTIVES: dict[Kind, Objective] = {
 }
 WIRE_HZ, CHUNK_S = 24_000, 0.04
 CHUNK_BYTES = 2 * int(WIRE_HZ * CHUNK_S)
+# A server has so long to say that it takes a session.
+BEGIN_S = 3.0
 # A turn whose answer has not come by then has failed.
 PATIENCE_S = 15.0
 # What a person waits after an answer, in seconds, at least and at most.
 PAUSE_S = (0.4, 1.6)
 # Behind the end of a recording nobody begins to speak any more that was not found to speak by then.
 SETTLED_S = 0.3
+# 16-bit samples above this are heard: 45 dB below the loudest that there can be.
+AUDIBLE = 184
 # Sound that comes later than it is due by this was heard to stop.
 LATE_S = 0.06
 FRAMES_A_S = 4
@@ -51,13 +55,19 @@ INSTRUCTIONS = "You are a voice assistant. Answer in one short sentence."
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """One turn of a client. `delay_s`: None where it failed, and `failed` says why. `heard`: what was transcribed."""
+    """One turn of a client. `delay_s`: None where it failed, and `failed` says why. `heard`: what was transcribed.
+
+    `first_words_s`: from the true beginning of speech to its first transcribed text, where that is streamed.
+    `audible_s`: as `delay_s`, to the first sound of an answer that is not silence.
+    """
 
     kind: str
     delay_s: float | None
     failed: str = ""
     said: str = ""
     heard: str = ""
+    first_words_s: float | None = None
+    audible_s: float | None = None
 
 
 class Failed(Exception):
@@ -98,12 +108,34 @@ async def run_client(
 
 
 @asynccontextmanager
-async def _connected(url: str, key: str) -> AsyncIterator[Any]:
+async def connected(url: str, key: str) -> AsyncIterator[Any]:
+    """Yield a connection to a server, with its API key unless that is ""."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     async with websockets.connect(
         url, additional_headers=headers, max_size=None, compression=None, open_timeout=PATIENCE_S
     ) as socket:
         yield socket
+
+
+async def begin(socket: Any, *sessions: dict[str, Any]) -> None:
+    """Ask for a session, or for the next one where the server refuses it. Raises Failed where it refuses all.
+
+    A server that says nothing for BEGIN_S is taken to have agreed.
+    """
+    for session in sessions:
+        await socket.send(json.dumps({"type": "session.update", "session": session}))
+        refusal = ""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(BEGIN_S):
+                while not refusal:
+                    event = json.loads(await socket.recv())
+                    if event["type"] == "session.updated":
+                        return
+                    if event["type"] == "error":
+                        refusal = str(event["error"].get("message") or event["error"])
+        if not refusal:
+            return
+    raise Failed(f"the session is refused: {refusal}"[:200])
 
 
 def wire_pcm(pcm: Pcm) -> bytes:
@@ -162,8 +194,8 @@ class Events:
             self._queue.get_nowait()
 
 
-async def _while_running(turns: Callable[[], Any], *tasks: Callable[[], Any]) -> None:
-    """Take turns until one of the tasks fails, and raise that."""
+async def while_running(turns: Callable[[], Any], *tasks: Callable[[], Any]) -> None:
+    """Take turns until they, or one of the tasks, end; raise what one failed with."""
     running = [asyncio.ensure_future(work()) for work in (*tasks, turns)]
     try:
         done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -191,34 +223,51 @@ async def _say_turns(
             recording = chances.recording()
             report(await outcome(microphone.say(recording), recording, events))
 
-    await _while_running(turns, microphone.run, events.run)
+    await while_running(turns, microphone.run, events.run)
 
 
 # --- captions ---------------------------------------------------------------------------------------------------------
 
 
+CAPTIONS_PATH = "/v1/realtime?intent=transcription"
+
+
+def captions_sessions() -> tuple[dict[str, Any], ...]:
+    """The session of a client that has its speech transcribed, and one for servers that know no such sessions."""
+    sound, words = {"type": "audio/pcm", "rate": WIRE_HZ}, {"language": "en"}
+    vad: dict[str, Any] = {"type": "server_vad"}
+    fields = {"format": sound, "transcription": words, "turn_detection": vad}
+    unanswered = fields | {"turn_detection": vad | {"create_response": False}}
+    return (
+        {"type": "transcription", "audio": {"input": fields}},
+        {"type": "realtime", "audio": {"input": unanswered, "output": {"format": sound}}},
+    )
+
+
 async def _captions(url: str, key: str, chances: Chances, report: Report) -> None:
-    async with _connected(f"{url}/v1/realtime?intent=transcription", key) as socket:
-        fields = {"format": {"type": "audio/pcm", "rate": WIRE_HZ}, "turn_detection": {"type": "server_vad"}}
-        session = {"type": "transcription", "audio": {"input": fields | {"transcription": {"language": "en"}}}}
-        await socket.send(json.dumps({"type": "session.update", "session": session}))
-        await _say_turns(socket, chances, report, _captioned)
+    async with connected(url + CAPTIONS_PATH, key) as socket:
+        await begin(socket, *captions_sessions())
+        await _say_turns(socket, chances, report, captioned)
 
 
-async def _captioned(end_s: float, recording: Recording, events: Events) -> Turn:
+async def captioned(end_s: float, recording: Recording, events: Events) -> Turn:
     """Wait until all of a recording is transcribed: its last final after which nobody speaks, and nothing is pending.
 
     A pause inside the recording ends a turn too, and speech may be found to have ended before it truly did.
     """
     pending, heard = set[str](), list[str]()
     speaking, final_s = False, 0.0
+    begin_s = end_s - recording.speech_end_s + speech_begin_s(recording.pcm)
+    first_s: float | None = None
     while True:
         is_over = bool(heard) and not pending and not speaking
         try:
             at_s, event = await events.next(end_s + (SETTLED_S if is_over else PATIENCE_S))
         except Failed as failure:
             if is_over:
-                return Turn("captions", max(0.0, final_s - end_s), said=recording.text, heard=" ".join(heard))
+                first_words_s = None if first_s is None else max(0.0, first_s - begin_s)
+                delay_s = max(0.0, final_s - end_s)
+                return Turn("captions", delay_s, "", recording.text, " ".join(heard), first_words_s)
             return Turn("captions", None, str(failure), recording.text, " ".join(heard))
         match event["type"]:
             case "input_audio_buffer.speech_started":
@@ -226,7 +275,10 @@ async def _captioned(end_s: float, recording: Recording, events: Events) -> Turn
             case "input_audio_buffer.committed":
                 speaking = False
                 pending.add(event["item_id"])
+            case "conversation.item.input_audio_transcription.delta" if event.get("delta"):
+                first_s = at_s if first_s is None else first_s
             case "conversation.item.input_audio_transcription.completed":
+                first_s = at_s if first_s is None else first_s
                 pending.discard(event["item_id"])
                 heard.append(event["transcript"])
                 final_s = at_s
@@ -236,14 +288,19 @@ async def _captioned(end_s: float, recording: Recording, events: Events) -> Turn
 
 # --- conversation, duplex ---------------------------------------------------------------------------------------------
 
-_SOUND = ("response.output_audio.delta", "response.audio.delta")
+CONVERSATION_PATH = "/v1/realtime?model=gpt-realtime"
+SOUND = ("response.output_audio.delta", "response.audio.delta")
 
 
 class Loudspeaker:
-    """Plays what comes by the clock, and knows how late sound was, and when it will have been heard."""
+    """Plays what comes by the clock, and knows how late sound was, and when it will have been heard.
+
+    `begun_s`: when sound first came. `audible_s`: when the first of it that is no silence was heard. Monotonic.
+    """
 
     def __init__(self) -> None:
         self.begun_s: float | None = None
+        self.audible_s: float | None = None
         self.late_s = 0.0
         self._until_s = 0.0
         self.items: dict[str, float] = {}
@@ -254,6 +311,10 @@ class Loudspeaker:
         if self.begun_s is None:
             self.begun_s = self._until_s = at_s
         self.late_s = max(self.late_s, at_s - self._until_s)
+        if self.audible_s is None and isinstance(event["delta"], str):
+            samples = np.frombuffer(base64.b64decode(event["delta"]), "<i2")
+            if len(loud := np.flatnonzero(np.abs(samples.astype(np.int32)) > AUDIBLE)):
+                self.audible_s = max(self._until_s, at_s) + float(loud[0]) / WIRE_HZ
         self._until_s = max(self._until_s, at_s) + seconds
         item = event.get("item_id", "")
         self.items[item] = self.items.get(item, 0.0) + seconds
@@ -264,13 +325,17 @@ class Loudspeaker:
         return self._until_s
 
 
-async def _conversation(url: str, key: str, chances: Chances, report: Report) -> None:
+def conversation_session(instructions: str = INSTRUCTIONS, max_tokens: int = 60) -> dict[str, Any]:
+    """The session of a client that talks."""
     fields = {
         "input": {"format": {"type": "audio/pcm", "rate": WIRE_HZ}, "turn_detection": {"type": "server_vad"}},
         "output": {"format": {"type": "audio/pcm", "rate": WIRE_HZ}},
     }
-    session = {"type": "realtime", "instructions": INSTRUCTIONS, "max_output_tokens": 60, "audio": fields}
-    await _talk("conversation", f"{url}/v1/realtime?model=gpt-realtime", key, session, chances, report)
+    return {"type": "realtime", "instructions": instructions, "max_output_tokens": max_tokens, "audio": fields}
+
+
+async def _conversation(url: str, key: str, chances: Chances, report: Report) -> None:
+    await _talk("conversation", url + CONVERSATION_PATH, key, conversation_session(), chances, report)
 
 
 async def _duplex(url: str, key: str, chances: Chances, report: Report) -> None:
@@ -284,12 +349,12 @@ async def _duplex(url: str, key: str, chances: Chances, report: Report) -> None:
 
 
 async def _talk(kind: Kind, url: str, key: str, session: dict[str, Any], chances: Chances, report: Report) -> None:
-    async with _connected(url, key) as socket:
-        await socket.send(json.dumps({"type": "session.update", "session": session}))
-        await _say_turns(socket, chances, report, partial(_answered, kind, socket))
+    async with connected(url, key) as socket:
+        await begin(socket, session)
+        await _say_turns(socket, chances, report, partial(answered, kind, socket))
 
 
-async def _answered(kind: Kind, socket: Any, end_s: float, recording: Recording, events: Events) -> Turn:
+async def answered(kind: Kind, socket: Any, end_s: float, recording: Recording, events: Events) -> Turn:
     """Wait for the answer to a question, and hear it to its end. A client of full duplex says what it has played.
 
     Where the question goes on behind a pause, what was begun is not its answer.
@@ -302,7 +367,7 @@ async def _answered(kind: Kind, socket: Any, end_s: float, recording: Recording,
             if done:
                 break
             return Turn(kind, None, str(failure), recording.text, heard)
-        if event["type"] in _SOUND:
+        if event["type"] in SOUND:
             speaker.take(event, at_s)
         elif event["type"] == "conversation.item.input_audio_transcription.completed":
             heard = event["transcript"]
@@ -322,14 +387,15 @@ async def _answered(kind: Kind, socket: Any, end_s: float, recording: Recording,
             await socket.send(json.dumps(ack))
     if speaker.late_s > LATE_S:
         return Turn(kind, None, f"sound was {speaker.late_s * 1000:.0f} ms late", recording.text, heard)
-    return Turn(kind, max(0.0, speaker.begun_s - end_s), said=recording.text, heard=heard)
+    audible_s = None if speaker.audible_s is None else max(0.0, speaker.audible_s - end_s)
+    return Turn(kind, max(0.0, speaker.begun_s - end_s), said=recording.text, heard=heard, audible_s=audible_s)
 
 
 # --- speech -----------------------------------------------------------------------------------------------------------
 
 
 async def _speech(url: str, key: str, chances: Chances, report: Report) -> None:
-    async with _connected(f"{url}/v1/audio/speech/stream", key) as socket:
+    async with connected(f"{url}/v1/audio/speech/stream", key) as socket:
         while True:
             await asyncio.sleep(chances.pause_s())
             config = {"type": "session.config", "response_format": "pcm", "stream_audio": True}
@@ -381,7 +447,7 @@ def picture(number: int) -> str:
 
 
 async def _video(url: str, key: str, chances: Chances, report: Report) -> None:
-    async with _connected(f"{url}/v1/video/chat/stream", key) as socket:
+    async with connected(f"{url}/v1/video/chat/stream", key) as socket:
         config = {"type": "session.config", "modalities": ["text"], "num_frames": 1}
         await socket.send(json.dumps(config))
         events = Events(socket)
@@ -403,7 +469,7 @@ async def _video(url: str, key: str, chances: Chances, report: Report) -> None:
                 await socket.send(json.dumps({"type": "video.query", "text": ASKED}))
                 report(await _looked(events, asked_s))
 
-        await _while_running(turns, show, events.run)
+        await while_running(turns, show, events.run)
 
 
 async def _looked(events: Events, asked_s: float) -> Turn:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from antiphon.capacity.certificate import Certificate, CertifiedKind
+from antiphon.capacity.yardstick import lines_of
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 520, 240, 46, 32
 
@@ -34,7 +35,12 @@ def page(certificate: Certificate) -> str:
         f"<td>{found.objective.p95_s:g} s<td>{escape(found.objective.delay)}</tr>"
         for kind, found in certificate.kinds.items()
     ]
-    body.append(f"</table><p>Kinds may be mixed up to a load of {certificate.mixed:g}.</p>")
+    body.append("</table>")
+    if certificate.kinds:
+        body.append(f"<p>Kinds may be mixed up to a load of {certificate.mixed:g}.</p>")
+    if certificate.alone:
+        rows = "".join(f"<tr><td>{escape(name)}<td>{escape(value)}</tr>" for name, value in lines_of(certificate.alone))
+        body.append(f"<h2>One caller alone</h2><table>{rows}</table>")
     body += [f"<h2>{escape(kind)}</h2>{_curve(found)}{_steps(found)}" for kind, found in certificate.kinds.items()]
     return (
         f"<!doctype html><html lang=en><meta charset=utf-8><title>Certificate</title><style>{_STYLE}</style>"

@@ -52,6 +52,11 @@ def read_recordings(folder: Path) -> list[Recording]:
     return found
 
 
+def speech_begin_s(pcm: Pcm) -> float:
+    """Where speech begins, in seconds: before the first 10 ms that are loud."""
+    return len(pcm) / SAMPLE_RATE_HZ - speech_end_s(pcm[::-1]) if len(pcm) else 0.0
+
+
 def speech_end_s(pcm: Pcm) -> float:
     """Where speech ends, in seconds: behind the last 10 ms that are loud."""
     frame = SAMPLE_RATE_HZ // 100

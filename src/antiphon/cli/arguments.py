@@ -119,6 +119,10 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--no-pull", action="store_true", help="fail if model files are missing instead of fetching them"
     )
+    parser.add_argument("--ray", action="store_true", help="hosts and doors on Ray Serve, on this machine")
+    parser.add_argument("--ray-hosts", type=int, default=1, metavar="N", help="with --ray: hosts, at least")
+    parser.add_argument("--ray-most", type=int, default=0, metavar="N", help="with --ray: hosts at most, by their load")
+    parser.add_argument("--ray-doors", type=int, default=1, metavar="N", help="with --ray: doors")
 
 
 def _add_pull(parser: argparse.ArgumentParser) -> None:
@@ -201,6 +205,7 @@ def _add_certify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--url", help="measure the server that runs there, ours or another, and start none")
     parser.add_argument("--key", help="its API key; better set ANTIPHON_CERTIFY_KEY")
     parser.add_argument("--check", type=Path, metavar="FILE", help="try a certificate's numbers once more")
+    parser.add_argument("--turns-alone", type=int, default=20, help="of one caller, of each kind of turn; 0: none")
     parser.add_argument("--no-mixture", action="store_true", help="measure no mixture of kinds")
     parser.add_argument("serve", nargs="*", metavar="FLAG", help="behind --: flags of the server that is started")
 

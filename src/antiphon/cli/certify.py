@@ -33,6 +33,7 @@ class CertifyOptions:
     check: Path | None
     serve: Sequence[str]
     mixed: bool
+    turns_alone: int
 
 
 def run(options: CertifyOptions) -> int:
@@ -73,7 +74,14 @@ async def _run(options: CertifyOptions, kinds: Sequence[Kind], data: Path, befor
         certifier = Certifier(url, options.key, data, minutes=options.minutes, say=say, objectives=objectives)
         if before:
             return await _check(certifier, before, kinds)
-        found = await certify(certifier, kinds, flags=options.serve, url=options.url, mixed=options.mixed)
+        found = await certify(
+            certifier,
+            kinds,
+            flags=options.serve,
+            url=options.url,
+            mixed=options.mixed,
+            turns_alone=options.turns_alone,
+        )
     try:
         options.out.write_bytes(encode(found))
         options.out.with_suffix(".html").write_text(page(found), encoding="utf-8")
@@ -81,7 +89,9 @@ async def _run(options: CertifyOptions, kinds: Sequence[Kind], data: Path, befor
         raise SettingsError(f"--out: {options.out}: {error.strerror}") from None
     for kind, one in found.kinds.items():
         print(f"{kind}: {one.sessions} sessions within {one.objective.p95_s:g} s, {one.objective.delay}")
-    print(f"mixed up to a load of {found.mixed:g}\nwritten: {options.out}, {options.out.with_suffix('.html')}")
+    if found.mixtures:
+        print(f"mixed up to a load of {found.mixed:g}")
+    print(f"written: {options.out}, {options.out.with_suffix('.html')}")
     return 0
 
 

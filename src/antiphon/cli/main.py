@@ -111,6 +111,8 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
     settings = _with_profile(settings, fetches=not args.no_pull)
     if not args.no_pull:
         _fetch(settings)
+    if args.ray:
+        return _serve_ray(settings, args)
 
     def ready(url: str) -> None:
         print(f"\n  antiphon is ready at {url}   (what it serves: open {url}/)", flush=True)
@@ -128,6 +130,20 @@ def _serve_door(settings: Settings) -> int:
         print(f"\n  antiphon's door is ready at {url} in front of {behind}\n", flush=True)
 
     anyio.run(serve_door, settings, ready)
+    return 0
+
+
+def _serve_ray(settings: Settings, args: argparse.Namespace) -> int:
+    try:
+        from antiphon.cluster.ray_app import serve_here
+    except ModuleNotFoundError as error:
+        raise SettingsError(f"--ray needs Ray Serve ({error}): pip install 'antiphon[ray]'") from None
+
+    def ready(url: str) -> None:
+        print(f"\n  antiphon is ready at {url}   (on Ray Serve)\n", flush=True)
+
+    rules = {"fewest": args.ray_hosts, "most": max(args.ray_hosts, args.ray_most)}
+    serve_here(settings, rules, args.ray_doors, ready)
     return 0
 
 
@@ -283,6 +299,7 @@ def _certify(settings: Settings, args: argparse.Namespace) -> int:
         check=args.check,
         serve=args.serve,
         mixed=not args.no_mixture,
+        turns_alone=args.turns_alone,
     )
     return run(options)
 

@@ -1,8 +1,8 @@
 """A video model for where no model that sees is loaded: it answers from text read on the frames, and plain facts.
 
-Frames are read as they come, the newest first (`unread_frames.py`); a frame that looks like the last one that was read is not read again. At
-a question the language model is told what is new since the one before, with its times, so that its KV is only appended
-to. A question about a time gets what was seen then put before it.
+Frames are read as they come, the newest first (`unread_frames.py`); a frame that looks like the last one that was read
+is not read again. At a question the language model is told what is new since the one before, with its times, so that
+its KV is only appended to. A question about a time gets what was seen then put before it.
 """
 
 from __future__ import annotations

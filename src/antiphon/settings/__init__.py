@@ -19,7 +19,7 @@ from antiphon.settings.sections import (
     SpeechSettings,
     VideoSettings,
 )
-from antiphon.settings.sources import Option, load, options
+from antiphon.settings.sources import Option, environment_of, load, options
 
 __all__ = [
     "WEIGHTS",
@@ -34,6 +34,7 @@ __all__ = [
     "Settings",
     "SpeechSettings",
     "VideoSettings",
+    "environment_of",
     "load",
     "markdown",
     "options",

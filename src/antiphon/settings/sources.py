@@ -142,6 +142,16 @@ def load(
     return tree
 
 
+def environment_of(settings: Settings) -> dict[str, str]:
+    """Return the environment variables by which `load` gives the same settings; those of defaults are left out."""
+    out = {}
+    for o in options():
+        value = getattr(getattr(settings, o.section), o.name)
+        if value != o.default:
+            out[o.variable] = ",".join(value) if isinstance(value, tuple) else str(value)
+    return out
+
+
 def _from_toml(file: Path, known: Mapping[str, Option]) -> dict[str, Value]:
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))

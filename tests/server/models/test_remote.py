@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from anyio.from_thread import start_blocking_portal
 
 from tests.conftest import SMALL, VOICE, Process, Recording, Serve
 from tests.remote.scripted_server import Answer, Script, ScriptedServer, fails, hangs, says, scripted_server
+from tests.server.collector import collector
 from tests.server.conversations import TEXT_ONLY, ConversationClient, talk
 
 KEY = "sk-not-to-be-seen"
@@ -39,13 +41,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(serve: Serve, backend: ScriptedServer, folder: Path) -> Iterator[Process]:
-    """A server whose language model is the scripted one's, with a voice. Failures are logged."""
+def spans() -> Iterator[tuple[str, list[Any]]]:
+    """Where traces are sent to, and those that have come."""
+    with collector() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(serve: Serve, backend: ScriptedServer, folder: Path, spans: tuple[str, list[Any]]) -> Iterator[Process]:
+    """A server whose language model is the scripted one's, with a voice. Failures are logged, all turns traced."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         patch.setenv("ANTIPHON_REMOTE_KEY", KEY)
         process = serve(
             *("--language-model", f"{backend.url}#clever", "--synthesizer", VOICE, "--failure-line", LINE),
             *("--remote-first-token-s", "0.6", "--remote-token-s", "0.6", "--record", str(folder)),
+            *("--otel-endpoint", spans[0], "--otel-sample", "1"),
             clean=False,
         )
     with process.popen:
@@ -101,6 +112,29 @@ def test_turns_are_answered_with_the_servers_words_and_usage(server: Process, ba
             assert backend.asked[-1].headers["authorization"] == f"Bearer {KEY}"
 
     asyncio.run(main())
+
+
+def test_a_spoken_turn_is_one_trace_with_the_request_to_the_models_server(
+    server: Process, backend: ScriptedServer, spans: tuple[str, list[Any]], recordings: dict[str, Recording]
+) -> None:
+    recording = next(r for r in recordings.values() if r.language == "en" and r.seconds < 8)
+
+    async def main() -> str:
+        async with conversation(server, backend, [says("Yes."), says("No.")], **TEXT_ONLY) as wire:
+            await response(wire, "Written, not said.")
+            # No turn of speech is under way.
+            assert "traceparent" not in backend.asked[-1].headers
+            await wire.sound(recording.pcm, 2.0)
+            await wire.until("response.done")
+            return backend.asked[-1].headers["traceparent"]
+
+    version, trace_id, span_id, flags = asyncio.run(main()).split("-")
+    assert (version, flags) == ("00", "01")
+    until_s = time.monotonic() + 20
+    while not (roots := [s for s in spans[1] if s.name == "antiphon.turn" and s.trace_id.hex() == trace_id]):
+        assert time.monotonic() < until_s, "the turn was not traced"
+        time.sleep(0.05)
+    assert roots[0].span_id.hex() == span_id
 
 
 def test_an_interrupted_answer_is_sent_back_as_it_was_heard(server: Process, backend: ScriptedServer) -> None:

@@ -187,7 +187,7 @@ class Carrier:
                 return await self._connect(url, query)
             except InvalidStatus as error:
                 answer = error.response
-                refused = HostRefused(answer.status_code, dict(answer.headers.raw_items()), answer.body or b"")
+                refused = HostRefused(answer.status_code, dict(answer.headers.raw_items()), bytes(answer.body or b""))
                 if answer.status_code < 500:
                     break
             except (OSError, TimeoutError, InvalidHandshake) as error:

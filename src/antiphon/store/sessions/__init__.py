@@ -36,6 +36,7 @@ __all__ = [
     "SessionStore",
     "StoredSession",
     "TailChunk",
+    "is_store_url",
     "open_store",
 ]
 

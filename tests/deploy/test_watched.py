@@ -17,7 +17,7 @@ from antiphon.server.memory import MemoryLedger
 from antiphon.server.metrics import Metrics
 from antiphon.settings import MemorySettings
 
-DEPLOY = Path(__file__).parents[1] / "deploy"
+DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME = re.compile(r"\b(?:antiphon|process)_[a-z_]+")
 
 

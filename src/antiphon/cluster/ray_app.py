@@ -1,0 +1,282 @@
+"""antiphon on Ray Serve: hosts and doors as deployments. The only module that knows Ray, which is `antiphon[ray]`.
+
+Ray places, watches and counts; it carries no frame to a host. A *host* deployment's replica runs one process of
+`antiphon serve`, which listens for itself and tells its address in the store, so that hosts come and go without Serve's
+ingress being reloaded. *Doors* are the ingress: they find the hosts by the store, and take up a session elsewhere when
+its host goes. A replica that Serve stops drains its host: sessions are handed over. docs/design/ray.md has the rest.
+
+    antiphon serve --ray                                   one machine, one command
+    serve run antiphon.cluster.ray_app:build state=redis://...   a cluster's Serve configuration names the same
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from starlette.applications import Starlette
+
+from antiphon.cluster.autoscaling import Autoscaler, ScalingRules
+from antiphon.cluster.door.app import Door
+from antiphon.cluster.door.app import build as build_door
+from antiphon.cluster.door.hosts import Hosts
+from antiphon.cluster.door.watch import watching
+from antiphon.errors import SettingsError
+from antiphon.settings import Settings, environment_of, load
+from antiphon.store.sessions import is_store_url
+
+log = logging.getLogger(__name__)
+# A host has so long to load its models, and beyond its drain to end.
+READY_S, END_S = 900.0, 20.0
+# How often loads are told and looked at, in seconds.
+LOAD_EVERY_S = 2.0
+# The arguments of `build`, beside those that are settings of antiphon.
+NUMBERS = {"hosts": 1, "most_hosts": 0, "doors": 1, "host_cpus": 1, "host_gpus": 0}
+PROGRAM = ("-m", "antiphon", "serve")
+_PR_SET_PDEATHSIG = 1
+
+
+def ingress_variables(settings: Settings) -> dict[str, str]:
+    """What Ray's processes have to have in their environment from their start, for Serve to carry live sessions.
+
+    - HAProxy and not Serve's proxy in Python, which carries 1,100 frames a second in all.
+    - A change of doors reloads HAProxy, and the old one ends with all its connections: not before a session would.
+    - A door that is to go waits for those that cannot resume as long as any server of antiphon does (`--drain-s`).
+    - A door without room says 503 before the upgrade, which is a GET: HAProxy may ask another.
+    """
+    return {
+        "RAY_SERVE_ENABLE_HA_PROXY": "1",
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(int(settings.server.session_s) + 60),
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(max(1, int(settings.server.drain_s))),
+        "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure 503",
+    }
+
+
+class HostReplica:
+    """One host: a process of `antiphon serve` on the replica's node, with these settings. Ready once that is.
+
+    `variables`: its environment, as ANTIPHON_... has it. `address`: that it listens on; "": its node's, where the
+    doors of other nodes reach it. `program`: Python's arguments, which serve. Raises RuntimeError where it does not
+    start.
+    """
+
+    def __init__(self, variables: Mapping[str, str], drain_s: float, address: str, program: Sequence[str]) -> None:
+        self._drain_s = drain_s
+        environment = os.environ | dict(variables)
+        if "OMP_NUM_THREADS" not in variables:
+            # Ray sets it to the replica's CPUs, which are one by default; the models choose for themselves.
+            environment.pop("OMP_NUM_THREADS", None)
+        address = address or ray.util.get_node_ip_address()
+        command = [sys.executable, *program, "--port", "0", "--host", address]
+        # It ends with this process, however that ends.
+        self._process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=_end_with_parent
+        )
+        self.url = self._wait_ready()
+
+    def _wait_ready(self) -> str:
+        assert self._process.stdout
+        until_s = time.monotonic() + READY_S
+        for line in self._process.stdout:
+            words = line.split()
+            if words[:4] == ["antiphon", "is", "ready", "at"]:
+                return words[4]
+            if time.monotonic() > until_s:
+                break
+        self._process.kill()
+        raise RuntimeError(f"the host did not start (exit code {self._process.wait()}); its log is the replica's")
+
+    async def check_health(self) -> None:
+        """Raise RuntimeError where the host has ended or answers no more, so that Serve replaces it."""
+        if (code := self._process.poll()) is not None:
+            raise RuntimeError(f"the host has ended with {code}")
+        await asyncio.to_thread(self._get, "/health")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Tell Serve the host's load: 1 where it admits nobody else."""
+        text = await asyncio.to_thread(self._get, "/metrics")
+        loads = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith("antiphon_load ")]
+        return {"load": float(loads[0])} if loads else {}
+
+    def _get(self, path: str) -> str:
+        request = urllib.request.Request(self.url + path)
+        if key := os.environ.get("ANTIPHON_METRICS_KEY"):
+            request.add_header("Authorization", f"Bearer {key}")
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return str(answer.read().decode())
+
+    async def __del__(self) -> None:
+        """Drain the host, which hands its sessions over, and wait until it has ended: Serve stops the replica."""
+        process = getattr(self, "_process", None)
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            await asyncio.wait_for(asyncio.to_thread(process.wait), self._drain_s + END_S)
+        except TimeoutError:
+            process.kill()
+
+
+def _end_with_parent() -> None:
+    """In a child before it becomes another program: have the kernel end it with the thread that has started it."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+class HostsByLoad:
+    """Serve's policy for the number of hosts: as many as their loads ask for, by `antiphon.cluster.autoscaling`."""
+
+    def __init__(self, **rules: Any) -> None:
+        self._scaler = Autoscaler(ScalingRules(**rules))
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        """Return how many replicas there should be; Serve asks with an AutoscalingContext."""
+        told = (context.raw_metrics or {}).get("load", {})
+        loads = [values[-1].value for values in told.values() if values]
+        starting = max(0, context.target_num_replicas - len(loads))
+        return self._scaler.wanted(loads, starting, context.current_time or time.time()), {}
+
+
+def door_app(settings: Settings) -> Starlette:
+    """Build the application of a door that finds its hosts by the store. WebRTC calls are the hosts' own."""
+    hosts = Hosts((), time.monotonic)
+    app = build_door(Door(hosts, settings.resume.grace_s))
+    app.state.body_timeout_s = settings.server.body_timeout_s
+    inner = app.router.lifespan_context
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[Any]:
+        async with watching(settings.resume, hosts), inner(app) as state:
+            yield state
+
+    app.router.lifespan_context = lifespan
+    return app
+
+
+def build(args: Mapping[str, Any]) -> Any:
+    """Build the application for Serve. `args`: settings by their names (`state`, `profile`, `language_model`, ...), and
+    `hosts`, `most_hosts` (0: no autoscaling), `doors`, `host_cpus`, `host_gpus`.
+
+    Settings that are not among them are those of the environment that Serve builds in. Raises SettingsError.
+    """
+    numbers = {name: args.get(name, default) for name, default in NUMBERS.items()}
+    given = {name: value for name, value in args.items() if name not in NUMBERS}
+    settings = load(given, os.environ)
+    if not settings.resume.state:
+        raise SettingsError("hosts on Ray need a store that all of them reach: state=redis://... or postgresql://...")
+    if not settings.server.api_keys and not settings.server.allow_anonymous:
+        raise SettingsError("hosts on Ray are reached from other nodes: set ANTIPHON_API_KEYS, or allow_anonymous")
+    hosts, most = int(numbers["hosts"]), int(numbers["most_hosts"])
+    # The policy says no to rules that cannot be held together.
+    rules = {"fewest": hosts, "most": max(hosts, most)}
+    ScalingRules(**rules)
+    return application(settings, rules, int(numbers["doors"]), float(numbers["host_cpus"]), float(numbers["host_gpus"]))
+
+
+def application(
+    settings: Settings,
+    rules: Mapping[str, Any],
+    doors: int,
+    host_cpus: float,
+    host_gpus: float,
+    address: str = "",
+    program: Sequence[str] = PROGRAM,
+) -> Any:
+    """The application: `fewest` to `most` hosts by these ScalingRules, behind so many doors.
+
+    `address`: that hosts listen on; "": each on its node's. `program`: what a host's process runs.
+    """
+    drain_s = settings.server.drain_s
+    # A host listens for itself, and belongs to no process that listens already.
+    own = replace(settings, server=replace(settings.server, host=Settings().server.host, port=Settings().server.port))
+    scaled: dict[str, Any] = {"num_replicas": rules["fewest"]}
+    if rules["most"] > rules["fewest"]:
+        policy = AutoscalingPolicy(policy_function=HostsByLoad, policy_kwargs=dict(rules))
+        scaled = {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=rules["fewest"],
+                max_replicas=rules["most"],
+                initial_replicas=rules["fewest"],
+                metrics_interval_s=LOAD_EVERY_S,
+                look_back_period_s=2 * LOAD_EVERY_S,
+                # The policy waits by itself.
+                upscale_delay_s=0.0,
+                downscale_delay_s=0.0,
+                policy=policy,
+            )
+        }
+    host = serve.deployment(
+        HostReplica,
+        name="hosts",
+        ray_actor_options={"num_cpus": host_cpus, "num_gpus": host_gpus},
+        graceful_shutdown_timeout_s=drain_s + 2 * END_S,
+        health_check_period_s=5.0,
+        health_check_timeout_s=10.0,
+        **scaled,
+    )
+
+    def door() -> Starlette:
+        return door_app(settings)
+
+    class Doors:
+        """The ingress. `hosts`: bound here so that they are of one application."""
+
+        def __init__(self, hosts: Any) -> None:
+            self.hosts = hosts
+
+    doors_of = serve.deployment(
+        serve.ingress(door)(Doors),
+        name="doors",
+        num_replicas=doors,
+        # A WebSocket is one request, and doors bound their connections by themselves.
+        max_ongoing_requests=100_000,
+        ray_actor_options={"num_cpus": 0.1},
+        graceful_shutdown_timeout_s=drain_s + END_S,
+    )
+    return doors_of.bind(host.bind(environment_of(own), drain_s, address, program))
+
+
+def serve_here(settings: Settings, rules: Mapping[str, Any], doors: int, on_ready: Any) -> None:
+    """Run the application on a Ray of its own on this machine, until SIGTERM or SIGINT. Blocks.
+
+    Without a `--state`, hosts share a folder of this machine. Raises SettingsError.
+    """
+    if not settings.resume.state:
+        folder = Path(settings.models.home).expanduser() / "ray-state"
+        settings = replace(settings, resume=replace(settings.resume, state=str(folder)))
+    elif not is_store_url(settings.resume.state):
+        log.info("the hosts share the folder %s, which is of this machine alone", settings.resume.state)
+    os.environ |= ingress_variables(settings)
+    stop = False
+
+    def stopped(*_: object) -> None:
+        nonlocal stop
+        stop = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stopped)
+    ray.init(include_dashboard=False, log_to_driver=True)
+    try:
+        serve.start(http_options={"host": settings.server.host, "port": settings.server.port})
+        app = application(settings, rules, doors, host_cpus=0.5, host_gpus=0.0, address="127.0.0.1")
+        serve.run(app, name="antiphon", route_prefix="/")
+        on_ready(f"http://{settings.server.host}:{settings.server.port}")
+        while not stop:
+            time.sleep(0.2)
+    finally:
+        serve.shutdown()
+        ray.shutdown()

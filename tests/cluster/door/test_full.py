@@ -1,0 +1,114 @@
+"""A full service: a door asks its other hosts, and says what the last one says; deploy/haproxy.cfg asks other doors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import websockets
+from websockets.exceptions import InvalidStatus
+
+from antiphon.capacity.certificate import Certificate, CertifiedKind, Objective, encode
+from tests.cluster import balancer
+from tests.cluster.callers import StockCaller
+from tests.cluster.processes import Cluster, cluster
+from tests.store.servers import free_port
+
+pytestmark = pytest.mark.server
+DEPLOY = Path(__file__).parents[3] / "deploy"
+TALK = "/v1/realtime?model=gpt-realtime"
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two hosts, each certified for one conversation, and two doors, each of which knows one of them."""
+    file = tmp_path_factory.mktemp("certified") / "certificate.json"
+    kinds = {"conversation": CertifiedKind(1, Objective(2.0, ""), ())}
+    file.write_bytes(encode(Certificate(1, "", {}, (), {}, kinds)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ANTIPHON_HEADROOM", "true")
+        with cluster("", "--certificate", str(file), "--grace-s", "0", num_hosts=2) as found:
+            for host in found.hosts:
+                found.add_door("--behind", host.url).wait()
+            yield found
+
+
+async def knock(url: str) -> Any:
+    """The socket, or the response that it was refused with."""
+    try:
+        return await websockets.connect(url + TALK)
+    except InvalidStatus as refused:
+        return refused.response
+
+
+def test_a_door_says_what_its_last_host_says_where_none_has_room(hosts: Cluster) -> None:
+    door = hosts.add_door("--behind", hosts.hosts[0].url, "--behind", hosts.hosts[1].url)
+    door.wait()
+
+    async def act() -> None:
+        inside = [await knock(door.ws) for _ in range(2)]
+        assert all(not hasattr(one, "status_code") for one in inside)
+        refused = await knock(door.ws)
+        assert refused.status_code == 503
+        assert int(refused.headers["Retry-After"]) > 0
+        assert json.loads(refused.body)["error"]["code"] == "rate_limit_exceeded"
+        for one in inside:
+            await one.close()
+
+    asyncio.run(act())
+
+
+@pytest.mark.skipif(bool(balancer.missing()), reason=balancer.missing())
+def test_the_haproxy_of_the_deployment_asks_another_door_where_one_is_full(hosts: Cluster, tmp_path: Path) -> None:
+    port = free_port()
+    text = (DEPLOY / "haproxy.cfg").read_text().replace("bind :8000", f"bind 127.0.0.1:{port}")
+    for number in (0, 1):
+        address = hosts.doors[number].url.removeprefix("http://")
+        text = re.sub(rf" server door-{number + 1} \S+", f" server door-{number + 1} {address}", text)
+    (tmp_path / "haproxy.cfg").write_text(text)
+    process = subprocess.Popen(["haproxy", "-q", "-f", str(tmp_path / "haproxy.cfg")])
+
+    async def act() -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            until_s = time.monotonic() + 20
+            while True:
+                try:
+                    if (await client.get("/ready")).status_code == 200:
+                        break
+                except httpx.HTTPError:
+                    pass
+                assert time.monotonic() < until_s, "HAProxy does not serve"
+                await asyncio.sleep(0.05)
+            assert (await client.get("/metrics")).status_code == 404
+            assert (await client.get("/internal/hosts")).status_code == 404
+        # Whichever door it is led to, the free one is found, four times.
+        for _ in range(4):
+            taken = await knock(hosts.doors[0].ws)
+            assert not hasattr(taken, "status_code")
+            caller = StockCaller(1, [f"ws://127.0.0.1:{port}"], 1)
+            async with caller.connected():
+                await caller.converse(2)
+                caller.check()
+                refused = await knock(f"ws://127.0.0.1:{port}")
+                assert refused.status_code == 503
+            await taken.close()
+            await freed()
+
+    async def freed() -> None:
+        async with asyncio.timeout(10):
+            while any(host.num_sessions() for host in hosts.hosts):  # noqa: ASYNC110
+                await asyncio.sleep(0.05)
+
+    try:
+        asyncio.run(act())
+    finally:
+        process.terminate()
+        process.wait(20)

@@ -1,0 +1,184 @@
+"""What runs antiphon elsewhere: the chart, the compose file, units and HAProxy's file say what antiphon understands."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+from helm_python.chart import Chart, lint
+from helm_python.errors import HelmError
+
+from antiphon.cli.arguments import argument_parser
+from antiphon.settings import load, options
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CHART = DEPLOY / "chart"
+KEYS = {"apiKeys": ["secret"], "internalKey": "inner"}
+VALUES: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "hpa": {"autoscaling": {"by": "hpa"}, "networkPolicy": {"from": {"team": "voice"}}},
+    "keda": {"autoscaling": {"by": "keda"}, "serviceMonitor": {"enabled": True}},
+    "managed": {
+        "store": {"url": "postgresql://x"},
+        "host": {"certificate": '{"version": 1}', "env": {"ANTIPHON_LANGUAGE_MODEL": "none"}},
+    },
+    "ingress": {"ingress": {"enabled": True, "host": "voice.example.org", "tlsSecret": "tls"}},
+    "secret": {"existingSecret": "mine", "networkPolicy": {"enabled": False}},
+}
+# What their operators read of objects that are not Kubernetes' own: required fields, as their definitions have them.
+THEIRS = {"ScaledObject": ("scaleTargetRef", "triggers"), "PodMonitor": ("selector", "podMetricsEndpoints")}
+SETTINGS = {option.variable for option in options()}
+
+
+def manifests(values: dict[str, Any]) -> list[dict[str, Any]]:
+    rendered = Chart.load(str(CHART)).render(KEYS | values, name="voice", namespace="ns")
+    texts = [text for name, text in rendered.items() if name.endswith(".yaml")]
+    return [one for text in texts for one in yaml.safe_load_all(text) if one]
+
+
+@pytest.mark.parametrize("version", ["1.30", "1.33"])
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_every_manifest_of_the_chart_is_one_that_kubernetes_takes(values: dict[str, Any], version: str) -> None:
+    found = manifests(values)
+    assert {"StatefulSet", "Deployment", "Service", "PodDisruptionBudget"} <= {one["kind"] for one in found}
+    for one in found:
+        if one["kind"] in THEIRS:
+            assert set(THEIRS[one["kind"]]) <= set(one["spec"]), one
+        else:
+            kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_the_linter_of_charts_finds_nothing_and_a_service_without_keys_is_refused() -> None:
+    report = lint(str(CHART), values=KEYS)
+    assert not report["errors"]
+    assert all(message["severity"] < 2 for message in report["messages"]), report
+    with pytest.raises(HelmError, match="open to everybody"):
+        Chart.load(str(CHART)).render({}, name="voice", namespace="ns")
+    with pytest.raises(HelmError, match=r"drainSeconds|integer"):
+        Chart.load(str(CHART)).render(KEYS | {"host": {"drainSeconds": "long"}}, name="voice", namespace="ns")
+
+
+def containers(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Each container of ours, with its pod."""
+    for one in manifests(values):
+        pod = one.get("spec", {}).get("template", {}).get("spec", {}) if one["kind"] != "Service" else {}
+        for container in [*pod.get("initContainers", ()), *pod.get("containers", ())]:
+            if container["image"].startswith("antiphon"):
+                yield container, pod
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_every_container_gets_arguments_and_settings_that_there_are(values: dict[str, Any]) -> None:
+    found = list(containers(values))
+    assert {container["name"] for container, _ in found} == {"pull", "host", "door"}
+    for container, pod in found:
+        args = argument_parser().parse_args([str(arg) for arg in container["args"]])
+        assert args.command in ("serve", "pull")
+        assert {one["name"] for one in container["env"]} <= SETTINGS
+        # Longer than it drains, and as nobody in particular.
+        if args.command == "serve":
+            assert pod["terminationGracePeriodSeconds"] > float(args.drain_s)
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert container["securityContext"]["readOnlyRootFilesystem"]
+        assert not container["securityContext"]["allowPrivilegeEscalation"]
+        mounts = {mount["name"] for mount in container["volumeMounts"]}
+        claims = {"models"} if container["name"] != "door" else set()
+        assert mounts - claims <= {volume["name"] for volume in pod["volumes"]}
+
+
+def test_selectors_of_the_chart_find_the_pods_that_they_are_for() -> None:
+    found = manifests(VALUES["keda"])
+    pods = {
+        one["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/component"]: one["spec"]["template"][
+            "metadata"
+        ]["labels"]
+        for one in found
+        if one["kind"] in ("StatefulSet", "Deployment")
+    }
+    assert set(pods) == {"host", "door", "valkey"}
+    for one in found:
+        selector = one["spec"].get("selector") or one["spec"].get("podSelector") if "spec" in one else None
+        if not selector:
+            continue
+        labels = selector.get("matchLabels", selector)
+        matched = [part for part, has in pods.items() if labels.items() <= has.items()]
+        assert matched == [one["metadata"]["name"].removeprefix("voice-")] or one["kind"] in (
+            "Service",
+            "PodMonitor",
+        ), one
+        assert matched
+
+
+def compose() -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+    return found
+
+
+def test_the_compose_file_names_services_volumes_files_and_settings_that_there_are() -> None:
+    found = compose()
+    services = found["services"]
+    assert {"host-1", "host-2", "door-1", "haproxy", "valkey", "postgres", "prometheus", "grafana", "vllm"} <= set(
+        services
+    )
+    for name, service in services.items():
+        assert set(service.get("depends_on", ())) <= set(services), name
+        for volume in service.get("volumes", ()):
+            source = volume.split(":")[0]
+            assert source in found["volumes"] or (DEPLOY / source).is_file(), volume
+        if "build" in service:
+            args = argument_parser().parse_args([str(arg) for arg in service["command"]])
+            assert set(service.get("environment", ())) <= SETTINGS, name
+            assert service["read_only"]
+            # As whoever sets nothing but the keys has them.
+            given = {
+                k: re.sub(r"\$\{\w+(?::-(.*?)|:\?.*?)\}", r"\1", v) for k, v in service.get("environment", {}).items()
+            }
+            if "ANTIPHON_API_KEYS" in given:
+                assert given["ANTIPHON_API_KEYS"] == ""
+                given["ANTIPHON_API_KEYS"] = "secret"
+            load({}, given)
+            if args.command == "serve" and args.drain_s:
+                assert float(service["stop_grace_period"].rstrip("s")) > float(args.drain_s)
+    assert (DEPLOY / ".." / services["host-1"]["build"]["dockerfile"]).resolve().is_file()
+
+
+@pytest.mark.parametrize("unit", ["antiphon.service", "antiphon-door.service"])
+def test_a_unit_starts_antiphon_with_flags_that_there_are(unit: str) -> None:
+    text = (DEPLOY / "systemd" / unit).read_text().replace("\\\n", " ")
+    (start,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
+    command, *arguments = shlex.split(start)
+    assert command == "/opt/antiphon/bin/antiphon"
+    args = argument_parser().parse_args(arguments)
+    (stop_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
+    assert int(stop_s) > float(args.drain_s or 60)
+
+
+def test_haproxy_takes_its_file(tmp_path: Path) -> None:
+    if not shutil.which("haproxy"):
+        pytest.skip("haproxy is not installed")
+    file = tmp_path / "haproxy.cfg"
+    # There are no such names here.
+    file.write_text(re.sub(r"( server \S+) \S+", r"\1 127.0.0.1:8000", (DEPLOY / "haproxy.cfg").read_text()))
+    done = subprocess.run(["haproxy", "-c", "-f", str(file)], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr, done.stderr
+
+
+def test_the_image_is_made_of_files_that_there_are_and_asks_for_its_health() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    ignored = (DEPLOY / "Dockerfile.dockerignore").read_text().split()
+    for line in re.findall(r"^COPY (?!--from)(.*)$", text, re.MULTILINE):
+        for source in line.split()[:-1]:
+            assert (DEPLOY.parent / source).exists()
+            assert f"!{source}" in ignored
+    assert set(re.findall(r"\b(ANTIPHON_[A-Z_]+)=", text)) <= SETTINGS
+    assert re.search(r"^USER 10001", text, re.MULTILINE)
+    assert re.search(r"^HEALTHCHECK ", text, re.MULTILINE)
