@@ -11,7 +11,7 @@ PURE := tests/audio tests/events tests/fuzz tests/loading tests/pipelines tests/
         tests/store tests/text tests/traces tests/transports tests/turns tests/vision tests/wire_examples tests/engine/test_lane.py \
         $(wildcard tests/test_*.py)
 
-.PHONY: help serve test quick unit pure fmt lint types docs clients engines kernels browser bench chaos compare house peers lock clean
+.PHONY: help serve test quick unit pure fmt lint types docs clients engines kernels browser bench chaos compare house peers ray lock clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -56,6 +56,9 @@ clients: $(VENV)/dev.stamp  ## Third-party clients in environments of their own 
 
 engines: $(VENV)/dev.stamp  ## Language models on other servers (llama.cpp, vLLM, another antiphon) behind a real server
 	$(BIN)/python tests/engines/run.py
+
+ray: $(VENV)/dev.stamp  ## Hosts and doors on a real Ray Serve, in an environment of its own (0.4 GB)
+	$(BIN)/python tests/ray_serve/run.py $(ARGS)
 
 kernels: $(VENV)/dev.stamp build/triton.stamp  ## The kernels of a GPU, interpreted on the CPU
 	$(BIN)/python -m pytest tests/engine/local/kernels

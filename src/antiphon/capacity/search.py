@@ -22,7 +22,7 @@ CLEAR = 1.28
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A number of sessions to try, and for how many turns. `is_edge`: it decides, and ends early only where hopeless."""
+    """A number of sessions to try, for so many turns. `is_edge`: it decides, and ends early only where hopeless."""
 
     sessions: int
     turns: int

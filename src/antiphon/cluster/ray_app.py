@@ -1,24 +1,27 @@
-"""antiphon on Ray Serve: hosts and doors as deployments. The only module that knows Ray, which is `antiphon[ray]`.
+"""antiphon on Ray Serve: hosts and doors as applications. The only module that knows Ray, which is `antiphon[ray]`.
 
 Ray places, watches and counts; it carries no frame to a host. A *host* deployment's replica runs one process of
 `antiphon serve`, which listens for itself and tells its address in the store, so that hosts come and go without Serve's
 ingress being reloaded. *Doors* are the ingress: they find the hosts by the store, and take up a session elsewhere when
 its host goes. A replica that Serve stops drains its host: sessions are handed over. docs/design/ray.md has the rest.
 
-    antiphon serve --ray                                   one machine, one command
-    serve run antiphon.cluster.ray_app:build state=redis://...   a cluster's Serve configuration names the same
+They are two applications, because Serve replaces an application as a whole: a new version of the hosts leaves the
+doors, and the clients at them, as they are.
+
+    antiphon serve --ray                                                one machine, one command
+    serve run antiphon.cluster.ray_app:build part=hosts state=redis://...    and part=doors; or by Serve's configuration
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import logging
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -48,7 +51,12 @@ LOAD_EVERY_S = 2.0
 # The arguments of `build`, beside those that are settings of antiphon.
 NUMBERS = {"hosts": 1, "most_hosts": 0, "doors": 1, "host_cpus": 1, "host_gpus": 0}
 PROGRAM = ("-m", "antiphon", "serve")
-_PR_SET_PDEATHSIG = 1
+# Has the kernel end the program with the replica's thread that has started it (PR_SET_PDEATHSIG, SIGTERM), and becomes
+# it. A process of its own, because a fork of a replica runs gRPC's handlers.
+LAUNCH = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "
+    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
 
 
 def ingress_variables(settings: Settings) -> dict[str, str]:
@@ -82,12 +90,18 @@ class HostReplica:
             # Ray sets it to the replica's CPUs, which are one by default; the models choose for themselves.
             environment.pop("OMP_NUM_THREADS", None)
         address = address or ray.util.get_node_ip_address()
-        command = [sys.executable, *program, "--port", "0", "--host", address]
-        # It ends with this process, however that ends.
-        self._process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, text=True, preexec_fn=_end_with_parent
-        )
+        command = [sys.executable, "-c", LAUNCH, *program, "--port", "0", "--host", address]
+        self._process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
         self.url = self._wait_ready()
+        self._stopping = False
+        threading.Thread(target=self._end_with_host, name="host", daemon=True).start()
+
+    def _end_with_host(self) -> None:
+        """End the replica when its host has ended by itself, so that Serve replaces both at once."""
+        code = self._process.wait()
+        if not self._stopping:
+            log.error("the host has ended with %s", code)
+            os._exit(1)
 
     def _wait_ready(self) -> str:
         assert self._process.stdout
@@ -102,9 +116,7 @@ class HostReplica:
         raise RuntimeError(f"the host did not start (exit code {self._process.wait()}); its log is the replica's")
 
     async def check_health(self) -> None:
-        """Raise RuntimeError where the host has ended or answers no more, so that Serve replaces it."""
-        if (code := self._process.poll()) is not None:
-            raise RuntimeError(f"the host has ended with {code}")
+        """Raise OSError where the host answers no more, so that Serve replaces it."""
         await asyncio.to_thread(self._get, "/health")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -125,16 +137,12 @@ class HostReplica:
         process = getattr(self, "_process", None)
         if process is None or process.poll() is not None:
             return
+        self._stopping = True
         process.send_signal(signal.SIGTERM)
         try:
             await asyncio.wait_for(asyncio.to_thread(process.wait), self._drain_s + END_S)
         except TimeoutError:
             process.kill()
-
-
-def _end_with_parent() -> None:
-    """In a child before it becomes another program: have the kernel end it with the thread that has started it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 class HostsByLoad:
@@ -168,38 +176,41 @@ def door_app(settings: Settings) -> Starlette:
 
 
 def build(args: Mapping[str, Any]) -> Any:
-    """Build the application for Serve. `args`: settings by their names (`state`, `profile`, `language_model`, ...), and
-    `hosts`, `most_hosts` (0: no autoscaling), `doors`, `host_cpus`, `host_gpus`.
+    """Build one of the two applications for Serve. `args`: `part` (`hosts`, or `doors` at the route /), settings by
+    their names (`state`, `profile`, `language_model`, ...), and of hosts `hosts`, `most_hosts` (0: no autoscaling),
+    `host_cpus`, `host_gpus`, of doors `doors`.
 
     Settings that are not among them are those of the environment that Serve builds in. Raises SettingsError.
     """
     numbers = {name: args.get(name, default) for name, default in NUMBERS.items()}
-    given = {name: value for name, value in args.items() if name not in NUMBERS}
+    given = {name: value for name, value in args.items() if name not in NUMBERS and name != "part"}
     settings = load(given, os.environ)
     if not settings.resume.state:
         raise SettingsError("hosts on Ray need a store that all of them reach: state=redis://... or postgresql://...")
+    if args.get("part") == "doors":
+        return doors_application(settings, int(numbers["doors"]))
+    if args.get("part") != "hosts":
+        raise SettingsError("part: hosts or doors, each an application of its own")
     if not settings.server.api_keys and not settings.server.allow_anonymous:
         raise SettingsError("hosts on Ray are reached from other nodes: set ANTIPHON_API_KEYS, or allow_anonymous")
-    hosts, most = int(numbers["hosts"]), int(numbers["most_hosts"])
-    # The policy says no to rules that cannot be held together.
-    rules = {"fewest": hosts, "most": max(hosts, most)}
-    ScalingRules(**rules)
-    return application(settings, rules, int(numbers["doors"]), float(numbers["host_cpus"]), float(numbers["host_gpus"]))
+    rules = {"fewest": int(numbers["hosts"]), "most": max(int(numbers["hosts"]), int(numbers["most_hosts"]))}
+    return hosts_application(settings, rules, float(numbers["host_cpus"]), float(numbers["host_gpus"]))
 
 
-def application(
+def hosts_application(
     settings: Settings,
     rules: Mapping[str, Any],
-    doors: int,
     host_cpus: float,
     host_gpus: float,
     address: str = "",
     program: Sequence[str] = PROGRAM,
 ) -> Any:
-    """The application: `fewest` to `most` hosts by these ScalingRules, behind so many doors.
+    """The application of hosts, which has no route: `fewest` to `most` of them by these ScalingRules.
 
-    `address`: that hosts listen on; "": each on its node's. `program`: what a host's process runs.
+    `address`: that hosts listen on; "": each on its node's. `program`: what a host's process runs. Raises SettingsError
+    for rules that cannot be held together.
     """
+    ScalingRules(**rules)
     drain_s = settings.server.drain_s
     # A host listens for itself, and belongs to no process that listens already.
     own = replace(settings, server=replace(settings.server, host=Settings().server.host, port=Settings().server.port))
@@ -228,26 +239,47 @@ def application(
         health_check_timeout_s=10.0,
         **scaled,
     )
+    keeper = serve.deployment(Keeper, name="keeper", ray_actor_options={"num_cpus": 0})
+    return keeper.bind(host.bind(environment_of(own), drain_s, address, program))
+
+
+class Keeper:
+    """What Serve takes for the ingress of the hosts' application. Nothing comes to it: an ingress waits at its end for
+    clients that hosts do not have.
+    """
+
+    def __init__(self, hosts: Any) -> None:
+        self.hosts = hosts
+
+
+def doors_application(settings: Settings, doors: int) -> Any:
+    """The application of so many doors, for the route /. It finds the hosts by the store."""
 
     def door() -> Starlette:
         return door_app(settings)
 
     class Doors:
-        """The ingress. `hosts`: bound here so that they are of one application."""
+        """The ingress."""
 
-        def __init__(self, hosts: Any) -> None:
-            self.hosts = hosts
-
-    doors_of = serve.deployment(
+    deployment = serve.deployment(
         serve.ingress(door)(Doors),
         name="doors",
         num_replicas=doors,
-        # A WebSocket is one request, and doors bound their connections by themselves.
+        # A WebSocket is one request, and hosts bound their sessions by themselves.
         max_ongoing_requests=100_000,
         ray_actor_options={"num_cpus": 0.1},
-        graceful_shutdown_timeout_s=drain_s + END_S,
+        graceful_shutdown_timeout_s=settings.server.drain_s + END_S,
     )
-    return doors_of.bind(host.bind(environment_of(own), drain_s, address, program))
+    return deployment.bind()
+
+
+def serves(url: str) -> bool:
+    """Whether a door at this URL has found a host that is ready: it looks for them once a second."""
+    try:
+        with urllib.request.urlopen(f"{url}/ready", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 def serve_here(settings: Settings, rules: Mapping[str, Any], doors: int, on_ready: Any) -> None:
@@ -267,14 +299,18 @@ def serve_here(settings: Settings, rules: Mapping[str, Any], doors: int, on_read
         nonlocal stop
         stop = True
 
+    ray.init(include_dashboard=False, log_to_driver=True)
+    # Behind Ray's own, which end the process at once.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stopped)
-    ray.init(include_dashboard=False, log_to_driver=True)
     try:
         serve.start(http_options={"host": settings.server.host, "port": settings.server.port})
-        app = application(settings, rules, doors, host_cpus=0.5, host_gpus=0.0, address="127.0.0.1")
-        serve.run(app, name="antiphon", route_prefix="/")
-        on_ready(f"http://{settings.server.host}:{settings.server.port}")
+        serve.run(hosts_application(settings, rules, 0.5, 0.0, "127.0.0.1"), name="hosts", route_prefix=None)
+        serve.run(doors_application(settings, doors), name="doors", route_prefix="/")
+        url = f"http://{settings.server.host}:{settings.server.port}"
+        while not stop and not serves(url):
+            time.sleep(0.1)
+        on_ready(url)
         while not stop:
             time.sleep(0.2)
     finally:

@@ -1,0 +1,381 @@
+"""What holds of antiphon on Ray Serve: each check starts Ray, deploys hosts with scripted models, and talks to them.
+
+    python -m tests.ray_serve.checks [CHECK…]      (in the environment of run.py)
+
+Callers are StockCaller: they know nothing of resuming, and raise where an item is missing, double or out of order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import ray
+from ray import serve
+from ray.cluster_utils import Cluster
+
+from antiphon.capacity.certificate import Certificate, CertifiedKind, Objective, encode
+from antiphon.cluster import ray_app
+from antiphon.settings import Settings, load
+from tests.cluster.callers import StockCaller
+from tests.store.servers import RedisServer, free_port
+
+SCRIPTED = ("-m", "tests.cluster.scripted_host")
+# Seconds: a host that is silent for so long is dead; a check that takes longer has failed.
+TTL_S, LIMIT_S = 2.0, 180.0
+PACE_S = 0.02
+# Three words are 0.9 s of sound.
+HEARD_S = 1.0
+
+
+def say(text: str) -> None:
+    print(f"  {text}", flush=True)
+
+
+class TimedCaller(StockCaller):
+    """Takes turns as somebody who listens: each waits until the last answer was heard. `longest_s`: the longest that
+    one was waited for, from the question to the end of its answer.
+    """
+
+    longest_s = 0.0
+
+    async def take_turn(self) -> None:
+        """Write three words, wait for the answer, and hear it."""
+        begun_s = time.monotonic()
+        await self.converse(1, spoken=False)
+        self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
+        await asyncio.sleep(HEARD_S)
+
+
+class Service:
+    """The application on Ray, at `url`. `nodes`: raylets beside the head's; 0: all is on the head."""
+
+    def __init__(self, folder: Path, nodes: int = 0, places: int = 0, **settings: Any) -> None:
+        self.port = free_port()
+        self.redis: RedisServer | None = None
+        self.url, self.ws = f"http://127.0.0.1:{self.port}", f"ws://127.0.0.1:{self.port}"
+        state = str(folder / "state")
+        if not RedisServer.missing():
+            # As on several machines: who is dead is known when its key has run out.
+            self.redis = RedisServer()
+            self.redis.start()
+            state = self.redis.url
+        values: dict[str, Any] = {"state": state, "host_ttl_s": TTL_S, "drain_s": 15.0, "grace_s": 30.0}
+        if places:
+            file = folder / "certificate.json"
+            kinds = {"conversation": CertifiedKind(places, Objective(2.0, ""), ())}
+            file.write_bytes(encode(Certificate(1, "", {}, (), {}, kinds)))
+            values["certificate"] = str(file)
+        self.settings: Settings = load(values | settings, {"ANTIPHON_BURST_SESSIONS": "1000"})
+        self.cluster: Cluster | None = None
+        self.workers: list[Any] = []
+        if nodes:
+            self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+            self.workers = [self.cluster.add_node(num_cpus=2) for _ in range(nodes)]
+            ray.init(address=self.cluster.address, log_to_driver=False)
+        else:
+            ray.init(include_dashboard=False, num_cpus=8, log_to_driver=False)
+        serve.start(http_options={"host": "127.0.0.1", "port": self.port})
+
+    def deploy(self, hosts: int, most: int = 0, doors: int = 0, host_cpus: float = 0.5, **rules: Any) -> float:
+        """Deploy so many hosts, and doors unless that is 0; return how long it took until all served, in seconds."""
+        begun_s = time.monotonic()
+        rules |= {"fewest": hosts, "most": max(most, hosts)}
+        app = ray_app.hosts_application(self.settings, rules, host_cpus, 0.0, "127.0.0.1", SCRIPTED)
+        serve.run(app, name="hosts", route_prefix=None)
+        if doors:
+            serve.run(ray_app.doors_application(self.settings, doors), name="doors", route_prefix="/")
+        while not ray_app.serves(self.url):
+            time.sleep(0.05)
+        return time.monotonic() - begun_s
+
+    def num_hosts(self) -> int:
+        """How many replicas of hosts run."""
+        states = serve.status().applications["hosts"].deployments["hosts"].replica_states
+        return states.get("RUNNING", 0)
+
+    def close(self) -> None:
+        serve.shutdown()
+        ray.shutdown()
+        if self.cluster:
+            self.cluster.shutdown()
+        if self.redis:
+            self.redis.close()
+
+
+@contextmanager
+def service(
+    nodes: int = 0, places: int = 0, variables: dict[str, str] | None = None, **settings: Any
+) -> Iterator[Service]:
+    """A Ray with what `ingress_variables` says, or `variables` instead of it, for one check."""
+    with tempfile.TemporaryDirectory(prefix="antiphon-ray-") as folder:
+        before = dict(os.environ)
+        os.environ["ANTIPHON_TEST_PACE_S"] = str(PACE_S)
+        of = load({"drain_s": 2.0}, {})
+        os.environ |= ray_app.ingress_variables(of) | (variables or {})
+        found = Service(Path(folder), nodes, places, **settings)
+        try:
+            yield found
+        finally:
+            found.close()
+            os.environ.clear()
+            os.environ.update(before)
+
+
+@asynccontextmanager
+async def talking(found: Service, count: int) -> AsyncIterator[list[TimedCaller]]:
+    """So many callers that talk while the block runs; none of them may miss anything, or be cut."""
+    callers = [TimedCaller(n, [found.ws], n) for n in range(count)]
+    over = False
+
+    async def talk(caller: TimedCaller) -> None:
+        async with caller.connected():
+            while not over:
+                await caller.take_turn()
+            caller.check()
+
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+        for caller in callers:
+            group.create_task(talk(caller))
+        await reached(lambda: all(len(caller.said) >= 2 for caller in callers))
+        for caller in callers:
+            caller.longest_s = 0.0
+        yield callers
+        said = [len(caller.said) for caller in callers]
+        await reached(lambda: all(len(c.said) >= n + 2 for c, n in zip(callers, said, strict=True)))
+        over = True
+
+
+async def reached(true: Callable[[], object]) -> None:
+    """Wait until a function returns something true."""
+    while not await asyncio.to_thread(true):  # noqa: ASYNC110
+        await asyncio.sleep(0.05)
+
+
+def longest(callers: list[TimedCaller]) -> str:
+    """The longest that any of them waited for an answer."""
+    return f"the longest wait for an answer was {max(caller.longest_s for caller in callers):.2f} s"
+
+
+def processes_of_hosts() -> list[psutil.Process]:
+    """The processes that replicas have started."""
+    return [p for p in psutil.process_iter(["cmdline"]) if "tests.cluster.scripted_host" in (p.info["cmdline"] or [])]
+
+
+# --- the checks -------------------------------------------------------------------------------------------------------
+
+
+def redeploy() -> None:
+    """Both hosts are replaced under live conversations."""
+    with service() as found:
+        took = found.deploy(2, doors=1)
+        say(f"two hosts and a door serve {took:.1f} s after they were asked for")
+
+        async def act() -> None:
+            async with talking(found, 6) as callers:
+                old = {p.pid for p in processes_of_hosts()}
+                # Another setting is another version of the deployment.
+                found.settings = replace(found.settings, server=replace(found.settings.server, max_sessions=99))
+                begun_s = time.monotonic()
+                await asyncio.to_thread(found.deploy, 2)
+                await reached(lambda: not old & {p.pid for p in processes_of_hosts()})
+                say(f"two hosts were replaced under 6 conversations in {time.monotonic() - begun_s:.1f} s")
+            say(f"nobody missed anything; {longest(callers)}")
+
+        asyncio.run(act())
+
+
+def killed() -> None:
+    """A replica is killed, with its host; and then a host alone."""
+    with service() as found:
+        found.deploy(2, doors=1)
+
+        async def act() -> None:
+            for what in ("a replica and its host", "a host"):
+                async with talking(found, 6) as callers:
+                    host = processes_of_hosts()[0]
+                    if what != "a host":
+                        host.parent().kill()
+                    host.kill()
+                    begun_s = time.monotonic()
+                    await reached(lambda dead=host.pid: dead not in {p.pid for p in processes_of_hosts()})
+                    await reached(lambda: found.num_hosts() == 2 and len(processes_of_hosts()) == 2)
+                    say(f"{what} was killed, and two ran again after {time.monotonic() - begun_s:.1f} s")
+                say(f"nobody missed anything; {longest(callers)}")
+
+        asyncio.run(act())
+
+
+def scaling() -> None:
+    """Hosts by load: one, three, one; nobody is lost."""
+    with service(places=4) as found:
+        found.deploy(1, most=3, doors=1, spare=0, after_s=2.0)
+
+        async def act() -> None:
+            async with talking(found, 2):
+                begun_s = time.monotonic()
+                # Two of four places are a load of 0.5; eight more are too many for one host and come as there is room.
+                waiting = [TimedCaller(n, [found.ws], n) for n in range(10, 16)]
+                over = asyncio.Event()
+
+                async def talk(caller: TimedCaller) -> None:
+                    while True:
+                        try:
+                            async with caller.connected():
+                                while not over.is_set():
+                                    await caller.take_turn()
+                                caller.check()
+                                return
+                        except Exception as error:
+                            if "503" not in str(error):
+                                raise
+                            await asyncio.sleep(0.5)
+
+                tasks = [asyncio.create_task(talk(caller)) for caller in waiting]
+                await reached(lambda: found.num_hosts() == 3)
+                say(f"three hosts served 8 callers {time.monotonic() - begun_s:.1f} s after 6 more had come than 2")
+                await reached(lambda: all(caller.said for caller in waiting))
+                over.set()
+                await asyncio.gather(*tasks)
+                begun_s = time.monotonic()
+                await reached(lambda: found.num_hosts() == 1)
+                say(f"one host was left {time.monotonic() - begun_s:.1f} s after they had gone, and two callers stayed")
+
+        asyncio.run(act())
+
+
+def raylet() -> None:
+    """One of two machines is gone, with whatever ran on it."""
+    # Serve prefers what runs on the proxy's own node, by default.
+    with service(nodes=2, variables={"RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0"}) as found:
+        found.deploy(2, doors=1, host_cpus=1.5)
+
+        async def act() -> None:
+            async with talking(found, 6) as callers:
+                hosts = {p.pid: p for p in processes_of_hosts()}
+                assert len(hosts) == 2
+                gone = found.workers[0]
+                begun_s = time.monotonic()
+                raylets = [
+                    p.pid
+                    for kind, infos in gone.all_processes.items()
+                    if "raylet" in kind
+                    for p in (i.process for i in infos)
+                ]
+                lost = [p for p in hosts.values() if set(raylets) & {a.pid for a in p.parents()}]
+                found.cluster.remove_node(gone, allow_graceful=False)  # type: ignore[union-attr]
+                for process in lost:
+                    process.kill()
+                said = [len(caller.said) for caller in callers]
+                await reached(lambda: all(len(c.said) >= n + 3 for c, n in zip(callers, said, strict=True)))
+                say(
+                    f"a raylet and its {len(lost)} hosts were killed; all go on {time.monotonic() - begun_s:.1f} s later"
+                )
+            say(f"nobody missed anything; {longest(callers)}")
+
+        asyncio.run(act())
+
+
+def reloads() -> None:
+    """Whatever changes routes reloads HAProxy, which cuts older sockets after a while: a short one, and ours."""
+
+    class Other:
+        def __call__(self) -> str:
+            return "another application of the same Serve"
+
+    other = serve.deployment(Other).bind()
+    for hard_stop_s, lives in (("4", False), ("", True)):
+        variables = {"RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": hard_stop_s} if hard_stop_s else {}
+        with service(variables=variables) as found:
+            found.deploy(1, doors=1)
+
+            async def act(found: Service = found, lives: bool = lives, hard_stop_s: str = hard_stop_s) -> None:
+                cut = False
+                try:
+                    async with talking(found, 3):
+                        await asyncio.to_thread(serve.run, other, name="other", route_prefix="/other")
+                        await asyncio.sleep(8)
+                except BaseException:
+                    cut = True
+                assert cut is not lives, "cut" if cut else "not cut"
+                say(
+                    f"HAProxy reloaded, hard stop after {hard_stop_s or 'a session'}: {'cut' if cut else 'all talk on'}"
+                )
+
+            asyncio.run(act())
+
+
+def command() -> None:
+    """`antiphon serve --ray` on this machine, with a real model, and its end."""
+    port = free_port()
+    begun_s = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-P", "-m", "antiphon", "serve", "--ray", "--port", str(port)),
+                *("--profile", "light", "--language-model", "none", "--synthesizer", "none", "--state", folder),
+            ],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stdout
+        for line in process.stdout:
+            if re.search(r"ready at http://127\.0\.0\.1:\d+ ", line):
+                break
+        say(f"`antiphon serve --ray` was ready after {time.monotonic() - begun_s:.1f} s")
+        file = Path(__file__).parents[1] / "data" / "audio" / "tau2-yes.flac"
+        answer = httpx.post(
+            f"http://127.0.0.1:{port}/v1/audio/transcriptions",
+            files={"file": (file.name, file.read_bytes())},
+            data={"model": "whisper-1"},
+            timeout=60,
+        )
+        assert answer.status_code == 200, answer.text
+        say(f"it transcribed {json.loads(answer.text)['text']!r}")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+
+
+def frames() -> None:
+    """What HAProxy, Serve and a door add to a message and its answer, 50 a second on each socket."""
+    from bench.common import percentile
+    from bench.hosts import exchanges
+
+    for count in (8, 20):
+        with service() as found:
+            found.deploy(1, doors=1)
+            host = processes_of_hosts()[0]
+            (address,) = {c.laddr for c in host.net_connections() if c.status == psutil.CONN_LISTEN}
+            times: dict[str, list[float]] = {}
+            for name, ws in (("straight", f"ws://{address.ip}:{address.port}"), ("by Serve", found.ws)):
+                times[name] = asyncio.run(exchanges([f"{ws}/v1/realtime"] * count, {}, [[]] * count))
+            for name, took in times.items():
+                p50, p99 = percentile(took, 50), percentile(took, 99)
+                say(f"{count} sockets {name}: p50 / p99 {p50:.2f} / {p99:.2f} ms, {len(took)} round trips")
+
+
+CHECKS = {check.__name__: check for check in (command, redeploy, killed, scaling, raylet, reloads, frames)}
+
+
+def main() -> None:
+    for name in sys.argv[1:] or CHECKS:
+        print(f"{name}: {(CHECKS[name].__doc__ or '').strip()}", flush=True)
+        CHECKS[name]()
+
+
+if __name__ == "__main__":
+    main()
