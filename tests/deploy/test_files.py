@@ -17,7 +17,7 @@ from helm_python.chart import Chart, lint
 from helm_python.errors import HelmError
 
 from antiphon.cli.arguments import argument_parser
-from antiphon.settings import load, options
+from antiphon.settings import Settings, load, options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "chart"
@@ -54,6 +54,28 @@ def test_every_manifest_of_the_chart_is_one_that_kubernetes_takes(values: dict[s
             assert set(THEIRS[one["kind"]]) <= set(one["spec"]), one
         else:
             kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_ray_is_given_two_applications_and_what_serve_needs_to_carry_sessions() -> None:
+    (one,) = [
+        m for m in manifests({"mode": "ray", "autoscaling": {"by": "keda", "max": 7}}) if m["kind"] == "RayService"
+    ]
+    served = yaml.safe_load(one["spec"]["serveConfigV2"])
+    hosts, doors = served["applications"]
+    assert (hosts["route_prefix"], doors["route_prefix"]) == (None, "/")
+    assert hosts["args"] == {"part": "hosts", "hosts": 2, "most_hosts": 7, "host_cpus": 2}
+    assert doors["args"] == {"part": "doors", "doors": 2}
+    cluster = one["spec"]["rayClusterConfig"]
+    pods = [cluster["headGroupSpec"]["template"], cluster["workerGroupSpecs"][0]["template"]]
+    wanted = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure 503"}
+    for pod in pods:
+        kubernetes_validate.validate({"apiVersion": "v1", "kind": "Pod", **pod}, "1.33", strict=True)
+        given = {e["name"]: e.get("value") for e in pod["spec"]["containers"][0]["env"]}
+        assert wanted.items() <= given.items()
+        assert {name for name in given if name.startswith("ANTIPHON_")} <= SETTINGS
+        # Longer than a session, and than hosts drain.
+        assert int(given["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > Settings().server.session_s
+        assert pod["spec"]["terminationGracePeriodSeconds"] > int(given["ANTIPHON_DRAIN_S"])
 
 
 def test_the_linter_of_charts_finds_nothing_and_a_service_without_keys_is_refused() -> None:

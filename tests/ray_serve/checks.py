@@ -282,9 +282,7 @@ def raylet() -> None:
                     process.kill()
                 said = [len(caller.said) for caller in callers]
                 await reached(lambda: all(len(c.said) >= n + 3 for c, n in zip(callers, said, strict=True)))
-                say(
-                    f"a raylet and its {len(lost)} hosts were killed; all go on {time.monotonic() - begun_s:.1f} s later"
-                )
+                say(f"a raylet and {len(lost)} host were killed; all go on {time.monotonic() - begun_s:.1f} s later")
             say(f"nobody missed anything; {longest(callers)}")
 
         asyncio.run(act())

@@ -11,9 +11,9 @@ import math
 from dataclasses import dataclass
 
 ALLOWED = 0.05
-# A number that decides has so many turns; and the numbers within NEAR of the edge so many together, unless both sides
-# of the edge are clear before.
-EDGE_TURNS, ENOUGH_TURNS, NEAR = 60, 360, 0.08
+# A number that decides has so many turns a trial, and so many trials: a machine has better minutes and worse. And the
+# numbers within NEAR of the edge have so many turns together, unless both sides of the edge are clear before.
+EDGE_TURNS, EDGE_TRIALS, ENOUGH_TURNS, NEAR = 60, 2, 480, 0.08
 # Turns of a trial far from the edge.
 SEARCH_TURNS = 20
 # A part is clear of ALLOWED where it is by so many standard errors: one-sided, nine of ten.
@@ -84,13 +84,13 @@ class SessionSearch:
         if failed is None:
             if held < self._most:
                 return self._short(min(2 * held, self._most) if held else self._first)
-            return self._edge(held) if self.tried[held].planned < EDGE_TURNS else None
+            return self._edge(held) if self.tried[held].planned < EDGE_TRIALS * EDGE_TURNS else None
         # Where short trials have narrowed it down, the curve itself says where to look.
         if failed - held > max(1, held // 8) and self.tried[failed].planned < EDGE_TURNS:
             return self._short((held + failed) // 2)
         guess = self._crossing(held, failed)
         sides = [n for n in (guess, guess + 1) if 1 <= n <= self._most]
-        is_tried = all(n in self.tried and self.tried[n].planned >= EDGE_TURNS for n in sides)
+        is_tried = all(n in self.tried and self.tried[n].planned >= EDGE_TRIALS * EDGE_TURNS for n in sides)
         if is_tried and guess == held and (self._near(held) >= ENOUGH_TURNS or all(self._is_clear(n) for n in sides)):
             return None
         return self._edge(min(sides, key=lambda n: self.tried[n].planned if n in self.tried else 0))
