@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -272,3 +273,20 @@ def test_where_the_time_is_over_what_was_tried_is_the_answer() -> None:
 def test_a_box_that_holds_more_than_is_tried_is_said_to() -> None:
     found = asyncio.run(Box(5000, 1.0).kind("captions", most=64))
     assert (found.sessions, found.bounded) == (64, True)
+
+
+@pytest.mark.parametrize(("minutes", "seconds"), [(0.0, [None]), (11.0, [300.0, 300.0, 60.0])])
+def test_a_number_is_tried_again_for_one_step_or_for_minutes(minutes: float, seconds: list[float | None]) -> None:
+    class Held(Certifier):
+        tried: ClassVar[list[float | None]] = []
+
+        async def trial(
+            self, sessions: Mapping[Kind, int], trial: Trial, most_s: float | None = None
+        ) -> dict[Kind, Counted]:
+            self.tried.append(most_s)
+            return {"speech": Counted([Turn("speech", 0.1 if len(self.tried) > 1 else 0.2)] * 10)}
+
+    certifier = Held("", "", DATA, minutes=minutes, say=lambda _: None)
+    found = asyncio.run(certifier.held("speech", 7))
+    assert certifier.tried == ([240.0] if seconds == [None] else seconds)
+    assert (found.sessions, found.turns, found.met) == (7, 10 * len(seconds), True)

@@ -32,7 +32,7 @@ from antiphon.capacity.certificate import (
 from antiphon.capacity.clients import OBJECTIVES, Turn
 from antiphon.capacity.machine import machine
 from antiphon.capacity.recordings import read_recordings
-from antiphon.capacity.search import SEARCH_TURNS, SessionSearch, Trial, is_lost, percentile
+from antiphon.capacity.search import EDGE_TURNS, SEARCH_TURNS, SessionSearch, Trial, is_lost, percentile
 from antiphon.capacity.worker import Work
 from antiphon.capacity.yardstick import YARDSTICK_KINDS, SoleCaller, lines_of
 from antiphon.errors import RemoteError
@@ -46,6 +46,8 @@ HOPELESS = 3
 TOLERANCE = 0.1
 # The clients of a step begin over this many seconds, and so much longer is waited for their first counted turns.
 SPREAD_S, WARM_S = 4.0, 20.0
+# How long a number is held at a time where it is held for minutes.
+CHECK_S = 300.0
 # No kind is searched further, and where its search begins.
 MOST_SESSIONS, FIRST_SESSIONS = 1024, 4
 # The loads of mixtures, in the order in which they are tried.
@@ -175,6 +177,17 @@ class Certifier:
             counted.setdefault(trial.sessions, Counted()).turns.extend(found.turns)
         curve = tuple(counted[number].step(number, objective) for number in sorted(counted))
         return CertifiedKind(search.held, objective, curve, bounded=search.held == most)
+
+    async def held(self, kind: Kind, number: int) -> Step:
+        """Hold so many sessions of a kind for `minutes`, in steps of CHECK_S, or for one step of EDGE_TURNS."""
+        left_s, counted = self.minutes * 60, Counted()
+        if not left_s:
+            return (await self.step({kind: number}, Trial(number, EDGE_TURNS, is_edge=True)))[kind]
+        while left_s > 0:
+            for_good = Trial(number, 1 << 30, is_edge=True)
+            counted.turns += (await self.trial({kind: number}, for_good, min(left_s, CHECK_S)))[kind].turns
+            left_s -= CHECK_S
+        return counted.step(number, self._objectives[kind])
 
     async def mixture(self, kinds: Mapping[Kind, CertifiedKind]) -> tuple[Mixture, ...]:
         """Find the load up to which kinds may be mixed: equal parts of each, of loads that become less."""

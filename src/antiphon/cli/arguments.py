@@ -199,7 +199,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 def _add_certify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kinds", default="", help="captions, conversation, speech, video, duplex; default: all")
-    parser.add_argument("--minutes", type=float, default=10.0, help="for each kind")
+    parser.add_argument("--minutes", type=float, help="for each kind; default 10, and with --check one step")
     parser.add_argument("--data", type=Path, help="folder of recordings with a manifest.jsonl; default: the checkout's")
     parser.add_argument("--out", type=Path, default=Path("certificate.json"), help="the certificate; a page beside it")
     parser.add_argument("--url", help="measure the server that runs there, ours or another, and start none")

@@ -291,7 +291,7 @@ def _certify(settings: Settings, args: argparse.Namespace) -> int:
 
     options = CertifyOptions(
         kinds=args.kinds,
-        minutes=args.minutes,
+        minutes=args.minutes if args.minutes is not None else 0.0 if args.check else 10.0,
         data=args.data,
         out=args.out,
         url=args.url or "",

@@ -54,8 +54,7 @@ PROGRAM = ("-m", "antiphon", "serve")
 # Has the kernel end the program with the replica's thread that has started it (PR_SET_PDEATHSIG, SIGTERM), and becomes
 # it. A process of its own, because a fork of a replica runs gRPC's handlers.
 LAUNCH = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); "
-    "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
 )
 
 
