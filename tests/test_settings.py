@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from antiphon.errors import SettingsError
-from antiphon.settings import load, markdown, options
+from antiphon.settings import environment_of, load, markdown, options
 
 ROOT = Path(__file__).parents[1]
 
@@ -61,3 +61,19 @@ def test_when_settings_change_then_their_page_is_generated_anew() -> None:
 def test_when_settings_are_listed_then_their_names_and_flags_are_unique() -> None:
     assert len({o.name for o in options()}) == len(options())
     assert len({o.flag for o in options()}) == len(options())
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"api_keys": ["one", "two"], "headroom": "false", "drain_s": "2.5", "state": "redis://store:6379/0"},
+        {"max_sessions": "3", "hosts": ["http://a:1", "http://b:2"], "certificate": "/etc/certificate.json"},
+    ],
+)
+def test_settings_as_variables_are_read_as_the_same_settings(flags: dict[str, object]) -> None:
+    settings = load(flags, {})
+    variables = environment_of(settings)
+    assert load({}, variables) == settings
+    assert set(variables) <= {option.variable for option in options()}
+    assert bool(variables) == bool(flags)

@@ -108,11 +108,12 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.server.run import check_exposure, serve
 
     check_exposure(settings)
+    serve_here = _ray_serve() if args.ray else None
     settings = _with_profile(settings, fetches=not args.no_pull)
     if not args.no_pull:
         _fetch(settings)
-    if args.ray:
-        return _serve_ray(settings, args)
+    if serve_here:
+        return _serve_ray(serve_here, settings, args)
 
     def ready(url: str) -> None:
         print(f"\n  antiphon is ready at {url}   (what it serves: open {url}/)", flush=True)
@@ -133,12 +134,16 @@ def _serve_door(settings: Settings) -> int:
     return 0
 
 
-def _serve_ray(settings: Settings, args: argparse.Namespace) -> int:
+def _ray_serve() -> Callable[..., None]:
+    """What runs the server on Ray. Raises SettingsError where Ray is not installed."""
     try:
         from antiphon.cluster.ray_app import serve_here
     except ModuleNotFoundError as error:
         raise SettingsError(f"--ray needs Ray Serve ({error}): pip install 'antiphon[ray]'") from None
+    return serve_here
 
+
+def _serve_ray(serve_here: Callable[..., None], settings: Settings, args: argparse.Namespace) -> int:
     def ready(url: str) -> None:
         print(f"\n  antiphon is ready at {url}   (on Ray Serve)\n", flush=True)
 
