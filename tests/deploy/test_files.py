@@ -63,7 +63,7 @@ def test_ray_is_given_two_applications_and_what_serve_needs_to_carry_sessions() 
     served = yaml.safe_load(one["spec"]["serveConfigV2"])
     hosts, doors = served["applications"]
     assert (hosts["route_prefix"], doors["route_prefix"]) == (None, "/")
-    assert hosts["args"] == {"part": "hosts", "hosts": 2, "most_hosts": 7, "host_cpus": 2}
+    assert hosts["args"] == {"part": "hosts", "hosts": 2, "most_hosts": 7, "host_cpus": 1.5}
     assert doors["args"] == {"part": "doors", "doors": 2}
     cluster = one["spec"]["rayClusterConfig"]
     pods = [cluster["headGroupSpec"]["template"], cluster["workerGroupSpecs"][0]["template"]]
@@ -76,6 +76,11 @@ def test_ray_is_given_two_applications_and_what_serve_needs_to_carry_sessions() 
         # Longer than a session, and than hosts drain.
         assert int(given["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) > Settings().server.session_s
         assert pod["spec"]["terminationGracePeriodSeconds"] > int(given["ANTIPHON_DRAIN_S"])
+    # All of them find a place: a door takes a tenth of a CPU.
+    workers = cluster["workerGroupSpecs"][0]
+    cpus = float(pods[1]["spec"]["containers"][0]["resources"]["requests"]["cpu"])
+    assert hosts["args"]["host_cpus"] + 0.1 * doors["args"]["doors"] <= cpus
+    assert hosts["args"]["hosts"] <= workers["replicas"] <= workers["maxReplicas"]
 
 
 def test_the_linter_of_charts_finds_nothing_and_a_service_without_keys_is_refused() -> None:
@@ -84,6 +89,13 @@ def test_the_linter_of_charts_finds_nothing_and_a_service_without_keys_is_refuse
     assert all(message["severity"] < 2 for message in report["messages"]), report
     with pytest.raises(HelmError, match="open to everybody"):
         Chart.load(str(CHART)).render({}, name="voice", namespace="ns")
+    for wrong, says in (
+        ({"store": {"valkey": {"enabled": False}}}, "hosts need a store"),
+        ({"existingSecret": "mine", "store": {"url": "redis://x"}}, "leave store.url empty"),
+        ({"mode": "ray", "host": {"args": ["--seed", "1"]}}, "host.args are of mode kubernetes"),
+    ):
+        with pytest.raises(HelmError, match=says):
+            Chart.load(str(CHART)).render(KEYS | wrong, name="voice", namespace="ns")
     with pytest.raises(HelmError, match=r"drainSeconds|integer"):
         Chart.load(str(CHART)).render(KEYS | {"host": {"drainSeconds": "long"}}, name="voice", namespace="ns")
 
@@ -180,7 +192,11 @@ def test_a_unit_starts_antiphon_with_flags_that_there_are(unit: str) -> None:
     assert command == "/opt/antiphon/bin/antiphon"
     args = argument_parser().parse_args(arguments)
     (stop_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
-    assert int(stop_s) > float(args.drain_s or 60)
+    variables = dict(
+        pair.split("=") for line in re.findall(r"^Environment=(.*)$", text, re.MULTILINE) for pair in line.split()
+    )
+    assert set(variables) <= SETTINGS
+    assert int(stop_s) > float(args.drain_s or variables.get("ANTIPHON_DRAIN_S", 60))
 
 
 def test_haproxy_takes_its_file(tmp_path: Path) -> None:

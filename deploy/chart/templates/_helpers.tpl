@@ -64,6 +64,9 @@ capabilities: {drop: [ALL]}
 {{- range $key, $value := .Values.host.env }}
 - {name: {{ $key }}, value: {{ $value | quote }}}
 {{- end }}
+{{- with .Values.host.profile }}
+- {name: ANTIPHON_PROFILE, value: {{ . }}}
+{{- end }}
 - {name: ANTIPHON_LOG_FORMAT, value: json}
 {{- end -}}
 

@@ -56,6 +56,9 @@ MIXED_LOADS = (1.0, 0.85, 0.7, 0.55, 0.4)
 READY_S = 600.0
 # So that it admits whatever comes.
 UNBOUNDED = {
+    # For its clients alone, whatever the environment says of a server for others.
+    "ANTIPHON_HOST": "127.0.0.1",
+    "ANTIPHON_API_KEYS": "",
     "ANTIPHON_HEADROOM": "false",
     "ANTIPHON_MAX_SESSIONS": "4096",
     "ANTIPHON_SESSIONS_PER_KEY": "4096",
@@ -98,7 +101,7 @@ async def started_server(flags: Sequence[str], log: Path) -> AsyncIterator[str]:
     with log.open("wb") as file:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "antiphon", "serve", "--port", "0", *flags,
-            stdout=asyncio.subprocess.PIPE, stderr=file, env=os.environ | UNBOUNDED,
+            stdout=asyncio.subprocess.PIPE, stderr=file, env=_environment(),
         )  # fmt: skip
         try:
             try:
@@ -111,6 +114,10 @@ async def started_server(flags: Sequence[str], log: Path) -> AsyncIterator[str]:
             if process.returncode is None:
                 process.terminate()
                 await process.wait()
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in (os.environ | UNBOUNDED).items() if value or name not in UNBOUNDED}
 
 
 def _last_line(log: Path) -> str:

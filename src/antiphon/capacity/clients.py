@@ -89,6 +89,8 @@ class Chances:
 
 
 Report = Callable[[Turn], None]
+# What reading the events of a server raises that sends others than it should.
+ODD = (LookupError, TypeError, ValueError, AttributeError)
 
 
 async def run_client(
@@ -102,7 +104,7 @@ async def run_client(
     while True:
         try:
             await _CLIENTS[kind](url.replace("http", "ws", 1), key, chances, report)
-        except (OSError, websockets.WebSocketException, Failed, TimeoutError) as error:
+        except (OSError, websockets.WebSocketException, Failed, TimeoutError, *ODD) as error:
             report(Turn(kind, None, f"{type(error).__name__}: {error}"[:200]))
             await asyncio.sleep(1.0)
 

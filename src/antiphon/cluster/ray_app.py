@@ -40,7 +40,7 @@ from antiphon.cluster.door.app import build as build_door
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.cluster.door.watch import watching
 from antiphon.errors import SettingsError
-from antiphon.settings import Settings, environment_of, load
+from antiphon.settings import Settings, environment_of, load, options
 from antiphon.store.sessions import is_store_url
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,8 @@ READY_S, END_S = 900.0, 20.0
 LOAD_EVERY_S = 2.0
 # The arguments of `build`, beside those that are settings of antiphon.
 NUMBERS = {"hosts": 1, "most_hosts": 0, "doors": 1, "host_cpus": 1, "host_gpus": 0}
+# Of sessions that never expire: a week.
+FOR_EVER_S = 7 * 86_400
 PROGRAM = ("-m", "antiphon", "serve")
 # Has the kernel end the program with the replica's thread that has started it (PR_SET_PDEATHSIG, SIGTERM), and becomes
 # it. A process of its own, because a fork of a replica runs gRPC's handlers.
@@ -68,7 +70,7 @@ def ingress_variables(settings: Settings) -> dict[str, str]:
     """
     return {
         "RAY_SERVE_ENABLE_HA_PROXY": "1",
-        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(int(settings.server.session_s) + 60),
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(int(settings.server.session_s or FOR_EVER_S) + 60),
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(max(1, int(settings.server.drain_s))),
         "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure 503",
     }
@@ -84,7 +86,10 @@ class HostReplica:
 
     def __init__(self, variables: Mapping[str, str], drain_s: float, address: str, program: Sequence[str]) -> None:
         self._drain_s = drain_s
-        environment = os.environ | dict(variables)
+        # Only what the settings say: a variable of the node's would be in the place of a default.
+        ours = {option.variable for option in options()}
+        environment = {k: v for k, v in os.environ.items() if k not in ours} | dict(variables)
+        self._metrics_key = environment.get("ANTIPHON_METRICS_KEY", "")
         if "OMP_NUM_THREADS" not in variables:
             # Ray sets it to the replica's CPUs, which are one by default; the models choose for themselves.
             environment.pop("OMP_NUM_THREADS", None)
@@ -104,13 +109,16 @@ class HostReplica:
 
     def _wait_ready(self) -> str:
         assert self._process.stdout
-        until_s = time.monotonic() + READY_S
-        for line in self._process.stdout:
-            words = line.split()
-            if words[:4] == ["antiphon", "is", "ready", "at"]:
-                return words[4]
-            if time.monotonic() > until_s:
-                break
+        # A host that hangs says nothing.
+        too_late = threading.Timer(READY_S, self._process.kill)
+        too_late.start()
+        try:
+            for line in self._process.stdout:
+                words = line.split()
+                if words[:4] == ["antiphon", "is", "ready", "at"]:
+                    return words[4]
+        finally:
+            too_late.cancel()
         self._process.kill()
         raise RuntimeError(f"the host did not start (exit code {self._process.wait()}); its log is the replica's")
 
@@ -126,8 +134,8 @@ class HostReplica:
 
     def _get(self, path: str) -> str:
         request = urllib.request.Request(self.url + path)
-        if key := os.environ.get("ANTIPHON_METRICS_KEY"):
-            request.add_header("Authorization", f"Bearer {key}")
+        if self._metrics_key:
+            request.add_header("Authorization", f"Bearer {self._metrics_key}")
         with urllib.request.urlopen(request, timeout=5) as answer:
             return str(answer.read().decode())
 
@@ -154,6 +162,9 @@ class HostsByLoad:
         """Return how many replicas there should be; Serve asks with an AutoscalingContext."""
         told = (context.raw_metrics or {}).get("load", {})
         loads = [values[-1].value for values in told.values() if values]
+        if len(loads) < context.current_num_replicas:
+            # Some have not told theirs yet, or cannot: that is no reason to stop any.
+            return int(context.target_num_replicas), {}
         starting = max(0, context.target_num_replicas - len(loads))
         return self._scaler.wanted(loads, starting, context.current_time or time.time()), {}
 
@@ -292,11 +303,13 @@ def serve_here(settings: Settings, rules: Mapping[str, Any], doors: int, on_read
     elif not is_store_url(settings.resume.state):
         log.info("the hosts share the folder %s, which is of this machine alone", settings.resume.state)
     os.environ |= ingress_variables(settings)
-    stop = False
+    hosts = settings
+    if settings.server.api_keys:
+        # Keys guard them. Hosts listen on loopback, where names are checked that clients know the doors by.
+        hosts = replace(settings, server=replace(settings.server, allowed_hosts=("*",)))
 
     def stopped(*_: object) -> None:
-        nonlocal stop
-        stop = True
+        raise KeyboardInterrupt
 
     ray.init(include_dashboard=False, log_to_driver=True)
     # Behind Ray's own, which end the process at once.
@@ -304,14 +317,18 @@ def serve_here(settings: Settings, rules: Mapping[str, Any], doors: int, on_read
         signal.signal(number, stopped)
     try:
         serve.start(http_options={"host": settings.server.host, "port": settings.server.port})
-        serve.run(hosts_application(settings, rules, 0.5, 0.0, "127.0.0.1"), name="hosts", route_prefix=None)
+        serve.run(hosts_application(hosts, rules, 0.5, 0.0, "127.0.0.1"), name="hosts", route_prefix=None)
         serve.run(doors_application(settings, doors), name="doors", route_prefix="/")
         url = f"http://{settings.server.host}:{settings.server.port}"
-        while not stop and not serves(url):
+        while not serves(url):
             time.sleep(0.1)
         on_ready(url)
-        while not stop:
-            time.sleep(0.2)
+        while True:
+            time.sleep(1.0)
+    except KeyboardInterrupt:
+        log.info("stopping")
     finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)
         serve.shutdown()
         ray.shutdown()

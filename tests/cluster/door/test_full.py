@@ -62,8 +62,16 @@ def test_a_door_says_what_its_last_host_says_where_none_has_room(hosts: Cluster)
         assert json.loads(refused.body)["error"]["code"] == "rate_limit_exceeded"
         for one in inside:
             await one.close()
+        await freed(hosts)
 
     asyncio.run(act())
+
+
+async def freed(hosts: Cluster) -> None:
+    """Wait until no host has a session."""
+    async with asyncio.timeout(20):
+        while any(host.num_sessions() for host in hosts.hosts):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.skipif(bool(balancer.missing()), reason=balancer.missing())
@@ -100,12 +108,7 @@ def test_the_haproxy_of_the_deployment_asks_another_door_where_one_is_full(hosts
                 refused = await knock(f"ws://127.0.0.1:{port}")
                 assert refused.status_code == 503
             await taken.close()
-            await freed()
-
-    async def freed() -> None:
-        async with asyncio.timeout(10):
-            while any(host.num_sessions() for host in hosts.hosts):  # noqa: ASYNC110
-                await asyncio.sleep(0.05)
+            await freed(hosts)
 
     try:
         asyncio.run(act())

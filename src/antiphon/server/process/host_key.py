@@ -16,9 +16,11 @@ log = logging.getLogger(__name__)
 
 
 def as_host(state: ServerState) -> Host:
-    """Return what other hosts are told of this server."""
-    load = state.load()
-    return Host(state.host_name, state.address, load=min(load, 1.0), draining=state.draining)
+    """Return what other hosts, and doors, are told of this server. One that still loads is as good as one that drains:
+    no session is for it while there is another.
+    """
+    takes_none = state.draining or state.models is None
+    return Host(state.host_name, state.address, load=min(state.load(), 1.0), draining=takes_none)
 
 
 async def keep_registered(state: ServerState, store: SessionStore) -> None:
