@@ -135,7 +135,7 @@ async def callers(url: str, seconds: float) -> dict[str, Any]:
     """Real callers at a door, by chance as the simulated ones; each stays, and leaves. Nobody comes again."""
     drawn, came, refused, held = random.Random(3), 0, 0, list[int]()
     inside = 0
-    tasks = set[asyncio.Task[None]]()
+    tasks = list[asyncio.Task[None]]()
     begun = time.monotonic()
 
     async def call(stays_s: float, counts: bool) -> None:
@@ -158,9 +158,8 @@ async def callers(url: str, seconds: float) -> dict[str, Any]:
         counts = due_s > begun + TWO_WARM_S
         if counts:
             held.append(inside)
-        task = asyncio.create_task(call(drawn.expovariate(1 / TWO_TALK_S), counts))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        # Whatever goes wrong with one is raised below.
+        tasks.append(asyncio.create_task(call(drawn.expovariate(1 / TWO_TALK_S), counts)))
     await asyncio.gather(*tasks)
     return {
         "callers": came,
