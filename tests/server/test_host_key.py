@@ -1,0 +1,23 @@
+"""What a host tells others of itself: doors lead nobody to one that loads, drains, or says nothing."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from antiphon.server.process.host_key import as_host
+
+
+@pytest.mark.parametrize(
+    ("models", "draining", "takes_none"), [(None, False, True), ("loaded", False, False), ("loaded", True, True)]
+)
+def test_a_host_takes_sessions_once_it_has_loaded_and_until_it_drains(
+    models: str | None, draining: bool, takes_none: bool
+) -> None:
+    state: Any = SimpleNamespace(
+        host_name="host-1/a", address="http://h:1", load=lambda: 1.5, draining=draining, models=models
+    )
+    host = as_host(state)
+    assert (host.name, host.address, host.load, host.draining) == ("host-1/a", "http://h:1", 1.0, takes_none)
