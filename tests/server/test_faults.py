@@ -315,7 +315,8 @@ def test_when_sigterm_comes_then_sessions_get_an_error_their_finals_and_a_close(
     told = next(f for f in seen if f["type"] == "error")
     assert told["error"]["code"] == "server_shutting_down"
     final = next(f for f in seen if f["type"].endswith("completed"))
-    assert "block books" in final["transcript"].lower()
+    # As much of it as was read until then.
+    assert "block" in final["transcript"].lower()
     assert code == 1001
     assert server.popen.wait(30) == 0
 

@@ -380,7 +380,7 @@ def test_when_the_journal_is_too_small_then_a_resume_names_the_gap_or_the_overfl
         # The reset of a connection may overtake the frame before it: the response has to have begun.
         await until(client, "response.created")
         client.cut()
-        for _ in range(2000):
+        for _ in range(6000):
             await asyncio.sleep(0.02)
             if client.session_id in state.overflowed:
                 break
