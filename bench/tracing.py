@@ -4,7 +4,7 @@ Turns of as many events as a conversation's have (50 pieces of sound a second, 6
 sent to an exporter that drops them. The share is of one core, while one session takes a turn every six seconds.
 
 Then a real server that records its sessions and traces every turn holds a conversation of real recordings (--turns),
-and for each turn the time from its end to the first sound of its answer is read from both.
+and for each turn the time from its end to the first word of its answer is read from both.
 """
 
 from __future__ import annotations
@@ -81,14 +81,14 @@ def measure(exporter: TurnExporter | None) -> float:
 
 
 def recorded(folder: Path) -> list[float]:
-    """Of each answered turn of the recordings: milliseconds from the end that was told to the first sound."""
+    """Of each answered turn of the recordings: milliseconds from the end that was told to the first word."""
     found, stopped_s = list[float](), None
     for file in folder.glob("*/events.jsonl"):
         for line in map(json.loads, file.read_text().splitlines()):
             kind = line.get("out", {}).get("type", "")
             if kind == "input_audio_buffer.speech_stopped":
                 stopped_s = line["t"]
-            elif kind == "response.output_audio.delta" and stopped_s is not None:
+            elif kind == "response.output_audio_transcript.delta" and stopped_s is not None:
                 found.append((line["t"] - stopped_s) * 1000)
                 stopped_s = None
     return found
@@ -104,12 +104,14 @@ def agreement(turns: int) -> dict[str, Any]:
         ends: dict[bytes, dict[str, int]] = {}
         for span in spans:
             ends.setdefault(span.trace_id, {})[span.name] = span.end_time_unix_nano
-        told = [own for own in ends.values() if "antiphon.first_sound" in own]
+        told = [own for own in ends.values() if "antiphon.first_token" in own]
         told.sort(key=lambda own: own["antiphon.endpoint"])
-        traced = [(own["antiphon.first_sound"] - own["antiphon.endpoint"]) / 1e6 for own in told]
+        traced = [(own["antiphon.first_token"] - own["antiphon.endpoint"]) / 1e6 for own in told]
         # A turn that was under way at the end may be in one of them alone.
         both = list(zip(traced, recorded(Path(folder)), strict=False))
     apart = [abs(a - b) for a, b in both]
+    if not apart:
+        raise SystemExit(f"{len(told)} turns were traced, and {len(both)} are in both")
     return {"turns": len(apart), "p50_ms": round(percentile(apart, 50), 3), "most_ms": round(max(apart), 3)}
 
 
