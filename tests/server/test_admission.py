@@ -228,6 +228,7 @@ def test_whoever_is_in_goes_on_beside_a_hostile_neighbour(tmp_path: Path, attack
             process.stdin.close()
             over.set()
             found: dict[str, Any] = json.loads(await process.stdout.readline())
+            await process.wait()
         return found
 
     attacking = asyncio.Event()
