@@ -90,9 +90,8 @@ class HostReplica:
         ours = {option.variable for option in options()}
         environment = {k: v for k, v in os.environ.items() if k not in ours} | dict(variables)
         self._metrics_key = environment.get("ANTIPHON_METRICS_KEY", "")
-        if "OMP_NUM_THREADS" not in variables:
-            # Ray sets it to the replica's CPUs, which are one by default; the models choose for themselves.
-            environment.pop("OMP_NUM_THREADS", None)
+        # Ray sets it to the replica's CPUs, which are one by default; the models choose for themselves.
+        environment.pop("OMP_NUM_THREADS", None)
         address = address or ray.util.get_node_ip_address()
         command = [sys.executable, "-c", LAUNCH, *program, "--port", "0", "--host", address]
         self._process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
