@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -300,8 +299,3 @@ class Service:
             return
         backoff_s = RESUME_BACKOFF_S[min(attempt, len(RESUME_BACKOFF_S) - 1)] * self.random.uniform(0.5, 1.5)
         self._after(backoff_s, lambda: self._resume(session, since_s, attempt + 1))
-
-    @property
-    def by_load(self) -> Counter[int]:
-        """How many hosts there are at each load, in tenths."""
-        return Counter(int(host.load * 10) for host in self.hosts if host.is_up)
