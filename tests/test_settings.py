@@ -33,8 +33,17 @@ def test_when_sources_disagree_then_the_later_one_wins(tmp_path: Path) -> None:
         ({}, {"ANTIPHON_OVERFLOW": "drop"}, "", "ANTIPHON_OVERFLOW"),
         ({}, {"ANTIPHON_STRICT_MODELS": "perhaps"}, "", "ANTIPHON_STRICT_MODELS"),
         ({}, {}, "[server]\nprot = 1\n", "prot"),
-        ({}, {}, "[sevrer]\nport = 1\n", "port"),
-        ({}, {}, "port = 1\n", "port"),
+        ({}, {}, "[server]\nprot = 1\n", "did you mean port"),
+        ({}, {}, "[sevrer]\nport = 1\n", "sevrer: no such section; did you mean server"),
+        ({}, {}, "port = 1\n", "port: no such section"),
+        ({}, {}, "[audio]\nport = 1\n", r"port: it belongs to the section \[server\]"),
+        ({}, {}, '[server]\napi_key = ["a"]\napi_keys = ["b"]\n', "api_keys is set twice"),
+        ({}, {"ANTIPHON_PROT": "8012"}, "", "ANTIPHON_PROT: no such setting; did you mean ANTIPHON_PORT"),
+        ({}, {"ANTIPHON_API_KAYS": "a"}, "", "ANTIPHON_API_KAYS: no such setting; did you mean ANTIPHON_API_KEYS"),
+        ({}, {"ANTIPHON_BEHIND": "http://a:1"}, "", "ANTIPHON_BEHIND: no such setting"),
+        ({}, {"ANTIPHON_XYZZY_HOOK": ""}, "", r"ANTIPHON_XYZZY_HOOK: no such setting \("),
+        ({}, {"ANTIPHON_API_KEY": ""}, "", "ANTIPHON_API_KEY: a value is empty"),
+        ({}, {"ANTIPHON_API_KEY": "a", "ANTIPHON_API_KEYS": "b"}, "", "are both set"),
         ({}, {}, "[server]\nport = true\n", "port"),
         ({"api_keys": [""]}, {}, "", "--api-key: a value is empty"),
         ({"api_keys": ["key", " "]}, {}, "", "--api-key: a value is empty"),
@@ -52,6 +61,18 @@ def test_when_a_value_is_wrong_then_the_error_names_its_key(
         file.write_text(toml)
     with pytest.raises(SettingsError, match=names):
         load(flags, environment, file)
+
+
+@pytest.mark.parametrize("name", ["api_key", "cors_origin", "allowed_host", "ice_server"])
+def test_what_takes_several_values_may_be_named_in_the_singular(name: str, tmp_path: Path) -> None:
+    file = tmp_path / "antiphon.toml"
+    file.write_text(f'[server]\n{name} = ["a", "b"]\n')
+    for settings in (load({}, {f"ANTIPHON_{name.upper()}": "a,b"}), load({}, {}, file)):
+        assert getattr(settings.server, name + "s") == ("a", "b")
+
+
+def test_variables_that_are_not_ours_are_left_alone() -> None:
+    load({}, {"PATH": "/bin", "ANTIPHON_CERTIFY_KEY": "key", "ANTIPHON_TEST_PACE_S": "1"})
 
 
 def test_when_settings_change_then_their_page_is_generated_anew() -> None:

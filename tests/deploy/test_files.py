@@ -120,6 +120,8 @@ def test_every_container_gets_arguments_and_settings_that_there_are(values: dict
         # Longer than it drains, and as nobody in particular.
         if args.command == "serve":
             assert pod["terminationGracePeriodSeconds"] > float(args.drain_s)
+        # A Service that is named antiphon would set ANTIPHON_PORT to its own address in every pod beside it.
+        assert pod["enableServiceLinks"] is False
         assert pod["securityContext"]["runAsNonRoot"]
         assert container["securityContext"]["readOnlyRootFilesystem"]
         assert not container["securityContext"]["allowPrivilegeEscalation"]

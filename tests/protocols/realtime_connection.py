@@ -85,7 +85,7 @@ def pcm(num_bytes: int) -> str:
 def trace(
     name: str, connection: Gathered, events: list[dict[str, Any]], outputs: list[TranscriptionEvent]
 ) -> list[dict[str, Any]]:
-    """Play a session and compare the frames with tests/traces/NAME.jsonl, which ANTIPHON_TRACES=write makes anew."""
+    """Play a session; compare the frames with tests/traces/NAME.jsonl, which ANTIPHON_TEST_TRACES=write makes anew."""
     got = frames(connection)
     for event in events:
         got += exchange(connection, **event)
@@ -94,7 +94,7 @@ def trace(
         got += frames(connection)
     path = TRACES / f"{name}.jsonl"
     text = "".join(json.dumps(f, ensure_ascii=False) + "\n" for f in got)
-    if os.environ.get("ANTIPHON_TRACES") == "write":
+    if os.environ.get("ANTIPHON_TEST_TRACES") == "write":
         path.parent.mkdir(exist_ok=True)
         path.write_text(text)
     assert text == path.read_text()

@@ -1,4 +1,7 @@
-"""Every dialect's wire, frame by frame, as it was recorded: see README.md. `ANTIPHON_TRACES=write` records anew."""
+"""Every dialect's wire, frame by frame, as it was recorded: see README.md.
+
+`ANTIPHON_TEST_TRACES=write` records them anew.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def test_the_wire_is_as_recorded(name: str, played: Path) -> None:
     failed = played / f"{name}.error"
     error = failed.read_text(encoding="utf-8") if failed.exists() else ""
     file = RECORDED / f"{name}.jsonl"
-    if os.environ.get("ANTIPHON_TRACES") == "write" and not error:
+    if os.environ.get("ANTIPHON_TEST_TRACES") == "write" and not error:
         file.parent.mkdir(exist_ok=True)
         file.write_text(trace, encoding="utf-8")
     recorded = file.read_text(encoding="utf-8") if file.exists() else ""

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, get_type_hints
 
 from antiphon.errors import SettingsError
 from antiphon.settings.option import Check, Value
 from antiphon.settings.sections import Settings
+
+PREFIX = "ANTIPHON_"
+# Variables that are no settings: a key of `antiphon certify`, and what the project's own tests and benchmarks tell the
+# programs that they start.
+_NO_SETTINGS = ("ANTIPHON_CERTIFY_KEY",)
+_NO_SETTINGS_PREFIXES = ("ANTIPHON_TEST_", "ANTIPHON_BENCH_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,13 @@ class Option:
         """The environment variable, which starts with ANTIPHON_ unless it is another server's. A tuple's values are
         separated by commas in it.
         """
-        return self.check.variable or "ANTIPHON_" + self.name.upper()
+        return self.check.variable or PREFIX + self.name.upper()
+
+    @property
+    def singular(self) -> str:
+        """The name of a tuple's one value (`api_key` of `api_keys`), by which it may be given as well, or ""."""
+        name = self.check.flag.replace("-", "_")
+        return name if name + "s" == self.name else ""
 
 
 def options() -> tuple[Option, ...]:
@@ -116,18 +129,16 @@ def load(
 ) -> Settings:
     """The settings from all sources: defaults, then the TOML `file`, then `environment`, then `flags`.
 
-    `flags` maps field names to values; None and an empty list are flags that were not given. Raises SettingsError,
-    which names the key, for a name that is no setting, a bad value, values that contradict each other, or a file that
+    `flags` maps field names to values; None and an empty list are flags that were not given. A setting of several
+    values may be given by its singular, too. Raises SettingsError, which names the key, for a name that is no setting
+    (a variable that begins with ANTIPHON_ among them), a bad value, values that contradict each other, or a file that
     cannot be read.
     """
     known = {o.name: o for o in options()}
     chosen: dict[str, Value] = {}
     if file is not None:
         chosen |= _from_toml(file, known)
-    for o in known.values():
-        given = environment.get(o.variable) if environment else None
-        if given or (given is not None and o.check.no_blanks):
-            chosen[o.name] = parse(o, given, o.variable)
+    chosen |= _from_environment(environment or {}, known)
     for name, value in (flags or {}).items():
         if name not in known:
             raise SettingsError(f"{name}: no such setting")
@@ -152,6 +163,28 @@ def environment_of(settings: Settings) -> dict[str, str]:
     return out
 
 
+def _from_environment(environment: Mapping[str, str], known: Mapping[str, Option]) -> dict[str, Value]:
+    chosen: dict[str, Value] = {}
+    names = {o.variable: o for o in known.values()}
+    names |= {PREFIX + o.singular.upper(): o for o in known.values() if o.singular}
+    for name, given in environment.items():
+        if (found := names.get(name)) is None:
+            if name.startswith(PREFIX) and name not in _NO_SETTINGS and not name.startswith(_NO_SETTINGS_PREFIXES):
+                raise SettingsError(f"{name}: no such setting{_meant(name, names)} (docs/settings.md has them all)")
+            continue
+        if given or found.check.no_blanks:
+            if found.name in chosen:
+                raise SettingsError(f"{found.variable} and {PREFIX}{found.singular.upper()} are both set; set one")
+            chosen[found.name] = parse(found, given, name)
+    return chosen
+
+
+def _meant(name: str, names: Iterable[str]) -> str:
+    """The known name that is most like `name`, as a question, or "" where none is."""
+    close = get_close_matches(name, list(names), 1, 0.75)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
 def _from_toml(file: Path, known: Mapping[str, Option]) -> dict[str, Value]:
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
@@ -159,10 +192,23 @@ def _from_toml(file: Path, known: Mapping[str, Option]) -> dict[str, Value]:
         raise SettingsError(f"{file}: {error}") from None
     chosen: dict[str, Value] = {}
     for section, values in data.items():
-        if not isinstance(values, dict):
-            raise SettingsError(f"{file}: {section}: no such section")
+        own = {o.name: o for o in known.values() if o.section == section}
+        if not isinstance(values, dict) or not own:
+            meant = _meant(section, {o.section for o in known.values()})
+            raise SettingsError(f"{file}: {section}: no such section{meant}")
+        names = own | {o.singular: o for o in own.values() if o.singular}
         for name, value in values.items():
-            if name not in known or known[name].section != section:
-                raise SettingsError(f"{file}: [{section}] {name}: no such setting")
-            chosen[name] = parse(known[name], value, f"{file}: [{section}] {name}")
+            where = f"{file}: [{section}] {name}"
+            if (found := names.get(name)) is None:
+                raise SettingsError(f"{where}: {_elsewhere(name, section, known) or 'no such setting'}")
+            if found.name in chosen:
+                raise SettingsError(f"{where}: {found.name} is set twice")
+            chosen[found.name] = parse(found, value, where)
     return chosen
+
+
+def _elsewhere(name: str, section: str, known: Mapping[str, Option]) -> str:
+    """What is wrong with a key that its section of a file does not have."""
+    if name in known:
+        return f"it belongs to the section [{known[name].section}]"
+    return "no such setting" + _meant(name, [o.name for o in known.values() if o.section == section])
