@@ -35,6 +35,14 @@ class Signal:
         await self._event.wait()
 
 
+async def become(reached: Callable[[], bool], every_s: float) -> None:
+    """Wait until `reached`, looking every `every_s` seconds: for what changes by the clock, which notifies nobody."""
+    while True:
+        if reached():
+            return
+        await anyio.sleep(every_s)
+
+
 async def unless_set(event: anyio.Event, work: Callable[[], Awaitable[T]]) -> T | None:
     """Return what `work` returns, or None where `event` is set before, which cancels it.
 

@@ -19,8 +19,9 @@ import websockets
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from antiphon.settings import AudioSettings
-from tests.conftest import Process, Recording, Serve
+from tests.conftest import SMALL, Process, Recording, Serve
 from tests.server.clients import b64, connect, until_idle, vllm
+from tests.server.conversations import TEXT_ONLY, talk
 
 LIMIT_S = 60
 
@@ -370,4 +371,32 @@ def test_when_the_address_is_public_and_no_key_is_set_then_the_server_does_not_s
 def test_when_sigint_comes_then_the_server_exits_with_0(serve: Serve) -> None:
     server = serve()
     server.popen.send_signal(signal.SIGINT)
+    assert server.popen.wait(30) == 0
+
+
+def test_when_sigterm_comes_in_an_answer_then_it_is_given_to_its_end_and_nobody_else_is_let_in(serve: Serve) -> None:
+    server = serve("--language-model", SMALL, "--drain-s", "50")
+
+    async def main() -> tuple[list[dict[str, Any]], int]:
+        async with talk(server, **TEXT_ONLY | {"max_output_tokens": 80}) as wire:
+            await wire.text("Tell me about the sea.")
+            await wire.say("response.create")
+            await wire.until("response.output_text.delta")
+            server.terminate()
+            async with httpx.AsyncClient() as client:
+                while (ready := await client.get(f"{server.url}/ready")).status_code == 200:
+                    pass
+            assert (ready.status_code, ready.json()["status"]) == (503, "draining")
+            with pytest.raises(ConnectionClosed) as closed:
+                while True:
+                    await wire.read()
+            assert closed.value.rcvd
+            return wire.seen, closed.value.rcvd.code
+
+    seen, code = asyncio.run(asyncio.wait_for(main(), 60))
+    done = [f["response"] for f in seen if f["type"] == "response.done"]
+    # At its end, or at the length that it was given: not cancelled.
+    assert [r["status"] for r in done] in (["completed"], ["incomplete"])
+    assert [f["error"]["code"] for f in seen if f["type"] == "error"] == ["server_shutting_down"]
+    assert code == 1001
     assert server.popen.wait(30) == 0

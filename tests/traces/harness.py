@@ -35,6 +35,8 @@ Play = Callable[["Stage"], Coroutine[Any, Any, None]]
 SCENARIOS: dict[str, Callable[[Trace], Coroutine[Any, Any, None]]] = {}
 # Virtual seconds that a client waits for a frame.
 PATIENCE_S = 60.0
+# What a server that drains gives its sessions, in seconds.
+DRAIN_S = 8.0
 # A string as long as this is shown as its length and hash where it is base64.
 LONG = 96
 BASE64 = re.compile(r"[A-Za-z0-9+/]+={0,2}")
@@ -463,7 +465,7 @@ class Stage:
         """Tell the server to finish, as a signal does."""
         self._state.draining = True
         for live in list(self._state.live):
-            live.drain()
+            live.drain(DRAIN_S)
 
     async def finish(self) -> None:
         """Every client that is still there leaves, and every connection ends."""

@@ -72,8 +72,10 @@ class LiveEntry(Protocol):
         """Seconds of audio that it has received and not yet listened to; 0 for a session without audio."""
         ...
 
-    def drain(self) -> None:
-        """Stop reading, send what was asked for, and close. Returns at once: `all_left` waits until it is over."""
+    def drain(self, within_s: float) -> None:
+        """Once neither side is in the middle of something, stop reading, send what was asked for, and close, all of it
+        within `within_s` seconds. Returns at once: `all_left` waits until it is over.
+        """
         ...
 
     def finish(self) -> None:

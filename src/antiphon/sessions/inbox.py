@@ -35,6 +35,7 @@ class Inbox:
         self.kept_bytes = 0
         self._closed = False
         self._changed = Signal()
+        self._reader_waits = False
         # Commands that were put, and that were read, since the beginning.
         self.num_put = self.num_taken = 0
 
@@ -47,6 +48,11 @@ class Inbox:
     def backlog_s(self) -> float:
         """The seconds of audio that were put and not read yet, commands without audio included as 10 ms or more."""
         return self._num_samples / SAMPLE_RATE_HZ
+
+    @property
+    def is_worked_off(self) -> bool:
+        """Whether the reader waits for the next command: it has dealt with all that was put."""
+        return self._reader_waits
 
     async def put(self, command: TranscriptionCommand | ConversationCommand) -> None:
         """Add one command, which may exceed the bound by itself. While the backlog is full it waits, or raises Refused.
@@ -62,6 +68,7 @@ class Inbox:
         self.num_put += 1
         self._waiting_bytes += size
         self._num_samples += _weight(command, size)
+        self._reader_waits = False
         self._changed.notify()
 
     async def get(self) -> TranscriptionCommand | ConversationCommand | None:
@@ -69,7 +76,11 @@ class Inbox:
         while not self._waiting:
             if self._closed:
                 return None
-            await self._changed.wait()
+            self._reader_waits = True
+            try:
+                await self._changed.wait()
+            finally:
+                self._reader_waits = False
         command, size = self._waiting.popleft()
         self.num_taken += 1
         self._waiting_bytes -= size

@@ -9,6 +9,7 @@ _NAMES = (
     "duplex",
     "native",
     "resume",
+    "shutdown",
     "speech",
     "video",
     "bridges",

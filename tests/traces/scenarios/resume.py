@@ -94,20 +94,3 @@ async def restart(stage: Stage) -> None:
         await again.until(DONE)
     gone = await come_back(stage, {"session": {"id": "sess-0"}, "resume_token": "x"}, 0)
     await gone.end()
-
-
-@scenario()
-async def shutting_down(stage: Stage) -> None:
-    """A server that drains tells its sessions, lets them finish, and lets nobody in."""
-    socket = await stage.connect("/v1/realtime?intent=transcription")
-    await socket.until("session.created")
-    await socket.say(APPEND, audio=b64(pcm16("hello.")))
-    stage.drain()
-    assert (await socket.end())[0] == 1001
-    assert socket.of("error")[0]["error"]["code"] == "server_shutting_down"
-    assert (await stage.request("GET", "/ready")).status == 503
-    late = await stage.connect("/v1/realtime")
-    assert late.status == 503
-    await stage.request(
-        "POST", "/v1/chat/completions", {"model": "default", "messages": [{"role": "user", "content": "x"}]}
-    )

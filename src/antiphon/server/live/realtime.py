@@ -202,15 +202,17 @@ class LiveRealtime:
         """Seconds of audio that wait in the inbox, where each command without audio counts as 10 ms or more."""
         return self._inbox.backlog_s
 
-    def drain(self) -> None:
-        """End the session since the server stops: what was heard is still transcribed and sent. Does not wait.
+    def drain(self, within_s: float) -> None:
+        """End the session since the server stops, once nobody speaks: what was heard is still transcribed and sent,
+        within `within_s`. Does not wait.
 
-        A conversation that another host can go on with is given away instead, once nobody speaks.
+        A conversation that another host can go on with is given away instead.
         """
         if self._persistence.can_move and self._conversation and self._live.lifecycle is Lifecycle.OPEN:
             self._live.start(partial(self._move, self._conversation))
         else:
-            self._end("server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
+            end = partial(self._end, "server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
+            self._live.end_once(lambda: not self._session or self._session.is_silent, within_s, end)
 
     async def _move(self, conversation: RealtimeConversation) -> None:
         """Give the session away at a boundary; `_give_away` tells its client once it has ended here."""

@@ -27,6 +27,13 @@ class RealtimeSession(Protocol):
         """Seconds of audio that it has listened to so far, silence included. What waits in the inbox does not count."""
         ...
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing is under way: nobody speaks, all that came was worked off, nothing that was said waits for its
+        transcript or its answer, and no answer is still heard.
+        """
+        ...
+
     async def run(self) -> None:
         """Run until the inbox is closed and what was in it is worked off. Whatever it raises ends the live session with
         `server_error`, and no other session.

@@ -18,6 +18,7 @@ from antiphon.errors import Refused
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.server.access_log import Fields, current_request, log_fields
 from antiphon.server.state import LiveEntry, ServerState, current_place
+from antiphon.signals import become
 from antiphon.transports.attachment import AttachedSession, Attachment
 from antiphon.transports.lifecycle import Lifecycle, LifecycleEvent, new_lifecycle
 from antiphon.transports.outbox import Outbox
@@ -28,6 +29,10 @@ CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY = 1000, 1001, 1008
 # What sessions are for whose dialect, as metrics name it, says more than their upgrade did.
 KINDS_OF: dict[str, Kind] = {"openai": "captions", "vllm": "captions", "duplex": "duplex"}
 CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_MOVED, CLOSE_TRY_LATER = 1009, 1011, 1012, 1013
+# Of the time that a drain gives a session, this part, or this many seconds, is kept for its last transcripts.
+FINALS_PART, FINALS_S = 0.25, 5.0
+# What is heard ends by the clock, which wakes nobody: a session that is to end is looked at so often, in seconds.
+POLL_S = 0.05
 
 
 class ServedSession(AttachedSession, LiveEntry, Protocol):
@@ -135,6 +140,19 @@ class LiveSession:
         self._state.metrics.sessions_started.labels(label).inc()
 
     # --- the lifecycle ------------------------------------------------------------------------------------------------
+
+    def end_once(self, silent: Callable[[], bool], within_s: float, end: Callable[[], None]) -> None:
+        """Have `end` called once the session is `silent`, and early enough that its finals come within `within_s`.
+
+        Does not wait. Only while `serve` runs.
+        """
+
+        async def wait() -> None:
+            with anyio.move_on_after(within_s - min(FINALS_S, FINALS_PART * within_s)):
+                await become(silent, POLL_S)
+            end()
+
+        self.start(wait)
 
     def end(self, code: int, reason: str) -> None:
         """Stop reading, and have the session wind up; `finish` closes its transport with this code and reason.

@@ -79,6 +79,11 @@ class LiveSpeech:
         """Whether nothing is being spoken or waits to be, and all of it was sent: a client that listens is not idle."""
         return self._session.idle
 
+    @property
+    def is_silent(self) -> bool:
+        """Whether no utterance is open: one whose text is not complete may still be gone on with."""
+        return self._session.num_utterances == 0
+
     def refuse_idle(self) -> None:
         """Put the error for a client that has sent no configuration, or nothing since."""
         self._stream.put([self._wire.refuse(IDLE_TIMEOUT if self._wire.configured else CONFIG_TIMEOUT)])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from antiphon.errors import Refused, RemoteProtocolError
@@ -48,6 +49,11 @@ class StreamedSession(Protocol):
         """Handle one message of the client. The next is read when this returns, so it waits where the client is to be
         slowed down. Errors of the client are answered, and raise nothing.
         """
+        ...
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the client is in the middle of nothing: what it has begun to say or ask is complete."""
         ...
 
     def refuse_idle(self) -> None:
@@ -146,9 +152,12 @@ class LiveStream:
         """Always 0: what a stream receives is not queued as audio that it could be behind with."""
         return 0.0
 
-    def drain(self) -> None:
-        """Read no more messages, and have the session wind up: what was asked for is sent. Does not wait."""
-        self._live.end(CLOSE_GOING_AWAY, "server_shutting_down")
+    def drain(self, within_s: float) -> None:
+        """Once the client is in the middle of nothing, read no more messages, and have the session wind up: what was
+        asked for is sent. Does not wait.
+        """
+        end = partial(self._live.end, CLOSE_GOING_AWAY, "server_shutting_down")
+        self._live.end_once(lambda: self._session.is_silent, within_s, end)
 
     @property
     def num_bytes(self) -> int:

@@ -78,6 +78,11 @@ class LiveVideo:
         """Whether no answer is being given: a client that waits for one is not idle, however long it takes."""
         return self._session is None or self._session.idle
 
+    @property
+    def is_silent(self) -> bool:
+        """Always: a question is asked in one message, and those that were asked are answered by `wind_up`."""
+        return True
+
     def refuse_idle(self) -> None:
         """Put the error for a client that has sent no configuration, or nothing since."""
         self._stream.put([self._wire.refuse(IDLE_TIMEOUT if self._wire.configured else CONFIG_TIMEOUT)])

@@ -18,7 +18,8 @@ MESSAGE, CODE = "The server is shutting down.", "server_shutting_down"
 
 
 async def drain(state: ServerState, seconds: float, now: anyio.Event | None = None) -> None:
-    """Admit nothing more, have each live session flush its finals and close, and wait for them and for requests.
+    """Admit nothing more, have each live session finish what is being said and close, and wait for them and for
+    requests.
 
     What is not finished after `seconds`, or when `now` is set, is cut off: requests are answered with 503, and sessions
     send what waits and close. Those whose clients do not read that within LAST_WORDS_S are abandoned.
@@ -28,7 +29,7 @@ async def drain(state: ServerState, seconds: float, now: anyio.Event | None = No
     if state.num_under_way:
         log.info("draining %d sessions and requests", state.num_under_way)
     for live in list(state.live):
-        live.drain()
+        live.drain(seconds)
     await _wait_for_all(state, seconds, now or anyio.Event())
     if state.num_under_way:
         log.warning("%d sessions and requests are cut off", state.num_under_way)

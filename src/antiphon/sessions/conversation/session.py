@@ -61,7 +61,7 @@ from antiphon.sessions.conversation.item_media import ItemMediaResolver
 from antiphon.sessions.conversation.native_turns import NativeTurns
 from antiphon.sessions.conversation.overlap_timing import DISMISSAL_S, OverlapHolder
 from antiphon.sessions.conversation.responses.playout import Playout
-from antiphon.sessions.conversation.responses.responder import Responder
+from antiphon.sessions.conversation.responses.responder import SESSION_ENDED, Responder
 from antiphon.sessions.conversation.responses.response import ResponseTask
 from antiphon.sessions.conversation.responses.scheduler import ResponseScheduler
 from antiphon.sessions.conversation.turn_audio import TurnAudio, drop_old_media
@@ -191,6 +191,12 @@ class ConversationSession:
         return self._left_s() > 0
 
     @property
+    def is_silent(self) -> bool:
+        """Whether neither side speaks, and nothing that was said or asked for waits to be transcribed or answered."""
+        is_owed = self.user_speaks or self.unread_items or self.owed_responses
+        return self._listener.is_silent and not (is_owed or self.answering or self.is_heard)
+
+    @property
     def answering(self) -> bool:
         """Whether a response of the conversation is being produced. One out of band, or one still heard, is not."""
         return self._responder.active is not None
@@ -214,7 +220,7 @@ class ConversationSession:
                     self._native_turns.close()
                 self._idle.close()
                 self._overlaps.close()
-                self._responder.cancel_all()
+                self._responder.cancel_all(SESSION_ENDED)
         finally:
             await self._responder.close()
 

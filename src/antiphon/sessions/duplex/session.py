@@ -144,6 +144,11 @@ class DuplexSession:
         """As ConversationSession has it."""
         return self._session.is_heard
 
+    @property
+    def is_silent(self) -> bool:
+        """As ConversationSession has it."""
+        return self._session.is_silent
+
     def leave_open_turn(self) -> None:
         """As ConversationSession has it."""
         self._session.leave_open_turn()

@@ -181,6 +181,11 @@ class SpeechSession:
         is_speaking = self._speaking is not None and not (first and first.live and first.live.starved)
         return not self._events and not is_speaking and not is_due
 
+    @property
+    def num_utterances(self) -> int:
+        """The utterances that are not done, the one included whose text is not complete."""
+        return len(self._utterances)
+
     def handle(self, command: SpeechCommand) -> None:
         """Apply one command, without waiting.
 

@@ -188,6 +188,14 @@ class TranscriptionSession:
         return self._segmenter.window is not None and self._segmenter.quiet_since is None
 
     @property
+    def is_silent(self) -> bool:
+        """Whether nothing is under way: all that came was listened to, nobody speaks, and nothing that was said waits for
+        its transcript. Where the client ends the turns, words that it has not committed wait for theirs.
+        """
+        is_read = not self._unread_from_ms and self._decoding.idle
+        return self.inbox.is_worked_off and self._segmenter.window is None and is_read
+
+    @property
     def spoken_ms(self) -> int:
         """Milliseconds from the start of the open window to its newest speech, without the pause it is in; 0 where no
         window is open. An overlap is measured by it.

@@ -71,7 +71,7 @@ def test_when_the_session_ends_then_a_response_that_waits_for_another_is_cancell
             await scene.session.handle(CreateResponse(when_busy="wait"))
         return scene
 
-    assert play(main()).responses() == ["cancelled client_cancelled"] * 3
+    assert play(main()).responses() == ["cancelled session_ended"] * 3
 
 
 def test_when_the_session_ends_while_an_image_is_read_then_the_response_that_waits_for_it_is_cancelled() -> None:
@@ -88,7 +88,7 @@ def test_when_the_session_ends_while_an_image_is_read_then_the_response_that_wai
             reader.go.set()
         return scene
 
-    assert play(main()).responses() == ["cancelled client_cancelled"] * 2
+    assert play(main()).responses() == ["cancelled session_ended"] * 2
 
 
 def test_when_sixteen_responses_wait_then_more_are_refused() -> None:

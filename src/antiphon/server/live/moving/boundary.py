@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 
 import anyio
 
 from antiphon.server.live.moving.continuation import MOVED
 from antiphon.server.live.realtime_session import RealtimeConversation
+from antiphon.signals import become
 
 # How long the user may go on speaking, and how long a response may be produced and heard, in seconds.
 MAX_TURN_S, MAX_RESPONSE_S = 3.0, 5.0
 # Sessions that are given away at once do not all resume at once: each waits up to this long before it looks.
 MAX_JITTER_S = 0.5
+# What is heard ends by the clock, which wakes nobody.
 POLL_S = 0.05
 
 
@@ -24,15 +25,9 @@ async def wait_for_boundary(conversation: RealtimeConversation) -> None:
     await anyio.sleep(random.uniform(0, MAX_JITTER_S))
     with anyio.move_on_after(MAX_RESPONSE_S):
         with anyio.move_on_after(MAX_TURN_S):
-            await _until(lambda: not (conversation.user_speaks or conversation.unread_items))
-        await _until(lambda: not (conversation.owed_responses or conversation.answering or conversation.is_heard))
+            await become(lambda: not (conversation.user_speaks or conversation.unread_items), POLL_S)
+        await become(
+            lambda: not (conversation.owed_responses or conversation.answering or conversation.is_heard), POLL_S
+        )
     if conversation.answering or conversation.is_heard:
         await conversation.interrupt(MOVED)
-
-
-async def _until(reached: Callable[[], bool]) -> None:
-    """Look again and again: what is heard ends by the clock, which wakes nobody."""
-    while True:
-        if reached():
-            return
-        await anyio.sleep(POLL_S)

@@ -51,6 +51,8 @@ log = logging.getLogger(__name__)
 
 # Responses out of band that a conversation may have under way: each holds KV and takes rows of the model's steps.
 MAX_OUT_OF_BAND = 4
+# Why a response is cancelled that the end of its session cuts off.
+SESSION_ENDED = "session_ended"
 
 
 class Responder:
@@ -134,13 +136,13 @@ class Responder:
         if self._stream:
             self._stream.close()
 
-    def cancel_all(self) -> None:
-        """Cancel all responses, those out of band and the preemptive one included, as `client_cancelled`. Returns at
-        once; their tasks close them in order.
+    def cancel_all(self, reason: str) -> None:
+        """Cancel all responses with `reason`, those out of band and the preemptive one included. Returns at once; their
+        tasks close them in order.
         """
         self.cancel_preemptive()
         for task in self._all():
-            task.cancel("client_cancelled")
+            task.cancel(reason)
 
     async def interrupt(self, reason: str) -> None:
         """Cancel the conversation's response with `reason`, and the preemptive one, and silence what was sent. Does not

@@ -8,7 +8,7 @@ from antiphon.events.conversation import ConversationCommand, CreateResponse, It
 from antiphon.events.transcription import OverlapDecided
 from antiphon.sessions.conversation.context import EmitConversation
 from antiphon.sessions.conversation.item_media import ItemMediaResolver
-from antiphon.sessions.conversation.responses.responder import Responder
+from antiphon.sessions.conversation.responses.responder import SESSION_ENDED, Responder
 from antiphon.sessions.conversation.responses.waiting_requests import WaitingRequests
 from antiphon.turns.floor import AnswerInstead, BeginAnswer, CancelActive, Floor, FloorCommand, SilenceOutput
 
@@ -94,7 +94,7 @@ class ResponseScheduler:
             request, withdrawn = taken
             await self._handle(request)
             if self._floor.is_closed:
-                self._responder.cancel_all()
+                self._responder.cancel_all(SESSION_ENDED)
             elif withdrawn and self._responder.active:
                 self._responder.cancel(None)
 
