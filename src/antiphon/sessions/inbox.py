@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import Refused
@@ -22,12 +23,14 @@ class Inbox:
 
     Bound: `max_backlog_s` seconds of audio that was not read; other commands count as some. When it is full, `put`
     waits, so that the socket is not read, which slows down a file and loses nothing. With `live` it raises Refused: a
-    caller that speaks must not fall behind.
+    caller that speaks must not fall behind. `is_fed`: says whether there is somebody who could put something: a client
+    that has lost its connection may still go on where it was.
     """
 
-    def __init__(self, max_backlog_s: float, *, live: bool = False) -> None:
+    def __init__(self, max_backlog_s: float, *, live: bool = False, is_fed: Callable[[], bool] = lambda: True) -> None:
         self._max_samples = int(max_backlog_s * SAMPLE_RATE_HZ)
         self._live = live
+        self.is_fed = is_fed
         self._waiting: deque[tuple[TranscriptionCommand | ConversationCommand, int]] = deque()
         self._num_samples = 0
         # The memory of commands that wait, and of what the reader keeps of the audio it has read, as it says.

@@ -92,6 +92,22 @@ class Endpointer:
         begin, self._now = self._now, self._now + num_samples
         return self._in_turn(probability, begin) if self._speaking else self._between_turns(probability, begin)
 
+    def wait(self, num_samples: int) -> list[EndpointChange]:
+        """Count so much time, in samples, in which no audio has come since the last frame, as silence. Returns what
+        that changed: in the middle of speech a pause begins with the last frame, and a pause that is long enough by
+        that ends the turn. Does nothing outside a turn; audio that comes later is counted from the last frame, as if
+        none were missing.
+        """
+        if not self._speaking:
+            return []
+        changes: list[EndpointChange] = []
+        if self._quiet_since is None:
+            self._quiet_since = self._now
+            changes.append(SpeechPaused(self._now))
+        if self._now - self._quiet_since + num_samples >= self._needed:
+            changes.append(self._stop(self._quiet_since))
+        return changes
+
     def flush(self) -> list[EndpointChange]:
         """End the open turn at once, because the client commits it, and return its SpeechEnded; nothing where no turn
         is open. In a pause, the turn ends where the pause began.
@@ -112,6 +128,11 @@ class Endpointer:
         self.threshold = threshold
         self._prefix = prefix_padding_ms * SAMPLE_RATE_HZ // 1000
         self._silence = silence_duration_ms * SAMPLE_RATE_HZ // 1000
+
+    @property
+    def _needed(self) -> int:
+        """The silence that ends the turn, in samples."""
+        return self._silence if self._pause_silence is None else self._pause_silence
 
     def _recent(self, sample: int | None) -> int | None:
         """The sample, if speech that begins now may have begun there."""
@@ -141,8 +162,7 @@ class Endpointer:
         if self._quiet_since is None:
             self._quiet_since = begin
             changes.append(SpeechPaused(begin))
-        silence = self._silence if self._pause_silence is None else self._pause_silence
-        if self._now - self._quiet_since >= silence:
+        if self._now - self._quiet_since >= self._needed:
             changes.append(self._stop(self._quiet_since))
         return changes
 

@@ -256,6 +256,21 @@ class Segmenter:
         """End a window that is settling now, because no more audio comes for the moment, which is silence too."""
         return self._end_window() if self.settling else []
 
+    @property
+    def in_turn(self) -> bool:
+        """Whether, under server VAD, a turn is open, which it also is in a pause."""
+        return self._vad is not None and self._endpoint.speaking
+
+    def wait(self, num_samples: int) -> list[SegmenterEvent]:
+        """Count so much time without audio behind the newest sample as silence, which may end the open turn. Returns
+        what changed, in order; the turn's audio ends with the newest sample.
+        """
+        steps: list[SegmenterEvent] = []
+        if self.in_turn:
+            for change in self._endpoint.wait(num_samples):
+                steps += self._apply(change)
+        return steps
+
     def end_after(self, pause: int, silence_ms: int) -> bool:
         """Let the pause that began at the sample `pause` end the turn once it has lasted so long, or with the next
         frame if it has. What was said last counts. Returns False, and does nothing, where that pause is over, or where

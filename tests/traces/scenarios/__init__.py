@@ -8,6 +8,7 @@ _NAMES = (
     "transcription",
     "duplex",
     "native",
+    "at_once",
     "resume",
     "shutdown",
     "speech",

@@ -17,7 +17,7 @@ async def is_told(stage: Stage, socket: Socket, before_s: float) -> None:
 
 @scenario()
 async def shutting_down(stage: Stage) -> None:
-    """It tells its sessions, and lets nobody in. Nobody goes on with a sentence: its words come within the time."""
+    """It tells its sessions, and lets nobody in. Nobody goes on with a sentence: its turn ends, and its words come."""
     socket = await stage.connect("/v1/realtime?intent=transcription")
     await socket.until("session.created")
     await socket.say(APPEND, audio=b64(pcm16("hello.")))

@@ -124,7 +124,11 @@ class LiveRealtime:
         self._transport = transport
         self._playback = transport.playback
         settings = state.settings
-        self._inbox = Inbox(settings.audio.max_backlog_s, live=settings.audio.overflow == "close")
+        self._inbox = Inbox(
+            settings.audio.max_backlog_s,
+            live=settings.audio.overflow == "close",
+            is_fed=lambda: self._live.attachment.state.has_transport,
+        )
         # Begins with the configuration. Where it holds a conversation, `_conversation` is the same session.
         self._session: RealtimeSession | None = None
         self._conversation: RealtimeConversation | None = None

@@ -29,8 +29,8 @@ class RealtimeSession(Protocol):
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing is under way: nobody speaks, all that came was worked off, nothing that was said waits for its
-        transcript or its answer, and no answer is still heard.
+        """Whether nothing is under way: nobody speaks, all that came was worked off, nothing that was said waits for
+        its transcript or its answer, and no answer is still heard.
         """
         ...
 

@@ -11,6 +11,7 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import TurnDetector
 from antiphon.errors import ModelError, Refused
 from antiphon.events.transcription import ServerVad
+from antiphon.signals import Signal
 from antiphon.turns.ending.end_of_turn import MIN_SILENCE_MS, EndOfTurn, PauseEvidence
 from antiphon.turns.segmenter import Segmenter
 
@@ -35,17 +36,41 @@ class PauseJudge:
         self._pause: int | None = None
         self._asked: int | None = None
         self._evidence = PauseEvidence()
+        # The last pause whose words are known, and the last one that the detector has judged, or could not.
+        self._heard: int | None = None
+        self._judged: int | None = None
+        self._changed = Signal()
 
     def configure(self, vad: ServerVad | None) -> None:
         """Judge by this eagerness from now on, or not at all where it has none."""
         eagerness = vad.eagerness if vad else None
         self._model = EndOfTurn(eagerness) if eagerness else None
 
-    def follow(self, group: anyio.abc.TaskGroup) -> None:
-        """Look at the present pause, after audio was added. The detector judges it in a task of `group`."""
+    @property
+    def is_on(self) -> bool:
+        """Whether pauses are judged."""
+        return self._model is not None
+
+    @property
+    def undecided(self) -> bool:
+        """Whether a pause goes on of which more will be known: its sound or its words are not judged yet."""
+        quiet = self._segmenter.quiet_since
+        if self._model is None or quiet is None or not self._segmenter.in_turn:
+            return False
+        return not (self._heard == self._judged == quiet)
+
+    async def decided(self) -> None:
+        """Wait until no pause is undecided."""
+        while self.undecided:
+            await self._changed.wait()
+
+    def follow(self, group: anyio.abc.TaskGroup, waited: int = 0) -> None:
+        """Look at the present pause, after audio was added, or after so many samples of time without any. The detector
+        judges it in a task of `group`.
+        """
         segmenter, window = self._segmenter, self._segmenter.window
         quiet = segmenter.quiet_since
-        if self._model is None or window is None or quiet is None or segmenter.now - quiet < JUDGE_AFTER:
+        if self._model is None or window is None or quiet is None or segmenter.now + waited - quiet < JUDGE_AFTER:
             return
         if quiet == self._asked:
             return
@@ -53,9 +78,13 @@ class PauseJudge:
         self._learn(quiet)
         if self._detector:
             group.start_soon(self._judge, self._detector, quiet, window.pcm)
+        else:
+            self._judged = quiet
 
     def heard(self, pause: int, text: str, language: str | None) -> bool:
         """The words of the turn up to the pause that began at this sample. Returns False where that is over."""
+        self._heard = pause
+        self._changed.notify()
         return self._learn(pause, text=text, language=language)
 
     def _learn(self, pause: int, **known: object) -> bool:
@@ -72,5 +101,7 @@ class PauseJudge:
             complete = await detector.complete(pcm)
         except (ModelError, Refused) as error:
             log.warning("a pause was not judged: %s", error)
-            return
-        self._learn(pause, complete=complete)
+        else:
+            self._learn(pause, complete=complete)
+        self._judged = pause
+        self._changed.notify()

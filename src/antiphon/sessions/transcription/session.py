@@ -59,11 +59,15 @@ from antiphon.turns.voices.primary_speaker import TurnSpeaker
 # Audio is live if over so many seconds it came no faster than it is spoken, except for a burst of so many seconds after
 # a stall of the network.
 LIVE_PERIOD_S, LIVE_BURST_S = 2.0, 0.5
-# A client that mutes itself when its turn has ended sends no silence. After so many seconds without a command, the
-# absence of audio counts as silence, so that the client gets its transcript.
-STALLED_S = 0.6
+# A client that mutes itself, or that has sent its file, sends no silence. After so many seconds without audio, and so
+# many times as long as the last piece of audio was, its absence counts as silence, so that turns end.
+STALLED_S, STALLED_PIECES = 0.6, 1.5
 # A client that has sent no audio for so many seconds has muted itself, and not in the first sound of a word.
 MUTED_S = 2.0
+# How often is looked whether audio has stalled, in seconds.
+STALL_POLL_S = 0.12
+# Where pauses are judged, longer audio is listened to in pieces of so many samples: 200 ms.
+JUDGED_PIECE = SAMPLE_RATE_HZ // 5
 # By so much the onset of speech may be found late, in milliseconds.
 ONSET_MS = 500
 
@@ -140,6 +144,8 @@ class TranscriptionSession:
         self._leaves_open_turn = False
         # When audio was listened to last (monotonic seconds).
         self._heard_at_s = -math.inf
+        # Seconds without audio since then in which some could have come, and the seconds of the last piece of it.
+        self._stalled_s = self._piece_s = 0.0
         self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
         self._decoding = Decoding(config, transcriber, self._emit_decoded, self._apply_command, measure, clock)
@@ -189,8 +195,8 @@ class TranscriptionSession:
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing is under way: all that came was listened to, nobody speaks, and nothing that was said waits for
-        its transcript. Where the client ends the turns, words that it has not committed wait for theirs.
+        """Whether nothing is under way: all that came was listened to, nobody speaks, and nothing that was said waits
+        for its transcript. Where the client ends the turns, words that it has not committed wait for theirs.
         """
         is_read = not self._unread_from_ms and self._decoding.idle
         return self.inbox.is_worked_off and self._segmenter.window is None and is_read
@@ -243,17 +249,22 @@ class TranscriptionSession:
 
     async def _listen(self) -> None:
         while True:
-            with anyio.move_on_after(STALLED_S if self._segmenter.settling else math.inf) as waiting:
+            awaits_silence = self._segmenter.settling or self._segmenter.in_turn
+            with anyio.move_on_after(STALL_POLL_S if awaits_silence else math.inf) as waiting:
                 item = await self.inbox.get()
             if waiting.cancelled_caught:
-                await self._apply_steps(self._segmenter.settle())
+                await self._stall()
                 continue
             match item:
                 case None:
                     return
                 case AppendAudio(pcm):
-                    for start in range(0, len(pcm), SAMPLE_RATE_HZ):
-                        await self._listen_to(pcm[start : start + SAMPLE_RATE_HZ])
+                    is_cut = self._pauses.is_on and len(pcm) > 2 * JUDGED_PIECE
+                    step = JUDGED_PIECE if is_cut else SAMPLE_RATE_HZ
+                    for start in range(0, len(pcm), step):
+                        await self._listen_to(pcm[start : start + step])
+                        await self._pace(len(pcm) - start - step)
+                    self._stalled_s, self._piece_s = 0.0, len(pcm) / SAMPLE_RATE_HZ
                 case CommitAudio(final=True):
                     await self._commit()
                 case CommitAudio(final=False):
@@ -267,6 +278,36 @@ class TranscriptionSession:
                     assert self._handle_other
                     assert not isinstance(other, CommitAudio)
                     await self._handle_other(other)
+
+    async def _pace(self, num_left: int) -> None:
+        """Take a pause no faster than it sounds while its end is undecided: of a file that comes at once, a pause ends
+        a turn where it would have in a live one. `num_left`: samples of the last command that are still to come.
+        """
+        if self._pauses.undecided and (num_left > 0 or self.inbox.backlog_s):
+            with anyio.move_on_after(JUDGED_PIECE / SAMPLE_RATE_HZ):
+                await self._pauses.decided()
+
+    async def _stall(self) -> None:
+        """Count another moment without audio. Once there have been enough, they are silence, which ends turns and their
+        windows; in the middle of speech, after MUTED_S. While no client is there, only windows end.
+        """
+        # Not by the clock: a server that was held up itself has not read what came meanwhile.
+        self._stalled_s += STALL_POLL_S
+        if self._segmenter.settling:
+            if self._stalled_s >= STALLED_S:
+                await self._apply_steps(self._segmenter.settle())
+        elif not self.inbox.is_fed():
+            self._stalled_s = 0.0
+        elif self._stalled_s >= (MUTED_S if self.speaking else self._stall_limit_s):
+            waited = int(self._stalled_s * SAMPLE_RATE_HZ)
+            await self._apply_steps(self._segmenter.wait(waited))
+            assert self._group
+            self._pauses.follow(self._group, waited)
+
+    @property
+    def _stall_limit_s(self) -> float:
+        """Seconds after which the absence of audio is silence: of a client that sends seldom, it is so later."""
+        return min(MUTED_S, max(STALLED_S, STALLED_PIECES * self._piece_s))
 
     async def _listen_to(self, pcm: Pcm) -> None:
         while self._decoding.behind:
