@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +226,49 @@ def test_the_image_is_made_of_files_that_there_are_and_asks_for_its_health() -> 
     assert set(re.findall(r"\b(ANTIPHON_[A-Z_]+)=", text)) <= SETTINGS
     assert re.search(r"^USER 10001", text, re.MULTILINE)
     assert re.search(r"^HEALTHCHECK ", text, re.MULTILINE)
+    # Who it is, the chart says too.
+    for kind in ("user", "group"):
+        assert re.search(rf"{kind}add .*--[ug]id 10001", text)
+    templates = (CHART / "templates" / "_helpers.tpl").read_text()
+    assert set(re.findall(r"^(?:runAsUser|runAsGroup|fsGroup): (\d+)", templates, re.MULTILINE)) == {"10001"}
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers /health with 200, and everything else with 503."""
+
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == self.server.healthy else 503)  # type: ignore[attr-defined]
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+def test_the_health_check_of_the_image_asks_the_port_that_is_set_and_no_proxy() -> None:
+    text = (DEPLOY / "Dockerfile").read_text().replace("\\\n", "")
+    (command,) = re.findall(r"^HEALTHCHECK .*? CMD (.*)$", text, re.MULTILINE)
+    _, *arguments = shlex.split(command)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        threading.Thread(target=server.serve_forever).start()
+        # A proxy that is not there.
+        environment = {"ANTIPHON_PORT": str(server.server_port), "http_proxy": "http://127.0.0.1:9"}
+        try:
+            for server.healthy, expected in (("/health", 0), ("/nothing", 1)):  # type: ignore[attr-defined]
+                done = subprocess.run([sys.executable, *arguments], env=environment, timeout=30, check=False)
+                assert done.returncode == expected
+        finally:
+            server.shutdown()
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, timeout=30, check=False)
+    assert done.returncode == 1
+
+
+def test_the_script_that_builds_the_image_gives_the_dockerfile_its_base(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    (tmp_path / "buildah").write_text(f'#!/bin/sh\nprintf "%s\\n" "$PWD" "$@" > {said}\n')
+    (tmp_path / "buildah").chmod(0o755)
+    environment = {**os.environ, "BUILDAH": str(tmp_path / "buildah"), "BASE": "some/python:3.12"}
+    subprocess.run(["sh", DEPLOY / "build.sh", "--isolation", "chroot"], env=environment, timeout=30, check=True)
+    where, *arguments = said.read_text().split()
+    assert Path(where, arguments[arguments.index("-f") + 1]) == DEPLOY / "Dockerfile"
+    assert "BASE=some/python:3.12" in arguments
+    assert arguments[-3:] == ["--isolation", "chroot", "."]

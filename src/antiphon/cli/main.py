@@ -9,6 +9,7 @@ import argparse
 import logging
 import os
 import runpy
+import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,6 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns the exit status: 0 done, 1 failed with a message, 2 wrong arguments or settings, 130 interrupted. Wrong
     arguments, and `--help`, raise SystemExit, as argparse does.
     """
+    if os.getpid() == 1:
+        # The kernel gives a container's first process no signal that it has no handler for. A server that serves has
+        # one; before that, and in every other command, there is nothing to be finished.
+        signal.signal(signal.SIGTERM, lambda number, _: os._exit(128 + number))
     parser = argument_parser()
     args, rest = parser.parse_known_args(argv)
     if rest and args.command != "bench":

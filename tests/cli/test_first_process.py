@@ -1,0 +1,25 @@
+"""What a command does as a container's first process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+PROGRAM = """
+import os, signal, time
+own, os.getpid = os.getpid(), lambda: 1
+from antiphon.cli.main import main
+try:
+    main(["--version"])
+except SystemExit:
+    pass
+os.kill(own, signal.SIGTERM)
+time.sleep(30)
+"""
+
+
+def test_when_it_is_the_first_process_then_sigterm_ends_it_before_anything_is_served() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], timeout=60, check=False)
+    # As a shell tells of it; without a handler of its own the signal would have killed it.
+    assert done.returncode == 128 + signal.SIGTERM
