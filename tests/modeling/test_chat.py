@@ -7,18 +7,20 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from antiphon.adapters.causal_lm.model import CausalLm
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
-from antiphon.engine.api import EngineSettings, Row
+from antiphon.engine.api import EngineSettings, Row, Sampling, Token
 from antiphon.engine.local import packed
+from antiphon.engine.local.engine import LocalSession
 from antiphon.errors import CapabilityError, ModelError, RemoteProtocolError, SettingsError
 from antiphon.events.tools import Tool, ToolCall
 from antiphon.loading.loader import prepare, store_of
@@ -340,6 +342,80 @@ def test_a_reader_knows_when_one_call_is_complete() -> None:
         list(reader.feed(text))
         known.append(reader.called)
     assert known == [False, False, False, True, True]
+
+
+def read_written(text: str, size: int) -> tuple[str, str]:
+    """The prose of a text that comes in pieces, and the tool that JSON in it calls."""
+    reader, prose = CallReader(iter("abcd"), names=["get_weather", "get_weather_now", "add"]), ""
+    for at in range(0, len(text), size):
+        prose += "".join(p.text for p in reader.feed(text[at : at + size]) if isinstance(p, TextDelta))
+    prose += "".join(p.text for p in reader.flush() if isinstance(p, TextDelta))
+    assert reader.written == "" or reader.prose == prose
+    return prose, reader.written
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "prose", "name"),
+    [
+        ('{"name": "get_weather", "arguments": {"city": "Paris"}}', "", "get_weather"),
+        ('{"name":"get_weather_now","parameters":{}}', "", "get_weather_now"),
+        ('```json\n{\n  "name": "add",\n  "arguments": {"a": 1}\n}\n```', "", "add"),
+        ('Let me look.\n\n```\n[{"function": "add", "arguments": {}}]\n```', "Let me look.", "add"),
+        ('<tools>\n{"name": "add"}\n</tools>', "", "add"),
+        ('{"type": "function", "function": {"name": "add", "arguments": "{}"}}', "", "add"),
+        ('{"tool_calls": [{"id": "c", "type": "function", "function": {"name": "add"}}]}', "", "add"),
+        # Another name, and JSON that is about something else.
+        ('{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', ""),
+        (
+            'A {set} of [things], `code`, ```py\nx = {"a": 1}\n``` < 3',
+            'A {set} of [things], `code`, ```py\nx = {"a": 1}\n``` < 3',
+            "",
+        ),
+        ('It says "name": "add".', 'It says "name": "add".', ""),
+        ('{"name": "ad', '{"name": "ad', ""),
+    ],
+)
+def test_json_that_names_a_tool_is_no_prose(text: str, prose: str, name: str, size: int) -> None:
+    assert read_written(text, size) == (prose, name)
+
+
+def test_a_call_that_is_written_as_json_is_written_again_as_its_schema_says(model: CausalLm) -> None:
+    said = 'Sure.\n```json\n{"name": "get_weather", "arguments": {"unit": "kelvin"}}\n```'
+    backend = model.tokenizer.backend_tokenizer
+
+    async def main() -> None:
+        chat, parts, started = await model.open(), list[Reply](), list[Sampling]()
+        generate = LocalSession.generate
+
+        async def generated(session: LocalSession, params: Sampling) -> AsyncGenerator[Token, None]:
+            started.append(params)
+            if len(started) > 1:
+                async for token in generate(session, params):
+                    yield token
+                return
+            for number in backend.encode(said, add_special_tokens=False).ids:
+                session.append([number])
+                yield Token(number, None)
+
+        with mock.patch.object(LocalSession, "generate", generated):
+            ask = [Message("user", "What is the weather in Paris, in celsius?")]
+            options = ReplyOptions(temperature=0.0, max_tokens=90, tools=(ADD, WEATHER))
+            async for part in chat.reply(ask, options):
+                parts.append(part)
+        chat.close()
+        assert "".join(p.text for p in parts if isinstance(p, TextDelta)) == "Sure."
+        (call,) = [p for p in parts if isinstance(p, ToolCallStarted)]
+        assert call.name == "get_weather"
+        found = json.loads("".join(p.arguments for p in parts if isinstance(p, ToolCallDelta)))
+        assert found["unit"] in ("celsius", "fahrenheit")
+        done = parts[-1]
+        assert isinstance(done, ReplyDone)
+        assert (done.reason, len(started)) == ("tool_calls", 2)
+        # What is held is what the model goes on from: its own form of the call, and none of the JSON that it began.
+        assert "kelvin" not in model.tokenizer.decode([r for r in chat.rows if isinstance(r, int)])
+
+    asyncio.run(main())
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

@@ -28,8 +28,9 @@ def test_the_recorded_session_is_replayed_and_its_deltas_join_to_its_transcript(
         {"type": "nonsense"},
     ]
     got = trace("vllm", connect(), events, OUTPUTS)
-    assert [f["type"] for f in got[2:5]] == ["transcription.delta", "transcription.delta", "transcription.done"]
-    assert got[2]["delta"] + got[3]["delta"] == got[4]["text"]
+    got = [f for f in got if f["type"].startswith("transcription.")]
+    assert [f["type"] for f in got] == ["transcription.delta", "transcription.delta", "transcription.done"]
+    assert got[0]["delta"] + got[1]["delta"] == got[2]["text"]
 
 
 @pytest.mark.parametrize(
@@ -131,10 +132,12 @@ def test_when_a_model_can_do_less_than_is_asked_for_then_the_client_is_told_what
     assert answer == {"type": "session.updated", "model": "default", **SOURCE, **less}
 
 
-def test_what_an_update_leaves_out_stays_and_without_tuning_there_is_no_answer() -> None:
+def test_what_an_update_leaves_out_stays_and_without_tuning_its_answer_has_none() -> None:
     connection = connect(dialect="vllm", transcriber=LARGE)
     frames(connection)
-    assert exchange(connection, type="session.update", model="default", language="en") == []
+    assert exchange(connection, type="session.update", model="default", language="en") == [
+        {"type": "session.updated", "model": "default"}
+    ]
     (one,) = exchange(connection, type="session.update", model="default", keep_context=True, max_audio_s=60)
     (two,) = exchange(connection, type="session.update", model="default", rollback_tokens=3)
     assert (one["keep_context"], one["max_audio_s"], one["rollback_tokens"]) == (True, 60, PROFILE.rollback_tokens)
@@ -242,15 +245,15 @@ def test_when_a_request_ends_without_more_audio_then_its_end_comes_with_the_last
     one.append(1.0)
     one.commit(final=False)
     assert one.commit(final=True) == []
-    assert one.answers == []
+    assert [answer["type"] for answer in one.answers] == ["session.updated"]
     assert one.answer("One") == [(DELTA, "One"), (DONE_TEXT, "One"), (AUDIO_DONE, None)]
     one.commit(final=False)
     one.append(1.0)
     one.commit(final=False)
     one.answer("Two")
     assert one.commit(final=True) == []
-    assert [e["type"] for e in one.answers] == [DONE_TEXT, AUDIO_DONE]
-    assert one.answers[0]["text"] == "Two"
+    assert [e["type"] for e in one.answers] == ["session.updated", DONE_TEXT, AUDIO_DONE]
+    assert one.answers[1]["text"] == "Two"
 
 
 def test_when_an_answer_is_cut_then_its_end_comes_and_the_next_is_its_own() -> None:

@@ -16,9 +16,9 @@ import itertools
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from antiphon.contracts import (
     Reply,
     ReplyDone,
     ReplyOptions,
-    TextDelta,
     VideoPart,
 )
 from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session, Sink
@@ -54,7 +53,15 @@ from antiphon.modeling.media_rows import (
     runs,
 )
 from antiphon.modeling.omni.hidden_rows import HiddenRows
-from antiphon.modeling.tool_grammar import CALL_CLOSING, CALL_OPENING, CallReader, call_grammar, json_grammar
+from antiphon.modeling.tool_grammar import (
+    CALL_CLOSING,
+    CALL_OPENING,
+    CallReader,
+    ProseReader,
+    call_grammar,
+    json_grammar,
+    offered_tools,
+)
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +164,7 @@ class ChatModel:
         """
         if options.schema is not None:
             rule = json_grammar(options.schema)
-        elif tools := _offered_tools(options):
+        elif tools := offered_tools(options):
             rule = call_grammar(tools, self.tokenizer.backend_tokenizer.token_to_id(CALL_CLOSING), begun=begun)
         else:
             return None
@@ -232,41 +239,60 @@ class ChatStream:
         where the engine fails.
         """
         model, session = self._model, self._session
-        tools = _offered_tools(options)
+        tools = offered_tools(options)
         begun = bool(tools) and options.tool_choice not in ("auto", "none")
         ids, head = await self._prompt(messages, tools, options)
         if begun:
-            # A reply that must be a call begins like one.
             ids += model.template.encode_opening(CALL_OPENING)
-        params = self._sampling(options, len(ids), await model.grammar(options, begun=begun))
-        held = self._align(ids, head)
-        detokenizer = Detokenizer(model.tokenizer.backend_tokenizer, options.stop)
-        reader: CallReader | _ProseReader = CallReader(self._call_ids, begun=begun) if tools else _ProseReader()
-        count = 0
-        try:
-            async with aclosing(session.generate(params)) as tokens:
-                async for token in tokens:
-                    if self.hidden and count:
-                        self.hidden.add(token.hidden)
-                    count += 1
-                    self.rows.append(token.id)
-                    if self.on_token:
-                        self.on_token(token.id)
-                    if token.id in model.stop_tokens:
-                        continue
-                    for part in reader.feed(detokenizer.feed(token.id)):
-                        yield part
-                    if detokenizer.stopped is not None or (reader.called and not options.parallel_tool_calls):
-                        break
-        except GrammarError as error:
-            raise _invalid_schema(options, error) from error
-        except (ModelError, EngineError):
-            del self.rows[session.length :]
-            raise
-        for part in itertools.chain(reader.feed(detokenizer.flush()), reader.flush()):
-            yield part
+        num_prompt, count = len(ids), 0
+        cached: int | None = None
+        while True:
+            params = self._sampling(options, len(ids), await model.grammar(options, begun=begun))
+            held = self._align(ids, head)
+            detokenizer = Detokenizer(model.tokenizer.backend_tokenizer, options.stop)
+            reader = self._reader(tools, begun=begun)
+            try:
+                async with aclosing(session.generate(params)) as tokens:
+                    async for token in tokens:
+                        if self.hidden and count:
+                            self.hidden.add(token.hidden)
+                        count += 1
+                        self.rows.append(token.id)
+                        if self.on_token:
+                            self.on_token(token.id)
+                        if token.id in model.stop_tokens:
+                            continue
+                        for part in reader.feed(detokenizer.feed(token.id)):
+                            yield part
+                        is_called = reader.written or (reader.called and not options.parallel_tool_calls)
+                        if detokenizer.stopped is not None or is_called:
+                            break
+            except GrammarError as error:
+                raise _invalid_schema(options, error) from error
+            except (ModelError, EngineError):
+                del self.rows[session.length :]
+                raise
+            for part in itertools.chain(reader.feed(detokenizer.flush()), reader.flush()):
+                yield part
+            cached = max(held, session.cached) if cached is None else cached
+            if not reader.written:
+                break
+            # It is made to write the call again, in the form that is held to the tool's schema.
+            ids += await asyncio.to_thread(model.template.encode_text, reader.prose) if reader.prose else []
+            ids += model.template.encode_opening(CALL_OPENING)
+            left = None if options.max_tokens is None else max(1, options.max_tokens - count)
+            options, begun = replace(options, tool_choice=reader.written, max_tokens=left), True
         reason = "length" if session.finish is Finish.LENGTH else "tool_calls" if reader.calls else "stop"
-        yield ReplyDone(reason, len(ids), max(held, session.cached), count)  # type: ignore[arg-type]
+        yield ReplyDone(reason, num_prompt, cached, count)  # type: ignore[arg-type]
+
+    def _reader(self, tools: Sequence[Tool], *, begun: bool) -> CallReader | ProseReader:
+        """What tells the reply's prose and calls apart. A model whose tokens somebody follows, such as a talker, writes
+        calls as it was trained to.
+        """
+        if not tools:
+            return ProseReader()
+        is_followed = begun or self.on_token or self.hidden
+        return CallReader(self._call_ids, begun=begun, names=() if is_followed else [tool.name for tool in tools])
 
     def close(self, *, keep: bool = False) -> None:
         """Give back the conversation's KV; `keep`: leave it to later conversations that begin alike."""
@@ -472,24 +498,3 @@ def text_size(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
         calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
         num_chars += max(len(message.text), parts) + calls + len(message.name) + MAX_CHARS_PER_TOKEN
     return num_chars
-
-
-class _ProseReader:
-    """In the place of a CallReader, for a reply that may hold no calls."""
-
-    calls = 0
-    called = False
-
-    def feed(self, text: str) -> Iterator[Reply]:
-        if text:
-            yield TextDelta(text)
-
-    def flush(self) -> Iterator[Reply]:
-        return iter(())
-
-
-def _offered_tools(options: ReplyOptions) -> tuple[Tool, ...]:
-    """The tools that a reply may call: all, the one that was chosen, or none."""
-    if options.tool_choice in ("auto", "required"):
-        return options.tools
-    return tuple(t for t in options.tools if t.name == options.tool_choice)

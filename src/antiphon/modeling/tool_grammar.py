@@ -8,6 +8,9 @@ The form of a call is that of Hermes, which Qwen and most small models were trai
     <tool_call>
     {"name": NAME, "arguments": {...}}
     </tool_call>
+
+Many small models write calls as JSON of one form or another instead, bare or fenced. Where that names a tool, it is a
+call, and no prose; it is for the caller to have it written again in the form above.
 """
 
 from __future__ import annotations
@@ -17,7 +20,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from antiphon.contracts import Reply, TextDelta, ToolCallDelta, ToolCallStarted
+import regex
+
+from antiphon.contracts import Reply, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.engine.api import Grammar
 from antiphon.events.tools import Tool
 from antiphon.modeling.detokenizer import held_back
@@ -25,6 +30,13 @@ from antiphon.modeling.detokenizer import held_back
 # The tags around a call.
 CALL_OPENING, CALL_CLOSING = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
+
+
+def offered_tools(options: ReplyOptions) -> tuple[Tool, ...]:
+    """Return the tools that a reply may call: all, the one that was chosen, or none."""
+    if options.tool_choice in ("auto", "required"):
+        return options.tools
+    return tuple(t for t in options.tools if t.name == options.tool_choice)
 
 
 # A JSON schema has keys and values of any kind.
@@ -55,16 +67,55 @@ def call_grammar(tools: Sequence[Tool], closing: int | None, *, begun: bool) -> 
     return Grammar("lark", "\n".join(lines) + "\n", trigger="" if begun else CALL_OPENING)
 
 
+def written_call(names: Sequence[str]) -> regex.Pattern[str]:
+    """Return a pattern that matches where JSON begins that calls a tool of one of `names`, up to its name, which is the
+    group `name`: bare, fenced, in a list, in tags of another form, or wrapped as the APIs of servers wrap it.
+    """
+    names_of_tools = "|".join(regex.escape(name) for name in sorted(names, key=len, reverse=True))
+    return regex.compile(
+        r"(?<!\S)(?:```\w*\s*)?"
+        r"(?:<(?:tools?|tool_calls?|function|functions|function_call|tool_code)>\s*)?"
+        r"(?:\[\s*)?"
+        r'(?:\{\s*"(?:tool_calls?|function_call|calls?|tools?)"\s*:\s*(?:\[\s*)?)?'
+        r"\{\s*"
+        r'(?:"id"\s*:\s*"[^"]*"\s*,\s*)?(?:"type"\s*:\s*"function"\s*,\s*)?(?:"function"\s*:\s*\{\s*)?'
+        rf'"(?:name|function|function_name|tool|tool_name)"\s*:\s*"(?P<name>{names_of_tools})"'
+    )
+
+
+class ProseReader:
+    """In the place of a CallReader, for a reply that may hold no calls."""
+
+    calls = 0
+    called = False
+    written = ""
+    prose = ""
+
+    def feed(self, text: str) -> Iterator[Reply]:
+        """Yield the text."""
+        if text:
+            yield TextDelta(text)
+
+    def flush(self) -> Iterator[Reply]:
+        """Yield nothing: all was given out."""
+        return iter(())
+
+
 class CallReader:
     """Splits a reply's text into prose and calls as it streams.
 
     `ids`: gives each call its id. `begun`: the text begins behind an opening tag. `calls`: how many calls have begun.
     A call's name is given out as soon as it is known, and its arguments as they come, without the brace that closes the
     call. What is no call behind an opening tag gives nothing.
+
+    `names`: of the tools; where JSON in the prose begins to call one of them, `written` is its name, and neither the
+    JSON nor what follows it is given out. `prose` is all that was before.
     """
 
-    def __init__(self, ids: Iterator[str], *, begun: bool = False) -> None:
+    def __init__(self, ids: Iterator[str], *, begun: bool = False, names: Sequence[str] = ()) -> None:
         self._ids = ids
+        self._written_call = written_call(names) if names else None
+        self.written = self.prose = ""
         self._text = ""
         self._inside = begun
         self._open = False
@@ -75,7 +126,7 @@ class CallReader:
     def feed(self, text: str) -> Iterator[Reply]:
         """Feed the text's next part; yield what it adds: prose, beginnings of calls, parts of their arguments."""
         self._text += text
-        while True:
+        while not self.written:
             if self._inside:
                 body, end, rest = self._text.partition(CALL_CLOSING)
                 yield from self._call(
@@ -95,10 +146,11 @@ class CallReader:
                     prose = prose.rstrip()
                     self._inside, self._sent, self._text = True, 0, rest
                 else:
-                    settled = prose[: len(prose) - held_back(prose, (CALL_OPENING,))]
-                    cut = len(settled.rstrip("\n"))
+                    settled = prose[: len(prose) - max(held_back(prose, (CALL_OPENING,)), self._written(prose))]
+                    cut = len(settled.rstrip() if self.written else settled.rstrip("\n"))
                     prose, self._text = prose[:cut], prose[cut:]
                 if prose:
+                    self.prose += prose
                     yield TextDelta(prose)
                 if not start:
                     return
@@ -107,7 +159,7 @@ class CallReader:
         """Yield what was held back, once no more text comes: the prose, or the rest of a call that was never closed."""
         if self._inside:
             yield from self._call(self._text, done=True)
-        elif self._text:
+        elif self._text and not self.written:
             yield TextDelta(self._text)
         self._text = ""
 
@@ -115,6 +167,15 @@ class CallReader:
     def called(self) -> bool:
         """Whether a call is complete, and no other has begun."""
         return self.calls > 0 and not self._open
+
+    def _written(self, prose: str) -> int:
+        """Return how many characters at the end of the prose are, or may become, the beginning of a call as JSON."""
+        found = self._written_call and self._written_call.search(prose, partial=True)
+        if not found:
+            return 0
+        if not found.partial:
+            self.written = found["name"]
+        return len(prose) - int(found.start())
 
     def _call(self, body: str, *, done: bool) -> Iterator[Reply]:
         head = _HEAD.match(body)

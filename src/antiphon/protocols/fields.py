@@ -8,11 +8,13 @@ RemoteProtocolError, whose `param` is the path of the field at fault and whose m
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator
+from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
 import msgspec
+from msgspec import inspect
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.data_uri import decode_base64, split_data_uri
@@ -28,6 +30,11 @@ EMPTY = msgspec.Raw(b"{}")
 MAX_TEXT = 256 << 10
 # The type of such a field: a longer text is refused while it is read.
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+# How alike a name that is not known is to the one that was meant, as difflib has it.
+NEARLY = 0.75
+# What clients of other servers send, and is no slip of the pen.
+ELSEWHERE = frozenset({"min_tokens", "ref_audio_path", "repeat_penalty", "speaker_id", "top_logprobs"})
+_FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # The codes of what is too long or too complex. Dialects that have few codes of their own send these as they are.
 LIMIT_CODES = frozenset({"string_above_max_length", "json_too_complex"})
 # How msgspec says what is wrong: the reason, then the path of the field unless the whole value is meant.
@@ -63,6 +70,123 @@ class Reader(Generic[T]):
             raise RemoteProtocolError("invalid_json", f"The body is not valid JSON: {error}", where or None) from None
 
 
+def unknown_fields(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> list[str]:
+    """The paths of what JSON text of type `kind` has and the type knows nothing of, in their order. The text was read
+    as that type before. `where`: the path of the value. What is left as it was sent (Raw, object) is not looked into.
+    """
+    return list(_unknown(msgspec.json.decode(data), _type_info(cast(Hashable, kind)), where))
+
+
+@cache
+def _type_info(kind: Hashable) -> inspect.Type:
+    return inspect.type_info(kind)
+
+
+def _unknown(value: Any, kind: inspect.Type, where: str) -> Iterator[str]:
+    match kind:
+        case inspect.UnionType(types=kinds):
+            structs = [k for k in kinds if isinstance(k, inspect.StructType)]
+            if isinstance(value, dict) and structs:
+                tag = value.get(structs[0].tag_field) if structs[0].tag_field else None
+                yield from _unknown(value, next((k for k in structs if k.tag == tag), structs[0]), where)
+            elif isinstance(value, list):
+                yield from (p for k in kinds if isinstance(k, inspect.ListType) for p in _unknown(value, k, where))
+        case inspect.StructType(fields=fields) if isinstance(value, dict):
+            known = {field.encode_name: field.type for field in fields}
+            for name, inner in value.items():
+                path = f"{where}.{name}" if where else name
+                if name in known:
+                    yield from _unknown(inner, known[name], path)
+                elif name != kind.tag_field:
+                    yield path
+        case inspect.ListType(item_type=item) if isinstance(value, list):
+            for number, inner in enumerate(value):
+                yield from _unknown(inner, item, f"{where}[{number}]")
+
+
+def check_typos(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> None:
+    """Raise RemoteProtocolError (`unknown_parameter`) for a field that the type does not know, and whose name is nearly
+    that of one it does: a client that meant it would not notice. Fields of other names are a vendor's own, and ignored.
+    """
+    for path in unknown_fields(data, kind, where):
+        if meant := meant_by(path, kind):
+            raise unknown_parameter(path, meant)
+
+
+def check_names(
+    data: str | bytes | msgspec.Raw, message: msgspec.Struct, where: str = "", *, strict: bool = False
+) -> None:
+    """Raise RemoteProtocolError (`unknown_parameter`) as `check_typos`, for the names of an object alone, which was
+    read as `message`: these cost little to look at. `where`: its path. `strict`: for any name that it does not know.
+    """
+    known = {*message.__struct_encode_fields__, message.__struct_config__.tag_field}
+    for name in _FIELDS.decode(data):
+        if name not in known:
+            meant = nearest(name, filter(None, known))
+            if strict or meant:
+                raise unknown_parameter(f"{where}.{name}" if where else name, meant)
+
+
+def decode_named(data: str | bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
+    """The JSON text as a struct, as `decode` and `check_names` have it."""
+    found: T = decode(data, kind, where)
+    check_names(data, cast(msgspec.Struct, found), where)
+    return found
+
+
+def meant_by(path: str, kind: TypeForm[T]) -> str:
+    """The name of a field of the type, at any depth, that the last name of `path` is nearly; "" for none."""
+    return nearest(path.rpartition(".")[2], _names(cast(Hashable, kind)))
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The one of the `known` names that `name` nearly is; "" for none, and for what clients of other servers send."""
+    close = [] if name in ELSEWHERE else get_close_matches(name, sorted(known), 1, NEARLY)
+    return next(iter(close), "")
+
+
+@cache
+def _names(kind: Hashable) -> frozenset[str]:
+    return frozenset(_names_in(_type_info(kind)))
+
+
+def _names_in(kind: inspect.Type) -> Iterator[str]:
+    match kind:
+        case inspect.UnionType(types=kinds):
+            for one in kinds:
+                yield from _names_in(one)
+        case inspect.ListType(item_type=item):
+            yield from _names_in(item)
+        case inspect.StructType(fields=fields):
+            for field in fields:
+                yield field.encode_name
+                yield from _names_in(field.type)
+
+
+def unknown_parameter(path: str, meant: str = "") -> RemoteProtocolError:
+    """What a client is told of a field that there is not. `meant`: the name that it nearly has."""
+    hint = f" Did you mean '{meant}'?" if meant else ""
+    return RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{path}'.{hint}", path)
+
+
+class Unread(msgspec.Struct):
+    """What a client is told of a field that is not read, in the `warnings` of an answer."""
+
+    code: str
+    param: str
+    message: str
+
+
+def warnings_of(
+    data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "", also: Iterable[str] = ()
+) -> list[Unread]:
+    """What a client is told of fields that the type does not know; [] mostly. `also`: those that are read elsewhere."""
+    told = (
+        unknown_parameter(path, meant_by(path, kind)) for path in unknown_fields(data, kind, where) if path not in also
+    )
+    return [Unread(error.code, error.param or "", error.message) for error in told]
+
+
 def check_complexity(data: str | bytes | msgspec.Raw) -> None:
     """Raise RemoteProtocolError (`json_too_complex`) for JSON text that may not be decoded.
 
@@ -94,7 +218,7 @@ def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolEr
     if field := _FIELD.fullmatch(reason):
         param = f"{path}.{field['name']}" if path else field["name"]
         if field["what"] == "contains unknown":
-            return RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}'.", param)
+            return unknown_parameter(param)
         return RemoteProtocolError("missing_required_parameter", f"Missing required parameter: '{param}'.", param)
     if _TOO_LONG.fullmatch(reason):
         return too_long(path)

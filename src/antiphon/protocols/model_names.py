@@ -1,14 +1,23 @@
-"""Which model names a client may use, and which loaded model each of them stands for."""
+"""Which names of models and voices a client may use, and which loaded one each of them stands for."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from antiphon.errors import RemoteProtocolError
 
 # How the hosted service's model names begin: gpt-realtime, gpt-4o-mini-transcribe, whisper-1 ... Clients that were
 # written for it send one of them when their user chose no model.
 HOSTED_PREFIXES = ("gpt-", "whisper-1", "tts-1")
 # What Hugging Face's speech-to-speech calls the models of a server.
 LOCAL = "local"
+# The hosted service's voices. Clients send one of them when their user chose none, and the first loaded voice speaks.
+HOSTED_VOICES = frozenset(
+    ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
+)
+# Of a name in an error.
+MAX_SHOWN_CHARS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +49,21 @@ class ModelNames:
         if found or self.strict:
             return found
         return self.loaded[0] if name == LOCAL or name.startswith(HOSTED_PREFIXES) else None
+
+
+def loaded_voice(name: str | None, voices: Sequence[str]) -> str | None:
+    """The voice of this name, whatever its case; None for the default, and for a name that there is not."""
+    return next((v for v in voices if name and v.lower() == name.lower()), None)
+
+
+def is_hosted_voice(name: str, *, strict: bool) -> bool:
+    """Whether a name that no loaded voice has stands for the first one; `strict`: none does."""
+    return not strict and name.lower() in HOSTED_VOICES
+
+
+def voice_not_found(name: str, voices: Sequence[str], param: str) -> RemoteProtocolError:
+    """What a client is told of a voice that there is not."""
+    there_are = ", ".join(voices)
+    return RemoteProtocolError(
+        "voice_not_found", f"The voice `{name[:MAX_SHOWN_CHARS]}` does not exist; there are: {there_are}.", param
+    )

@@ -6,6 +6,8 @@ epoch, so that those that wait can be dropped when the epoch is raised (resume/j
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -71,7 +73,7 @@ from antiphon.protocols.duplex.messages import (
 from antiphon.protocols.duplex.session import DuplexSessionState, DuplexSnapshot
 from antiphon.protocols.duplex.session_fields import DUPLEX_CODES, RETRYABLE, DuplexUpdateFields, read_audio_format
 from antiphon.protocols.duplex.turn_events import write_turn_event
-from antiphon.protocols.fields import decode
+from antiphon.protocols.fields import Unread, decode, warnings_of
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended
 from antiphon.protocols.realtime.commands import command_of
@@ -174,12 +176,13 @@ class DuplexConnection:
         self._is_open = True
         self._pending.append(self._session.configured())
 
-    def _begin(self) -> None:
+    def _begin(self, warned: Mapping[str, list[Unread]] = MappingProxyType({})) -> None:
+        """Open the session, and tell the client what of its first update was not read."""
         self._is_open = True
         self._pending.append(self._session.configured())
         head = {"type": "session.created", "event_id": self.context.new_id("event_"), "session_id": self.id}
         token = {"resume_token": self._session.resume_token} if self._session.resume_token else {}
-        self._writer.add(Frame(head | {"session": self._session.shown()} | token, numbered=False))
+        self._writer.add(Frame({**head, "session": self._session.shown(), **token, **warned}, numbered=False))
 
     # --- from the client
 
@@ -216,7 +219,7 @@ class DuplexConnection:
         except RemoteProtocolError as error:
             self._writer.error(error, None)
             return True
-        self._begin()
+        self._begin(_warned(update, data) if update else {})
         return update is not None
 
     def too_large(self, max_bytes: int) -> list[Frame]:
@@ -237,7 +240,8 @@ class DuplexConnection:
         match message:
             case DuplexUpdate():
                 held_back = self._update(_update_fields(message, data))
-                self._writer.event("session.updated", session_id=self.id, session=self._session.shown())
+                warned = _warned(message, data)
+                self._writer.event("session.updated", session_id=self.id, session=self._session.shown(), **warned)
                 return [*held_back, self._session.configured()]
             case Heartbeat():
                 self._writer.event("session.heartbeat_ack", session_id=self.id)
@@ -433,6 +437,19 @@ def _update_fields(message: DuplexUpdate, data: str | bytes | msgspec.Raw) -> Du
         return decode(message.session, DuplexUpdateFields, "session")
     return decode(data, DuplexUpdateFields)
 
+
+def _warned(message: DuplexUpdate, data: str | bytes | msgspec.Raw) -> dict[str, list[Unread]]:
+    """The `warnings` of the answer to an update, where there are any: what of it was not read."""
+    if message.session is not UNSET and bytes(message.session)[:1] == b"{":
+        # Those beside the session are not read at all.
+        found = warnings_of(data, DuplexUpdate) + warnings_of(message.session, DuplexUpdateFields, "session")
+    else:
+        found = warnings_of(data, DuplexUpdateFields, also=FLAT_FIELDS)
+    return {"warnings": found} if found else {}
+
+
+# What a flat update has beside the session's fields.
+FLAT_FIELDS = ("type", "event_id", "session")
 
 DIALECT = Dialect(
     name="duplex",

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.fields import Reader, Text
+from antiphon.protocols.fields import Reader, Text, check_names
 from antiphon.protocols.opening import NULL
 from antiphon.protocols.realtime.messages import (
     ClientMessage,
@@ -209,7 +209,11 @@ _MESSAGE: Reader[DuplexMessage] = Reader(DuplexMessage)
 def read_duplex(data: str | bytes) -> DuplexMessage:
     """The message of one frame. Raises RemoteProtocolError, in the dialect's own words for what is no message of it."""
     try:
-        return _MESSAGE.read(data)
+        message = _MESSAGE.read(data)
+        if not isinstance(message, DuplexUpdate):
+            # An update tells what it does not know in its answer.
+            check_names(data, message)
+        return message
     except RemoteProtocolError as error:
         if error.code == "invalid_json":
             raise RemoteProtocolError("invalid_json", "The event is not valid JSON.") from None

@@ -16,7 +16,7 @@ from antiphon.contracts import AudioPart
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPart, CreateResponse, Item, Metadata
 from antiphon.events.tools import JsonSchema, Tool
-from antiphon.protocols.fields import Text, check_length, decode, number
+from antiphon.protocols.fields import Text, check_length, check_names, decode, decode_named, number
 from antiphon.protocols.wire import NewId
 
 NULL = msgspec.Raw(b"null")
@@ -178,6 +178,7 @@ def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
     """
     try:
         fields: ItemFields = decode(raw, ItemFields, where)
+        check_names(raw, fields, where)
     except RemoteProtocolError as error:
         if error.code == "invalid_value" and error.param == f"{where}.type":
             supported = "Supported values are: 'message', 'function_call', 'function_call_output'."
@@ -203,17 +204,17 @@ def _part_from(raw: msgspec.Raw, role: str, where: str, context: ItemContext) ->
     kind = decode(raw, PartKind, where).type
     match role, kind:
         case ("system" | "user", "input_text"):
-            return ContentPart("input_text", decode(raw, TextPart, where).text)
+            return ContentPart("input_text", decode_named(raw, TextPart, where).text)
         case ("assistant", "output_text" | "text"):
-            return ContentPart("output_text", decode(raw, TextPart, where).text)
+            return ContentPart("output_text", decode_named(raw, TextPart, where).text)
         case ("assistant", "output_audio" | "audio"):
-            return ContentPart("output_audio", decode(raw, OutputAudioPart, where).transcript or "")
+            return ContentPart("output_audio", decode_named(raw, OutputAudioPart, where).transcript or "")
         case ("user", "input_audio"):
-            given = decode(raw, InputAudioPart, where)
+            given = decode_named(raw, InputAudioPart, where)
             media = AudioPart(context.decode(given.audio, f"{where}.audio")) if given.audio else None
             return ContentPart("input_audio", given.transcript or "", media=media)
         case ("user", "input_image"):
-            given_image = decode(raw, InputImagePart, where)
+            given_image = decode_named(raw, InputImagePart, where)
             image = given_image.image_url
             if given_image.detail not in (None, "auto", "high"):
                 message = f"Invalid value: '{given_image.detail}'. Supported values are: 'auto', 'high'."
@@ -303,7 +304,7 @@ def tools_from(given: Sequence[msgspec.Raw] | None, param: str = "session.tools"
         where = f"{param}[{i}]"
         if decode(raw, ToolKind, where).type != "function":
             raise RemoteProtocolError("invalid_value", "Only tools of type 'function' are supported.", f"{where}.type")
-        fields = decode(raw, ToolFields, where)
+        fields = decode_named(raw, ToolFields, where)
         tools.append(Tool(fields.name, fields.description or "", fields.parameters or {}))
     return tuple(tools)
 

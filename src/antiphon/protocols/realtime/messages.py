@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.fields import Reader, Text, decode
+from antiphon.protocols.fields import Reader, Text, check_names, decode
 from antiphon.protocols.opening import NULL
 
 if TYPE_CHECKING:
     pass
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ClientMessage(msgspec.Struct, tag_field="type", kw_only=True):
@@ -109,11 +109,14 @@ class _Envelope(msgspec.Struct):
 def read_message(data: str | bytes, reader: Reader[T], supported: Sequence[str]) -> T:
     """The message as a member of the union that `reader` reads.
 
-    Raises RemoteProtocolError as `decode` does; for a `type` that is in no member, the message lists the `supported`
-    ones, and for a frame that is no JSON object the code is `invalid_event`.
+    Raises RemoteProtocolError as `decode` does, and for a field that the message does not know; for a `type` that is in
+    no member, the message lists the `supported` ones, and for a frame that is no JSON object the code is
+    `invalid_event`.
     """
     try:
-        return reader.read(data)
+        message = reader.read(data)
+        check_names(data, message, strict=True)
+        return message
     except RemoteProtocolError as error:
         if error.code == "invalid_json":
             raise RemoteProtocolError("invalid_event", "The event is not valid JSON.") from None
@@ -121,8 +124,8 @@ def read_message(data: str | bytes, reader: Reader[T], supported: Sequence[str])
             raise RemoteProtocolError("invalid_event", "An event is a JSON object.") from None
         if error.code == "invalid_value" and error.param == "type":
             names = ", ".join(f"'{name}'" for name in supported)
-            message = f"Invalid value: '{type_in(data)}'. Supported values are: {names}."
-            raise RemoteProtocolError("invalid_value", message, "type") from None
+            told = f"Invalid value: '{type_in(data)}'. Supported values are: {names}."
+            raise RemoteProtocolError("invalid_value", told, "type") from None
         raise
 
 

@@ -335,7 +335,7 @@ def apply_own(fields: SessionFields, given: OwnFields, *, speaks: bool) -> Sessi
 def apply_output(output: SessionOutput, given: OutputFields, context: Context, *, has_spoken: bool) -> SessionOutput:
     """The output of a conversation with the changes that were `given`. `has_spoken`: the client was sent audio.
 
-    Raises RemoteProtocolError, also for another voice once audio was sent.
+    Raises RemoteProtocolError, also for a voice that there is not, and for another one once audio was sent.
     """
     merged = msgspec.structs.replace(output)
     if given.format is not None:
@@ -352,8 +352,7 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
                 "session.audio.output.voice",
             )
         merged.voice = given.voice
-        if context.loaded_voice(merged.voice_name) is None:
-            context.log_alias(f"voice {merged.voice_name}", context.voices[0] if context.voices else "nobody")
+        context.check_voice(merged.voice_name or "", "session.audio.output.voice")
     return merged
 
 

@@ -25,7 +25,7 @@ from antiphon.contracts import (
 )
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import JsonSchema, Tool, ToolCall
-from antiphon.protocols.fields import Text, check_complexity, refusal, seed
+from antiphon.protocols.fields import Text, check_complexity, check_typos, refusal, seed
 from antiphon.protocols.wire import JSON_ERRORS
 
 Number = TypeVar("Number", int, float)
@@ -169,7 +169,9 @@ def parse(data: bytes) -> ChatRequest:
 def _decode_body(data: bytes) -> ChatBody:
     check_complexity(data)
     try:
-        return _decoder.decode(data)
+        body = _decoder.decode(data)
+        check_typos(data, ChatBody)
+        return body
     except msgspec.ValidationError as error:
         if (told := refusal(error)).code == "string_above_max_length":
             raise told from None

@@ -17,10 +17,23 @@ from antiphon.contracts import FileInfo, TranscriptionTask, TranscriptSegment
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import ServerVad
 from antiphon.events.words import Word
+from antiphon.protocols.fields import nearest, unknown_parameter
 
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS: tuple[TranscriptFormat, ...] = get_args(TranscriptFormat)
 GRANULARITIES = ("word", "segment")
+# What a form may have, the file included.
+FIELDS = (
+    "chunking_strategy",
+    "file",
+    "language",
+    "model",
+    "prompt",
+    "response_format",
+    "stream",
+    "temperature",
+    "timestamp_granularities",
+)
 # What is counted as an audio token: Whisper's encoder makes one position of 20 ms of audio.
 AUDIO_TOKENS_PER_S = 50
 
@@ -51,6 +64,9 @@ def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRe
     Raises RemoteProtocolError: `missing_required_parameter` or `invalid_value`, with the field in `param`.
     """
     one = {k: v[-1] for k, v in fields.items() if v}
+    for name in one:
+        if (known := name.partition("[")[0]) not in FIELDS and (meant := nearest(known, FIELDS)):
+            raise unknown_parameter(name, meant)
     if not one.get("model"):
         raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'model'.", "model")
     form = one.get("response_format") or "json"

@@ -18,14 +18,11 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
 from antiphon.events.words import Word
 from antiphon.protocols.fields import Text, audio_file, decode, number, seed
-from antiphon.protocols.model_names import ModelNames
+from antiphon.protocols.model_names import ModelNames, is_hosted_voice, loaded_voice, voice_not_found
 
 Choice = TypeVar("Choice", bound=str)
 
 # The hosted service's voices. Clients name one of them when their user chose none; the default voice speaks for it.
-HOSTED_VOICES = frozenset(
-    ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
-)
 TASKS = ("CustomVoice", "VoiceDesign", "Base")
 # The numbers of speaker embeddings are far smaller; infinities and NaN are not.
 MAX_EMBEDDING_VALUE = 1e6
@@ -208,11 +205,10 @@ def _voice(fields: SpeechFields, catalog: SpeechCatalog) -> str | VoiceSample | 
     name = asked.id if isinstance(asked, VoiceById) else asked
     if not name:
         return None
-    own = next((v for v in catalog.voices if v.lower() == name.lower()), None)
+    own, is_hosted = loaded_voice(name, catalog.voices), is_hosted_voice(name, strict=catalog.models.strict)
     if own:
         return own
-    hosted = name.lower() in HOSTED_VOICES and not catalog.models.strict
-    if not hosted and len(name) <= MAX_NAME_CHARS and (found := catalog.uploaded(name)):
+    if not is_hosted and len(name) <= MAX_NAME_CHARS and (found := catalog.uploaded(name)):
         if catalog.clones:
             return found
         raise RemoteProtocolError(
@@ -220,12 +216,10 @@ def _voice(fields: SpeechFields, catalog: SpeechCatalog) -> str | VoiceSample | 
             f"The loaded model cannot speak with an uploaded voice; its own: {catalog.names}.",
             "voice",
         )
-    if hosted:
+    if is_hosted:
         catalog.log_alias(f"voice {name}", catalog.voices[0])
         return None
-    raise RemoteProtocolError(
-        "voice_not_found", f"The voice `{name[:MAX_NAME_CHARS]}` does not exist; there are: {catalog.names}.", "voice"
-    )
+    raise voice_not_found(name, catalog.voices, "voice")
 
 
 def _sample(fields: SpeechFields, catalog: SpeechCatalog) -> VoiceSample | None:

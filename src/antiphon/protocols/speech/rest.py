@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import SpeechConfig
 from antiphon.events.words import Word
-from antiphon.protocols.fields import decode, json_object
+from antiphon.protocols.fields import check_typos, decode, json_object
 from antiphon.protocols.speech.fields import (
     MAX_EMBEDDING_NUMBERS,
     SpeechCatalog,
@@ -86,7 +86,7 @@ def parse_batch(body: bytes, catalog: SpeechCatalog) -> list[SpeechRequest | Rem
         own = decode(item, _RawFields, f"items[{i}]")
         try:
             # A shared field is checked only with the items that do not have their own.
-            request = _request(decode(_encoder.encode(shared | own), SpeechBody), catalog)
+            request = _request(_decode_body(_encoder.encode(shared | own), SpeechBody), catalog)
             out.append(replace(request, sse=False, whole=True, config=replace(request.config, stream=False)))
         except RemoteProtocolError as error:
             out.append(error)
@@ -95,7 +95,9 @@ def parse_batch(body: bytes, catalog: SpeechCatalog) -> list[SpeechRequest | Rem
 
 def _decode_body(body: bytes, kind: type[T]) -> T:
     try:
-        return decode(body, kind)
+        found: T = decode(body, kind)
+        check_typos(body, kind)
+        return found
     except RemoteProtocolError:
         # A body that is no JSON object at all is refused in the words of every route.
         json_object(body)

@@ -24,7 +24,7 @@ from antiphon.events.speech import (
     SpeechEvent,
     UtteranceDone,
 )
-from antiphon.protocols.fields import decode
+from antiphon.protocols.fields import check_names, decode
 from antiphon.protocols.speech.fields import SpeechCatalog, SpeechFields, WordTime, read_config, word_times
 from antiphon.protocols.wire import Frame, Received, message
 
@@ -120,6 +120,7 @@ class SpeechDialect:
             received: SpeechMessage = decode(data, SpeechMessage)
         except RemoteProtocolError as error:
             raise self._refusal(data, error) from None
+        check_names(data, received)
         return received
 
     def _refusal(self, data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolError:

@@ -7,7 +7,7 @@ only their first bytes are checked.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -36,7 +36,8 @@ from antiphon.events.video import (
     VideoEvent,
     VideoFailed,
 )
-from antiphon.protocols.fields import Text, check_length, decode, seed, typed
+from antiphon.protocols.fields import Text, check_length, check_names, decode, seed, typed
+from antiphon.protocols.model_names import is_hosted_voice, loaded_voice, voice_not_found
 from antiphon.protocols.wire import Frame, Received, message
 
 T = TypeVar("T")
@@ -126,11 +127,21 @@ class VideoDialect:
     """One video stream's dialect. Nothing here waits.
 
     `now_ms`: any steady clock, in milliseconds; the client is sent its times. `whole`: an answer comes as one piece of
-    text and one of audio. `ga`: the events of audio have OpenAI's GA names instead of the beta's.
+    text and one of audio. `ga`: the events of audio have OpenAI's GA names instead of the beta's. `voices`: the
+    model's, the first is the default. `strict`: the hosted service's voices are not known.
     """
 
-    def __init__(self, now_ms: Callable[[], float], *, whole: bool = False, ga: bool = False) -> None:
+    def __init__(
+        self,
+        now_ms: Callable[[], float],
+        *,
+        whole: bool = False,
+        ga: bool = False,
+        voices: Sequence[str] = (),
+        strict: bool = False,
+    ) -> None:
         self._now_ms = now_ms
+        self._voices, self._strict = voices, strict
         self._whole = whole
         self._audio_event = "response.output_audio" if ga else "response.audio"
         self._pcm_chunks: list[bytes] = []
@@ -168,6 +179,7 @@ class VideoDialect:
             raise self._refusal(data, error) from None
         if isinstance(received, _SessionConfig) is self.configured:
             raise self._unexpected(received.__struct_config__.tag)
+        check_names(data, received)
         return received
 
     def _refusal(self, data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolError:
@@ -207,6 +219,10 @@ class VideoDialect:
     def _configure(self, fields: _SessionConfig) -> VideoConfig:
         try:
             config = _config(fields)
+            name = config.voice or ""
+            known = not name or loaded_voice(name, self._voices) or is_hosted_voice(name, strict=self._strict)
+            if self._voices and not known:
+                raise voice_not_found(name, self._voices, "voice")
         except RemoteProtocolError as error:
             raise _invalid(f"Invalid session config: {error.message}") from None
         self.configured = True

@@ -9,6 +9,8 @@ Where `model` names a conversation model, each such commit ends a turn, and the 
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec import UNSET
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -36,6 +38,7 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.protocols.connection import Command, Context, Event
+from antiphon.protocols.fields import Unread, warnings_of
 from antiphon.protocols.realtime.transcript_events import shown_words
 from antiphon.protocols.vllm.answers import VllmResponses
 from antiphon.protocols.vllm.messages import VllmAppend, VllmCancel, VllmCommit, VllmUpdate, read_vllm, usage_of
@@ -120,7 +123,7 @@ class VllmDialect:
     def _received(self, data: str | bytes) -> Received[Command]:
         match read_vllm(data):
             case VllmUpdate() as update:
-                return Received([self._update(update)], self._updated(update))
+                return Received([self._update(update)], self._updated(update, warnings_of(data, VllmUpdate)))
             case VllmAppend(audio):
                 return Received(self._append(audio))
             case VllmCommit(final):
@@ -171,14 +174,18 @@ class VllmDialect:
         self._num_segments, self._num_samples = (self._num_segments or 0) + 1, 0
         return [CommitAudio(final=True), CreateResponse(when_busy="cut" if begins else "wait")]
 
-    def _updated(self, update: VllmUpdate) -> list[Frame]:
-        """The answer to an update that has been applied: one with tuning is told what the session follows."""
+    def _updated(self, update: VllmUpdate, warnings: list[Unread]) -> list[Frame]:
+        """The answer to an update that has been applied: one with tuning is told what the session follows, and one with
+        fields that there are not is told of them.
+        """
         profile, config = self._context.transcriber, self._config
-        if profile is None or config is None or not has_tuning(update):
-            return []
-        followed = applied(profile, config.tuning)
-        if self._responses and self._max_tokens is not None:
-            followed["realtime_max_tokens"] = self._max_tokens
+        followed: dict[str, Any] = {}
+        if profile and config and has_tuning(update):
+            followed |= applied(profile, config.tuning)
+            if self._responses and self._max_tokens is not None:
+                followed["realtime_max_tokens"] = self._max_tokens
+        if warnings:
+            followed["warnings"] = warnings
         return [message(type="session.updated", model=update.model, **followed)]
 
     def _update(self, update: VllmUpdate) -> Command:
@@ -189,6 +196,7 @@ class VllmDialect:
             raise RemoteProtocolError("invalid_event", f"Unsupported language: {language}")
         words = previous.word_times if update.word_timestamps is UNSET else update.word_timestamps
         tuning = read_tuning(update, previous.tuning, self._context.tuning_caps)
+        self._context.check_voice(update.voice or "", "voice")
         if update.prompt is not UNSET:
             self._prompt = update.prompt or ""
         if update.voice is not UNSET:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.fields import LIMIT_CODES, Reader, Text, decode
+from antiphon.protocols.fields import LIMIT_CODES, Reader, Text, check_names, decode
 
 
 class VllmUpdate(msgspec.Struct, tag_field="type", tag="session.update"):
@@ -66,7 +66,11 @@ _TUNED = (
 def read_vllm(data: str | bytes) -> VllmMessage:
     """The message of one frame. Raises RemoteProtocolError in the dialect's own codes and words."""
     try:
-        return _MESSAGE.read(data)
+        message = _MESSAGE.read(data)
+        if not isinstance(message, VllmUpdate):
+            # An update tells what it does not know in its answer.
+            check_names(data, message)
+        return message
     except RemoteProtocolError as error:
         raise _refusal(data, error) from None
 
@@ -79,6 +83,8 @@ def _refusal(data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolErr
     match error.param:
         case None:
             return RemoteProtocolError("invalid_event", "An event is a JSON object")
+        case param if error.code == "unknown_parameter":
+            return RemoteProtocolError("invalid_event", error.message)
         case "type":
             return RemoteProtocolError("unknown_event", f"Unknown event type: {decode(data, _Kind).type}")
         case "audio":

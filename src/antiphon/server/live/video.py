@@ -44,7 +44,13 @@ class LiveVideo:
         self._stream = LiveStream(self, socket, state, caller, token, LABEL, MAX_WAITING_FRAMES)
         self._model = model
         whole = state.settings.video.async_chunk == "off"
-        self._wire = VideoDialect(lambda: time.monotonic() * 1000, whole=whole, ga=ga)
+        self._wire = VideoDialect(
+            lambda: time.monotonic() * 1000,
+            whole=whole,
+            ga=ga,
+            voices=model.profile.voices,
+            strict=state.settings.server.strict_models,
+        )
         # Begins with the configuration.
         self._session: VideoSession | None = None
 

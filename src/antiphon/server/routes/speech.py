@@ -22,8 +22,8 @@ from antiphon.audio.encode import MEDIA_TYPES
 from antiphon.contracts import Synthesizer
 from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.events.words import Word
+from antiphon.protocols.model_names import HOSTED_VOICES
 from antiphon.protocols.speech import rest as openai_speech
-from antiphon.protocols.speech.fields import HOSTED_VOICES
 from antiphon.protocols.speech.rest import BatchItem, BatchResults, SpeechRequest
 from antiphon.server.access_log import current_request
 from antiphon.server.auth import identify
