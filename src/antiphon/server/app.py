@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
@@ -34,6 +35,8 @@ from antiphon.server.state import ServerState
 # Probes and scrapers have no key, and the page asks its user for one. A call may come with a short-lived key, which its
 # route checks.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/v1/realtime/calls"})
+# Of a path, in an error.
+MAX_SHOWN_CHARS = 100
 ROUTES: tuple[BaseRoute, ...] = (
     Route("/", root),
     Route("/web/{name}", asset),
@@ -81,9 +84,35 @@ def build(state: ServerState) -> Starlette:
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
     middleware += [Middleware(_Keys), Middleware(HeldBody)]
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=HANDLERS)
+    app.router.default = _no_route
     app.state.antiphon = state
     app.state.body_timeout_s = state.settings.server.body_timeout_s
     return app
+
+
+async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
+    """Refuse a request or an upgrade to a path that there is not, with those that there are."""
+    is_upgrade = scope["type"] == "websocket"
+    known = [
+        route for route in ROUTES if isinstance(route, Route | WebSocketRoute) and not route.path.startswith(UNLISTED)
+    ]
+    if any(route.path == scope["path"] for route in known):
+        # The router knows it for the other kind.
+        text = f"{scope['path']} is {'no' if is_upgrade else 'a'} WebSocket."
+    else:
+        text = f"There is no {'WebSocket ' if is_upgrade else ''}{scope['path'][:MAX_SHOWN_CHARS]}."
+    raise HTTPException(404, f"{text} There are: {', '.join(map(_shown, known))}.")
+
+
+def _shown(route: Route | WebSocketRoute) -> str:
+    if isinstance(route, WebSocketRoute):
+        return f"WS {route.path}"
+    methods = sorted((route.methods or set()) - {"HEAD", "OPTIONS"})
+    return f"{'/'.join(methods)} {route.path.replace(':path', '')}"
+
+
+# What only the page and those who run the server ask for.
+UNLISTED = ("/web/", "/internal/", "/start_profile", "/stop_profile")
 
 
 class _Keys:

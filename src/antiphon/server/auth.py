@@ -12,6 +12,9 @@ from antiphon.server.state import Caller, ServerState
 
 # A browser cannot set headers on a WebSocket; OpenAI's clients offer a subprotocol that begins so and ends in the key.
 BROWSER_KEY = "openai-insecure-api-key."
+# What a client is told.
+NO_KEY = "You didn't provide an API key. Send it as `Authorization: Bearer KEY`."
+WRONG_KEY = "Incorrect API key provided."
 
 
 def bearer(headers: Headers) -> str | None:
@@ -37,9 +40,10 @@ def identify(connection: HTTPConnection, *, short: bool = False) -> Caller:
     Unauthorized for a key that is missing, unknown or expired.
     """
     state: ServerState = connection.app.state.antiphon
-    caller = state.caller(bearer(connection.headers), short=short)
+    key = bearer(connection.headers)
+    caller = state.caller(key, short=short)
     if caller is None:
-        raise Unauthorized("the API key is missing or unknown")
+        raise Unauthorized(WRONG_KEY if key else NO_KEY)
     current_request().key = caller.label
     current_owner.set(caller.key)
     return caller

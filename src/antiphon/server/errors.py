@@ -79,7 +79,9 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
     match error:
         case Unauthorized():
             metrics.refused.labels("unauthorized").inc()
-            return error_response(401, "Incorrect API key provided.", code="invalid_api_key")
+            response = error_response(401, str(error), code="invalid_api_key")
+            response.headers["WWW-Authenticate"] = "Bearer"
+            return response
         case Refused():
             metrics.refused.labels("no_room").inc()
             status = 429 if error.by_own_limit else 503

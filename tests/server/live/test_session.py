@@ -302,3 +302,37 @@ def test_when_a_session_without_a_token_loses_its_client_then_it_is_over() -> No
         stage.transport.leave()
 
     assert run(play, resumes=False).transport.closed is None
+
+
+def last_line(caplog: pytest.LogCaptureFixture, end: Callable[[LiveSession], object]) -> str:
+    """What is logged of a session that measures four turns, and ends so."""
+
+    async def main() -> None:
+        stage = Stage(resumes=False)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(stage.serve())
+            await stage.session.reaches(AttachmentState.ATTACHED)
+            for seconds in (0.3, 0.1, 0.2, 0.9):
+                stage.live.measure("final", seconds)
+            stage.live.measure("partial", 9.0)
+            end(stage.live)
+            if stage.live.lifecycle is Lifecycle.OPEN:
+                stage.transport.leave()
+        stage.live.log_end()
+
+    caplog.set_level(logging.INFO)
+    caplog.clear()
+    asyncio.run(main())
+    (line,) = [message for message in caplog.messages if message.startswith("session ended")]
+    return line
+
+
+def test_the_last_line_of_a_session_says_why_it_ended_and_how_long_its_client_waited(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    line = last_line(caplog, lambda live: live.close("session_closed"))
+    assert "reason=session_closed" in line
+    assert "turns=4 final_ms=250.0" in line
+    assert "partial" not in line
+    assert "reason=finished" in last_line(caplog, lambda live: live.finish())
+    assert "reason=client_left" in last_line(caplog, lambda _: None)

@@ -139,3 +139,26 @@ async def client_secrets(stage: Stage) -> None:
     await stage.wait(10)
     late = await stage.connect("/v1/realtime", subprotocols=protocols)
     assert late.status == 401
+
+
+@scenario(server={"api_keys": ("key",)})
+async def nothing_there(stage: Stage) -> None:
+    """A path that there is not is told those that there are; no key, and a wrong one, are told apart."""
+    key = {"authorization": "Bearer key"}
+    for url in ("/v1/realtme", "/v1/models"):
+        wrong = await stage.connect(url, headers=key)
+        assert wrong.status == 404
+    missing = await stage.request("GET", "/v1/nothing", headers=key)
+    assert missing.status == 404
+    assert "WS /v1/realtime" in missing.json["error"]["message"]
+    assert "/internal" not in missing.json["error"]["message"]
+    plain = await stage.request("GET", "/v1/realtime", headers=key)
+    assert plain.json["error"]["message"].startswith("/v1/realtime is a WebSocket. There are: GET /,")
+    none, other = (
+        await stage.request("GET", "/v1/models"),
+        await stage.request("GET", "/v1/models", headers={"authorization": "Bearer other"}),
+    )
+    assert (none.status, other.status) == (401, 401)
+    assert "didn't provide an API key" in none.json["error"]["message"]
+    assert "Incorrect API key" in other.json["error"]["message"]
+    assert (await stage.request("PUT", "/v1/models", headers=key)).status == 405

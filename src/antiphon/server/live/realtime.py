@@ -143,7 +143,7 @@ class LiveRealtime:
         self._wire_is_free.set()
         # The memory of its configuration.
         self._config_bytes = 0
-        self._witness = Witness(state, wire)
+        self._witness = Witness(state, wire, self._live.measure)
 
     @property
     def num_bytes(self) -> int:
@@ -383,7 +383,7 @@ class LiveRealtime:
             conversation.conversation.restore(self._items)
             self._session = self._conversation = conversation
         else:
-            self._session = new_transcription(self._state, self.wire, first, inbox, emit)
+            self._session = new_transcription(self._state, self.wire, first, inbox, emit, self._live.measure)
         self._live.count(self.wire.dialect)
         log.info("session %s begins (%s)", self.wire.id, self.wire.dialect)
         if player := self._playback:

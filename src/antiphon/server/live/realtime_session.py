@@ -15,6 +15,7 @@ from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.decoding import Measure
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.transports.transport import AudioPlayer
 
@@ -97,7 +98,12 @@ class RealtimeConversation(RealtimeSession, Protocol):
 
 
 def new_transcription(
-    state: ServerState, wire: WireConnection, first: ConfigureTranscription, inbox: Inbox, emit: EmitConversation
+    state: ServerState,
+    wire: WireConnection,
+    first: ConfigureTranscription,
+    inbox: Inbox,
+    emit: EmitConversation,
+    measure: Measure,
 ) -> TranscriptionSession:
     """Return the session of a wire that transcribes, with the models of the server."""
     models = state.loaded()
@@ -108,7 +114,7 @@ def new_transcription(
         inbox,
         emit,
         min_commit_ms=wire.min_commit_ms,
-        measure=state.metrics.measure,
+        measure=measure,
         turn_detector=models.turn_detector,
     )
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
+from functools import partial
+from statistics import median
 from typing import Any, Protocol
 
 import anyio
@@ -29,6 +32,15 @@ CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY = 1000, 1001, 1008
 # What sessions are for whose dialect, as metrics name it, says more than their upgrade did.
 KINDS_OF: dict[str, Kind] = {"openai": "captions", "vllm": "captions", "duplex": "duplex"}
 CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_MOVED, CLOSE_TRY_LATER = 1009, 1011, 1012, 1013
+# What of a session's latencies its last line tells, by the kind of measurement: how many there were, and the median.
+TOLD_LATENCIES = {
+    "final": ("turns", "final_ms"),
+    "first_answer_sound": ("answers", "first_sound_ms"),
+    "first_sound": ("sentences", "first_sound_ms"),
+    "first_video_text": ("answers", "first_text_ms"),
+}
+# Of each kind the last so many count.
+MAX_LATENCIES = 1000
 # Of the time that a drain gives a session, this part, or this many seconds, is kept for its last transcripts.
 FINALS_PART, FINALS_S = 0.25, 5.0
 # What is heard ends by the clock, which wakes nobody: a session that is to end is looked at so often, in seconds.
@@ -79,6 +91,8 @@ class LiveSession:
         self._request = current_request()
         # How `finish` closes the transport, unless it is told otherwise.
         self._close_code, self._close_reason = CLOSE_NORMAL, ""
+        self._has_finished = False
+        self._latencies_s: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=MAX_LATENCIES))
 
     @property
     def lifecycle(self) -> Lifecycle:
@@ -105,8 +119,15 @@ class LiveSession:
             for label in self._labels:
                 self._state.metrics.sessions.labels(label).dec()
 
+    def measure(self, kind: str, seconds: float) -> None:
+        """Record a latency of the session, for the server's metrics and for its own last line."""
+        self._state.metrics.measure(kind, seconds)
+        if kind in TOLD_LATENCIES:
+            self._latencies_s[kind].append(seconds)
+
     def log_end(self, audio_s: float = 0.0, **counts: int) -> None:
-        """Log that the session has ended: one line with its id, kind, key's hash, close code and times.
+        """Log that the session has ended: one line with its id, kind, key's hash, close code and reason, times, and how
+        long its client waited.
 
         `audio_s`: seconds of audio that it heard or spoke. `counts`: what else is counted of its kind.
         """
@@ -116,10 +137,13 @@ class LiveSession:
             "key": self._session.caller.label,
             "kind": "+".join(self._labels),
             "code": self._close_code,
-            "reason": self._close_reason,
+            "reason": self._close_reason or ("finished" if self._has_finished else "client_left"),
             "ms": round((time.monotonic() - self._begun_s) * 1000, 1),
             "audio_s": round(audio_s, 2),
         }
+        for kind, latencies_s in self._latencies_s.items():
+            number, milliseconds = TOLD_LATENCIES[kind]
+            fields |= {number: len(latencies_s), milliseconds: round(median(latencies_s) * 1000, 1)}
         log_fields(log, logging.INFO, "session ended", fields | counts)
 
     def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
@@ -172,6 +196,7 @@ class LiveSession:
         if self.lifecycle.is_running:
             self._close_code = self._close_code if code is None else code
             self._close_reason = self._close_reason if reason is None else reason
+            self._has_finished = True
             self.outbox.end(self._close_code, self._close_reason)
             self._apply(LifecycleEvent.FINISHED)
             if not self.attachment.state.expects_client:
@@ -184,6 +209,7 @@ class LiveSession:
         Does nothing after the first time, or after `finish`. Does not wait.
         """
         if self.lifecycle.is_running:
+            self._close_reason = reason
             self.outbox.end(CLOSE_NORMAL, reason)
             self._apply(LifecycleEvent.CLIENT_CLOSED)
             if not self.attachment.state.expects_client:

@@ -44,7 +44,7 @@ class LiveSpeech:
         )
         self._wire = SpeechDialect(speech_catalog(state, caller))
         self._session = SpeechSession(
-            state.loaded().required_synthesizer, state.metrics.measure, state.loaded().transcriber
+            state.loaded().required_synthesizer, self._stream.measure, state.loaded().transcriber
         )
         self._began_s = time.monotonic()
         self._num_messages = 0

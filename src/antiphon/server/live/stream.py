@@ -136,6 +136,10 @@ class LiveStream:
         """
         self._live.finish(code, reason)
 
+    def measure(self, kind: str, seconds: float) -> None:
+        """Record a latency of the session, as `LiveSession.measure` has it."""
+        self._live.measure(kind, seconds)
+
     def log_end(self, audio_s: float = 0.0, **counts: int) -> None:
         """Log the end of the session in one line, as `LiveSession.log_end` has it."""
         self._live.log_end(audio_s, **counts)

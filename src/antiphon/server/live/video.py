@@ -108,7 +108,7 @@ class LiveVideo:
                     self._model,
                     self._emit,
                     new_id=random_id,
-                    measure=self._state.metrics.measure,
+                    measure=self._stream.measure,
                     owner=self._stream.caller.key,
                 )
                 self._stream.start(partial(self._run_session, self._session))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -38,8 +38,8 @@ class Witness:
     audio in 16 bits.
     """
 
-    def __init__(self, state: ServerState, wire: WireConnection) -> None:
-        self._state, self._wire = state, wire
+    def __init__(self, state: ServerState, wire: WireConnection, measure: Callable[[str, float], None]) -> None:
+        self._state, self._wire, self._measure = state, wire, measure
         self._recorder = _open_recorder(state, wire)
         self._turns = TurnTracer()
         self._client = current_request().traceparent
@@ -68,8 +68,8 @@ class Witness:
         self._current.traceparent = self._turns.traceparent
 
     def measure(self, kind: str, seconds: float) -> None:
-        """See what the session measures of itself, for the server's metrics."""
-        self._state.metrics.measure(kind, seconds)
+        """See what the session measures of itself, and pass it on."""
+        self._measure(kind, seconds)
         if kind == "final":
             self._turns.final(time.monotonic())
 
