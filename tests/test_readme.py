@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import wave
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -87,8 +88,14 @@ def folder(tmp_path: Path) -> Path:
 
 def run(command: list[str], code: str, server: Process, folder: Path) -> str:
     """What an example prints, with the server's address in place of the one that is written."""
+    done = done_with(command, code, server, folder)
+    assert done.returncode == 0, f"{code}\n{done.stderr}"
+    return done.stdout
+
+
+def done_with(command: list[str], code: str, server: Process, folder: Path) -> subprocess.CompletedProcess[str]:
     code = code.replace("http://127.0.0.1:8000", server.url).replace("ws://127.0.0.1:8000", server.ws)
-    done = subprocess.run(
+    return subprocess.run(
         [*command, code],
         cwd=folder,
         stdin=subprocess.DEVNULL,
@@ -97,8 +104,26 @@ def run(command: list[str], code: str, server: Process, folder: Path) -> str:
         timeout=LIMIT_S,
         check=False,
     )
-    assert done.returncode == 0, f"{code}\n{done.stderr}"
-    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("rate_hz", "channels", "seconds", "told"),
+    [
+        (22_050, 1, 1.0, "Invalid rate: 22050"),
+        (16_000, 2, 1.0, "mono"),
+        (16_000, 1, 0.05, "buffer too small"),
+    ],
+)
+def test_the_first_program_says_what_is_wrong_with_a_recording_and_ends(
+    rate_hz: int, channels: int, seconds: float, told: str, everything: Process, folder: Path
+) -> None:
+    with wave.open(str(folder / "question.wav"), "wb") as file:
+        file.setparams((channels, 2, rate_hz, 0, "NONE", ""))
+        file.writeframes(bytes(2 * channels * int(rate_hz * seconds)))
+    (code,) = [code for _, code in blocks("README.md", "python") if "intent" in code]
+    done = done_with([sys.executable, "-W", "error", "-c"], code, everything, folder)
+    assert done.returncode == 1
+    assert told in done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES)
