@@ -40,7 +40,7 @@ def test_written_text_is_made_speakable(written: str, spoken: str) -> None:
 def test_when_letters_are_of_other_scripts_then_they_are_skipped_and_reported() -> None:
     (part,) = parts("The word 你好 means hello, Привет too")
     assert part.text == "The word means hello, too"
-    assert part.skipped == "你好Привет"
+    assert part.skipped == "你好 Привет"
 
 
 def test_parts_are_sentences_and_pieces_of_long_ones() -> None:

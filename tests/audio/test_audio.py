@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import wave
+from pathlib import Path
 
 import av
 import numpy as np
@@ -97,3 +98,19 @@ def test_when_a_file_has_no_samples_then_a_media_error_is_raised() -> None:
         file.setparams((1, 2, 16000, 0, "NONE", ""))
     with pytest.raises(MediaError, match="no sound"):
         decode_all(io.BytesIO(out.getvalue()))
+
+
+def test_when_a_file_is_no_sound_then_the_error_says_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "empty.wav").touch()
+    (tmp_path / "page.md").write_text("# A page\n" * 100)
+    told = {"missing": "no such file", "": "this is a folder"}
+    told |= dict.fromkeys(("empty.wav", "page.md"), "this is no sound file that can be read")
+    for name, why in told.items():
+        with pytest.raises(MediaError) as error:
+            decode_all(str(tmp_path / name))
+        assert str(error.value) == f"{tmp_path / name}: {why}"
+    # What a client sends has no name.
+    for data in (b"", b"abc" * 1000):
+        with pytest.raises(MediaError) as error:
+            decode_all(io.BytesIO(data))
+        assert str(error.value) == "this is no sound file that can be read"

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from antiphon.cli.arguments import COMMANDS, HEADINGS, argument_parser
+from antiphon.cli.arguments import BENCHMARKS, COMMANDS, HEADINGS, argument_parser
+from antiphon.cli.main import main
 from antiphon.settings import Option, options
 
 WITH_SETTINGS = [name for name in COMMANDS if name != "bench"]
@@ -95,3 +96,26 @@ def test_when_flags_are_given_then_they_are_the_settings_values() -> None:
 def test_when_bench_is_run_then_its_options_are_left_to_the_benchmark() -> None:
     parsed, rest = argument_parser().parse_known_args(["bench", "asr", "--help", "--seconds", "5"])
     assert (parsed.command, parsed.name, rest) == ("bench", "asr", ["--help", "--seconds", "5"])
+
+
+def test_when_bench_is_asked_for_help_then_the_benchmarks_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in BENCHMARKS)
+    assert main(["bench"]) == 2
+    assert "asr" in capsys.readouterr().err
+
+
+def test_when_an_option_is_misspelt_then_the_one_that_was_meant_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, told in (("--prt", "; did you mean --port?"), ("--no-pul=1", "; did you mean --no-pull?"), ("--zz", "")):
+        with pytest.raises(SystemExit) as exit_:
+            main(["serve", given])
+        assert exit_.value.code == 2
+        assert capsys.readouterr().err.endswith(f"unrecognized arguments: {given}{told}\n")
+
+
+def test_when_top_is_given_a_url_then_it_is_the_servers() -> None:
+    parsed = argument_parser().parse_args(["top", "http://a:1"])
+    assert parsed.server == "http://a:1"
+    parsed = argument_parser().parse_args(["top", "--url", "http://a:1"])
+    assert (parsed.server, parsed.url) == (None, "http://a:1")

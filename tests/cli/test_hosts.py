@@ -24,11 +24,23 @@ def test_hosts_are_listed_and_one_is_said_to_be_dead(tmp_path: Path, capsys: pyt
             ["alpha/12", "http://10.0.0.1:8000", "0.50", "draining"],
             ["beta/34", "-", "0.00", "serves"],
         ]
+        for name in ("nobody", "alph", "alpha/13"):
+            assert main(["hosts", *state, "--dead", name]) == 1
+            assert capsys.readouterr().err.endswith(
+                f"--dead {name}: no such host lives in this store; there are: alpha/12, beta/34\n"
+            )
         assert main(["hosts", *state, "--dead", "alpha"]) == 0
         assert capsys.readouterr().out == "alpha is dead: its sessions may be taken up elsewhere\n"
         assert [host.name for host in store.hosts()] == ["beta/34"]
     finally:
         store.close()
+
+
+def test_a_folder_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "missing"
+    assert main(["hosts", "--state", str(missing)]) == 1
+    assert capsys.readouterr().err == f"antiphon: --state {missing}: there is no such folder\n"
+    assert not missing.exists()
 
 
 def test_without_a_store_it_says_what_is_missing(

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from antiphon.cli.main import main
 from antiphon.cli.replay import compare
 from antiphon.errors import StoreError
 from antiphon.recording.disk import DiskWriter, prune
@@ -26,6 +27,7 @@ from antiphon.recording.tape import (
     Tape,
     TapeEntry,
     marks,
+    sessions_in,
     turns,
 )
 from antiphon.recording.timeline import render, write_timeline
@@ -282,3 +284,44 @@ def test_when_a_session_is_drawn_then_the_page_has_its_turns_and_refers_to_nothi
     assert "cut at 750 ms" in page
     assert "http" not in page
     assert "<script" not in page
+
+
+def test_when_a_folder_holds_several_sessions_then_they_are_found_in_order(tmp_path: Path) -> None:
+    for name, began, lines in (
+        ("b", 2, '{"t": 1.5, "out": {}}\n{"t": 9.'),
+        ("a", 5, ""),
+        ("c", 1, '{"t": 3, "in": {}}\n'),
+    ):
+        (tmp_path / name).mkdir()
+        facts = SessionFacts(id=f"sess-{name}", began=began)
+        (tmp_path / name / "session.json").write_bytes(msgspec.json.encode(facts))
+        (tmp_path / name / "events.jsonl").write_text(lines)
+    # A line that is longer than the first look at the end.
+    (tmp_path / "a" / "events.jsonl").write_text(json.dumps({"t": 4.0, "in": {"image": "A" * 200_000}}) + "\n")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "session.json").write_text("{")
+    found = sessions_in(tmp_path)
+    assert [(s.folder.name, s.facts.id, s.seconds) for s in found] == [
+        ("c", "sess-c", 3.0),
+        ("b", "sess-b", 1.5),
+        ("a", "sess-a", 4.0),
+    ]
+    assert sessions_in(tmp_path / "a") == []
+    assert sessions_in(tmp_path / "missing") == []
+
+
+@pytest.mark.parametrize("command", ["timeline", "replay"])
+def test_when_the_folder_of_all_recordings_is_given_then_its_sessions_are_listed(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = record(tmp_path)
+    recorder.event_in("{}")
+    recorder.close()
+    recorder.join()
+    assert main([command, str(tmp_path)]) == 1
+    listed = capsys.readouterr()
+    assert listed.out.startswith(f"{recorder.folder}  sess-1  ")
+    assert listed.out.endswith(" s\n")
+    assert "name one of them" in listed.err
+    assert main([command, str(tmp_path / "missing")]) == 1
+    assert capsys.readouterr().err.endswith("missing is no recorded session: there is no such folder\n")

@@ -6,12 +6,16 @@ import asyncio
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import anyio
 import pytest
 
-from antiphon.errors import ModelError, SettingsError
-from antiphon.server.run import bind, first_cause
+from antiphon.errors import ModelError, SettingsError, StoreError
+from antiphon.server.process.listening import bind
+from antiphon.server.run import first_cause, serve
+from antiphon.settings import Settings
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -43,6 +47,19 @@ def test_when_an_address_is_taken_then_the_error_names_it() -> None:
         taken.listen()
         with pytest.raises(SettingsError, match="cannot listen on"):
             bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_when_a_socket_is_handed_over_then_it_serves_and_is_closed_where_the_start_fails(tmp_path: Path) -> None:
+    settings = Settings()
+    models = replace(settings.models, profile="light", home=str(tmp_path), offline=True)
+    # A port that cannot be had: no other socket is bound.
+    settings = replace(
+        settings, models=models, server=replace(settings.server, host="203.0.113.1", allow_anonymous=True)
+    )
+    bound = bind("127.0.0.1", 0)
+    with pytest.raises(StoreError, match="is missing"):
+        anyio.run(serve, settings, lambda url: None, bound)
+    assert bound.fileno() == -1
 
 
 def test_when_a_model_does_not_load_then_the_error_is_one_line(tmp_path: Path) -> None:

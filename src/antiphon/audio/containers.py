@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Generator
 from contextlib import closing
 from fractions import Fraction
@@ -43,12 +44,28 @@ def decode(file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ) -> Generator[Pcm
                 has_samples = has_samples or out.samples > 0
                 yield np.ascontiguousarray(out.to_ndarray()[0], np.float32)
     except (av.error.FFmpegError, ValueError, EOFError, IndexError) as error:
-        raise MediaError(f"the file cannot be decoded: {error}") from error
+        raise MediaError(_reason(file, error, has_samples)) from error
     if not has_samples:
         raise MediaError("the file holds no sound")
 
 
-def decode_in_slabs(file: BinaryIO, slab_s: float) -> Generator[Pcm, None, None]:
+def _reason(file: str | BinaryIO, error: Exception, has_samples: bool) -> str:
+    """What is wrong with a file, for who gave it: FFmpeg's own words name neither the file nor what it should be."""
+    name = f"{file}: " if isinstance(file, str) else ""
+    said = getattr(error, "strerror", None) or str(error)
+    if has_samples:
+        return f"{name}the file cannot be decoded to its end: {said}"
+    if isinstance(error, FileNotFoundError):
+        return f"{name}no such file"
+    if isinstance(error, IsADirectoryError):
+        return f"{name}this is a folder"
+    # Of the system, such as a file that may not be read, or a server that cannot be reached.
+    if isinstance(error, OSError) and error.errno in errno.errorcode and error.errno != errno.EINVAL:
+        return f"{name}{said}"
+    return f"{name}this is no sound file that can be read"
+
+
+def decode_in_slabs(file: str | BinaryIO, slab_s: float) -> Generator[Pcm, None, None]:
     """Decode a file to slabs of `slab_s` seconds, or a codec's frame more: float32 [num_samples], mono, 16 kHz.
 
     The last slab may be shorter. Holds one slab, however long the file is. Blocks; raises MediaError as `decode` does.

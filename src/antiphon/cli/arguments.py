@@ -6,8 +6,10 @@ Nothing heavy is imported: `antiphon --help` answers at once.
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 
 from antiphon import __version__
@@ -91,6 +93,18 @@ def argument_parser() -> argparse.ArgumentParser:
         if name != "bench":
             _add_settings(own, command.sections)
     return parser
+
+
+def meant(command: str, unknown: Sequence[str]) -> str:
+    """The command's option that is most like one of the `unknown` arguments, as a question; "" where none is."""
+    parser = argparse.ArgumentParser(add_help=False)
+    COMMANDS[command].add_arguments(parser)
+    _add_settings(parser, COMMANDS[command].sections)
+    known = re.findall(r"--[a-z][a-z-]*", parser.format_usage())
+    for given in unknown:
+        if given.startswith("--") and (close := get_close_matches(given.partition("=")[0], known, 1, 0.75)):
+            return f"; did you mean {close[0]}?"
+    return ""
 
 
 def _add_settings(parser: argparse.ArgumentParser, sections: Sequence[str]) -> None:
@@ -184,7 +198,8 @@ def _add_hosts(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_top(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of the server (default: %(default)s)")
+    parser.add_argument("server", nargs="?", metavar="URL", help="of the server (default: http://127.0.0.1:8000)")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="the same")
     parser.add_argument("--every", type=float, default=2.0, metavar="S", help="seconds between looks (default: 2)")
     parser.add_argument("--once", action="store_true", help="print what was since the server's start, and end")
 
@@ -194,7 +209,7 @@ def _add_nothing(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", choices=BENCHMARKS, help=", ".join(BENCHMARKS))
+    parser.add_argument("name", nargs="?", metavar="NAME", choices=BENCHMARKS, help=", ".join(BENCHMARKS))
 
 
 def _add_certify(parser: argparse.ArgumentParser) -> None:
@@ -245,7 +260,7 @@ COMMANDS: Mapping[str, Command] = {
         _add_nothing,
     ),
     "hosts": Command("list the hosts that share a store, or say that one is dead", "", ("resume",), _add_hosts),
-    "top": Command("show what a server does now: sessions, stages, lanes, memory", "", (), _add_top),
+    "top": Command("show what a server does now: sessions, stages, lanes, memory", "[URL]", (), _add_top),
     "certify": Command(
         "measure how many sessions of each kind this machine, or a server, holds", "[-- SERVE FLAGS]", (), _add_certify
     ),

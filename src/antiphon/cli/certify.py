@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
+
+import httpx
 
 from antiphon.capacity.certificate import KINDS, Certificate, Kind, encode, read
 from antiphon.capacity.certify import TOLERANCE, Certifier, certify, started_server, told
@@ -15,6 +18,8 @@ from antiphon.capacity.page import page
 from antiphon.capacity.recordings import read_recordings
 from antiphon.errors import RemoteError, SettingsError
 
+# Seconds that a server may take to accept a connection, and to answer on it.
+REACHED_S = 5.0
 # The recordings of a checkout.
 RECORDINGS = Path(__file__).resolve().parents[3] / "tests" / "data"
 
@@ -43,11 +48,28 @@ def run(options: CertifyOptions) -> int:
     kinds = kinds_of(options.kinds)
     if options.url and options.serve:
         raise SettingsError("--url measures a server that runs: flags of `serve` go to it")
+    if options.url:
+        _check_reached(options.url)
     before = read(options.check) if options.check else None
     data = options.data or RECORDINGS
     # What is wrong with the recordings is told before a server is started.
     read_recordings(data)
     return asyncio.run(_run(options, kinds, data, before))
+
+
+def _check_reached(url: str) -> None:
+    """Raise SettingsError for what is no URL, RemoteError where no server answers there. Any answer will do."""
+    if not re.match(r"(http|ws)s?://[^/]", url):
+        raise SettingsError(f"--url {url}: expected http://HOST:PORT or ws://HOST:PORT")
+    try:
+        httpx.get(re.sub("^ws", "http", url.rstrip("/")) + "/ready", timeout=REACHED_S, trust_env=False)
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise RemoteError(f"--url {url}: no server answers there: {error or type(error).__name__}") from None
+    except httpx.InvalidURL as error:
+        raise SettingsError(f"--url {url}: {error}") from None
+    except httpx.HTTPError:
+        # It has taken the connection: one that only speaks WebSocket may not answer.
+        return
 
 
 def kinds_of(text: str) -> tuple[Kind, ...]:

@@ -15,6 +15,7 @@ import numpy as np
 
 from antiphon import __version__
 from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.cli.start.models import pull_command
 from antiphon.contracts import (
     LanguageModel,
     Message,
@@ -74,7 +75,7 @@ async def report(settings: Settings) -> int:
         model_missing = model_missing or bool(gaps)
         print(f"  {model.id:28} {'missing: ' + ', '.join(f.name for f in gaps) if gaps else 'here, verified'}")
     if model_missing:
-        print("  fix: antiphon pull")
+        print(f"  fix: {pull_command(settings)}")
         return 1
     try:
         await _print_speeds(settings)

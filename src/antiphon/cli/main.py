@@ -14,19 +14,19 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
-from antiphon.cli.arguments import argument_parser
+from antiphon.cli.arguments import BENCHMARKS, argument_parser, meant
 from antiphon.cli.log_format import formatter
 from antiphon.errors import AntiphonError, SettingsError
 from antiphon.settings import Settings, load, options
 
 if TYPE_CHECKING:
     from antiphon.roles import ModelRole
-    from antiphon.store import Model, Store
 
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 # sleep at once, a step of the language model takes 68 ms instead of 49 (112 instead of 62 with eight sessions). The
 # variable is read when OpenMP is first loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+# `transformers` draws bars while it loads weights, which would stand among the lines of a log.
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 CLIENT_LINE = (
     "python -c \"import openai,sys; print(openai.OpenAI(base_url='{url}/v1', api_key='none')"
@@ -55,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argument_parser()
     args, rest = parser.parse_known_args(argv)
     if rest and args.command != "bench":
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{meant(args.command, rest)}")
     status = _status(args, rest)
     if args.command == "serve":
         _leave_threads(status)
@@ -110,22 +112,48 @@ def _settings_of(args: argparse.Namespace) -> Settings:
 def _serve(settings: Settings, args: argparse.Namespace) -> int:
     if settings.cluster.role == "door":
         return _serve_door(settings)
+    from antiphon.cli.start.models import fetch, require
+    from antiphon.server.process.listening import bind
     from antiphon.server.run import check_exposure, serve
 
     check_exposure(settings)
     serve_here = _ray_serve() if args.ray else None
-    settings = _with_profile(settings, fetches=not args.no_pull)
-    if not args.no_pull:
-        _fetch(settings)
-    if serve_here:
-        return _serve_ray(serve_here, settings, args)
+    with bind(settings.server.host, settings.server.port) as bound:
+        if serve_here:
+            # Ray binds it again. What cannot be had is told before models are fetched.
+            bound.close()
+        _check_serve(settings, fetches=not args.no_pull)
+        settings = _with_profile(settings, fetches=not args.no_pull)
+        if args.no_pull:
+            require(settings)
+        else:
+            fetch(settings)
+        if serve_here:
+            return _serve_ray(serve_here, settings, args)
 
-    def ready(url: str) -> None:
-        print(f"\n  antiphon is ready at {url}   (what it serves: open {url}/)", flush=True)
-        print(f"  try it:  antiphon transcribe FILE\n  or:      {CLIENT_LINE.format(url=url)}\n", flush=True)
+        def ready(url: str) -> None:
+            print(f"\n  antiphon is ready at {url}   (what it serves: open {url}/)", flush=True)
+            print(f"  try it:  antiphon transcribe FILE\n  or:      {CLIENT_LINE.format(url=url)}\n", flush=True)
 
-    anyio.run(serve, settings, ready)
+        anyio.run(serve, settings, ready, bound)
     return 0
+
+
+def _check_serve(settings: Settings, *, fetches: bool) -> None:
+    """What would only be told after minutes of fetching, or when the first session begins."""
+    from antiphon.cli.start.checks import check_models, check_state, check_writable
+
+    _check_home(settings, create=fetches)
+    if settings.server.record:
+        check_writable(settings.server.record, "--record")
+    check_models(settings)
+    check_state(settings)
+
+
+def _check_home(settings: Settings, *, create: bool) -> None:
+    from antiphon.loading.loader import store_of
+
+    store_of(settings.models).check_home(create=create and not settings.models.offline)
 
 
 def _serve_door(settings: Settings) -> int:
@@ -167,49 +195,42 @@ def _with_profile(settings: Settings, *, fetches: bool = True) -> Settings:
     return choice.applied(settings)
 
 
-def _fetch(settings: Settings, roles: Collection[ModelRole] | None = None) -> None:
-    from antiphon.loading.loader import prepare, store_of
-    from antiphon.loading.selection import ALL_ROLES, LocalModel, local_models
+def _fetch(settings: Settings, roles: Collection[ModelRole] | None = None, *, chooses: bool = False) -> Settings:
+    """Check what the settings name, and have the models of these roles (None: all) here and prepared.
 
-    store = store_of(settings.models)
-    wanted = local_models(settings, ALL_ROLES if roles is None else roles)
-    missing = [m for m in wanted if not isinstance(m, LocalModel) and store.missing(m)]
-    if missing:
-        _download(store, missing)
-    for model in wanted:
-        prepare(settings, store, model)
+    Returns the settings; `chooses`: with a profile that is chosen by now.
+    """
+    from antiphon.cli.start.checks import check_models
+    from antiphon.cli.start.models import fetch
+    from antiphon.loading.selection import ALL_ROLES
 
-
-def _download(store: Store, missing: Sequence[Model]) -> None:
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks = {}
-
-        def show(label: str, done: int, total: int) -> None:
-            if label not in tasks:
-                tasks[label] = bars.add_task(label, total=None)
-            bars.update(tasks[label], completed=done, total=total or None)
-
-        for model in missing:
-            store.pull(model, show)
-    store.tidy()
+    roles = ALL_ROLES if roles is None else roles
+    _check_home(settings, create=True)
+    check_models(settings, roles)
+    if chooses:
+        settings = _with_profile(settings)
+    fetch(settings, roles)
+    return settings
 
 
 def _pull(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.loading.loader import prepare, store_of
+    from antiphon.cli.start.checks import check_names
+    from antiphon.cli.start.models import fetch, store_for
+    from antiphon.loading.loader import prepare
     from antiphon.loading.selection import local_models
     from antiphon.store.registry import MODELS, PROFILES
 
-    store = store_of(settings.models)
+    _check_home(settings, create=not args.list)
     if not args.list:
+        # The device is that of another machine where an image is built.
+        check_names(settings)
         settings = _with_profile(settings)
-        _fetch(settings)
+        fetch(settings)
+        store = store_for(settings)
         for wanted in local_models(settings):
             print(f"{wanted.id:28} {prepare(settings, store, wanted)}")
         return 0
+    store = store_for(settings)
     for model in MODELS.values():
         state = "missing" if (gaps := store.missing(model)) else "here"
         if gaps and len(gaps) < len(model.files):
@@ -220,9 +241,10 @@ def _pull(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.transcribe import OutputStyle, transcribe_file
+    from antiphon.cli.transcribe import OutputStyle, check_source, transcribe_file
     from antiphon.loading.selection import TRANSCRIPTION_ROLES
 
+    check_source(args.file)
     _fetch(settings, TRANSCRIPTION_ROLES)
     style = OutputStyle.JSON if args.json else OutputStyle.SRT if args.srt else OutputStyle.TEXT
     anyio.run(transcribe_file, settings, args.file, args.language, args.prompt, style)
@@ -230,23 +252,24 @@ def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _say(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.say import SayRequest, say
+    from antiphon.cli.say import SayRequest, check_request, say
     from antiphon.loading.selection import SPEECH_ROLES
 
-    _fetch(settings, SPEECH_ROLES)
     request = SayRequest(args.text, args.output, args.play, args.speak_as, args.speed, args.seed, args.words)
+    check_request(request)
+    _fetch(settings, SPEECH_ROLES)
     anyio.run(say, settings, request)
     return 0
 
 
 def _watch(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.watch import WatchRequest, watch
+    from antiphon.cli.watch import WatchRequest, check_source, watch
     from antiphon.loading.selection import LANGUAGE_ROLES
 
     if args.fps <= 0:
         raise SettingsError("--fps: above 0")
-    settings = _with_profile(settings)
-    _fetch(settings, (*LANGUAGE_ROLES, "transcriber"))
+    check_source(args.source)
+    settings = _fetch(settings, (*LANGUAGE_ROLES, "transcriber"), chooses=True)
     anyio.run(watch, settings, WatchRequest(args.source, tuple(args.ask), args.fps, args.seconds))
     return 0
 
@@ -255,21 +278,41 @@ def _chat(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.chat import chat
     from antiphon.loading.selection import LANGUAGE_ROLES
 
-    settings = _with_profile(settings)
-    _fetch(settings, LANGUAGE_ROLES)
+    if args.max_tokens is not None and args.max_tokens < 1:
+        raise SettingsError("--max-tokens: at least 1")
+    if args.temperature is not None and args.temperature < 0:
+        raise SettingsError("--temperature: at least 0")
+    settings = _fetch(settings, LANGUAGE_ROLES, chooses=True)
     anyio.run(chat, settings, args.system, args.max_tokens, args.temperature)
     return 0
 
 
 def _replay(settings: Settings, args: argparse.Namespace) -> int:
+    if _told_sessions(args.folder):
+        return 1
     from antiphon.cli.replay import replay
 
     return 1 if anyio.run(replay, settings, args.folder) else 0
 
 
+def _told_sessions(folder: Path) -> bool:
+    """Print the sessions in a folder that holds several and is none itself, and return whether it is one."""
+    from antiphon.recording.tape import sessions_in
+
+    found = [] if (folder / "session.json").exists() else sessions_in(folder)
+    if found:
+        print(f"antiphon: {folder} holds recorded sessions; name one of them:", file=sys.stderr)
+    for session in found:
+        when = datetime.fromtimestamp(session.facts.began).astimezone()
+        print(f"{session.folder}  {session.facts.id}  {when:%Y-%m-%d %H:%M:%S}  {session.seconds:.1f} s")
+    return bool(found)
+
+
 def _timeline(_: Settings, args: argparse.Namespace) -> int:
     from antiphon.recording.timeline import write_timeline
 
+    if _told_sessions(args.folder):
+        return 1
     target = args.output or args.folder / "timeline.html"
     write_timeline(args.folder, target)
     print(target)
@@ -279,6 +322,7 @@ def _timeline(_: Settings, args: argparse.Namespace) -> int:
 def _doctor(settings: Settings, _: argparse.Namespace) -> int:
     from antiphon.cli.doctor import report
 
+    _check_home(settings, create=False)
     return anyio.run(report, _with_profile(settings))
 
 
@@ -292,7 +336,7 @@ def _hosts(settings: Settings, args: argparse.Namespace) -> int:
 def _top(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.top import top
 
-    top(settings, args.url, args.every, once=args.once)
+    top(settings, args.server or args.url, args.every, once=args.once)
     return 0
 
 
@@ -314,7 +358,13 @@ def _certify(settings: Settings, args: argparse.Namespace) -> int:
     return run(options)
 
 
-def _bench(name: str, rest: list[str]) -> int:
+def _bench(name: str | None, rest: list[str]) -> int:
+    if name is None:
+        if not {"-h", "--help"} & set(rest):
+            raise SettingsError(f"bench needs the NAME of a benchmark: {', '.join(BENCHMARKS)}")
+        print(f"usage: antiphon bench NAME [options]\n\nbenchmarks: {', '.join(BENCHMARKS)}")
+        print("\n`antiphon bench NAME --help` shows the options of one.")
+        return 0
     script = Path(__file__).resolve().parents[3] / "bench" / f"{name}.py"
     if not script.is_file():
         raise SettingsError(

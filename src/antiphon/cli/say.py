@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,7 +22,7 @@ from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import from_pcm16
 from antiphon.audio.wav import wav_header
 from antiphon.contracts import Synthesizer
-from antiphon.errors import RemoteProtocolError, SettingsError
+from antiphon.errors import ModelError, RemoteProtocolError, SettingsError, StoreError
 from antiphon.events.speech import SpeechConfig
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import SPEECH_ROLES
@@ -36,6 +38,12 @@ PLAYERS: dict[str, Callable[[int], list[str]]] = {
     "ffplay": lambda hz: ["-loglevel", "error", "-autoexit", "-nodisp", "-f", "s16le", "-ar", str(hz), "-"],
     "play": lambda hz: ["-q", "-t", "raw", "-e", "signed", "-b", "16", "-c", "1", "-r", str(hz), "-"],
 }
+
+
+# What ffplay says of a machine without a sound device.
+NO_DEVICE = "audio open failed"
+# Of a text that is shown in an error.
+SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +66,33 @@ class SayRequest:
     words: bool = False
 
 
+def check_request(request: SayRequest) -> None:
+    """Raise SettingsError for a format or a speed that cannot be, and where there is no player; ModelError without a
+    text, StoreError for a file that cannot be written.
+    """
+    if not request.text.strip():
+        raise ModelError("there is no text to speak")
+    if not 0.25 <= request.speed <= 4.0:
+        raise SettingsError("--speed: from 0.25 to 4")
+    if request.file == "-":
+        return
+    if not request.file:
+        _player_name()
+        return
+    _format_of(request.file)
+    path = Path(request.file)
+    if path.is_dir():
+        raise StoreError(f"-o {request.file}: this is a folder")
+    if not path.parent.is_dir():
+        raise StoreError(f"-o {request.file}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise StoreError(f"-o {request.file}: it cannot be written")
+
+
 async def say(settings: Settings, request: SayRequest) -> None:
     """Speak all of the text, and return when it was written or played. Raises SettingsError for a voice or format that
-    there is not, or where there is no player, StoreError, ModelError.
+    there is not, or where there is no player; ModelError also where nothing of the text can be spoken, which leaves
+    no file, and where the player fails; StoreError.
     """
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, SPEECH_ROLES)
     try:
@@ -69,13 +101,13 @@ async def say(settings: Settings, request: SayRequest) -> None:
         profile = models.synthesizer.profile
         if request.voice and request.voice not in profile.voices:
             raise SettingsError(f"--speak-as {request.voice}: there are {', '.join(profile.voices)}")
-        if not 0.25 <= request.speed <= 4.0:
-            raise SettingsError("--speed: from 0.25 to 4")
-        sink = _sink(request, profile.sample_rate_hz)
+        sink = _Sink(request, profile.sample_rate_hz)
         try:
             await _say(models.synthesizer, request, sink)
-        finally:
-            await anyio.to_thread.run_sync(sink.close)
+        except BaseException:
+            sink.abandon()
+            raise
+        await anyio.to_thread.run_sync(sink.close)
     finally:
         models.close()
 
@@ -85,11 +117,15 @@ async def _say(synthesizer: Synthesizer, request: SayRequest, sink: _Sink) -> No
         request.voice, "none", "pcm", request.speed, request.seed, stream=True, word_times=request.words
     )
     buffer, at_s = ListenerBuffer(), 0.0
+    # What could not be spoken, until something is: if nothing is, there is one error for all of it.
+    unspoken: list[str] = []
     async for sentence in _sentences(request.text):
         sentence_s = at_s
         try:
             async with aclosing(speak(synthesizer, sentence, config, buffer)) as chunks:
                 async for chunk in chunks:
+                    if chunk.data and unspoken:
+                        _tell_unspoken(unspoken)
                     at_s += chunk.end_s - chunk.start_s
                     await anyio.to_thread.run_sync(sink.write, chunk.data)
                     if chunk.skipped:
@@ -97,8 +133,21 @@ async def _say(synthesizer: Synthesizer, request: SayRequest, sink: _Sink) -> No
                     for word in chunk.words if request.words else ():
                         start_s, end_s = sentence_s + word.start_s, sentence_s + word.end_s
                         print(f"{start_s:8.3f} {end_s:8.3f} {word.text}", file=sys.stderr)
-        except RemoteProtocolError as error:
-            print(f"antiphon: {error}", file=sys.stderr)
+        except RemoteProtocolError:
+            unspoken.append(sentence)
+            if at_s:
+                _tell_unspoken(unspoken)
+    if not at_s:
+        said = " ".join(" ".join(unspoken).split())[:SHOWN_CHARS]
+        raise ModelError(f"the voice can speak nothing of this text{f': {said}' if said else ''}")
+
+
+def _tell_unspoken(sentences: list[str]) -> None:
+    """Say which sentences were left out, and forget them."""
+    for sentence in sentences:
+        shown = " ".join(sentence.split())[:SHOWN_CHARS]
+        print(f"antiphon: left out, for the voice cannot speak it: {shown}", file=sys.stderr)
+    sentences.clear()
 
 
 async def _sentences(text: str) -> AsyncIterator[str]:
@@ -117,45 +166,120 @@ async def _sentences(text: str) -> AsyncIterator[str]:
 
 
 class _Sink:
-    """Where PCM16 goes: encoded into a file, or as it is into a player."""
+    """Where PCM16 goes: encoded into a file, which is opened with the first of it, or as it is into a player."""
 
-    def __init__(
-        self, out: BinaryIO, rate_hz: int, format: SpeechFormat, player: subprocess.Popen[bytes] | None = None
-    ) -> None:
-        self._out, self._rate_hz, self._format, self._player = out, rate_hz, format, player
-        self._encoder = Encoder(format, rate_hz)
+    def __init__(self, request: SayRequest, rate_hz: int) -> None:
+        self._rate_hz, self._path = rate_hz, request.file
+        self._format: SpeechFormat = "wav" if request.file == "-" else _format_of(request.file or "a.pcm")
+        self._encoder = Encoder(self._format, rate_hz)
         self._num_bytes = 0
+        self._out: BinaryIO | None = None
+        self._player: _Player | None = None
 
     def write(self, data: bytes) -> None:
-        self._num_bytes += len(data)
-        self._out.write(self._encoder.feed(from_pcm16(data)))
-        self._out.flush()
+        """Raises StoreError for a file that cannot be written, ModelError for a player that fails."""
+        if data:
+            self._num_bytes += len(data)
+            self._write(self._encoder.feed(from_pcm16(data)))
 
     def close(self) -> None:
+        """Write the rest, and wait until it is played. Raises as `write` does."""
+        self._write(self._encoder.finish())
+        if self._player:
+            self._player.finish()
+        elif self._out and self._format == "wav" and self._out.seekable():
+            self._out.seek(0)
+            self._out.write(wav_header(self._rate_hz, self._num_bytes))
+        self._end()
+
+    def abandon(self) -> None:
+        """Write no more, and leave what was written."""
+        if self._player:
+            self._player.stop()
+        with contextlib.suppress(OSError):
+            self._end()
+
+    def _end(self) -> None:
+        if self._out and self._out is not sys.stdout.buffer:
+            self._out.close()
+
+    def _write(self, data: bytes) -> None:
+        if self._path is None:
+            self._player = self._player or _Player(self._rate_hz)
+            self._player.write(data)
+            return
+        if self._path == "-":
+            self._out = sys.stdout.buffer
+            self._out.write(data)
+            self._out.flush()
+            return
         try:
-            self._out.write(self._encoder.finish())
-            if self._format == "wav" and self._out.seekable():
-                self._out.seek(0)
-                self._out.write(wav_header(self._rate_hz, self._num_bytes))
-            if self._out is not sys.stdout.buffer:
-                self._out.close()
-        finally:
-            if self._player:
-                self._player.wait()
+            self._out = self._out or Path(self._path).open("wb")  # noqa: SIM115
+            self._out.write(data)
+            self._out.flush()
+        except OSError as error:
+            raise StoreError(f"-o {self._path}: {error.strerror}") from None
 
 
-def _sink(request: SayRequest, rate_hz: int) -> _Sink:
-    if request.file == "-":
-        return _Sink(sys.stdout.buffer, rate_hz, "wav")
-    if request.file and not request.play:
-        format = Path(request.file).suffix.lstrip(".").lower()
-        format = {"ogg": "opus", "raw": "pcm"}.get(format, format)
-        if format not in get_args(SpeechFormat):
-            raise SettingsError(f"-o {request.file}: the name must end in one of {', '.join(get_args(SpeechFormat))}")
-        return _Sink(Path(request.file).open("wb"), rate_hz, cast(SpeechFormat, format))
+class _Player:
+    """A program that plays PCM16 from its standard input. What it says on standard error is kept for its failure."""
+
+    def __init__(self, rate_hz: int) -> None:
+        self._name = _player_name()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        command = [self._name, *PLAYERS[self._name](rate_hz)]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=self._said)
+
+    def write(self, data: bytes) -> None:
+        """Raises ModelError where the program has ended."""
+        assert self._process.stdin
+        try:
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            raise self._failed(self._ended()[1]) from None
+
+    def finish(self) -> None:
+        """Wait until all is played. Raises ModelError where the program says that it was not."""
+        code, lines = self._ended()
+        # ffplay ends with 0 where it finds no sound device.
+        if code or any(NO_DEVICE in line for line in lines):
+            raise self._failed(lines)
+
+    def stop(self) -> None:
+        """Play no more."""
+        self._process.kill()
+        self._ended()
+
+    def _ended(self) -> tuple[int, list[str]]:
+        """Wait for the program's end, and return its exit code and the lines that it has said."""
+        if self._said.closed:
+            return self._process.wait(), []
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        code = self._process.wait()
+        with self._said as said:
+            said.seek(0)
+            lines = said.read().decode(errors="replace").splitlines()
+        return code, [line.strip() for line in lines if line.strip()]
+
+    def _failed(self, lines: list[str]) -> ModelError:
+        why = next((line for line in lines if NO_DEVICE in line), lines[-1] if lines else "it says nothing")
+        return ModelError(f"{self._name} cannot play it ({why}): give a file with -o FILE")
+
+
+def _player_name() -> str:
     name = next((n for n in PLAYERS if shutil.which(n)), None)
     if name is None:
         raise SettingsError(f"there is no player ({', '.join(PLAYERS)}): give a file with -o FILE")
-    player = subprocess.Popen([name, *PLAYERS[name](rate_hz)], stdin=subprocess.PIPE)
-    assert player.stdin
-    return _Sink(cast(BinaryIO, player.stdin), rate_hz, "pcm", player)
+    return name
+
+
+def _format_of(file: str) -> SpeechFormat:
+    """The format that a file's name ends in. Raises SettingsError for another ending."""
+    format = Path(file).suffix.lstrip(".").lower()
+    format = {"ogg": "opus", "raw": "pcm"}.get(format, format)
+    if format not in get_args(SpeechFormat):
+        raise SettingsError(f"-o {file}: the name must end in one of {', '.join(get_args(SpeechFormat))}")
+    return cast(SpeechFormat, format)

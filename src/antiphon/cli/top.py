@@ -204,7 +204,7 @@ def _read(client: httpx.Client) -> Reading:
         found = parsed(answer.text, time.monotonic())
     except httpx.HTTPStatusError as error:
         raise RemoteError(f"{client.base_url} answers {error.response.status_code} for /metrics") from None
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise RemoteError(f"the metrics of {client.base_url} cannot be read: {error}") from None
     if not any(name == "antiphon_connections" for name, _ in found.samples):
         raise RemoteError(f"{client.base_url} is no antiphon")

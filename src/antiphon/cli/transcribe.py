@@ -1,22 +1,26 @@
-"""`antiphon transcribe`: runs a file or standard input through the session that the server runs, and
-prints the words.
+"""`antiphon transcribe`: prints the words of a file, or of what arrives on standard input or from a URL.
+
+A file is read as the server reads one that is posted to it, which hears each word with what follows. What arrives goes
+through the session that the server runs for live speech.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, closing
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from pathlib import Path
 
 import anyio
 import anyio.to_thread
 import msgspec
 
 from antiphon.audio import Pcm
-from antiphon.audio.containers import decode
-from antiphon.contracts import TranscriptSegment
-from antiphon.errors import MediaError, ModelError
+from antiphon.audio.containers import decode, decode_in_slabs
+from antiphon.contracts import FileOptions, TranscriptSegment
+from antiphon.errors import MediaError, ModelError, SettingsError
 from antiphon.events.transcription import (
     AppendAudio,
     ServerVad,
@@ -27,15 +31,19 @@ from antiphon.events.transcription import (
     TranscriptionEvent,
     TurnCommitted,
 )
+from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import TRANSCRIPTION_ROLES
-from antiphon.protocols.rest.transcriptions import srt
+from antiphon.protocols.rest.transcriptions import joined, srt
 from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.file_speech import transcribe_speech
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import Settings
 
-# The pause that ends a turn, which becomes a line or a subtitle.
+# The pause that ends a turn of what arrives, which becomes a line or a subtitle.
 SILENCE_MS = 600
+# What is decoded of a file at once: 2 MB, as the server does.
+SLAB_S = 30.0
 # Seconds of audio that the file's reader may be ahead of the session.
 BACKLOG_S = 30.0
 
@@ -73,11 +81,12 @@ class _Document(msgspec.Struct):
 
 @dataclass(slots=True)
 class _TranscriptPrinter:
-    """Prints partials on the terminal's last line and finished turns above it, or all of it at the end."""
+    """Prints partials on the terminal's last line and finished segments above it, or all of it at the end."""
 
     style: OutputStyle
     live: bool
-    turns: list[TranscriptDone] = field(default_factory=list)
+    language: str | None = None
+    segments: list[TranscriptSegment] = field(default_factory=list)
     spans: dict[int, tuple[int, int]] = field(default_factory=dict)
     _line: str = ""
 
@@ -93,60 +102,120 @@ class _TranscriptPrinter:
                 if self.live:
                     self._show("")
                 if output.text:
-                    self.turns.append(output)
-                    if self.style is OutputStyle.TEXT:
-                        print(output.text, flush=True)
+                    self.language = self.language or output.language
+                    self.add(self._segment(output))
             case TranscriptFailed(_, message):
                 raise ModelError(message)
             case _:
                 pass
+
+    def add(self, segment: TranscriptSegment) -> None:
+        """Take the next segment, and print it where the style is text."""
+        self.segments.append(segment)
+        if self.style is OutputStyle.TEXT and segment.text.strip():
+            print(segment.text.strip(), flush=True)
 
     def finish(self) -> None:
         """Print what is printed at the end of the file: the JSON document or the subtitles."""
         if self.style is OutputStyle.JSON:
             print(msgspec.json.format(msgspec.json.encode(self._document()), indent=2).decode())
         elif self.style is OutputStyle.SRT:
-            print(srt(self._segments()), end="")
+            print(srt(self.segments), end="")
 
     def _show(self, text: str) -> None:
         print(f"\r\x1b[2K\x1b[2m{text[-100:]}\x1b[0m" if text else "\r\x1b[2K", end="", file=sys.stderr, flush=True)
 
-    def _span(self, turn: TranscriptDone) -> tuple[float, float]:
-        if turn.words:
-            return turn.words[0].start_s, turn.words[-1].end_s
+    def _segment(self, turn: TranscriptDone) -> TranscriptSegment:
         start_ms, end_ms = self.spans[turn.turn]
-        return start_ms / 1000, end_ms / 1000
-
-    def _segments(self) -> Iterator[TranscriptSegment]:
-        for number, turn in enumerate(self.turns):
-            start_s, end_s = self._span(turn)
-            yield TranscriptSegment(number, 0, start_s, end_s, turn.text, (), 0.0, 0.0, 0.0, 0.0)
+        start_s, end_s = start_ms / 1000, end_ms / 1000
+        if turn.words:
+            start_s, end_s = turn.words[0].start_s, turn.words[-1].end_s
+        text = f" {turn.text}" if self.segments else turn.text
+        return TranscriptSegment(
+            len(self.segments), 0, start_s, end_s, text, (), 0.0, 0.0, 0.0, 0.0, words=tuple(turn.words)
+        )
 
     def _document(self) -> _Document:
         segments = []
-        for turn in self.turns:
-            start_s, end_s = self._span(turn)
-            words = [_Word(w.text, round(w.start_s, 3), round(w.end_s, 3)) for w in turn.words]
-            segments.append(_Segment(round(start_s, 3), round(end_s, 3), turn.text, words))
-        return _Document(" ".join(t.text for t in self.turns), self.turns[0].language if self.turns else None, segments)
+        for segment in self.segments:
+            words = [_Word(w.text, round(w.start_s, 3), round(w.end_s, 3)) for w in segment.words]
+            span = round(segment.start_s, 3), round(segment.end_s, 3)
+            segments.append(_Segment(*span, segment.text.strip(), words))
+        return _Document(joined(self.segments), self.language if segments else None, segments)
+
+
+def check_source(file: str) -> None:
+    """Decode the beginning of a file; of what arrives nothing. Blocks. Raises MediaError for what is no sound file."""
+    if not _arrives(file):
+        with closing(decode(file)) as chunks:
+            next(chunks, None)
+
+
+def _arrives(file: str) -> bool:
+    """Whether it is read as it comes: standard input, a URL, a pipe or a device."""
+    path = Path(file)
+    return file == "-" or "://" in file or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 async def transcribe_file(settings: Settings, file: str, language: str | None, prompt: str, style: OutputStyle) -> None:
     """Print the transcript of a file ("-": standard input) while it is read, so that a file of any length fits in
-    memory. `language` None: it is detected. Raises MediaError for what is no audio, StoreError, ModelError.
+    memory. `language` None: it is detected. Raises MediaError for what is no audio, SettingsError for a language that
+    the model does not know, StoreError, ModelError.
     """
-    chunks = decode(sys.stdin.buffer if file == "-" else file)
+    arrives = _arrives(file)
+    chunks: Iterator[Pcm] = decode(sys.stdin.buffer if file == "-" else file) if arrives else iter(())
     first = await anyio.to_thread.run_sync(next, chunks, None)
-    if first is None:
+    if arrives and first is None:
         raise MediaError("the file holds no sound")
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models), None, TRANSCRIPTION_ROLES)
-    printer = _TranscriptPrinter(style, live=style is OutputStyle.TEXT and sys.stderr.isatty())
+    try:
+        if language and language not in models.required_transcriber.profile.languages:
+            raise SettingsError(f"--language: '{language}' is no language of this model.")
+        printer = _TranscriptPrinter(style, live=arrives and style is OutputStyle.TEXT and sys.stderr.isatty())
+        if first is not None:
+            await _transcribe_live(models, first, chunks, language, prompt, printer)
+        else:
+            await _transcribe_whole(models, file, language, prompt, printer)
+    finally:
+        models.close()
+    printer.finish()
+
+
+async def _transcribe_whole(
+    models: LoadedModels, file: str, language: str | None, prompt: str, printer: _TranscriptPrinter
+) -> None:
+    """As the server transcribes a file that is posted to it, and with the same text."""
+    options = FileOptions(language, prompt, word_times=printer.style is OutputStyle.JSON)
+    async with aclosing(_slabs(file)) as slabs:
+        parts = transcribe_speech(models.required_transcriber, models.required_vad, slabs, options)
+        async for part in parts:
+            if isinstance(part, TranscriptSegment):
+                printer.add(part)
+            else:
+                printer.language = part.language
+
+
+async def _slabs(file: str) -> AsyncGenerator[Pcm, None]:
+    with closing(decode_in_slabs(file, SLAB_S)) as slabs:
+        while (slab := await anyio.to_thread.run_sync(next, slabs, None)) is not None:
+            yield slab
+
+
+async def _transcribe_live(
+    models: LoadedModels,
+    first: Pcm,
+    chunks: Iterator[Pcm],
+    language: str | None,
+    prompt: str,
+    printer: _TranscriptPrinter,
+) -> None:
+    """As a live session hears it: a segment for each turn."""
     inbox = Inbox(BACKLOG_S)
     config = TranscriptionConfig(
         language=language,
         prompt=prompt,
         vad=ServerVad(silence_duration_ms=SILENCE_MS),
-        word_times=style is not OutputStyle.TEXT,
+        word_times=printer.style is not OutputStyle.TEXT,
     )
     session = TranscriptionSession(config, models.required_transcriber, models.required_vad, inbox, printer.emit)
     try:
@@ -154,10 +223,10 @@ async def transcribe_file(settings: Settings, file: str, language: str | None, p
             group.start_soon(_feed, inbox, first, chunks)
             group.start_soon(session.run)
     except ExceptionGroup as group_error:
-        raise group_error.exceptions[0] from None
-    finally:
-        models.close()
-    printer.finish()
+        failure: Exception = group_error
+        while isinstance(failure, ExceptionGroup):
+            failure = failure.exceptions[0]
+        raise failure from None
 
 
 async def _feed(inbox: Inbox, first: Pcm, chunks: Iterator[Pcm]) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import anyio
 import anyio.to_thread
 import av
+import av.container
 from av.error import FFmpegError
 
 from antiphon.errors import MediaError
@@ -48,6 +50,15 @@ class WatchRequest:
     questions: tuple[str, ...]
     fps: float = 1.0
     seconds: float | None = None
+
+
+def check_source(source: str) -> None:
+    """Open a source and close it again. Blocks. Raises MediaError for one that cannot be opened or has no pictures."""
+    try:
+        with _opened(source):
+            return
+    except (FFmpegError, OSError) as error:
+        raise MediaError(f"{source} cannot be opened: {_reason(error)}") from None
 
 
 async def watch(settings: Settings, request: WatchRequest) -> None:
@@ -116,9 +127,7 @@ def _is_live(source: str) -> bool:
 def _frames(request: WatchRequest) -> Iterator[tuple[float, bytes]]:
     """JPEG images at the wanted rate, with their seconds from the first. Raises MediaError."""
     try:
-        with av.open(request.source, format="v4l2" if request.source.startswith("/dev/") else None) as container:
-            if not container.streams.video:
-                raise MediaError(f"{request.source} has no pictures")
+        with _opened(request.source) as container:
             first: float | None = None
             due = 0.0
             seconds = LIVE_S if request.seconds is None and _is_live(request.source) else request.seconds
@@ -136,4 +145,17 @@ def _frames(request: WatchRequest) -> Iterator[tuple[float, bytes]]:
                 frame.to_image().save(file, "JPEG", quality=QUALITY)  # type: ignore[no-untyped-call]
                 yield at_s, file.getvalue()
     except (FFmpegError, OSError) as error:
-        raise MediaError(f"{request.source} cannot be opened: {error}") from None
+        raise MediaError(f"{request.source} cannot be opened: {_reason(error)}") from None
+
+
+@contextmanager
+def _opened(source: str) -> Iterator[av.container.InputContainer]:
+    with av.open(source, format="v4l2" if source.startswith("/dev/") else None) as container:
+        if not container.streams.video:
+            raise MediaError(f"{source} has no pictures")
+        yield container
+
+
+def _reason(error: Exception) -> str:
+    """FFmpeg's words, without its number and the file's name."""
+    return getattr(error, "strerror", None) or str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import wave
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,6 +18,8 @@ from antiphon.errors import StoreError
 
 # The version of the recording's format; another version is not read.
 VERSION = 1
+# Enough to hold the last lines of nearly every recording.
+LAST_LINES_BYTES = 1 << 16
 
 
 class SessionFacts(msgspec.Struct, kw_only=True):
@@ -128,6 +131,9 @@ class Tape:
             output_pcm, output_hz = input_pcm[:0], 24_000
             if (folder / "out.wav").exists():
                 output_pcm, output_hz = _read_wav(folder / "out.wav")
+        except FileNotFoundError as error:
+            missing = f"it has no {Path(error.filename).name}" if folder.is_dir() else "there is no such folder"
+            raise StoreError(f"{folder} is no recorded session: {missing}") from error
         except (OSError, EOFError, wave.Error, msgspec.DecodeError) as error:
             raise StoreError(f"{folder} is no recorded session: {error}") from error
         if facts.version != VERSION:
@@ -142,6 +148,43 @@ class Tape:
     def outputs(self) -> list[RecordedEvent]:
         """The entries of the server's messages and audio, in order."""
         return [e for e in self.entries if isinstance(e, RecordedEvent)]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSession:
+    """One of the recordings in a folder: its own folder, and how many seconds it lasts."""
+
+    folder: Path
+    facts: SessionFacts
+    seconds: float
+
+
+def sessions_in(folder: Path) -> list[RecordedSession]:
+    """The sessions that are recorded in `folder`, each in a folder of its own, by the time when they began.
+
+    Empty for what is no folder, and for a session's own. Reads the end of each; one that cannot be read is left out.
+    """
+    found = []
+    for path in sorted(folder.glob("*/session.json")):
+        try:
+            facts = msgspec.json.decode(path.read_bytes(), type=SessionFacts)
+            found.append(RecordedSession(path.parent, facts, _last_s(path.parent / "events.jsonl")))
+        except (OSError, msgspec.DecodeError):
+            continue
+    return sorted(found, key=lambda session: session.facts.began)
+
+
+def _last_s(events: Path) -> float:
+    """The time of the last entry, in seconds; 0 where there is none."""
+    with events.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        # One line may hold an image: what is longer than the first look is looked at whole.
+        for length in (min(size, LAST_LINES_BYTES), size):
+            file.seek(size - length)
+            times = [entry.at_s for entry in _entries(file.read(length).split(b"\n"))]
+            if times:
+                return times[-1]
+    return 0.0
 
 
 def _entries(lines: list[bytes]) -> Iterator[TapeEntry]:

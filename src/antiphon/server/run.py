@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import sys
@@ -61,31 +62,35 @@ def check_exposure(settings: Settings) -> None:
         )
 
 
-async def serve(settings: Settings, on_ready: Callable[[str], None] = lambda _: None) -> None:
+async def serve(
+    settings: Settings, on_ready: Callable[[str], None] = lambda _: None, bound: socket.socket | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, then drain and close. Run it in the main thread's event loop.
 
-    The socket is open while the models load; requests are refused with 503 until then. `on_ready` is called with the
-    base URL once they are loaded and warm. A signal before that ends the server at once, and a second one ends the
-    drain. Threads that hang, or still load, are left to the caller, which ends the process. Raises SettingsError,
+    The socket is open while the models load; requests are refused with 503 until then. `bound`: a socket that `bind`
+    gave before, which is closed here too; None: one is bound now. `on_ready` is called with the
+    base URL once the models are loaded and warm. A signal before that ends the server at once, and a second one ends
+    the drain. Threads that hang, or still load, are left to the caller, which ends the process. Raises SettingsError,
     StoreError or ModelError if the server cannot start, ModelLost after the drain if a model was lost and
     `exit_on_model_loss` is set.
     """
     check_exposure(settings)
+    sock = bound or bind(settings.server.host, settings.server.port)
+    with contextlib.closing(sock):
+        await _serve(settings, on_ready, sock)
+
+
+async def _serve(settings: Settings, on_ready: Callable[[str], None], sock: socket.socket) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     log_failed_accepts(asyncio.get_running_loop())
     state = ServerState(settings, Metrics(), started_s=int(time.time()))
     logging.getLogger("uvicorn.error").addFilter(
         lambda record: not (record.msg == FALSE_ALARM or (record.msg == CUT_OFF and state.draining))
     )
-    sock = bind(settings.server.host, settings.server.port)
     state.address = settings.cluster.advertise or (
         "" if is_wildcard(settings.server.host) else base_url(settings.server, sock)
     )
-    try:
-        sessions = _open_session_store(state)
-    except BaseException:
-        sock.close()
-        raise
+    sessions = _open_session_store(state)
     http = http_server(state)
     models: LoadedModels | None = None
     failure: Exception | None = None

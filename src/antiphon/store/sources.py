@@ -44,18 +44,21 @@ Open = Callable[[str, int], AbstractContextManager[ResourceReader]]
 
 
 def hub_url(hub: Hub, sha256: str) -> str | None:
-    """The file's URL, if the hub answers within HUB_TIMEOUT_S and has exactly these bytes; otherwise None. Large files
-    carry their sha256 as ETag, so nothing is downloaded for it.
+    """The file's URL where the hub has exactly these bytes, None where it has others. Large files carry their sha256 as
+    ETag, so nothing is downloaded for it. Raises StoreError for a hub that does not answer within HUB_TIMEOUT_S, or
+    with an error.
     """
     url = hf_hub_url(hub.repo, hub.path, revision=hub.revision)
+    host = urlsplit(url).hostname
     try:
         answer = httpx.head(url, verify=_tls(), timeout=HUB_TIMEOUT_S)
-    except (httpx.HTTPError, OSError):
-        return None
+    except (httpx.HTTPError, OSError) as error:
+        raise StoreError(f"the hub {host} cannot be reached: {error or type(error).__name__}") from None
+    if answer.status_code >= 400:
+        raise StoreError(f"the hub {host} answers {answer.status_code} for {hub.repo}/{hub.path}")
     # The header of the redirect to a large file's storage
     # (huggingface_hub, constants.HUGGINGFACE_HEADER_X_LINKED_ETAG).
-    etag = answer.headers.get("x-linked-etag", "").strip('"')
-    return url if answer.status_code < 400 and etag == sha256 else None
+    return url if answer.headers.get("x-linked-etag", "").strip('"') == sha256 else None
 
 
 def wheel_url(package: str, version: str) -> tuple[str, str]:

@@ -10,9 +10,11 @@ from __future__ import annotations
 import fcntl
 import json
 import logging
+import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,7 @@ def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
     stamp = target / "source"
     if stamp.is_file() and json.loads(stamp.read_text()) == made_from:
         if kind == "int8" and not packed.fits_machine(target):
+            log.info("preparing %s for this processor: once", name)
             _in_own_process(write_packed, target)
         return
     log.info("preparing %s as %s: once, up to a minute", name, kind)
@@ -83,7 +86,26 @@ def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
 def _in_own_process(call: Callable[..., None], *args: Any) -> None:
     """Call it in a process that ends with it: the memory that converting takes would not be given back by this one."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        process.submit(call, *args).result()
+        with _without_bars():
+            result = process.submit(call, *args)
+        result.result()
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Have a process that is started meanwhile draw no progress bars: they would stand among the lines of a log.
+
+    `transformers` has a switch for its own, and unpacks GGUF files under one of tqdm's.
+    """
+    before = os.environ.get("TQDM_DISABLE")
+    os.environ["TQDM_DISABLE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TQDM_DISABLE"]
+        else:
+            os.environ["TQDM_DISABLE"] = before
 
 
 def _files(path: Path) -> list[list[str | int]]:

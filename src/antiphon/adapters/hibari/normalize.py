@@ -77,7 +77,7 @@ def parts(text: str) -> Iterator[SpokenPart]:
                 speakable, dropped = _speakable(word)
                 spoken.append(speakable)
                 skipped.append(dropped)
-            yield SpokenPart(written, tuple(spoken), "".join(skipped))
+            yield SpokenPart(written, tuple(spoken), " ".join(filter(None, skipped)))
 
 
 def source_words(spoken: Sequence[str], normalized: Sequence[str]) -> list[int]:

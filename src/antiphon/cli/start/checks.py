@@ -1,0 +1,108 @@
+"""What can be found wrong in a command's settings before anything is fetched, measured, converted or loaded."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+
+import ctranslate2
+
+from antiphon.errors import SettingsError, StoreError
+from antiphon.loading.placement import placement
+from antiphon.loading.selection import ALL_ROLES, TRANSCRIPTION_ROLES, selected_models
+from antiphon.roles import ModelRole
+from antiphon.settings import Settings
+from antiphon.store import MODELS
+from antiphon.store.sessions import open_store
+
+
+def check_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
+    """Raise SettingsError as `check_names` does, and for a device that this machine has not."""
+    check_names(settings, roles)
+    _check_devices(settings, roles)
+
+
+def check_names(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
+    """Raise SettingsError for a name of no model and a folder of no checkpoint. What is in one is not looked at."""
+    if "transcriber" in roles:
+        _check_transcriber(settings.models.transcriber)
+    if "synthesizer" in roles:
+        _check_synthesizer(settings.speech.synthesizer)
+    if "language" in roles:
+        _check_language_model(settings.engine.language_model)
+    selected_models(settings, roles)
+
+
+def check_writable(folder: str, flag: str) -> None:
+    """Make a folder where there is none, and write a file into it that is gone at once. Raises StoreError."""
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b".")
+    except OSError as error:
+        raise StoreError(f"{flag} {folder}: {error.strerror}; a folder is needed that can be written to") from None
+
+
+def check_state(settings: Settings) -> None:
+    """Open the store of conversations that outlive the server, and close it again. Raises StoreError, SettingsError."""
+    resume = settings.resume
+    if resume.state:
+        open_store(resume.state, resume.state_hours * 3600, resume.host_ttl_s).close()
+
+
+def _check_transcriber(name: str) -> None:
+    if name and name not in MODELS and not Path(name).expanduser().exists():
+        known = ", ".join(m.id for m in MODELS.values() if m.role == "transcriber")
+        raise SettingsError(f"--transcriber: there is no transcriber {name}, and no such folder; there are {known}")
+
+
+def _check_synthesizer(name: str) -> None:
+    path = Path(name).expanduser()
+    if name and name not in MODELS and path.is_dir() and not (path / "config.json").is_file():
+        raise SettingsError(f"--synthesizer {name}: no checkpoint's folder (it has no config.json)")
+
+
+def _check_language_model(name: str) -> None:
+    path = Path(name).expanduser()
+    if not name or name == "none" or name in MODELS or not path.exists():
+        return
+    if path.is_dir() and not any((path / file).is_file() for file in ("config.json", "model.gguf")):
+        raise SettingsError(f"--language-model {name}: no checkpoint's folder (it has no config.json, no model.gguf)")
+    if path.is_file() and path.suffix != ".gguf":
+        raise SettingsError(f"--language-model {name}: neither a checkpoint's folder nor a .gguf file")
+
+
+def _check_devices(settings: Settings, roles: Collection[ModelRole]) -> None:
+    places = placement(settings)
+    # Whisper runs on CTranslate2, which may see a GPU that this PyTorch is not built for.
+    by_ear = set(roles) <= set(TRANSCRIPTION_ROLES)
+    _check_device(places.device, f"--device {places.device}", "--device cpu", with_ctranslate2=by_ear)
+    for role, (device, _) in places.placed.items():
+        asked, instead = f"--placement {role}={device}", f"--placement {role}=cpu"
+        _check_device(device, asked, instead, with_ctranslate2=role == "transcriber")
+
+
+def _check_device(device: str, asked: str, instead: str, *, with_ctranslate2: bool) -> None:
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return
+    there = max(_num_torch_devices(), ctranslate2.get_cuda_device_count() if with_ctranslate2 else 0)
+    if int(number or 0) < there:
+        return
+    if there:
+        names = ", ".join(f"cuda:{k}" for k in range(there))
+        raise SettingsError(f"{asked}: this machine has no such device, but {names}: use one of them, or {instead}")
+    raise SettingsError(
+        f"{asked}: this machine has no CUDA device that PyTorch {version('torch')} finds, only its CPU: use {instead}"
+    )
+
+
+@cache
+def _num_torch_devices() -> int:
+    # Imported by name, as the loader does it, and only where a GPU is asked for: it takes two seconds.
+    return int(import_module("torch").cuda.device_count())
