@@ -7,7 +7,7 @@ export GOMP_SPINCOUNT ?= 30000
 
 CODE := src tests bench examples docs deploy
 # Tests that start no server process and load no model.
-PURE := tests/audio tests/events tests/fuzz tests/loading tests/pipelines tests/protocols tests/recording tests/sessions \
+PURE := tests/audio tests/events tests/fuzz tests/web tests/loading tests/pipelines tests/protocols tests/recording tests/sessions \
         tests/store tests/text tests/traces tests/transports tests/turns tests/vision tests/wire_examples tests/engine/test_lane.py \
         $(wildcard tests/test_*.py)
 

@@ -9,9 +9,11 @@ dies in the first answer.
 
 from __future__ import annotations
 
+import io
 import re
 import shutil
 import sys
+import wave
 from pathlib import Path
 
 from playwright.sync_api import Page, expect, sync_playwright
@@ -29,19 +31,19 @@ def heard_something(page: Page) -> None:
 
 def talk(page: Page, transport: str, folder: Path) -> None:
     page.locator("#transport").select_option(transport)
-    page.get_by_role("button", name="Talk", exact=True).click()
-    expect(page.locator("#talk-state")).to_have_text("listening", timeout=SLOW_MS)
+    page.get_by_role("button", name="Start talking").click()
+    expect(page.locator("#talk-state")).to_have_text("Listening", timeout=SLOW_MS)
     # The recording is heard and understood …
     expect(page.locator("#talk-log .me").first).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
     # … and answered, aloud.
     expect(page.locator("#talk-log .them").first).to_contain_text(re.compile(r"\w{3,}"), timeout=SLOW_MS)
     heard_something(page)
     page.screenshot(path=folder / f"talk-{transport}.png", full_page=True)
-    expect(page.locator("#talk-state")).to_have_text("listening", timeout=SLOW_MS)
+    expect(page.locator("#talk-state")).to_have_text("Listening", timeout=SLOW_MS)
     # A long answer to a written question is cut short by the button: what was not heard is struck out.
     page.locator("#typed").fill("Count from one to sixty in words, please: one, two, three and so on.")
     page.get_by_role("button", name="Send").click()
-    expect(page.locator("#talk-state")).to_have_text("speaking", timeout=SLOW_MS)
+    expect(page.locator("#talk-state")).to_have_text("Speaking", timeout=SLOW_MS)
     page.wait_for_timeout(2500)
     page.get_by_role("button", name="Interrupt").click()
     cut = page.locator("#talk-log .them").last.locator(".cut")
@@ -50,7 +52,7 @@ def talk(page: Page, transport: str, folder: Path) -> None:
     assert kept, "nothing of 2.5 seconds was heard"
     page.screenshot(path=folder / f"interrupted-{transport}.png", full_page=True)
     page.get_by_role("button", name="Stop").first.click()
-    expect(page.locator("#talk-state")).to_have_text("not connected")
+    expect(page.locator("#talk-state")).to_have_text("Not connected")
     page.locator("#talk-log").evaluate("node => node.replaceChildren()")
     page.locator("#stages tbody").evaluate("node => node.replaceChildren()")
 
@@ -58,23 +60,31 @@ def talk(page: Page, transport: str, folder: Path) -> None:
 def talk_on(page: Page, transport: str, folder: Path) -> None:
     """The host dies while the first answer sounds: it is begun anew, and the next question is answered, too."""
     page.locator("#transport").select_option(transport)
-    page.get_by_role("button", name="Talk", exact=True).click()
+    page.get_by_role("button", name="Start talking").click()
     expect(page.locator("#talk-log .me").first).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
     for number, question in enumerate(("", "Name a colour.", "Name an animal.")):
         if question:
             page.locator("#typed").fill(question)
             page.get_by_role("button", name="Send").click()
-        expect(page.locator("#talk-state")).to_have_text("speaking", timeout=SLOW_MS)
-        expect(page.locator("#talk-state")).to_have_text("listening", timeout=2 * SLOW_MS)
+        expect(page.locator("#talk-state")).to_have_text("Speaking", timeout=SLOW_MS)
+        expect(page.locator("#talk-state")).to_have_text("Listening", timeout=2 * SLOW_MS)
         expect(page.locator("#talk-log .them").last).to_contain_text(re.compile(r"\w{2,}"), timeout=SLOW_MS)
         page.screenshot(path=folder / f"door-{transport}-{number}.png", full_page=True)
     page.get_by_role("button", name="Stop").first.click()
-    expect(page.locator("#talk-state")).to_have_text("not connected")
+    expect(page.locator("#talk-state")).to_have_text("Not connected")
+
+
+def downloaded(page: Page, button: str) -> bytes:
+    """What the page gives to keep on a press of this button."""
+    with page.expect_download() as download:
+        page.get_by_role("button", name=button).press("Enter")
+    return Path(download.value.path()).read_bytes()
 
 
 def watch(page: Page, folder: Path) -> None:
     page.get_by_role("tab", name="Camera").click()
-    page.locator("#watch-camera").click()
+    expect(page.locator("#sight")).to_contain_text("no model that sees pictures")
+    page.get_by_role("button", name="Start camera").click()
     expect(page.locator("#watch-state")).to_contain_text(
         re.compile(r"[4-9] frames shown, 1 of them new"), timeout=SLOW_MS
     )
@@ -84,7 +94,7 @@ def watch(page: Page, folder: Path) -> None:
     expect(page.locator("#watch-log .them").first).to_contain_text(re.compile("EXIT.*42"), timeout=SLOW_MS)
     page.screenshot(path=folder / "camera.png", full_page=True)
     page.get_by_role("button", name="Stop watching").click()
-    expect(page.locator("#watch-state")).to_have_text("not watching")
+    expect(page.locator("#watch-state")).to_have_text("Not watching")
 
 
 def main() -> None:
@@ -108,7 +118,7 @@ def main() -> None:
         page.on("pageerror", lambda e: errors.append(str(e)))
         page.on("console", lambda m: errors.append(m.text) if m.type == "error" else None)
         page.goto(url)
-        expect(page.locator("#status")).to_contain_text("ready", timeout=SLOW_MS)
+        expect(page.locator("#status")).to_contain_text("Ready:", timeout=SLOW_MS)
         page.locator("#options summary").click()
         if transport:
             talk_on(page, transport, folder)
@@ -123,10 +133,22 @@ def main() -> None:
         expect(page.locator("#captions")).to_be_visible()
         page.get_by_role("button", name="Start captions").press("Enter")
         expect(page.locator("#captions-log")).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
-        page.get_by_role("button", name="Stop").first.press("Enter")
+        expect(page.locator("#captions-state")).to_have_text("Listening")
+        expect(page.locator("#captions-srt")).to_be_enabled(timeout=SLOW_MS)
+        page.screenshot(path=folder / "captions.png", full_page=True)
+        page.get_by_role("button", name="Stop captions").press("Enter")
+        expect(page.locator("#captions-state")).to_have_text("Stopped")
+        text, subtitles = downloaded(page, "Download text"), downloaded(page, "Download subtitles")
+        assert re.search("printed|book|block", text.decode(), re.I), text
+        assert re.match(r"1\n00:00:0\d,\d{3} --> 00:00:\d\d,\d{3}\n\w", subtitles.decode()), subtitles
         page.get_by_role("tab", name="Captions").press("ArrowRight")
+        expect(page.get_by_role("button", name="Stop")).to_be_disabled()
         page.get_by_role("button", name="Speak").press("Enter")
+        expect(page.get_by_role("button", name="Stop")).to_be_enabled()
         expect(page.locator("#speech-state")).to_contain_text("made in", timeout=SLOW_MS)
+        expect(page.get_by_role("button", name="Stop")).to_be_disabled(timeout=SLOW_MS)
+        with wave.open(io.BytesIO(downloaded(page, "Download sound"))) as sound:
+            assert 1 < sound.getnframes() / sound.getframerate() < 10
         watch(page, folder)
         page.set_viewport_size({"width": 390, "height": 844})
         page.get_by_role("tab", name="Talk").click()

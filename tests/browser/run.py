@@ -61,8 +61,10 @@ def main() -> int:
 
         failed = 0
         if "--door" not in sys.argv:
+            command = [python, HERE / "drive_errors.py", HERE / "out"]
+            failed = subprocess.run(command, timeout=LIMIT_S, check=False).returncode
             with server() as url:
-                failed = drive(url)
+                failed |= drive(url)
         for transport in ("ws", "rtc"):
             with hosts_behind_a_door() as url:
                 failed |= drive(url, transport)

@@ -3,143 +3,373 @@
 from __future__ import annotations
 
 import html
+import json
+from base64 import b64encode
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.recording.tape import Mark, RecordedAudio, RecordedEvent, RecordedTurn, Tape, marks, turns
+from antiphon.audio.pcm import to_pcm16
+from antiphon.audio.wav import wav_header
+from antiphon.recording.tape import Mark, RecordedAudio, RecordedMessage, RecordedTurn, Tape, marks, turns
 
-# Pixels a second of time, of the labels on the left, and of one lane's height.
-PX_PER_S, LEFT_PX, LANE_PX = 60, 110, 46
-LANES = ("microphone", "you speak", "thinking", "answer made", "events")
-STYLE = """
-:root {
+# In pixels: the labels on the left, the height of a lane, of a line of text, and the mean width of a letter.
+LEFT_PX, LANE_PX, TEXT_PX, LETTER_PX = 104, 46, 15, 6.6
+LANES = ("Microphone", "You speak", "Thinking", "Answer made", "Tool runs", "Events")
+TOOLS, EVENTS = 4, 5
+# The lines that the labels of events are spread over.
+EVENT_LINES = 3
+CHART_PX = EVENTS * LANE_PX + EVENT_LINES * TEXT_PX + 10
+# Sound of more seconds than these is not put into the page: it would be tens of megabytes.
+MAX_SOUND_S = 600
+STYLE = f"""
+:root {{
   color-scheme: light dark;
-  --ink: #1b1d22; --paper: #fbfaf7; --line: #d9d6cd;
-  --you: #2f6f4f; --think: #c08a1e; --answer: #2b5aa8; --stop: #b3372f;
-}
-@media (prefers-color-scheme: dark) {
-  :root {
-    --ink: #ecebe6; --paper: #17181b; --line: #34373d;
-    --you: #76c69a; --think: #e0b356; --answer: #86aef0; --stop: #f0837b;
-  }
-}
-body { margin: 1rem; font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }
-.scroll { overflow-x: auto; border: 1px solid var(--line); border-radius: 6px; }
-svg text { fill: var(--ink); font: 12px system-ui, sans-serif; }
-.you { fill: var(--you); } .think { fill: var(--think); } .answer { fill: var(--answer); }
-.stop { fill: var(--stop); stroke: var(--stop); } .grid { stroke: var(--line); }
-table { border-collapse: collapse; margin-top: 1rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
-th.text, td.text { text-align: left; max-width: 26rem; }
+  --ink: #1b1d22; --soft: #5b616e; --paper: #fbfaf7; --line: #d9d6cd;
+  --you: #2f6f4f; --think: #c08a1e; --answer: #2b5aa8; --tool: #7a4b9a; --stop: #b3372f;
+}}
+@media (prefers-color-scheme: dark) {{
+  :root {{
+    --ink: #ecebe6; --soft: #a4a9b4; --paper: #17181b; --line: #34373d;
+    --you: #76c69a; --think: #e0b356; --answer: #86aef0; --tool: #c79be6; --stop: #f0837b;
+  }}
+}}
+* {{ box-sizing: border-box; }}
+body {{ margin: 1rem; font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper); }}
+h1 {{ font-size: 1.25rem; margin: 0; overflow-wrap: anywhere; }} h2 {{ font-size: 1rem; margin: 1rem 0 .25rem; }}
+p {{ margin: .25rem 0; color: var(--soft); }}
+.row {{ border: 1px solid var(--line); border-radius: 6px; margin: .5rem 0; padding: 0 6px 0 {LEFT_PX}px; }}
+.row > svg {{ display: block; width: 100%; height: {CHART_PX + 22}px; overflow: visible; }}
+svg text {{ fill: var(--ink); font: 12px system-ui, sans-serif; }} svg .soft {{ fill: var(--soft); }}
+.narrow {{ display: none; }}
+@media (max-width: 45rem) {{ .wide {{ display: none; }} .narrow {{ display: block; }} }}
+.you {{ fill: var(--you); }} .think {{ fill: var(--think); }} .answer {{ fill: var(--answer); }}
+.tool {{ fill: var(--tool); }} .stop {{ stroke: var(--stop); }} .grid {{ stroke: var(--line); }}
+.scroll {{ overflow-x: auto; }} audio {{ display: block; width: 100%; max-width: 40rem; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: .2rem .6rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }}
+th, td {{ white-space: nowrap; }}
+th.text, td.text {{ text-align: left; min-width: 9rem; max-width: 26rem; }}
+th.text, td.text {{ white-space: normal; overflow-wrap: anywhere; }}
 """
 # Headings of the table, and the times of RecordedTurn that stand under them.
 COLUMNS = (
-    ("transcript", "transcribed"),
-    ("first words", "first_text"),
-    ("first sound", "first_sound"),
-    ("done", "done"),
+    ("Transcript", "transcribed"),
+    ("First words", "first_text"),
+    ("First sound", "first_sound"),
+    ("Done", "done"),
 )
+# What happens to the connection of a session, by the server's event that says it.
+CONNECTION = {
+    "session.resumed": "connection resumed",
+    "session.replaced": "connection cut: another one took over",
+    "session.moving": "connection cut: the session moves",
+    "session.resync_required": "connection not resumed",
+    "session.expired": "session expired",
+}
+
+
+@dataclass(slots=True)
+class RecordedCall:
+    """A function that an answer called at `at_s`, and the output that the client gave for it at `output_s`."""
+
+    at_s: float
+    response_id: str
+    name: str
+    arguments: str
+    output_s: float | None = None
+    output: str = ""
+
+    @property
+    def text(self) -> str:
+        """The call, its output, and how long that took, in one line."""
+        if self.output_s is None:
+            return f"{self.name}({self.arguments}): no output came"
+        return f"{self.name}({self.arguments}) = {self.output} ({_ms(self.output_s - self.at_s)} ms)"
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """Something that takes time, in one lane. `label` is written in it; `title` is shown by a pointer over it."""
+
+    lane: int
+    kind: str
+    start_s: float
+    end_s: float
+    title: str
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnSession:
+    """What is drawn of a tape."""
+
+    tape: Tape
+    turns: list[RecordedTurn]
+    calls: list[RecordedCall]
+    marks: list[Mark]
+    boxes: list[Box]
+    levels: list[tuple[float, float]]
 
 
 def render(tape: Tape) -> str:
-    """The HTML page: lanes over time, and a table with a row for each turn. It refers to nothing outside itself and has
-    no script.
+    """The HTML page: lanes over time, the turns, the events, and the sound if there is any. It refers to nothing
+    outside itself and has no script.
     """
     outputs = tape.outputs()
-    recorded_turns = turns(outputs)
+    recorded_turns, calls = turns(outputs), tool_calls(tape)
+    shown = sorted([*marks(outputs), *_connection(tape)], key=lambda mark: mark.at_s)
+    boxes = [box for turn in recorded_turns for box in _boxes(turn, tape.duration_s)]
+    boxes += [
+        Box(TOOLS, "tool", c.at_s, tape.duration_s if c.output_s is None else c.output_s, c.text, c.name) for c in calls
+    ]
+    session = DrawnSession(tape, recorded_turns, calls, shown, boxes, _levels(tape))
     title = html.escape(f"{tape.facts.id}, {tape.duration_s:.1f} s")
-    models = html.escape(", ".join(tape.facts.models))
-    rows = "\n".join(_row(k, t) for k, t in enumerate(recorded_turns, 1))
-    headings = "".join(f"<th scope=col>{name}" for name, _ in COLUMNS)
     return (
         f'<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width">'
-        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1><p>{models}</p>"
-        f"<div class=scroll tabindex=0>{_drawing(tape, outputs, recorded_turns)}</div>"
-        f"<table><caption>From the end of the turn, ms</caption>"
-        f"<tr><th scope=col>turn<th class=text scope=col>said<th class=text scope=col>answered{headings}"
-        f"<th scope=col>status</tr>{rows}</table></html>\n"
+        f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>{_began(tape)}"
+        f"<p>{html.escape(', '.join(tape.facts.models))}</p>"
+        f"<div class=wide>{_chart(session, 20, 1100)}</div><div class=narrow>{_chart(session, 6, 240)}</div>"
+        f"{_sounds(tape)}{_turn_table(session)}{_event_table(session)}</html>\n"
     )
 
 
-def _drawing(tape: Tape, outputs: list[RecordedEvent], recorded_turns: list[RecordedTurn]) -> str:
-    """The lanes as one SVG."""
-    width, height = LEFT_PX + int((tape.duration_s + 1) * PX_PER_S), LANE_PX * len(LANES)
-    parts = [f'<svg width="{width}" height="{height + 24}" role="img" aria-label="The session over time">']
-    for second in range(int(tape.duration_s) + 2):
-        x = LEFT_PX + second * PX_PER_S
-        parts.append(f'<line class="grid" x1="{x}" x2="{x}" y1="0" y2="{height}"/>')
-        parts.append(f'<text x="{x + 2}" y="{height + 14}">{second} s</text>')
-    parts += [f'<text x="4" y="{k * LANE_PX + 27}">{name}</text>' for k, name in enumerate(LANES)]
-    parts.append(_loudness(tape))
-    for turn in recorded_turns:
-        parts += _boxes(turn, tape.duration_s)
-    parts += [_mark(mark) for mark in marks(outputs)]
-    return "".join([*parts, "</svg>"])
+# --- what a tape holds that turns do not
 
 
-def _x(at_s: float) -> float:
-    return LEFT_PX + at_s * PX_PER_S
-
-
-def _box(lane: int, kind: str, start_s: float, end_s: float, label: str) -> str:
-    width = max(1.5, (end_s - start_s) * PX_PER_S)
-    return (
-        f'<rect class="{kind}" x="{_x(start_s):.1f}" y="{lane * LANE_PX + 12}" width="{width:.1f}" height="22">'
-        f"<title>{html.escape(label)}</title></rect>"
-    )
-
-
-def _loudness(tape: Tape) -> str:
-    """The microphone's level, drawn at the time when the audio came."""
-    bars = []
+def _decoded(tape: Tape) -> Iterator[tuple[float, bool, dict[str, Any]]]:
+    """The messages of both sides as (time, whether it is the client's, message)."""
     for entry in tape.entries:
         if not isinstance(entry, RecordedAudio):
+            message = json.loads(entry.text)
+            if isinstance(message, dict):
+                yield entry.at_s, isinstance(entry, RecordedMessage), message
+
+
+def tool_calls(tape: Tape) -> list[RecordedCall]:
+    """The function calls of a session, in order, each with its output if one came."""
+    found: dict[str, RecordedCall] = {}
+    for at_s, _, message in _decoded(tape):
+        item = message.get("item")
+        fields = item if isinstance(item, dict) else message
+        call_id = fields.get("call_id")
+        if not isinstance(call_id, str):
             continue
-        pcm: Pcm = tape.input_pcm[entry.start : entry.start + entry.num_samples]
-        if len(pcm):
-            level = float(np.sqrt(np.mean(pcm**2)))
-            # From nothing at -60 dB of full scale to 30 pixels at 0 dB.
-            height = min(1.0, max(0.0, (20 * np.log10(level + 1e-6) + 60) / 60)) * 30
-            x = _x(entry.at_s - entry.num_samples / SAMPLE_RATE_HZ)
-            bars.append(f"M{x:.1f} {27 - height / 2:.1f}v{height:.1f}")
-    return f'<path d="{"".join(bars)}" fill="none" style="stroke:var(--you)"/>'
+        kind = str(fields.get("type", ""))
+        if kind == "function_call_output":
+            # The client's message, or the server's that repeats it: the first counts.
+            call = found.get(call_id)
+            if call and call.output_s is None:
+                call.output_s, call.output = at_s, str(fields.get("output", ""))
+        elif kind == "function_call" or kind.endswith("function_call_arguments.done"):
+            call = found.setdefault(call_id, RecordedCall(at_s, "", "", ""))
+            # It was called when it was known whole, which its last message says.
+            if call.output_s is None and (fields.get("arguments") or not call.arguments):
+                call.at_s = at_s
+            call.response_id = str(message.get("response_id") or call.response_id)
+            call.name = str(fields.get("name") or call.name)
+            call.arguments = str(fields.get("arguments") or call.arguments)
+    return list(found.values())
 
 
-def _boxes(turn: RecordedTurn, end: float) -> list[str]:
-    """The turn's speech, thinking and response; what had no end lasts until the session's `end`, in seconds."""
-    out = []
+def _connection(tape: Tape) -> list[Mark]:
+    """Where the connection was cut, and where it was resumed."""
+    return [
+        Mark(at_s, CONNECTION[message["type"]])
+        for at_s, is_clients, message in _decoded(tape)
+        if not is_clients and isinstance(message.get("type"), str) and message["type"] in CONNECTION
+    ]
+
+
+def _asked_by(turn: RecordedTurn, calls: list[RecordedCall]) -> RecordedCall | None:
+    """The call whose output a response without a turn of the user answers: the last one before it."""
+    if turn.ended is not None or turn.asked is None:
+        return None
+    before = [call for call in calls if call.output_s is not None and call.output_s <= turn.asked]
+    return max(before, key=lambda call: call.output_s or 0.0, default=None)
+
+
+def _boxes(turn: RecordedTurn, end_s: float) -> Iterator[Box]:
+    """The turn's speech, thinking and response; what had no end lasts until the session's `end_s`."""
+    done_s = end_s if turn.done is None else turn.done
     if turn.started is not None:
-        out.append(_box(1, "you", turn.started, turn.ended if turn.ended is not None else end, turn.transcript))
+        yield Box(1, "you", turn.started, end_s if turn.ended is None else turn.ended, turn.transcript)
     if turn.asked is not None:
         spoken = turn.first_sound if turn.first_sound is not None else turn.first_text
-        out.append(_box(2, "think", turn.asked, spoken if spoken is not None else turn.done or end, "thinking"))
+        yield Box(2, "think", turn.asked, done_s if spoken is None else spoken, "thinking")
         if spoken is not None:
-            out.append(_box(3, "answer", spoken, turn.done if turn.done is not None else end, turn.answer))
-    return out
+            yield Box(3, "answer", spoken, done_s, turn.answer)
 
 
-def _mark(mark: Mark) -> str:
-    x, y = _x(mark.at_s), 4 * LANE_PX
+# --- the chart
+
+
+def _chart(session: DrawnSession, row_s: int, width_px: int) -> str:
+    """The lanes, in rows of `row_s` seconds, each as wide as the window; `width_px` is what it has at least.
+
+    Times are in percent of the width, so that a row fits every window and its text is as large in all.
+    """
+    whole_s = session.tape.duration_s
+    span_s = float(min(row_s, max(5, int(whole_s) + 1)))
+    num_rows = int(whole_s / span_s) + 1
+    return "".join(_row(session, k * span_s, span_s, width_px) for k in range(num_rows))
+
+
+def _row(session: DrawnSession, start_s: float, span_s: float, width_px: int) -> str:
+    end_s = start_s + span_s
+
+    def x(at_s: float) -> str:
+        return f"{(at_s - start_s) / span_s * 100:.2f}%"
+
+    parts = [f'<div class=row><svg role="img" aria-label="From {start_s:.0f} to {end_s:.0f} s">']
+    step = 1 if span_s * 40 <= width_px else 2
+    for second in range(int(start_s), int(end_s), step):
+        parts.append(f'<line class="grid" x1="{x(second)}" x2="{x(second)}" y1="0" y2="{CHART_PX}"/>')
+        parts.append(f'<text class="soft" x="{x(second)}" dx="2" y="{CHART_PX + 14}">{second} s</text>')
+    if session.tape.facts.began:
+        at = _wall_clock(session.tape.facts.began + start_s)
+        parts.append(f'<text class="soft" x="{6 - LEFT_PX}" y="{CHART_PX + 14}">{at:%H:%M:%S}</text>')
+    parts += [f'<text x="{6 - LEFT_PX}" y="{k * LANE_PX + 22}">{name}</text>' for k, name in enumerate(LANES)]
+    parts.append(_loudness(session.levels, start_s, span_s))
+    here = [b for b in session.boxes if b.start_s < end_s and (b.end_s > start_s or b.start_s >= start_s)]
+    for box in here:
+        left, right = max(box.start_s, start_s), min(box.end_s, end_s)
+        width = f"{max(0.15, (right - left) / span_s * 100):.2f}%"
+        parts.append(
+            f'<rect class="{box.kind}" x="{x(left)}" y="{box.lane * LANE_PX + 8}" width="{width}" height="20">'
+            f"<title>{html.escape(box.title)}</title></rect>"
+        )
+        if box.label:
+            parts.append(_label(box.label, (left - start_s) / span_s, box.lane * LANE_PX + 41, width_px, box.title))
+    parts += _marks([m for m in session.marks if start_s <= m.at_s < end_s], start_s, span_s, width_px)
+    return "".join([*parts, "</svg></div>"])
+
+
+def _label(text: str, place: float, y: float, width_px: int, title: str = "") -> str:
+    """Text beside a place of the row, from 0 to 1: on the side that has more room, and no longer than that."""
+    before = place > 0.5
+    room = int(width_px * (place if before else 1 - place) / LETTER_PX) - 1
+    shown = text if len(text) <= room else text[: max(1, room - 1)] + "…"
+    anchor, shift = ("end", -4) if before else ("start", 4)
+    more = f"<title>{html.escape(title)}</title>" if title else ""
+    at = f'x="{place * 100:.2f}%" dx="{shift}" y="{y:.0f}"'
+    return f'<text {at} text-anchor="{anchor}">{html.escape(shown)}{more}</text>'
+
+
+def _marks(shown: list[Mark], start_s: float, span_s: float, width_px: int) -> Iterator[str]:
+    """The events of a row: lines across it, whose labels take turns below each other."""
+    for k, mark in enumerate(shown):
+        place = (mark.at_s - start_s) / span_s
+        y = EVENTS * LANE_PX + TEXT_PX * (k % EVENT_LINES + 1)
+        yield f'<line class="stop" x1="{place * 100:.2f}%" x2="{place * 100:.2f}%" y1="0" y2="{y + 3}"/>'
+        yield _label(mark.label, place, y, width_px, mark.label)
+
+
+def _levels(tape: Tape) -> list[tuple[float, float]]:
+    """The microphone's audio as (time when it came, height in pixels), in order."""
+    found = []
+    for entry in tape.entries:
+        if isinstance(entry, RecordedAudio):
+            pcm: Pcm = tape.input_pcm[entry.start : entry.start + entry.num_samples]
+            if len(pcm):
+                level = float(np.sqrt(np.mean(pcm**2)))
+                # From nothing at -60 dB of full scale to 30 pixels at 0 dB.
+                height = min(1.0, max(0.0, (20 * np.log10(level + 1e-6) + 60) / 60)) * 30
+                found.append((entry.at_s - entry.num_samples / SAMPLE_RATE_HZ, height))
+    return sorted(found)
+
+
+def _loudness(levels: list[tuple[float, float]], start_s: float, span_s: float) -> str:
+    """The microphone's level over a row."""
+    here = levels[bisect_left(levels, (start_s,)) : bisect_left(levels, (start_s + span_s,))]
+    bars = "".join(f"M{at_s - start_s:.2f} {18 - height / 2:.1f}v{height:.1f}" for at_s, height in here)
     return (
-        f'<line class="stop" x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{y + 36}"/>'
-        f'<text x="{x + 4:.1f}" y="{y + 27}">{html.escape(mark.label)}</text>'
+        f'<svg width="100%" height="{LANE_PX}" viewBox="0 0 {span_s:g} {LANE_PX}" preserveAspectRatio="none">'
+        f'<path d="{bars}" fill="none" style="stroke:var(--you);vector-effect:non-scaling-stroke"/></svg>'
     )
 
 
-def _row(k: int, turn: RecordedTurn) -> str:
-    cells = []
-    for _, name in COLUMNS:
-        at_s = getattr(turn, name)
-        took = f"{(at_s - turn.ended) * 1000:.0f}" if at_s is not None and turn.ended is not None else ""
-        cells.append(f"<td>{took}")
-    said, answer = html.escape(turn.transcript), html.escape(turn.answer)
-    return f"<tr><td>{k}<td class=text>{said}<td class=text>{answer}{''.join(cells)}<td>{html.escape(turn.status)}</tr>"
+# --- what stands around it
+
+
+def _wall_clock(unix_s: float) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(seconds=unix_s)
+
+
+def _began(tape: Tape) -> str:
+    if not tape.facts.began:
+        return ""
+    at = _wall_clock(tape.facts.began)
+    return f'<p>Began <time datetime="{at:%Y-%m-%dT%H:%M:%SZ}">{at:%Y-%m-%d %H:%M:%S} UTC</time></p>'
+
+
+def _sounds(tape: Tape) -> str:
+    """Players of what the recording has of sound."""
+    parts = []
+    for name, pcm, rate_hz in (
+        ("From the microphone", tape.input_pcm, SAMPLE_RATE_HZ),
+        ("Of the answers", tape.output_pcm, tape.output_hz),
+    ):
+        if not len(pcm):
+            continue
+        if len(pcm) > MAX_SOUND_S * rate_hz:
+            parts.append(f"<p>{name}: {len(pcm) / rate_hz:.0f} s, too long for this page</p>")
+            continue
+        data = to_pcm16(pcm)
+        wav = b64encode(wav_header(rate_hz, len(data)) + data).decode()
+        label = f"{name}, {len(pcm) / rate_hz:.1f} s"
+        parts.append(
+            f'<p>{label}</p><audio controls preload=metadata aria-label="{label}" src="data:audio/wav;base64,{wav}">'
+            "</audio>"
+        )
+    return f"<h2>Sound, without the pauses between</h2>{''.join(parts)}" if parts else ""
+
+
+def _turn_table(session: DrawnSession) -> str:
+    headings = "".join(f"<th scope=col>{name}" for name, _ in COLUMNS)
+    rows = "".join(_turn_row(k, turn, session.calls) for k, turn in enumerate(session.turns, 1))
+    return (
+        "<h2>Turns</h2><p>In ms from the end of the turn, or from the output of the tool</p>"
+        "<div class=scroll tabindex=0><table>"
+        f"<tr><th scope=col>Turn<th class=text scope=col>Said<th class=text scope=col>Answered{headings}"
+        f"<th scope=col>Status</tr>{rows}</table></div>"
+    )
+
+
+def _turn_row(k: int, turn: RecordedTurn, calls: list[RecordedCall]) -> str:
+    asked_by = _asked_by(turn, calls)
+    from_s = asked_by.output_s if asked_by else turn.ended
+    times = [getattr(turn, name) for _, name in COLUMNS]
+    cells = "".join(f"<td>{_ms(t - from_s) if t is not None and from_s is not None else ''}" for t in times)
+    said = f"(output of {asked_by.name})" if asked_by else turn.transcript
+    called = [call.text for call in calls if call.response_id and call.response_id == turn.response_id]
+    answer = "<br>".join(html.escape(line) for line in [turn.answer, *called] if line)
+    return f"<tr><td>{k}<td class=text>{html.escape(said)}<td class=text>{answer}{cells}<td>{html.escape(turn.status)}"
+
+
+def _event_table(session: DrawnSession) -> str:
+    rows = [(mark.at_s, mark.label) for mark in session.marks]
+    if not rows:
+        return ""
+    body = "".join(f"<tr><td>{at_s:.2f} s<td class=text>{html.escape(label)}" for at_s, label in rows)
+    return (
+        f"<h2>Events</h2><div class=scroll tabindex=0><table><tr><th scope=col>Time<th class=text scope=col>What"
+        f"{body}</table></div>"
+    )
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}"
 
 
 def write_timeline(folder: Path, target: Path) -> None:
     """Read the recording in `folder` and write its page to `target`. Raises StoreError for a folder that holds no
     recorded session.
     """
-    target.write_text(render(Tape.read(folder)), encoding="utf-8")
+    target.write_text(render(Tape.read(folder)), encoding="utf-8", errors="replace")

@@ -2,6 +2,7 @@
 
 import { Camera } from "./camera.js";
 import { Captions } from "./captions.js";
+import { INSECURE, NO_KEY, withKey, WRONG_KEY } from "./errors.js";
 import { Speech } from "./speech.js";
 import { Talk } from "./talk.js";
 
@@ -9,37 +10,84 @@ const $ = (id) => document.getElementById(id);
 
 const page = {
   voices: [],
-  get key() { return $("key").value.trim(); },
-  fail(error) { $("error").textContent = error.message || String(error); console.error(error); },
+  get key() {
+    return $("key").value.trim();
+  },
+  /** Say beside the button of a tab what went wrong. */
+  fail(tab, error) {
+    $(`${tab}-error`).textContent = error.message || String(error);
+    console.error(error);
+  },
+  clear(tab) {
+    $(`${tab}-error`).textContent = "";
+  },
   /** Names of devices are known once a microphone may be used. */
   async listDevices() {
     const devices = await navigator.mediaDevices.enumerateDevices();
-    for (const [id, kind] of [["microphone", "audioinput"], ["loudspeaker", "audiooutput"]]) {
-      const chosen = $(id).value, mine = devices.filter((d) => d.kind === kind && d.deviceId && d.deviceId !== "default");
-      $(id).replaceChildren(new Option("default", ""), ...mine.map((d, k) => new Option(d.label || `${id} ${k + 1}`, d.deviceId)));
+    for (const [id, kind] of [
+      ["microphone", "audioinput"],
+      ["loudspeaker", "audiooutput"],
+    ]) {
+      const chosen = $(id).value,
+        mine = devices.filter((d) => d.kind === kind && d.deviceId && d.deviceId !== "default");
+      $(id).replaceChildren(
+        new Option("Default", ""),
+        ...mine.map((d, k) => new Option(d.label || `${id} ${k + 1}`, d.deviceId)),
+      );
       $(id).value = chosen;
     }
   },
 };
 
-async function get(path) {
-  const answer = await fetch(path, page.key ? { headers: { Authorization: `Bearer ${page.key}` } } : {});
-  if (!answer.ok) throw Object.assign(new Error(`${answer.status}`), { status: answer.status });
-  return answer.json();
+const SIGHT = {
+  text:
+    "This server has no model that sees pictures. It reads text in them and notices movement, light and colours; " +
+    "it cannot tell things or people.",
+  pictures: "This server’s model sees the pictures: ask about anything in them.",
+  none: "This server has no model that answers questions about a picture.",
+};
+
+const get = (path, key) => fetch(path, { headers: withKey(key) });
+
+/** The models, if this page may see them; the field of the key is there only where the server wants one. */
+async function models() {
+  let answer = await get("v1/models", "");
+  const wanted = answer.status === 401;
+  $("key-field").hidden = !wanted;
+  if (wanted) {
+    if (!page.key) {
+      $("status").textContent = NO_KEY;
+      return null;
+    }
+    answer = await get("v1/models", page.key);
+    if (answer.status === 401) {
+      $("status").textContent = WRONG_KEY;
+      return null;
+    }
+  }
+  if (!answer.ok) throw new Error(`status ${answer.status}`);
+  return (await answer.json()).data;
 }
 
 async function look() {
   try {
     const ready = await fetch("ready").then((r) => r.json());
-    $("status").textContent = ready.status === "ready" ? `ready: ${ready.models.join(", ")}` : ready.status;
-    if (ready.status !== "ready") { setTimeout(look, 1000); return; }
-    const { voices } = await get("v1/audio/voices");
-    page.voices = voices.map((v) => v.name ?? v);
+    if (ready.status !== "ready") {
+      $("status").textContent = `Not ready yet: ${ready.status}`;
+      setTimeout(look, 1000);
+      return;
+    }
+    const loaded = await models();
+    if (!loaded) return;
+    $("sight").textContent = SIGHT[loaded.find((m) => m.video)?.video ?? "none"];
+    const answer = await get("v1/audio/voices", page.key);
+    // A server without a synthesizer has no voices, and is ready.
+    page.voices = answer.ok ? (await answer.json()).voices.map((v) => v.name ?? v) : [];
     for (const id of ["voice", "speech-voice"]) $(id).replaceChildren(...page.voices.map((v) => new Option(v, v)));
-    $("error").textContent = "";
-  } catch (error) {
-    $("status").textContent = error.status === 401 ? "this server wants an API key" : "the server does not answer";
-    if (error.status !== 401) setTimeout(look, 2000);
+    $("status").textContent = `Ready: ${ready.models.join(", ")}`;
+  } catch {
+    $("status").textContent = "The server does not answer";
+    setTimeout(look, 2000);
   }
 }
 
@@ -47,7 +95,8 @@ const tabs = [...document.querySelectorAll("[role=tab]")];
 function choose(tab) {
   for (const t of tabs) {
     const on = t === tab;
-    t.setAttribute("aria-selected", on); t.tabIndex = on ? 0 : -1;
+    t.setAttribute("aria-selected", on);
+    t.tabIndex = on ? 0 : -1;
     $(t.getAttribute("aria-controls")).hidden = !on;
   }
   tab.focus();
@@ -61,7 +110,13 @@ tabs.forEach((tab, k) => {
 });
 
 $("key").value = sessionStorage.getItem("antiphon-key") || "";
-$("key").onchange = () => { sessionStorage.setItem("antiphon-key", page.key); look(); };
-if (!navigator.mediaDevices) page.fail(new Error("A browser gives the microphone only to https pages and to localhost."));
-new Talk(page); new Captions(page); new Speech(page); new Camera(page);
+$("key").onchange = () => {
+  sessionStorage.setItem("antiphon-key", page.key);
+  look();
+};
+if (!navigator.mediaDevices) for (const tab of ["talk", "captions", "camera"]) page.fail(tab, new Error(INSECURE));
+new Talk(page);
+new Captions(page);
+new Speech(page);
+new Camera(page);
 look();

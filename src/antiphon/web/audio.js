@@ -1,5 +1,7 @@
 // The microphone and the loudspeaker of this page. All sound is 24 kHz, mono.
 
+import { device as ask } from "./errors.js";
+
 export const RATE = 24000;
 
 let context = null;
@@ -7,8 +9,9 @@ let context = null;
 /** The page's one audio context; made on the first click, as browsers ask. */
 export async function audio() {
   if (!context) {
-    context = new AudioContext({ latencyHint: "interactive" });
-    await context.audioWorklet.addModule("web/worklets.js");
+    const made = new AudioContext({ latencyHint: "interactive" });
+    await made.audioWorklet.addModule("web/worklets.js");
+    context = made;
   }
   await context.resume();
   return context;
@@ -22,12 +25,17 @@ export async function through(device, element) {
 
 /** The microphone's stream. `echo`: it also hears the loudspeaker. */
 export function microphone(device, echo) {
-  return navigator.mediaDevices.getUserMedia({
-    audio: {
-      deviceId: device ? { exact: device } : undefined,
-      echoCancellation: echo, noiseSuppression: echo, autoGainControl: true, channelCount: 1,
-    },
-  });
+  return ask("microphone", (media) =>
+    media.getUserMedia({
+      audio: {
+        deviceId: device ? { exact: device } : undefined,
+        echoCancellation: echo,
+        noiseSuppression: echo,
+        autoGainControl: true,
+        channelCount: 1,
+      },
+    }),
+  );
 }
 
 /** Call `onPcm(ArrayBuffer of PCM16)` every 20 ms of the stream; returns how to stop. */
@@ -37,7 +45,11 @@ export async function capture(stream, onPcm) {
   const node = new AudioWorkletNode(ctx, "microphone", { numberOfOutputs: 0 });
   node.port.onmessage = ({ data }) => onPcm(data);
   source.connect(node);
-  return () => { source.disconnect(); node.port.onmessage = null; for (const t of stream.getTracks()) t.stop(); };
+  return () => {
+    source.disconnect();
+    node.port.onmessage = null;
+    for (const t of stream.getTracks()) t.stop();
+  };
 }
 
 /** A queue of sound. `onState({sounding, item, heard})`: heard is seconds of `item`. */
@@ -56,16 +68,24 @@ export class Player {
   waiting = new Map();
   flushes = 0;
   /** pcm: Float32Array. */
-  play(item, pcm) { if (pcm.length) this.node.port.postMessage({ item, pcm }, [pcm.buffer]); }
+  play(item, pcm) {
+    if (pcm.length) this.node.port.postMessage({ item, pcm }, [pcm.buffer]);
+  }
   /** Wait where it is, or go on from there. */
-  hold(held) { this.node.port.postMessage({ hold: held }); }
+  hold(held) {
+    this.node.port.postMessage({ hold: held });
+  }
   /** Silence at once; resolves with the samples heard of each item. */
   flush() {
     const id = ++this.flushes;
-    return new Promise((resolve) => { this.waiting.set(id, resolve); this.node.port.postMessage({ flush: id }); })
-      .finally(() => this.waiting.delete(id));
+    return new Promise((resolve) => {
+      this.waiting.set(id, resolve);
+      this.node.port.postMessage({ flush: id });
+    }).finally(() => this.waiting.delete(id));
   }
-  close() { this.node.disconnect(); }
+  close() {
+    this.node.disconnect();
+  }
 }
 
 export function toBase64(buffer) {

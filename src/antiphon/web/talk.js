@@ -15,21 +15,37 @@ export class Talk {
     this.transport = null;
     $("talk-start").onclick = () => (this.transport ? this.stop() : this.start());
     $("talk-stop-answer").onclick = () => this.interrupt();
-    $("your-turn").onclick = () => { this.send("input_audio_buffer.commit"); this.send("response.create"); };
-    $("type").onsubmit = (event) => { event.preventDefault(); this.write(); };
-    $("loudspeaker").onchange = () => through($("loudspeaker").value, this.element).catch((error) => this.page.fail(error));
+    $("your-turn").onclick = () => {
+      this.send("input_audio_buffer.commit");
+      this.send("response.create");
+    };
+    $("type").onsubmit = (event) => {
+      event.preventDefault();
+      this.write();
+    };
+    $("loudspeaker").onchange = () =>
+      through($("loudspeaker").value, this.element).catch((error) => this.page.fail("talk", error));
     for (const id of ["voice", "turns", "instructions"]) $(id).onchange = () => this.configure();
   }
 
   async start() {
+    this.page.clear("talk");
     $("talk-start").disabled = true;
     let stream = null;
     this.items = new Map(); // by id: {node, said, total_s, heard_s, row}
-    this.turn = null; this.turns = 0; this.playing = null; this.began = null;
+    this.turn = null;
+    this.turns = 0;
+    this.playing = null;
+    this.began = null;
     try {
       stream = await microphone($("microphone").value, $("listening").value === "speaker");
       await this.page.listDevices();
-      const common = { key: this.page.key, stream, onEvent: (e) => this.on(e), onClose: (reason) => this.closed(reason) };
+      const common = {
+        key: this.page.key,
+        stream,
+        onEvent: (e) => this.on(e),
+        onClose: (reason) => this.closed(reason),
+      };
       if ($("transport").value === "rtc") {
         this.transport = await RtcTransport.open({ ...common, model: "", onTrack: (sound) => this.listen(sound) });
       } else {
@@ -41,35 +57,54 @@ export class Talk {
       }
       this.began = performance.now();
       if (!this.duplex) this.configure();
+      $("times").hidden = false;
       this.timeline.start();
-      $("talk-start").textContent = "Stop"; $("talk-start").setAttribute("aria-pressed", "true");
-      this.state("listening");
+      $("talk-start").textContent = "Stop talking";
+      $("talk-start").setAttribute("aria-pressed", "true");
+      this.state("Listening");
     } catch (error) {
-      this.player?.close(); this.player = null;
+      this.player?.close();
+      this.player = null;
       for (const track of stream?.getTracks() ?? []) track.stop();
-      this.page.fail(error);
+      this.page.fail("talk", error);
     }
     $("talk-start").disabled = false;
   }
 
-  stop() { const open = this.transport; this.transport = null; open?.close(); this.closed(""); }
+  stop() {
+    const open = this.transport;
+    this.transport = null;
+    open?.close();
+    this.closed("");
+  }
 
   closed(reason) {
     const open = this.transport;
     this.transport = null;
     open?.close();
-    this.player?.close(); this.player = null;
-    if (this.element) { this.element.srcObject = null; this.element = null; }
+    this.player?.close();
+    this.player = null;
+    if (this.element) {
+      this.element.srcObject = null;
+      this.element = null;
+    }
     this.timeline.stop();
-    $("talk-start").textContent = "Talk"; $("talk-start").setAttribute("aria-pressed", "false");
+    $("talk-start").textContent = "Start talking";
+    $("talk-start").setAttribute("aria-pressed", "false");
     $("talk-stop-answer").disabled = true;
-    this.state(reason ? `ended: ${reason}` : "not connected");
+    this.state(reason ? `Ended: ${reason}` : "Not connected");
   }
 
-  state(text) { $("talk-state").textContent = text; }
-  send(type, fields = {}) { this.transport?.send({ type, ...fields }); }
+  state(text) {
+    $("talk-state").textContent = text;
+  }
+  send(type, fields = {}) {
+    this.transport?.send({ type, ...fields });
+  }
 
-  get duplex() { return $("transport").value === "duplex"; }
+  get duplex() {
+    return $("transport").value === "duplex";
+  }
 
   configure() {
     $("your-turn").hidden = $("turns").value !== "none";
@@ -78,30 +113,50 @@ export class Talk {
 
   session() {
     const turns = $("turns").value;
-    const vad = { server_vad: { type: "server_vad", silence_duration_ms: 500 }, semantic_vad: { type: "semantic_vad" }, none: null };
+    const vad = {
+      server_vad: { type: "server_vad", silence_duration_ms: 500 },
+      semantic_vad: { type: "semantic_vad" },
+      none: null,
+    };
     const voice = this.page.voices.includes($("voice").value) ? { voice: $("voice").value } : {};
     const locked = [...(this.items?.values() || [])].some((i) => i.total_s);
     const instructions = $("instructions").value;
     if (this.duplex) {
       const detection = turns === "none" ? null : vad[turns];
-      return { instructions, sample_rate_hz: RATE, turn_detection: detection, ...(locked ? {} : { voice: $("voice").value }), extra_body: { auto_response: turns !== "none" } };
+      return {
+        instructions,
+        sample_rate_hz: RATE,
+        turn_detection: detection,
+        ...(locked ? {} : { voice: $("voice").value }),
+        extra_body: { auto_response: turns !== "none" },
+      };
     }
     return {
-      type: "realtime", instructions,
-      audio: { input: { transcription: { model: "default" }, turn_detection: vad[turns] }, output: { ducking: true, ...(locked ? {} : voice) } },
+      type: "realtime",
+      instructions,
+      audio: {
+        input: { transcription: { model: "default" }, turn_detection: vad[turns] },
+        output: { ducking: true, ...(locked ? {} : voice) },
+      },
     };
   }
 
   write() {
     const text = $("typed").value.trim();
-    if (!text || !this.transport) return;
+    if (!text) return;
+    if (!this.transport) {
+      this.page.fail("talk", new Error("Press “Start talking” first: what you write belongs to it."));
+      return;
+    }
     $("typed").value = "";
     this.beginTurn(performance.now());
-    this.send("conversation.item.create", { item: { type: "message", role: "user", content: [{ type: "input_text", text }] } });
+    this.send("conversation.item.create", {
+      item: { type: "message", role: "user", content: [{ type: "input_text", text }] },
+    });
     this.send("response.create");
   }
 
-  // --- what the server says ----------------------------------------------------------------------------------------------
+  // --- what the server says ------------------------------------------------------------------------------------------
 
   on(event) {
     const now = performance.now();
@@ -109,7 +164,7 @@ export class Talk {
       case "input_audio_buffer.speech_started":
         this.timeline.begin("you", this.at(event.audio_start_ms, now));
         if (!this.duplex) this.silence();
-        this.bubble(event.item_id, "me", "you");
+        this.bubble(event.item_id, "me", "You");
         break;
       case "input_audio_buffer.speech_stopped": {
         const ended = this.at(event.audio_end_ms - (PAUSE_MS[$("turns").value] || 0), now);
@@ -121,48 +176,72 @@ export class Talk {
       case "conversation.item.added":
         if (event.item.type === "message" && event.item.role === "user") {
           const text = event.item.content.map((c) => c.text || c.transcript || "").join(" ");
-          if (text) this.say(event.item.id, "me", "you", text, true);
-        } else if (event.item.type === "function_call") this.say(event.item.id, "them", "calls", event.item.name, true);
+          if (text) this.say(event.item.id, "me", "You", text, true);
+        } else if (event.item.type === "function_call")
+          this.say(event.item.id, "them", "Function call", event.item.name, true);
         break;
       case "conversation.item.input_audio_transcription.delta":
-        this.say(event.item_id, "me", "you", event.delta);
+        this.say(event.item_id, "me", "You", event.delta);
         break;
       case "conversation.item.input_audio_transcription.completed":
-        this.say(event.item_id, "me", "you", event.transcript || "(nothing understood)", true);
+        this.say(event.item_id, "me", "You", event.transcript || "(nothing understood)", true);
         this.stage("transcript", now);
         break;
       case "response.created":
-        this.timeline.begin("thinking"); $("talk-stop-answer").disabled = false; this.state("thinking");
+        this.timeline.begin("thinking");
+        $("talk-stop-answer").disabled = false;
+        this.state("Thinking");
         break;
       case "response.output_audio_transcript.delta":
       case "response.output_text.delta":
-        this.say(event.item_id, "them", "antiphon", event.delta);
+        this.say(event.item_id, "them", "Answer", event.delta);
         this.stage("words", now);
         break;
       case "response.output_audio.delta": {
-        const pcm = fromBase64(event.delta), item = this.items.get(event.item_id);
+        const pcm = fromBase64(event.delta),
+          item = this.items.get(event.item_id);
         if (item) item.total_s += pcm.length / RATE;
-        this.stage("sound", now); this.timeline.end("thinking");
+        this.stage("sound", now);
+        this.timeline.end("thinking");
         this.player?.play(event.item_id, pcm);
         break;
       }
       case "output_audio_buffer.started":
-        this.stage("sound", now); this.stage("heard", now);
-        this.timeline.end("thinking"); this.timeline.begin("answer"); this.state("speaking");
-        this.playing = event.response_id; $("talk-stop-answer").disabled = false;
+        this.stage("sound", now);
+        this.stage("heard", now);
+        this.timeline.end("thinking");
+        this.timeline.begin("answer");
+        this.state("Speaking");
+        this.playing = event.response_id;
+        $("talk-stop-answer").disabled = false;
         break;
       case "output_audio_buffer.stopped":
       case "output_audio_buffer.cleared":
-        this.timeline.end("answer"); this.state("listening");
-        this.playing = null; $("talk-stop-answer").disabled = true;
+        this.timeline.end("answer");
+        this.state("Listening");
+        this.playing = null;
+        $("talk-stop-answer").disabled = true;
         if (event.type.endsWith("cleared")) this.timeline.mark("interrupted");
         break;
       case "response.done": {
         this.timeline.end("thinking");
         const { status, status_details: why } = event.response;
-        if (status === "failed") this.page.fail(new Error(`the answer failed: ${why?.error?.code}`));
-        for (const item of event.response.output) { const mine = this.items.get(item.id); if (mine) { mine.done = true; this.show(mine); } }
-        if (!this.playing) { $("talk-stop-answer").disabled = true; this.state("listening"); }
+        if (status === "failed")
+          this.page.fail(
+            "talk",
+            new Error(`The answer failed: ${why?.error?.code ?? "the server does not say why"}. Ask again.`),
+          );
+        for (const item of event.response.output) {
+          const mine = this.items.get(item.id);
+          if (mine) {
+            mine.done = true;
+            this.show(mine);
+          }
+        }
+        if (!this.playing) {
+          $("talk-stop-answer").disabled = true;
+          this.state("Listening");
+        }
         break;
       }
       case "output_audio_buffer.ducked":
@@ -172,7 +251,10 @@ export class Talk {
         break;
       case "turn.event":
         // Somebody speaks over the answer: the voice waits until it is known what for.
-        if (event.event === "duck" || event.event === "unduck") { this.player?.hold(event.event === "duck"); this.timeline.mark(event.event); }
+        if (event.event === "duck" || event.event === "unduck") {
+          this.player?.hold(event.event === "duck");
+          this.timeline.mark(event.event);
+        }
         break;
       case "overlap.decision":
         if (event.action === "barge_in") this.silence();
@@ -187,41 +269,56 @@ export class Talk {
       case "conversation.item.retrieved": {
         // What the server remembers of a cut answer is what it takes to have been heard.
         const item = this.items.get(event.item.id);
-        if (item) { item.kept = event.item.content.map((c) => c.transcript || c.text || "").join(" "); this.show(item); }
+        if (item) {
+          item.kept = event.item.content.map((c) => c.transcript || c.text || "").join(" ");
+          this.show(item);
+        }
         break;
       }
       case "error":
-        if (!["response_cancel_not_active", "playback_ack_too_late"].includes(event.error.code)) this.page.fail(new Error(event.error.message));
+        if (!["response_cancel_not_active", "playback_ack_too_late"].includes(event.error.code))
+          this.page.fail("talk", new Error(event.error.message));
         break;
     }
   }
 
   /** The page's clock at a time of the session's sound. */
-  at(session_ms, now) { return this.began === null ? now : Math.min(now, this.began + session_ms); }
+  at(session_ms, now) {
+    return this.began === null ? now : Math.min(now, this.began + session_ms);
+  }
 
-  // --- hearing -----------------------------------------------------------------------------------------------------------
+  // --- hearing -------------------------------------------------------------------------------------------------------
 
   listen(sound) {
     this.element = new Audio();
     this.element.autoplay = true;
     this.element.srcObject = sound;
-    if ($("loudspeaker").value) through($("loudspeaker").value, this.element).catch((error) => this.page.fail(error));
-    this.element.play().catch((error) => this.page.fail(error));
+    if ($("loudspeaker").value)
+      through($("loudspeaker").value, this.element).catch((error) => this.page.fail("talk", error));
+    this.element.play().catch((error) => this.page.fail("talk", error));
   }
 
   played({ sounding, item: id, heard }) {
     const item = this.items.get(sounding ? id : this.playing);
     if (sounding) {
-      if (!this.playing) { this.timeline.begin("answer"); this.stage("heard", performance.now()); this.state("speaking"); $("talk-stop-answer").disabled = false; }
+      if (!this.playing) {
+        this.timeline.begin("answer");
+        this.stage("heard", performance.now());
+        this.state("Speaking");
+        $("talk-stop-answer").disabled = false;
+      }
       this.playing = id;
       if (item) item.heard_s = heard;
       if (this.duplex) this.acknowledge(id, heard);
     } else if (this.playing) {
       if (item?.done) {
-        item.heard_s = item.total_s; $("talk-stop-answer").disabled = true;
+        item.heard_s = item.total_s;
+        $("talk-stop-answer").disabled = true;
         if (this.duplex) this.acknowledge(this.playing, item.total_s, true);
       }
-      this.playing = null; this.timeline.end("answer"); this.state("listening");
+      this.playing = null;
+      this.timeline.end("answer");
+      this.state("Listening");
     }
     if (item) this.show(item);
   }
@@ -229,14 +326,22 @@ export class Talk {
   /** The user speaks, or asks for silence: stop what sounds, and tell the server how much of it was heard. */
   async silence() {
     // What waits is dropped too, and a voice that was held is held no more.
-    if (!this.playing) { this.player?.flush(); return; }
+    if (!this.playing) {
+      this.player?.flush();
+      return;
+    }
     if (!this.player) return;
     const id = this.playing;
     this.timeline.mark("interrupted");
     const heard = await this.player.flush();
     if (heard[id] === undefined) return;
     if (this.duplex) this.acknowledge(id, heard[id] / RATE, true);
-    else this.send("conversation.item.truncate", { item_id: id, content_index: 0, audio_end_ms: Math.round((heard[id] / RATE) * 1000) });
+    else
+      this.send("conversation.item.truncate", {
+        item_id: id,
+        content_index: 0,
+        audio_end_ms: Math.round((heard[id] / RATE) * 1000),
+      });
   }
 
   /** By the audio clock: so much of it was heard. Five times a second is often enough. */
@@ -252,12 +357,13 @@ export class Talk {
     this.silence();
   }
 
-  // --- what is shown -----------------------------------------------------------------------------------------------------
+  // --- what is shown -------------------------------------------------------------------------------------------------
 
   bubble(id, who, name) {
     if (!this.items.has(id)) {
       const node = document.createElement("p");
-      node.className = who; node.dataset.item = id;
+      node.className = who;
+      node.dataset.item = id;
       const head = document.createElement("b");
       head.textContent = name;
       node.append(head, document.createElement("span"), document.createElement("span"), document.createElement("span"));
@@ -274,19 +380,23 @@ export class Talk {
   }
 
   show(item) {
-    const [, heard, unheard, cut] = item.node.children, { said } = item;
+    const [, heard, unheard, cut] = item.node.children,
+      { said } = item;
     let end = said.length;
     if (item.kept !== null) end = Math.min(end, item.kept.length);
-    else if (item.who === "them" && item.total_s) end = Math.round(said.length * Math.min(1, item.heard_s / item.total_s));
+    else if (item.who === "them" && item.total_s)
+      end = Math.round(said.length * Math.min(1, item.heard_s / item.total_s));
     heard.textContent = said.slice(0, end);
-    unheard.className = "unheard"; unheard.textContent = item.kept === null ? said.slice(end) : "";
-    cut.className = "cut"; cut.textContent = item.kept === null ? "" : said.slice(end);
+    unheard.className = "unheard";
+    unheard.textContent = item.kept === null ? said.slice(end) : "";
+    cut.className = "cut";
+    cut.textContent = item.kept === null ? "" : said.slice(end);
     $("talk-log").scrollTop = $("talk-log").scrollHeight;
   }
 
   beginTurn(ended) {
     const row = document.createElement("tr");
-    row.append(...["turn", ...STAGES, "of"].map(() => document.createElement("td")));
+    row.append(...["turn", ...STAGES, "connection"].map(() => document.createElement("td")));
     row.children[0].textContent = ++this.turns;
     row.children[6].textContent = $("transport").selectedOptions[0].textContent;
     $("stages").tBodies[0].prepend(row);

@@ -1,6 +1,8 @@
-// Two ways to one session: events in, events out. `sound` says who plays the answer: this page (WebSocket) or the browser (WebRTC).
+// Ways to one session: events in, events out. `sound` says who plays the answer: this page (WebSocket) or the
+// browser (WebRTC).
 
 import { capture, toBase64 } from "./audio.js";
+import { failed, openSocket, withKey } from "./errors.js";
 
 export function socketUrl(path) {
   const url = new URL(path, location.href);
@@ -17,25 +19,30 @@ export class SocketTransport {
   sound = "page";
   static async open({ path, key, stream, onEvent, onClose }) {
     const me = new SocketTransport();
-    const socket = (me.socket = new WebSocket(socketUrl(path), protocols(key)));
-    await new Promise((resolve, reject) => {
-      socket.onopen = resolve;
-      socket.onerror = () => reject(new Error("The server did not accept the connection: is the key right, is it ready?"));
-    });
+    const socket = (me.socket = await openSocket(socketUrl(path), protocols(key), key));
     socket.onmessage = ({ data }) => onEvent(JSON.parse(data));
-    socket.onclose = ({ reason }) => { me.stop?.(); onClose(reason); };
-    socket.onerror = null;
-    if (stream) me.stop = await capture(stream, (pcm) => me.send({ type: "input_audio_buffer.append", audio: toBase64(pcm) }));
+    socket.onclose = ({ reason }) => {
+      me.stop?.();
+      onClose(reason);
+    };
+    if (stream)
+      me.stop = await capture(stream, (pcm) => me.send({ type: "input_audio_buffer.append", audio: toBase64(pcm) }));
     return me;
   }
-  send(event) { if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(event)); }
-  close() { this.stop?.(); this.socket.close(); }
+  send(event) {
+    if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(event));
+  }
+  close() {
+    this.stop?.();
+    this.socket.close();
+  }
 }
 
 // How many sent events are kept for a server that may not have had them: 40 s of sound.
-const KEPT = 2000, RETRIES = 7;
+const KEPT = 2000,
+  RETRIES = 7;
 
-/** A full-duplex session: it outlives its socket. What the server had not taken is sent again; what was missed comes again. */
+/** A full-duplex session outlives its socket: what the server did not take is sent again; what was missed comes. */
 export class DuplexTransport {
   sound = "page";
   static async open({ key, stream, session, onEvent, onClose }) {
@@ -46,12 +53,7 @@ export class DuplexTransport {
     return me;
   }
   async connect(resume) {
-    const socket = new WebSocket(socketUrl("v1/realtime?duplex=1"), protocols(this.key));
-    await new Promise((resolve, reject) => {
-      socket.onopen = resolve;
-      socket.onerror = () => reject(new Error("The server did not accept the connection: is the key right, is it ready?"));
-    });
-    socket.onerror = null;
+    const socket = await openSocket(socketUrl("v1/realtime?duplex=1"), protocols(this.key), this.key);
     this.socket = socket;
     this.live = !resume;
     socket.onmessage = ({ data }) => this.take(JSON.parse(data));
@@ -59,30 +61,48 @@ export class DuplexTransport {
     if (resume) socket.send(JSON.stringify(resume));
   }
   take(event) {
-    if (event.type === "session.created" || event.type === "session.resumed") { this.id = event.session_id; this.token = event.resume_token; }
+    if (event.type === "session.created" || event.type === "session.resumed") {
+      this.id = event.session_id;
+      this.token = event.resume_token;
+    }
     if (event.type === "session.resumed") {
       this.live = true;
-      for (const text of this.sent.slice(Math.max(0, (event.received_events ?? this.first + this.sent.length) - this.first))) this.socket.send(text);
+      for (const text of this.sent.slice(
+        Math.max(0, (event.received_events ?? this.first + this.sent.length) - this.first),
+      ))
+        this.socket.send(text);
     }
     if (event.type === "session.resync_required" || (event.type === "error" && !this.live)) this.open = false;
     if (event.server_event_seq) {
       this.seq = event.server_event_seq;
-      if (this.seq % 20 === 0) this.socket.send(JSON.stringify({ type: "session.event_ack", server_event_seq: this.seq }));
+      if (this.seq % 20 === 0)
+        this.socket.send(JSON.stringify({ type: "session.event_ack", server_event_seq: this.seq }));
     }
     this.onEvent(event);
   }
   async lost(code, reason) {
     if (this.closing) return;
-    if (!this.open || !this.token || code === 1000) { this.stop?.(); this.onClose(this.open ? reason : "the session could not be resumed"); return; }
+    if (!this.open || !this.token || code === 1000) {
+      this.stop?.();
+      this.onClose(this.open ? reason : "the session could not be resumed");
+      return;
+    }
     this.live = false;
     for (let k = 0; k < RETRIES; k++) {
       await new Promise((resolve) => setTimeout(resolve, 250 * 2 ** k));
       if (this.closing) return;
       try {
-        await this.connect({ type: "session.resume", session_id: this.id, resume_token: this.token, last_received_server_event_seq: this.seq });
+        await this.connect({
+          type: "session.resume",
+          session_id: this.id,
+          resume_token: this.token,
+          last_received_server_event_seq: this.seq,
+        });
         if (this.closing) this.close();
         return;
-      } catch { /* it is not back yet */ }
+      } catch {
+        /* it is not back yet */
+      }
     }
     this.stop?.();
     this.onClose("the connection was lost");
@@ -90,10 +110,18 @@ export class DuplexTransport {
   send(event) {
     const text = JSON.stringify(event);
     this.sent.push(text);
-    if (this.sent.length > KEPT) { this.sent.shift(); this.first++; }
+    if (this.sent.length > KEPT) {
+      this.sent.shift();
+      this.first++;
+    }
     if (this.live && this.socket.readyState === WebSocket.OPEN) this.socket.send(text);
   }
-  close() { this.closing = true; this.stop?.(); if (this.socket.readyState === WebSocket.OPEN) this.socket.send('{"type":"session.close"}'); this.socket.close(); }
+  close() {
+    this.closing = true;
+    this.stop?.();
+    if (this.socket.readyState === WebSocket.OPEN) this.socket.send('{"type":"session.close"}');
+    this.socket.close();
+  }
 }
 
 export class RtcTransport {
@@ -114,19 +142,30 @@ export class RtcTransport {
     await peer.setLocalDescription(await peer.createOffer());
     const answer = await fetch(`v1/realtime/calls?model=${encodeURIComponent(model)}`, {
       method: "POST",
-      headers: { "Content-Type": "application/sdp", ...(key ? { Authorization: `Bearer ${key}` } : {}) },
+      headers: withKey(key, { "Content-Type": "application/sdp" }),
       body: peer.localDescription.sdp,
     });
-    if (!answer.ok) throw new Error(`${answer.status}: ${await answer.text()}`);
+    if (!answer.ok) throw await failed(answer, key);
     await peer.setRemoteDescription({ type: "answer", sdp: await answer.text() });
     await new Promise((resolve, reject) => {
       if (channel.readyState === "open") resolve();
       channel.onopen = resolve;
-      me.failed = () => reject(new Error("No way to the server was found: WebRTC needs UDP between the two."));
+      me.failed = () =>
+        reject(
+          new Error(
+            "No way to the server was found: WebRTC needs UDP. Choose WebSocket as the connection in the options.",
+          ),
+        );
     });
     me.failed = null;
     return me;
   }
-  send(event) { if (this.channel.readyState === "open") this.channel.send(JSON.stringify(event)); }
-  close() { for (const t of this.stream.getTracks()) t.stop(); this.channel.onclose = null; this.peer.close(); }
+  send(event) {
+    if (this.channel.readyState === "open") this.channel.send(JSON.stringify(event));
+  }
+  close() {
+    for (const t of this.stream.getTracks()) t.stop();
+    this.channel.onclose = null;
+    this.peer.close();
+  }
 }

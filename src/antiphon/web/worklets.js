@@ -6,24 +6,31 @@ class Microphone extends AudioWorkletProcessor {
   constructor() {
     super();
     this.step = sampleRate / RATE;
-    this.at = 0; this.sum = 0; this.count = 0;
-    this.out = new Int16Array(480); this.filled = 0;
+    this.at = 0;
+    this.sum = 0;
+    this.count = 0;
+    this.out = new Int16Array(480);
+    this.filled = 0;
   }
   process([input]) {
     const sound = input[0];
     if (!sound) return true;
     for (const sample of sound) {
       // The mean of the samples that fall on one: a low-pass good enough for speech.
-      this.sum += sample; this.count++; this.at++;
+      this.sum += sample;
+      this.count++;
+      this.at++;
       if (this.at < this.step) continue;
       this.at -= this.step;
       const value = Math.max(-1, Math.min(1, this.sum / this.count));
-      this.sum = 0; this.count = 0;
+      this.sum = 0;
+      this.count = 0;
       this.out[this.filled++] = value * 32767;
       if (this.filled === this.out.length) {
         const full = this.out;
         this.port.postMessage(full.buffer, [full.buffer]);
-        this.out = new Int16Array(480); this.filled = 0;
+        this.out = new Int16Array(480);
+        this.filled = 0;
       }
     }
     return true;
@@ -33,32 +40,48 @@ class Microphone extends AudioWorkletProcessor {
 class Player extends AudioWorkletProcessor {
   constructor() {
     super();
-    this.queue = []; this.at = 0; this.sent = 0; this.sounding = false; this.held = false; this.gain = 1;
+    this.queue = [];
+    this.at = 0;
+    this.sent = 0;
+    this.sounding = false;
+    this.held = false;
+    this.gain = 1;
     this.played = new Map(); // by item: samples at 24 kHz that were heard
     this.port.onmessage = ({ data }) => {
       if (data.flush) {
         const heard = Object.fromEntries(this.played);
-        this.queue = []; this.at = 0; this.played.clear(); this.held = false;
+        this.queue = [];
+        this.at = 0;
+        this.played.clear();
+        this.held = false;
         this.port.postMessage({ flushed: data.flush, heard });
       } else if (data.hold !== undefined) this.held = data.hold;
       else this.queue.push(data);
     };
   }
   process(_, [output]) {
-    const out = output[0], step = RATE / sampleRate;
+    const out = output[0],
+      step = RATE / sampleRate;
     let item = null;
     // Held, it fades within 10 ms and waits at the very sample from which it goes on.
     const fade = 1 / (0.01 * sampleRate);
     for (let i = 0; i < out.length; i++) {
       this.gain = this.held ? Math.max(0, this.gain - fade) : Math.min(1, this.gain + fade);
       const head = this.queue[0];
-      if (!head || this.gain === 0) { out[i] = 0; continue; }
-      const k = Math.floor(this.at), next = head.pcm[Math.min(k + 1, head.pcm.length - 1)];
+      if (!head || this.gain === 0) {
+        out[i] = 0;
+        continue;
+      }
+      const k = Math.floor(this.at),
+        next = head.pcm[Math.min(k + 1, head.pcm.length - 1)];
       out[i] = this.gain * (head.pcm[k] + (next - head.pcm[k]) * (this.at - k));
       item = head.item;
       this.at += step;
       this.played.set(item, (this.played.get(item) || 0) + step);
-      if (this.at >= head.pcm.length) { this.at -= head.pcm.length; this.queue.shift(); }
+      if (this.at >= head.pcm.length) {
+        this.at -= head.pcm.length;
+        this.queue.shift();
+      }
     }
     // Held, it has not ended.
     if (item === null && this.held && this.queue.length) item = this.queue[0].item;

@@ -1,0 +1,39 @@
+// What the page gives to keep: texts, subtitles and sound, as files.
+
+export function save(name, type, ...parts) {
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(new Blob(parts, { type }));
+  link.download = name;
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+}
+
+function clock(ms) {
+  const two = (n) => String(Math.floor(n)).padStart(2, "0");
+  const thousandths = String(Math.floor(ms) % 1000).padStart(3, "0");
+  return `${two(ms / 3600000)}:${two((ms / 60000) % 60)}:${two((ms / 1000) % 60)},${thousandths}`;
+}
+
+/** Subtitles of lines [{text, from, to}], times in ms. */
+export function srt(lines) {
+  return lines.map(({ text, from, to }, k) => `${k + 1}\n${clock(from)} --> ${clock(to)}\n${text}\n`).join("\n");
+}
+
+/** The header of a WAV of mono PCM16. */
+export function wavHeader(rate, bytes) {
+  const view = new DataView(new ArrayBuffer(44));
+  const text = (at, word) => [...word].forEach((c, k) => view.setUint8(at + k, c.charCodeAt(0)));
+  text(0, "RIFF");
+  view.setUint32(4, 36 + bytes, true);
+  text(8, "WAVEfmt ");
+  view.setUint32(16, 16, true);
+  view.setUint16(20, 1, true);
+  view.setUint16(22, 1, true);
+  view.setUint32(24, rate, true);
+  view.setUint32(28, 2 * rate, true);
+  view.setUint16(32, 2, true);
+  view.setUint16(34, 16, true);
+  text(36, "data");
+  view.setUint32(40, bytes, true);
+  return view.buffer;
+}

@@ -1,0 +1,210 @@
+"""What the page says when something is missing or refused, in headless Chromium, without a real server.
+
+    drive_errors.py FOLDER
+
+The page's files and a server's answers come from this program. Screenshots go to FOLDER.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import threading
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+WEB = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "web"
+# A browser trusts localhost as it does https, and no other http.
+TRUSTED, UNTRUSTED = "localhost", "antiphon.example"
+FULL = {"error": {"message": "No room for another session.", "code": "rate_limit_exceeded"}}
+TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
+TABS = ("talk", "captions", "speech", "camera")
+
+
+@dataclass
+class Server:
+    """What the server that is played answers. It takes no WebSocket."""
+
+    key: str = ""
+    status: str = "ready"
+    video: str = ""
+
+
+class Answers(BaseHTTPRequestHandler):
+    """The page's files, and the answers of `plays`."""
+
+    plays = Server()
+
+    def do_GET(self) -> None:
+        plays, path = type(self).plays, self.path[1:].partition("?")[0]
+        file = WEB / (path.removeprefix("web/") or "index.html")
+        if file.is_file():
+            self._send(200, TYPES[file.suffix], file.read_bytes())
+        elif path == "ready":
+            self._json(200 if plays.status == "ready" else 503, {"status": plays.status, "models": ["one"]})
+        elif plays.key and self.headers.get("Authorization") != f"Bearer {plays.key}":
+            self._json(401, {"error": {"message": "No.", "code": "invalid_api_key"}})
+        elif path == "v1/models":
+            self._json(200, {"data": [{"id": "one", **({"video": plays.video} if plays.video else {})}]})
+        elif path == "v1/audio/voices":
+            self._json(200, {"voices": ["heart"]})
+        else:
+            self._json(503, FULL)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.do_GET()
+
+    def _json(self, status: int, value: object) -> None:
+        self._send(status, "application/json", json.dumps(value).encode())
+
+    def _send(self, status: int, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+listener = ThreadingHTTPServer(("127.0.0.1", 0), Answers)
+
+
+def opened(browser: Browser, server: Server, host: str = TRUSTED, *, allowed: bool = True, width: int = 1280) -> Page:
+    context = browser.new_context(viewport={"width": width, "height": 800}, permissions=[])
+    if allowed:
+        context.grant_permissions(["microphone", "camera"])
+    page = context.new_page()
+    Answers.plays = server
+    page.goto(f"http://{host}:{listener.server_port}/")
+    return page
+
+
+def start(page: Page, tab: str) -> None:
+    """Press the main button of a tab."""
+    page.locator(f"#tab-{tab}").click()
+    page.locator(f"#{tab} button.main").click()
+
+
+def says(page: Page, tab: str, what: str) -> None:
+    """The tab says it to everybody, right below its button."""
+    error = page.locator(f"#{tab}-error")
+    expect(error).to_contain_text(re.compile(what), timeout=10_000)
+    assert error.get_attribute("role") == "alert"
+    button, text = page.locator(f"#{tab} button.main").bounding_box(), error.bounding_box()
+    assert button
+    assert text
+    assert 0 <= text["y"] - button["y"] - button["height"] < 60, (tab, button, text)
+
+
+def at_rest(browser: Browser, folder: Path) -> None:
+    for width in (1280, 390):
+        page = opened(browser, Server(video="pictures"), width=width)
+        expect(page.locator("#status")).to_have_text("Ready: one")
+        expect(page.locator("#key-field")).to_be_hidden()
+        expect(page.locator("#sight")).to_contain_text("sees the pictures")
+        page.locator("#options summary").click()
+        page.locator("#times").evaluate("node => { node.hidden = false; }")
+        for tab in TABS:
+            page.locator(f"#tab-{tab}").click()
+            for log in page.locator(f"#{tab} .log").all():
+                shown = log.evaluate("node => getComputedStyle(node, '::before').content")
+                assert re.search("(Press|Start) ", shown), (tab, shown)
+            paint = "node => [getComputedStyle(node).backgroundColor, getComputedStyle(document.body).backgroundColor]"
+            filled, paper = page.locator(f"#{tab} button.main").evaluate(paint)
+            assert filled not in (paper, "rgba(0, 0, 0, 0)"), "the main button looks like the others"
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (tab, width)
+            page.screenshot(path=folder / f"rest-{tab}-{width}.png", full_page=True)
+        expect(page.locator("#speech-stop")).to_be_disabled()
+        if width == 1280:
+            cut = """node => {
+                const pen = document.createElement("canvas").getContext("2d"), style = getComputedStyle(node);
+                pen.font = style.font;
+                const room = node.clientWidth - parseFloat(style.paddingLeft) - parseFloat(style.paddingRight) - 20;
+                return [...node.options].filter((o) => pen.measureText(o.text).width > room).map((o) => o.text);
+            }"""
+            page.locator("#tab-talk").click()
+            for select in page.locator("#options select").all():
+                assert not (found := select.evaluate(cut)), found
+        page.context.close()
+
+
+def keys(browser: Browser, folder: Path) -> None:
+    page = opened(browser, Server(key="right"))
+    expect(page.locator("#status")).to_contain_text("wants an API key")
+    expect(page.locator("#key-field")).to_be_visible()
+    start(page, "talk")
+    says(page, "talk", "wants an API key")
+    page.locator("#key").fill("wrong")
+    page.locator("#key").press("Tab")
+    expect(page.locator("#status")).to_contain_text("key is wrong")
+    for tab in TABS:
+        start(page, tab)
+        says(page, tab, "key is wrong")
+    page.screenshot(path=folder / "wrong-key.png", full_page=True)
+    page.locator("#key").fill("right")
+    page.locator("#key").press("Tab")
+    expect(page.locator("#status")).to_have_text("Ready: one")
+    expect(page.locator("#key-field")).to_be_visible()
+    page.context.close()
+
+
+def refusals(browser: Browser) -> None:
+    page = opened(browser, Server())
+    for tab in TABS:
+        start(page, tab)
+        says(page, tab, "is full")
+    page.locator("#tab-talk").click()
+    page.locator("#options summary").click()
+    page.locator("#transport").select_option("rtc")
+    start(page, "talk")
+    says(page, "talk", "No room for another session")
+    page.context.close()
+    page = opened(browser, server := Server())
+    expect(page.locator("#status")).to_have_text("Ready: one")
+    server.status = "draining"
+    start(page, "talk")
+    says(page, "talk", "not ready: draining")
+    page.context.close()
+    page = opened(browser, Server(), allowed=False)
+    for tab in ("talk", "captions", "camera"):
+        start(page, tab)
+        says(page, tab, "is not allowed. Allow it in the address bar")
+    page.context.close()
+    page = opened(browser, Server(), UNTRUSTED)
+    for tab in ("talk", "captions", "camera"):
+        page.locator(f"#tab-{tab}").click()
+        says(page, tab, "by https")
+        start(page, tab)
+        says(page, tab, "by https")
+    page.context.close()
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    threading.Thread(target=listener.serve_forever, daemon=True).start()
+    with sync_playwright() as playwright:
+        flags = [
+            "--no-sandbox",
+            "--use-fake-device-for-media-stream",
+            f"--host-resolver-rules=MAP {UNTRUSTED} 127.0.0.1",
+        ]
+        browser = playwright.chromium.launch(executable_path=chromium, args=flags)
+        at_rest(browser, folder)
+        keys(browser, folder)
+        refusals(browser)
+        browser.close()
+    print("the page says what is missing, and what to do about it")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""The page's files, without a browser: what they refer to is there, and every tab says what to do and what is wrong.
+
+How it behaves is tried by `make browser`.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+WEB = Path(__file__).parents[2] / "src" / "antiphon" / "web"
+HTML = (WEB / "index.html").read_text()
+SCRIPTS = {path.name: path.read_text() for path in sorted(WEB.glob("*.js"))}
+TABS = dict(re.findall(r'<section id="(\w+)" role="tabpanel"(.*?)</section>', HTML, re.DOTALL))
+
+
+def test_when_a_script_names_an_element_or_a_file_then_the_page_has_it() -> None:
+    ids = set(re.findall(r'\bid="([\w-]+)"', HTML))
+    for name, text in SCRIPTS.items():
+        assert set(re.findall(r'\$\("([\w-]+)"\)', text)) <= ids, name
+        assert set(re.findall(r'from "\./([\w.]+)"', text)) <= set(SCRIPTS), name
+    assert {f"{tab}-error" for tab in TABS} <= ids
+
+
+def test_when_the_page_is_offline_then_it_needs_nothing_from_elsewhere() -> None:
+    for text in (HTML, (WEB / "style.css").read_text(), *SCRIPTS.values()):
+        assert not re.search(r"""["'(](https?:)?//\w""", text)
+
+
+@pytest.mark.parametrize("tab", ["talk", "captions", "speech", "camera"])
+def test_when_a_tab_is_opened_then_it_has_a_main_button_an_alert_below_it_and_no_silent_box(tab: str) -> None:
+    text = TABS[tab]
+    assert len(re.findall(r'<button[^>]*class="main"', text)) + text.count("<button class=main") == 1
+    alert = text.index(f'<p id="{tab}-error" class="error" role="alert"></p>')
+    # Before anything that may be long.
+    assert all(alert < box.start() for box in re.finditer(r'class="log|<canvas|<video', text))
+    logs = re.findall(r'<div[^>]*class="log[^>]*>(\s*)', text)
+    assert all(inside == "" for inside in logs)
+    assert text.count("data-hint=") == len(logs)
+    assert "hint" in text
+    # A table scrolls in a box of its own where the window is too narrow.
+    for table in re.finditer(r"<table", text):
+        assert 'class="scroll"' in text[: table.start()].rsplit("<div", 1)[1]
+
+
+def test_when_the_page_is_opened_then_the_field_of_the_key_is_hidden_and_labels_are_sentences() -> None:
+    assert re.search(r'<label[^>]*id="key-field" hidden', HTML)
+    labels = re.findall(r"<(?:label|button|option|summary|caption)[^>]*>([^<]+)", HTML) + re.findall(
+        r'<th scope="col">([^<\n]+)', HTML
+    )
+    assert len(labels) > 30
+    assert [text for text in labels if text.strip() and not text.strip()[0].isupper()] == []
