@@ -215,3 +215,17 @@ def test_a_voice_that_there_is_not_is_refused_with_those_that_there_are(name: st
     assert refusals("Emma") == refusals("alloy") == []
     (error,) = refusals("alloy", strict=True)
     assert "The voice `alloy` does not exist" in error
+
+
+def test_what_a_client_gives_back_of_an_answer_is_read() -> None:
+    # As `message.model_dump()` of OpenAI's clients has it.
+    answer = {
+        "role": "assistant",
+        "content": "x",
+        "refusal": None,
+        "function_call": None,
+        "audio": None,
+        "annotations": [],
+    }
+    body = {"model": "m", "messages": [{"role": "user", "content": "x"}, answer], "functions": None}
+    assert len(chat.parse(json.dumps(body).encode()).messages) == 2

@@ -250,7 +250,7 @@ class ChatStream:
             params = self._sampling(options, len(ids), await model.grammar(options, begun=begun))
             held = self._align(ids, head)
             detokenizer = Detokenizer(model.tokenizer.backend_tokenizer, options.stop)
-            reader = self._reader(tools, begun=begun)
+            reader = self._reader(() if options.schema is not None else tools, begun=begun)
             try:
                 async with aclosing(session.generate(params)) as tokens:
                     async for token in tokens:
@@ -275,20 +275,20 @@ class ChatStream:
             for part in itertools.chain(reader.feed(detokenizer.flush()), reader.flush()):
                 yield part
             cached = max(held, session.cached) if cached is None else cached
-            if not reader.written:
+            is_over = options.max_tokens == count or detokenizer.stopped is not None
+            if not reader.written or is_over:
                 break
             # It is made to write the call again, in the form that is held to the tool's schema.
             ids += await asyncio.to_thread(model.template.encode_text, reader.prose) if reader.prose else []
             ids += model.template.encode_opening(CALL_OPENING)
-            left = None if options.max_tokens is None else max(1, options.max_tokens - count)
+            left = options.max_tokens and options.max_tokens - count
             options, begun = replace(options, tool_choice=reader.written, max_tokens=left), True
-        reason = "length" if session.finish is Finish.LENGTH else "tool_calls" if reader.calls else "stop"
+        is_cut = session.finish is Finish.LENGTH or (reader.written and options.max_tokens == count)
+        reason = "length" if is_cut else "tool_calls" if reader.calls else "stop"
         yield ReplyDone(reason, num_prompt, cached, count)  # type: ignore[arg-type]
 
     def _reader(self, tools: Sequence[Tool], *, begun: bool) -> CallReader | ProseReader:
-        """What tells the reply's prose and calls apart. A model whose tokens somebody follows, such as a talker, writes
-        calls as it was trained to.
-        """
+        """What tells prose and calls apart. A model whose tokens somebody follows writes calls as it was trained to."""
         if not tools:
             return ProseReader()
         is_followed = begun or self.on_token or self.hidden

@@ -170,7 +170,12 @@ class CallReader:
 
     def _written(self, prose: str) -> int:
         """Return how many characters at the end of the prose are, or may become, the beginning of a call as JSON."""
-        found = self._written_call and self._written_call.search(prose, partial=True)
+        # Behind a call that was made in its own form, JSON is what the model says of it.
+        found = None
+        if self._written_call and not self.calls:
+            before = self.prose[-1:]
+            found = self._written_call.search(before + prose, len(before), partial=True)
+            prose = before + prose
         if not found:
             return 0
         if not found.partial:

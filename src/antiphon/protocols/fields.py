@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Iterator
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
 
 import msgspec
@@ -33,7 +33,33 @@ Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
 # How alike a name that is not known is to the one that was meant, as difflib has it.
 NEARLY = 0.75
 # What clients of other servers send, and is no slip of the pen.
-ELSEWHERE = frozenset({"min_tokens", "ref_audio_path", "repeat_penalty", "speaker_id", "top_logprobs"})
+ELSEWHERE = frozenset(
+    [
+        "context",
+        "emo_text",
+        "frame_rate",
+        "function_call",
+        "functions",
+        "max_new_tokens",
+        "max_tokens",
+        "min_tokens",
+        "models",
+        "parse_tool_calls",
+        "reasoning_format",
+        "ref_audio_path",
+        "repeat_penalty",
+        "return_timestamps",
+        "rid",
+        "speaker_id",
+        "streaming",
+        "timestamps",
+        "to_language",
+        "top_logprobs",
+        "voice_id",
+    ]
+)
+# Of the names of one body, so many are looked at, and none that is longer.
+MAX_TOLD, MAX_NAME_CHARS = 32, 64
 _FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 # The codes of what is too long or too complex. Dialects that have few codes of their own send these as they are.
 LIMIT_CODES = frozenset({"string_above_max_length", "json_too_complex"})
@@ -74,7 +100,7 @@ def unknown_fields(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: st
     """The paths of what JSON text of type `kind` has and the type knows nothing of, in their order. The text was read
     as that type before. `where`: the path of the value. What is left as it was sent (Raw, object) is not looked into.
     """
-    return list(_unknown(msgspec.json.decode(data), _type_info(cast(Hashable, kind)), where))
+    return [path for path, _ in _unknown(msgspec.json.decode(data), _type_info(cast(Hashable, kind)), where)]
 
 
 @cache
@@ -82,7 +108,8 @@ def _type_info(kind: Hashable) -> inspect.Type:
     return inspect.type_info(kind)
 
 
-def _unknown(value: Any, kind: inspect.Type, where: str) -> Iterator[str]:
+def _unknown(value: Any, kind: inspect.Type, where: str) -> Iterator[tuple[str, frozenset[str]]]:
+    """The paths, each with the names that its object may have. What is null says nothing."""
     match kind:
         case inspect.UnionType(types=kinds):
             structs = [k for k in kinds if isinstance(k, inspect.StructType)]
@@ -97,8 +124,8 @@ def _unknown(value: Any, kind: inspect.Type, where: str) -> Iterator[str]:
                 path = f"{where}.{name}" if where else name
                 if name in known:
                     yield from _unknown(inner, known[name], path)
-                elif name != kind.tag_field:
-                    yield path
+                elif name != kind.tag_field and inner is not None:
+                    yield path, frozenset(known)
         case inspect.ListType(item_type=item) if isinstance(value, list):
             for number, inner in enumerate(value):
                 yield from _unknown(inner, item, f"{where}[{number}]")
@@ -108,9 +135,18 @@ def check_typos(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str =
     """Raise RemoteProtocolError (`unknown_parameter`) for a field that the type does not know, and whose name is nearly
     that of one it does: a client that meant it would not notice. Fields of other names are a vendor's own, and ignored.
     """
-    for path in unknown_fields(data, kind, where):
-        if meant := meant_by(path, kind):
+    for path, meant in _told(data, kind, where):
+        if meant:
             raise unknown_parameter(path, meant)
+
+
+def _told(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str) -> Iterator[tuple[str, str]]:
+    """The paths of what is not known, each with what was meant. Of each name the first counts, and MAX_TOLD of them."""
+    seen: set[str] = set()
+    for path, known in _unknown(msgspec.json.decode(data), _type_info(cast(Hashable, kind)), where):
+        if (name := path.rpartition(".")[2]) not in seen and len(seen) < MAX_TOLD:
+            seen.add(name)
+            yield path, nearest(name, known)
 
 
 def check_names(
@@ -122,7 +158,7 @@ def check_names(
     known = {*message.__struct_encode_fields__, message.__struct_config__.tag_field}
     for name in _FIELDS.decode(data):
         if name not in known:
-            meant = nearest(name, filter(None, known))
+            meant = nearest(name, frozenset(filter(None, known)))
             if strict or meant:
                 raise unknown_parameter(f"{where}.{name}" if where else name, meant)
 
@@ -134,33 +170,12 @@ def decode_named(data: str | bytes | msgspec.Raw, kind: type[T], where: str = ""
     return found
 
 
-def meant_by(path: str, kind: TypeForm[T]) -> str:
-    """The name of a field of the type, at any depth, that the last name of `path` is nearly; "" for none."""
-    return nearest(path.rpartition(".")[2], _names(cast(Hashable, kind)))
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
+@lru_cache(4096)
+def nearest(name: str, known: frozenset[str]) -> str:
     """The one of the `known` names that `name` nearly is; "" for none, and for what clients of other servers send."""
-    close = [] if name in ELSEWHERE else get_close_matches(name, sorted(known), 1, NEARLY)
-    return next(iter(close), "")
-
-
-@cache
-def _names(kind: Hashable) -> frozenset[str]:
-    return frozenset(_names_in(_type_info(kind)))
-
-
-def _names_in(kind: inspect.Type) -> Iterator[str]:
-    match kind:
-        case inspect.UnionType(types=kinds):
-            for one in kinds:
-                yield from _names_in(one)
-        case inspect.ListType(item_type=item):
-            yield from _names_in(item)
-        case inspect.StructType(fields=fields):
-            for field in fields:
-                yield field.encode_name
-                yield from _names_in(field.type)
+    if name in ELSEWHERE or len(name) > MAX_NAME_CHARS:
+        return ""
+    return next(iter(get_close_matches(name, sorted(known), 1, NEARLY)), "")
 
 
 def unknown_parameter(path: str, meant: str = "") -> RemoteProtocolError:
@@ -181,9 +196,7 @@ def warnings_of(
     data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "", also: Iterable[str] = ()
 ) -> list[Unread]:
     """What a client is told of fields that the type does not know; [] mostly. `also`: those that are read elsewhere."""
-    told = (
-        unknown_parameter(path, meant_by(path, kind)) for path in unknown_fields(data, kind, where) if path not in also
-    )
+    told = (unknown_parameter(path, meant) for path, meant in _told(data, kind, where) if path not in also)
     return [Unread(error.code, error.param or "", error.message) for error in told]
 
 

@@ -65,7 +65,7 @@ def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRe
     """
     one = {k: v[-1] for k, v in fields.items() if v}
     for name in one:
-        if (known := name.partition("[")[0]) not in FIELDS and (meant := nearest(known, FIELDS)):
+        if (known := name.partition("[")[0]) not in FIELDS and (meant := nearest(known, frozenset(FIELDS))):
             raise unknown_parameter(name, meant)
     if not one.get("model"):
         raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'model'.", "model")

@@ -173,7 +173,8 @@ class LiveSession:
 
         async def wait() -> None:
             with anyio.move_on_after(within_s - min(FINALS_S, FINALS_PART * within_s)):
-                await become(silent, POLL_S)
+                # Of a client that is not there, nothing more is heard.
+                await become(lambda: silent() or not self.attachment.state.has_transport, POLL_S)
             end()
 
         self.start(wait)

@@ -83,7 +83,7 @@ class PauseJudge:
 
     def heard(self, pause: int, text: str, language: str | None) -> bool:
         """The words of the turn up to the pause that began at this sample. Returns False where that is over."""
-        self._heard = pause
+        self._heard = max(pause, self._heard or 0)
         self._changed.notify()
         return self._learn(pause, text=text, language=language)
 
@@ -103,5 +103,5 @@ class PauseJudge:
             log.warning("a pause was not judged: %s", error)
         else:
             self._learn(pause, complete=complete)
-        self._judged = pause
+        self._judged = max(pause, self._judged or 0)
         self._changed.notify()

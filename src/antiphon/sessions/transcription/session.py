@@ -66,6 +66,9 @@ STALLED_S, STALLED_PIECES = 0.6, 1.5
 MUTED_S = 2.0
 # How often is looked whether audio has stalled, in seconds.
 STALL_POLL_S = 0.12
+# Over so many seconds the gaps in which audio comes are what is usual of its client. A pause of so many samples that was
+# heard is one, whatever comes after it.
+USUAL_S, HEARD_PAUSE = 10.0, SAMPLE_RATE_HZ // 5
 # Where pauses are judged, longer audio is listened to in pieces of so many samples: 200 ms.
 JUDGED_PIECE = SAMPLE_RATE_HZ // 5
 # By so much the onset of speech may be found late, in milliseconds.
@@ -146,6 +149,9 @@ class TranscriptionSession:
         self._heard_at_s = -math.inf
         # Seconds without audio since then in which some could have come, and the seconds of the last piece of it.
         self._stalled_s = self._piece_s = 0.0
+        # When audio came last, and (when, after how many seconds) it came over the last USUAL_S.
+        self._came_at_s = -math.inf
+        self._gaps: deque[tuple[float, float]] = deque()
         self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
         self._decoding = Decoding(config, transcriber, self._emit_decoded, self._apply_command, measure, clock)
@@ -263,8 +269,8 @@ class TranscriptionSession:
                     step = JUDGED_PIECE if is_cut else SAMPLE_RATE_HZ
                     for start in range(0, len(pcm), step):
                         await self._listen_to(pcm[start : start + step])
-                        await self._pace(len(pcm) - start - step)
-                    self._stalled_s, self._piece_s = 0.0, len(pcm) / SAMPLE_RATE_HZ
+                        await self._pace(min(step, len(pcm) - start), len(pcm) - start - step)
+                    self._came(len(pcm))
                 case CommitAudio(final=True):
                     await self._commit()
                 case CommitAudio(final=False):
@@ -279,13 +285,23 @@ class TranscriptionSession:
                     assert not isinstance(other, CommitAudio)
                     await self._handle_other(other)
 
-    async def _pace(self, num_left: int) -> None:
+    async def _pace(self, num_heard: int, num_left: int) -> None:
         """Take a pause no faster than it sounds while its end is undecided: of a file that comes at once, a pause ends
-        a turn where it would have in a live one. `num_left`: samples of the last command that are still to come.
+        a turn where it would have in a live one. `num_heard`: samples that were just listened to; `num_left`: those of
+        the same command that are still to come.
         """
         if self._pauses.undecided and (num_left > 0 or self.inbox.backlog_s):
-            with anyio.move_on_after(JUDGED_PIECE / SAMPLE_RATE_HZ):
+            with anyio.move_on_after(num_heard / SAMPLE_RATE_HZ):
                 await self._pauses.decided()
+
+    def _came(self, num_samples: int) -> None:
+        """Note that so much audio has come, and after how long."""
+        now_s = self._clock()
+        if (gap_s := now_s - self._came_at_s) <= MUTED_S:
+            self._gaps.append((now_s, gap_s))
+        while self._gaps and self._gaps[0][0] < now_s - USUAL_S:
+            self._gaps.popleft()
+        self._stalled_s, self._piece_s, self._came_at_s = 0.0, num_samples / SAMPLE_RATE_HZ, now_s
 
     async def _stall(self) -> None:
         """Count another moment without audio. Once there have been enough, they are silence, which ends turns and their
@@ -298,7 +314,7 @@ class TranscriptionSession:
                 await self._apply_steps(self._segmenter.settle())
         elif not self.inbox.is_fed():
             self._stalled_s = 0.0
-        elif self._stalled_s >= (MUTED_S if self.speaking else self._stall_limit_s):
+        elif self._stalled_s >= self._stall_limit_s:
             waited = int(self._stalled_s * SAMPLE_RATE_HZ)
             await self._apply_steps(self._segmenter.wait(waited))
             assert self._group
@@ -306,8 +322,14 @@ class TranscriptionSession:
 
     @property
     def _stall_limit_s(self) -> float:
-        """Seconds after which the absence of audio is silence: of a client that sends seldom, it is so later."""
-        return min(MUTED_S, max(STALLED_S, STALLED_PIECES * self._piece_s))
+        """Seconds after which the absence of audio is silence: later of a client that sends seldom, and latest where
+        the pause that was heard is so short that a network that stalls may have cut it.
+        """
+        quiet = self._segmenter.quiet_since
+        if quiet is None or self._segmenter.now - quiet < HEARD_PAUSE:
+            return MUTED_S
+        gap_s = max((gap_s for _, gap_s in self._gaps), default=0.0)
+        return min(MUTED_S, max(STALLED_S, STALLED_PIECES * max(self._piece_s, gap_s)))
 
     async def _listen_to(self, pcm: Pcm) -> None:
         while self._decoding.behind:
