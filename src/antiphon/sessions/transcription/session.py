@@ -66,8 +66,8 @@ STALLED_S, STALLED_PIECES = 0.6, 1.5
 MUTED_S = 2.0
 # How often is looked whether audio has stalled, in seconds.
 STALL_POLL_S = 0.12
-# Over so many seconds the gaps in which audio comes are what is usual of its client. A pause of so many samples that was
-# heard is one, whatever comes after it.
+# Over so many seconds the gaps in which audio comes are what is usual of its client. A pause of so many samples that
+# was heard is one, whatever comes after it.
 USUAL_S, HEARD_PAUSE = 10.0, SAMPLE_RATE_HZ // 5
 # Where pauses are judged, longer audio is listened to in pieces of so many samples: 200 ms.
 JUDGED_PIECE = SAMPLE_RATE_HZ // 5
