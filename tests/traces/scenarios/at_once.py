@@ -73,20 +73,3 @@ async def stops_in_a_word(stage: Stage) -> None:
     await push(again, ("time", 0.0))
     await again.until(DONE)
     assert [f["transcript"] for f in again.of(COMPLETED)] == ["what is the time"]
-
-
-@scenario()
-async def sent_in_pairs(stage: Stage) -> None:
-    """A live client whose frames come two by two, as networks deliver them, is not held up by its pauses."""
-    socket = await opened(stage, audio=listening(SEMANTIC_VAD), output_modalities=["text"])
-    sound = pieces(pcm16("what is the time?", 1.5), 960)
-    began_s = stage.now_s
-    for first, second in zip(sound[::2], sound[1::2], strict=False):
-        await socket.say(APPEND, audio=b64(first))
-        await socket.say(APPEND, audio=b64(second))
-        await stage.wait(0.04)
-        if socket.of("input_audio_buffer.speech_stopped"):
-            break
-    # Four words of 0.32 s, and the pause.
-    assert stage.now_s < began_s + 1.28 + 0.9
-    await socket.until(DONE)
