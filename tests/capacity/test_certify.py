@@ -180,7 +180,7 @@ def test_kinds_are_named() -> None:
 
 @pytest.mark.server
 def test_a_client_of_every_kind_takes_turns_with_a_real_server(serve: Serve) -> None:
-    """One session of each, at once; objectives are generous, as nothing is timed here."""
+    """One session of each, one after another; objectives are generous, as nothing is timed here."""
     server = serve("--language-model", SMALL, "--synthesizer", VOICE)
     said = list[str]()
     goals = {kind: Objective(30.0, one.delay) for kind, one in OBJECTIVES.items()}
@@ -190,7 +190,7 @@ def test_a_client_of_every_kind_takes_turns_with_a_real_server(serve: Serve) -> 
         return (await certifier.step({kind: 1}, Trial(1, 1, is_edge=True), 120.0))[kind]
 
     async def main() -> list[Step]:
-        return await asyncio.gather(*(measure(kind) for kind in KINDS))
+        return [await measure(kind) for kind in KINDS]
 
     for kind, step in zip(KINDS, asyncio.run(main()), strict=True):
         assert step.turns >= 1, (kind, said)
