@@ -20,6 +20,8 @@ from antiphon.errors import GrammarError
 
 # Compiled grammars that are kept, for the generations to come with the same schema or tools.
 MAX_KEPT = 16
+# Between two tokens of JSON: a small model that may would go on with line breaks for ever.
+WHITESPACE = r"\n? {0,16}"
 
 
 class GrammarFollower(Constraint, Protocol):
@@ -72,7 +74,7 @@ class GrammarCompiler:
     def _compiled(self, grammar: Grammar, stop: frozenset[int]) -> LLMatcher:
         """A matcher at the start of the grammar. Raises ValueError."""
         if grammar.kind == "json_schema":
-            text = LLMatcher.grammar_from_json_schema(grammar.text)
+            text = LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_pattern": WHITESPACE})
         else:
             text = LLMatcher.grammar_from_lark(grammar.text)
         copy = self._copies.get(stop)
