@@ -16,7 +16,7 @@ from antiphon.contracts import TranscriberProfile, TuningCaps
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationCommand, ConversationEvent
 from antiphon.events.transcription import AppendAudio, EnrolledVoice, TranscriptionCommand, TranscriptionEvent
-from antiphon.protocols.model_names import ModelNames, is_hosted_voice, loaded_voice, voice_not_found
+from antiphon.protocols.model_names import ModelNames, check_voice, loaded_voice
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import Control
 from antiphon.protocols.wire import Frame, NewId, Received, random_id
@@ -86,12 +86,10 @@ class Context:
         """Raises RemoteProtocolError (`voice_not_found`) that names `param` for a voice that there is not. A voice of
         the hosted service is served by the first one, and any is where nothing is spoken, which is logged.
         """
-        if not name or self.loaded_voice(name):
-            return
         strict = self.conversation_models is not None and self.conversation_models.strict
-        if self.voices and not is_hosted_voice(name, strict=strict):
-            raise voice_not_found(name, self.voices, param)
-        self.log_alias(f"voice {name}", self.voices[0] if self.voices else "nobody")
+        check_voice(name, self.voices, param, strict=strict)
+        if name and not self.loaded_voice(name):
+            self.log_alias(f"voice {name}", self.voices[0] if self.voices else "nobody")
 
     def check_language(self, language: str | None, param: str) -> None:
         """Raises RemoteProtocolError that names `param` for a language that the transcriber does not know."""

@@ -96,20 +96,15 @@ class Reader(Generic[T]):
             raise RemoteProtocolError("invalid_json", f"The body is not valid JSON: {error}", where or None) from None
 
 
-def unknown_fields(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> list[str]:
-    """The paths of what JSON text of type `kind` has and the type knows nothing of, in their order. The text was read
-    as that type before. `where`: the path of the value. What is left as it was sent (Raw, object) is not looked into.
-    """
-    return [path for path, _ in _unknown(msgspec.json.decode(data), _type_info(cast(Hashable, kind)), where)]
-
-
 @cache
 def _type_info(kind: Hashable) -> inspect.Type:
     return inspect.type_info(kind)
 
 
 def _unknown(value: Any, kind: inspect.Type, where: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """The paths, each with the names that its object may have. What is null says nothing."""
+    """The paths of what a value has that its type knows nothing of, each with the names that its object may have. What
+    is null says nothing, and what is left as it was sent (Raw, object) is not looked into.
+    """
     match kind:
         case inspect.UnionType(types=kinds):
             structs = [k for k in kinds if isinstance(k, inspect.StructType)]

@@ -56,6 +56,14 @@ def loaded_voice(name: str | None, voices: Sequence[str]) -> str | None:
     return next((v for v in voices if name and v.lower() == name.lower()), None)
 
 
+def check_voice(name: str | None, voices: Sequence[str], param: str, *, strict: bool) -> None:
+    """Raise `voice_not_found` for a name that no voice has, and that is none of the hosted service's. Where nothing is
+    spoken, any name will do.
+    """
+    if name and voices and not loaded_voice(name, voices) and not is_hosted_voice(name, strict=strict):
+        raise voice_not_found(name, voices, param)
+
+
 def is_hosted_voice(name: str, *, strict: bool) -> bool:
     """Whether a name that no loaded voice has stands for the first one; `strict`: none does."""
     return not strict and name.lower() in HOSTED_VOICES

@@ -37,7 +37,7 @@ from antiphon.events.video import (
     VideoFailed,
 )
 from antiphon.protocols.fields import Text, check_length, check_names, decode, seed, typed
-from antiphon.protocols.model_names import is_hosted_voice, loaded_voice, voice_not_found
+from antiphon.protocols.model_names import check_voice
 from antiphon.protocols.wire import Frame, Received, message
 
 T = TypeVar("T")
@@ -219,10 +219,7 @@ class VideoDialect:
     def _configure(self, fields: _SessionConfig) -> VideoConfig:
         try:
             config = _config(fields)
-            name = config.voice or ""
-            known = not name or loaded_voice(name, self._voices) or is_hosted_voice(name, strict=self._strict)
-            if self._voices and not known:
-                raise voice_not_found(name, self._voices, "voice")
+            check_voice(config.voice, self._voices, "voice", strict=self._strict)
         except RemoteProtocolError as error:
             raise _invalid(f"Invalid session config: {error.message}") from None
         self.configured = True
