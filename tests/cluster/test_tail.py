@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import base64
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 
 from tests.cluster.processes import Cluster, cluster
 from tests.scripted import speech, text
-from tests.server.clients import b64, connect
+from tests.server.clients import Wire, b64, connect
 from tests.server.live.test_ownership import answer, last_seq
 
 pytestmark = pytest.mark.server
@@ -21,8 +21,8 @@ SESSION = {
     "audio": {"input": {"transcription": {}, "turn_detection": {"type": "server_vad", "silence_duration_ms": 300}}},
 }
 FRAME_S = 0.1
-# Whole words of 320 ms.
-BEFORE, AFTER = 10, 2
+# Whole words of 320 ms. A host that stops gives a session away in mid-turn after 3.5 s at most.
+BEFORE, AFTER = 10, 16
 # The configuration, and a turn before it that is written.
 NUM_FIRST = 3
 
@@ -31,6 +31,13 @@ NUM_FIRST = 3
 def hosts() -> Iterator[Cluster]:
     with cluster("", "--store-speech", num_hosts=2) as found:
         yield found
+
+
+async def speak(wire: Wire, frames: Sequence[str]) -> None:
+    """Send frames of sound as a microphone gives them."""
+    for frame in frames:
+        await wire.say("input_audio_buffer.append", audio=frame)
+        await asyncio.sleep(FRAME_S)
 
 
 @pytest.mark.parametrize("drains", [False, True])
@@ -46,13 +53,15 @@ def test_a_turn_that_was_being_said_is_heard_whole_by_the_next_host(hosts: Clust
             created = await wire.read()
             await wire.say("session.update", session=SESSION)
             assert await answer(wire, "one") == "one"
-            for frame in frames[:num_before]:
-                await wire.say("input_audio_buffer.append", audio=frame)
-                await asyncio.sleep(FRAME_S)
+            await speak(wire, frames[:num_before])
             await wire.until("input_audio_buffer.speech_started")
             if drains:
                 one.send(signal.SIGTERM)
-                await wire.until("session.moving")
+                # Who speaks goes on until they are told.
+                async with asyncio.TaskGroup() as both:
+                    speaking = both.create_task(speak(wire, frames[num_before:]))
+                    await wire.until("session.moving")
+                    speaking.cancel()
             last = last_seq(wire)
             if not drains:
                 one.kill()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,17 @@ def test_int8_products_are_close_for_any_number_of_rows(rows: int) -> None:
     for output, reference in zip(got, expected, strict=True):
         assert output.shape == reference.shape
         torch.testing.assert_close(output, reference, atol=0.03, rtol=0.03)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
+def test_int8_products_are_close_without_vnni(isa: str) -> None:
+    test = f"{__file__}::test_int8_products_are_close_for_any_number_of_rows"
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", test]
+    run = subprocess.run(
+        command, env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa}, capture_output=True, text=True, timeout=120
+    )
+    assert run.returncode == 0, run.stdout
 
 
 @torch.inference_mode()

@@ -9,8 +9,6 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
-import ctranslate2
-
 from antiphon.errors import SettingsError, StoreError
 from antiphon.loading.placement import placement
 from antiphon.loading.selection import ALL_ROLES, TRANSCRIPTION_ROLES, selected_models
@@ -91,7 +89,7 @@ def _check_device(device: str, asked: str, instead: str, *, with_ctranslate2: bo
     kind, _, number = device.partition(":")
     if kind == "cpu":
         return
-    there = max(_num_torch_devices(), ctranslate2.get_cuda_device_count() if with_ctranslate2 else 0)
+    there = max(_num_torch_devices(), _num_ctranslate2_devices() if with_ctranslate2 else 0)
     if int(number or 0) < there:
         return
     if there:
@@ -106,3 +104,8 @@ def _check_device(device: str, asked: str, instead: str, *, with_ctranslate2: bo
 def _num_torch_devices() -> int:
     # Imported by name, as the loader does it, and only where a GPU is asked for: it takes two seconds.
     return int(import_module("torch").cuda.device_count())
+
+
+@cache
+def _num_ctranslate2_devices() -> int:
+    return int(import_module("ctranslate2").get_cuda_device_count())

@@ -1,15 +1,18 @@
 """A checkpoint's decoder with weights in the type that suits the machine: int8 where a CPU multiplies those best.
 
 int8: weights rounded per output, activations per row as they come (W8A8, arXiv:2208.07339 without its outlier split);
-products are summed exactly in int32, so what one row gives does not depend on the rows beside it. Measured for the 0.5B
-default model on two cores (AVX512-VNNI and AMX), all matrix products of a step but the head's: 33 ms for 1 to 16 rows,
-46 ms for 64; bfloat16 takes 64, 68 and 88.
+products are summed exactly in int32, so what one row gives does not depend on the rows beside it. A CPU without VNNI
+adds products in pairs of 16 bits first, so its activations have 7 bits, which always fit. Measured for the 0.5B default
+model on two cores, all matrix products of a step but the head's: with AVX512-VNNI and AMX 33 ms for 1 to 16 rows and
+46 ms for 64, where bfloat16 takes 64, 68 and 88; with AVX2 alone 62, 162 and 319 for 1, 16 and 64 rows, where float32
+takes 99, 297 and 588.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +33,6 @@ log = logging.getLogger(__name__)
 INT8_FILE = "int8.safetensors"
 # The tensor beside an int8 weight: its scale for each output.
 SCALE_SUFFIX = ".scale"
-# Activations are unsigned, around this: without AMX, signed ones have no fast kernel (1,000 ms instead of 1.2 for one
-# product of the 0.5B model); the results are the same to the bit.
-ZERO_POINT = 128
 # Projections that share their input are computed as one product.
 FUSED_LAYERS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
@@ -41,10 +41,20 @@ def best_weights(device: str) -> str:
     """Return the type of weights that suits a device: int8, bf16 or fp32, by what its products are fastest in."""
     if device != "cpu":
         return "bf16"
-    capability = torch.backends.cpu.get_cpu_capability()
-    if torch.cpu._is_vnni_supported() or torch.cpu._is_amx_tile_supported():
-        return "int8"
-    return "bf16" if capability.startswith("AVX512") and torch.cpu._is_avx512_bf16_supported() else "fp32"
+    return "int8" if torch.cpu._is_avx2_supported() else "fp32"
+
+
+@cache
+def activation_range() -> int:
+    """Return the largest int8 activation, 127 or 63, whose products this machine adds without overflow.
+
+    Activations are unsigned, around this and one more: without AMX, signed ones have no fast kernel (1,000 ms instead
+    of 1.2 for one product of the 0.5B model). CPUs without VNNI add two products at a time in int16, and clip them.
+    """
+    largest = torch.full((1, 64), 255, dtype=torch.uint8)
+    weight = packed.pack(torch.full((16, 64), 127, dtype=torch.int8))
+    product = _product(largest, 0, weight, torch.ones(16), torch.zeros(1, dtype=torch.int64))
+    return 127 if product[0, 0].item() == 255 * 127 * 64 else 63
 
 
 def weights_for(device: str, weights: str, *, mixture: bool = False) -> tuple[str, torch.dtype]:
@@ -259,12 +269,21 @@ class Int8Product:
         """Return the outputs of all layers side by side, float32 [rows, sum(sizes)], of x, float32 [rows, in]."""
         if not len(x):
             return x.new_zeros(0, sum(self.sizes))
-        scale = x.abs().amax(1, keepdim=True).div_(127.0).clamp_(min=1e-12)
-        whole: torch.Tensor = torch.round(x / scale).add_(ZERO_POINT).to(torch.uint8)
-        out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
-            whole, 1.0, ZERO_POINT, self._weight, self._scale, self._zero, None, 1.0, 0, torch.float32, "none", [], ""
-        ).mul_(scale)
+        largest = activation_range()
+        scale = x.abs().amax(1, keepdim=True).div_(largest).clamp_(min=1e-12)
+        whole: torch.Tensor = torch.round(x / scale).add_(largest + 1).to(torch.uint8)
+        out = _product(whole, largest + 1, self._weight, self._scale, self._zero).mul_(scale)
         return out if self._bias is None else out.add_(self._bias)
+
+
+def _product(
+    x: torch.Tensor, zero_point: int, weight: torch.Tensor, scale: torch.Tensor, weight_zero: torch.Tensor
+) -> torch.Tensor:
+    """Return (x - zero_point) @ weight * scale, float32, of x, uint8 [rows, in], and a packed weight [in, out]."""
+    out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        x, 1.0, zero_point, weight, scale, weight_zero, None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return out
 
 
 class Int8Linear(nn.Module):
