@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.recording.recorder import Recorder
+from antiphon.recording.tape import SessionFacts
 from antiphon.store import MODELS
 from tests.conftest import DATA, SMALL
 
@@ -92,3 +94,12 @@ def test_when_settings_are_wrong_then_the_start_stops_and_they_are_named() -> No
     assert done.returncode == 2
     assert "ANTIPHON_OVERFLOW" in done.stderr
     assert run("nonsense").returncode == 2
+
+
+def test_when_a_timeline_cannot_be_written_then_the_error_is_one_line(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, SessionFacts(id="sess-1", began=0), max_bytes=1 << 20)
+    recorder.close()
+    (folder,) = tmp_path.iterdir()
+    target = tmp_path / "missing" / "x.html"
+    done = run("timeline", str(folder), "-o", str(target))
+    assert (done.returncode, done.stderr) == (1, f"antiphon: {target} cannot be written: No such file or directory\n")

@@ -42,8 +42,8 @@ def test_a_question_that_names_a_time_is_about_that_time(question: str, now_s: f
 def test_when_frames_follow_with_the_same_text_then_they_share_a_note() -> None:
     frames = [frame(0, "EXIT"), frame(1, "EXIT", new_scene=True), frame(2, "EXIT", new_scene=True), frame(3)]
     assert notes_on(frames) == [
-        'At 0.0 to 2.0 s: it says "EXIT" (a new scene, dark, still, mostly red and blue), 2 scene changes.',
-        "At 3.0 s: no text (dark, still, mostly red and blue).",
+        'At 0.0 to 2.0 s: it says "EXIT" in a new scene; it is dark, still, mostly red and blue, 2 scene changes.',
+        "At 3.0 s: there is no text; it is dark, still, mostly red and blue.",
     ]
 
 

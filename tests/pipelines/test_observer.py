@@ -90,8 +90,8 @@ def test_when_questions_follow_then_each_is_told_what_is_new_and_nothing_twice()
     assert second[:2] == first
     assert third[: len(second)] == second
     assert second[2] == Message("assistant", "It is level 10. ")
-    assert 'At 0.0 to 1.0 s: it says "level 10" (dark, still, mostly black).' in first[1].text
-    assert 'At 2.0 s: it says "level 200" (a new scene, bright, much motion, mostly white).' in first[1].text
+    assert 'At 0.0 to 1.0 s: it says "level 10"; it is dark, still, mostly black.' in first[1].text
+    assert 'At 2.0 s: it says "level 200" in a new scene; it is bright, much motion, mostly white.' in first[1].text
     assert first[1].text.endswith("It is 2 s now. Question: What is it?")
     assert "level 200" not in second[3].text
     assert "level 90" in second[3].text
@@ -127,7 +127,7 @@ def test_when_a_question_names_a_time_then_the_note_of_that_time_is_told_again()
     run(act, partner)
     texts = [asked[-1].text for asked in partner.asked]
     assert (
-        'The time asked about is 1 s; then it says "level 200" (a new scene, bright, much motion, mostly white).'
+        'The time asked about is 1 s; then it says "level 200" in a new scene; it is bright, much motion, mostly white.'
         in texts[1]
     )
     # The nearest that is still known.

@@ -22,7 +22,7 @@ import anyio
 
 from antiphon.cli.arguments import BENCHMARKS, argument_parser, meant
 from antiphon.cli.log_format import formatter
-from antiphon.errors import AntiphonError, SettingsError
+from antiphon.errors import AntiphonError, SettingsError, StoreError
 from antiphon.settings import Settings, load, options
 
 if TYPE_CHECKING:
@@ -314,7 +314,10 @@ def _timeline(_: Settings, args: argparse.Namespace) -> int:
     if _told_sessions(args.folder):
         return 1
     target = args.output or args.folder / "timeline.html"
-    write_timeline(args.folder, target)
+    try:
+        write_timeline(args.folder, target)
+    except OSError as error:
+        raise StoreError(f"{target} cannot be written: {error.strerror}") from error
     print(target)
     return 0
 

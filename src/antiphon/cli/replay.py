@@ -35,6 +35,8 @@ TAIL_S = 3.0
 STAGES = ("transcribed", "asked", "first_text", "first_sound", "done")
 # Ends of the types of events whose number depends on how text or audio was cut into chunks.
 CHUNKED_EVENTS = (".delta", "sound", "rate_limits.updated")
+# Events about the client's connection, which a replay does not cut.
+CONNECTION_EVENTS = frozenset({"session.resumed", "session.replaced"})
 
 
 @dataclass(slots=True)
@@ -154,7 +156,8 @@ def compare(old: list[RecordedEvent], new: list[RecordedEvent]) -> int:
 def _event_order(outputs: list[RecordedEvent]) -> list[str]:
     """The types of the events, equal ones that follow each other once, without those whose number is by chance."""
     types = (e.type for e in outputs)
-    return [name for name, _ in groupby(t for t in types if not t.endswith(CHUNKED_EVENTS))]
+    told = (t for t in types if t not in CONNECTION_EVENTS and not t.endswith(CHUNKED_EVENTS))
+    return [name for name, _ in groupby(told)]
 
 
 def _delay(side: list[RecordedTurn], stage: str) -> str:

@@ -70,9 +70,11 @@ class ObservedFrame:
         return " / ".join((self.reading.lines or ())[:MAX_NOTE_LINES])
 
     def note(self) -> str:
-        """Return the text and the facts as the language model is told them, without the time."""
-        text = f'it says "{self.text}"' if self.text else "no text"
-        return f"{text} ({'a new scene, ' if self.scene.new_scene else ''}{self.facts()})"
+        """Return the text and the facts as the language model is told them, without the time: small models say notes
+        again as they stand, aloud.
+        """
+        text = f'it says "{self.text}"' if self.text else "there is no text"
+        return f"{text}{' in a new scene' if self.scene.new_scene else ''}; it is {self.facts()}"
 
 
 def notes_on(frames: Sequence[ObservedFrame]) -> list[str]:

@@ -6,6 +6,8 @@ import msgspec
 
 # What a field of JSON that may be missing holds then.
 NULL = msgspec.Raw(b"null")
+# Values of a query parameter that switch something on.
+TRUE_VALUES = ("1", "true", "yes")
 
 
 class Opening(msgspec.Struct, frozen=True):

@@ -7,6 +7,8 @@ import json
 import random
 from base64 import b64encode
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,12 @@ from websockets.exceptions import ConnectionClosed
 
 from antiphon.audio import Pcm
 from antiphon.audio.pcm import to_pcm16
+from antiphon.cli.replay import compare
 from antiphon.errors import Refused
+from antiphon.recording.tape import Tape
+from antiphon.recording.timeline import render
 from antiphon.server.state import ServerState
+from antiphon.settings import Settings
 from tests.scripted import FRAME, speech
 from tests.server.scripted import Echo, serving, with_resume
 
@@ -513,3 +519,24 @@ def test_when_wrong_acknowledgements_flood_in_then_their_errors_stay_bounded(
             assert outbox.num_waiting <= 300
 
     run(main())
+
+
+def test_when_a_recorded_session_is_resumed_then_its_recording_says_so(tmp_path: Path) -> None:
+    settings = Settings()
+    with serving(replace(settings, server=replace(settings.server, record=str(tmp_path)))) as (url, _, _):
+
+        async def main() -> None:
+            client = await opened(url)
+            await turn(client)
+            await client.come_back()
+            await turn(client, 4)
+            await client.socket.close()
+
+        run(main())
+    (folder,) = tmp_path.iterdir()
+    outputs = Tape.read(folder).outputs()
+    told = [event.type for event in outputs if event.type in ("session.replaced", "session.resumed")]
+    assert told == ["session.replaced", "session.resumed"]
+    assert "connection resumed" in render(Tape.read(folder))
+    # A replay cuts nothing, and does not miss them.
+    assert compare(outputs, [event for event in outputs if event.type not in told]) == 0

@@ -8,9 +8,8 @@ from starlette.datastructures import QueryParams
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 
+from antiphon.protocols.opening import TRUE_VALUES
 from antiphon.transports.websocket import WebSocketTransport
-
-TRUE_VALUES = ("1", "true", "yes")
 
 
 class DoorClient(Protocol):

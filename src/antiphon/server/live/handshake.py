@@ -7,18 +7,21 @@ is an error frame and a close.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import anyio
 import anyio.to_thread
 from msgspec import UNSET
+from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.capacity.certificate import Kind
 from antiphon.cluster.relay import RELAYED_HEADER
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.connection import Dialect
-from antiphon.protocols.opening import Opening
+from antiphon.protocols.fields import nearest, unknown_parameter
+from antiphon.protocols.opening import TRUE_VALUES, Opening
 from antiphon.protocols.resume.control import (
     HowResumed,
     SessionResume,
@@ -42,12 +45,36 @@ from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# Values of a query parameter that switch something on.
-TRUE_VALUES = ("1", "true", "yes")
+_FALSE_VALUES = ("0", "false", "no")
+# The query parameters of sessions, each with the values it may have; () for any.
+_PARAMETERS: Mapping[str, Sequence[str]] = {
+    "autostart": (*TRUE_VALUES, *_FALSE_VALUES),
+    "dialect": ("openai", "vllm"),
+    "duplex": (*TRUE_VALUES, *_FALSE_VALUES),
+    "events": ("beta", "ga"),
+    "intent": ("transcription", "conversation"),
+    "mode": (),
+    "model": (),
+    "resume": (),
+}
 # How long a client that resumes, or speaks full duplex, may wait with its first frame, in seconds.
 FIRST_FRAME_S = 10.0
 # What may come before the first frame of a WebSocket that can only resume a session is whole.
 MAX_RESUME_BYTES = 64 << 10
+
+
+def check_query(query: QueryParams) -> None:
+    """Check the query of a session's URL, before the upgrade; parameters that only others know are ignored.
+
+    Raises RemoteProtocolError: `unknown_parameter` for a name that is nearly one of ours, `invalid_value`.
+    """
+    for name in query:
+        if name not in _PARAMETERS and (meant := nearest(name, frozenset(_PARAMETERS))):
+            raise unknown_parameter(name, meant)
+    for name, values in _PARAMETERS.items():
+        if values and (value := query.get(name)) and value not in values:
+            one_of = ", ".join(f"'{v}'" for v in values)
+            raise RemoteProtocolError("invalid_value", f"Invalid value: '{value}'. Supported are: {one_of}.", name)
 
 
 def names_session(websocket: WebSocket) -> bool:

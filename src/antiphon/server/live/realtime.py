@@ -269,11 +269,12 @@ class LiveRealtime:
         facts = {} if self._persistence.stored_events is None else {"stored_events": self._persistence.stored_events}
         received_ms = round(self.audio_s * 1000)
         num_received = self.attachment.num_received
-        return self.wire.resumed(token, received_events=num_received, **facts, received_audio_ms=received_ms, how=how)
+        frame = self.wire.resumed(token, received_events=num_received, **facts, received_audio_ms=received_ms, how=how)
+        return self._witness.sent(frame)
 
     def replaced(self) -> Frame:
         """Return the dialect's last frame for a transport that another one replaces."""
-        return self.wire.replaced()
+        return self._witness.sent(self.wire.replaced())
 
     async def handle(self, data: ClientData) -> None:
         """Have the wire decode a frame, and give its commands to the session; errors are answered on the wire.
@@ -491,8 +492,7 @@ class LiveRealtime:
         await self._flush()
 
     def _send(self, frame: Frame) -> None:
-        self._witness.sent(frame)
-        self._outbox.put(frame)
+        self._outbox.put(self._witness.sent(frame))
 
     async def _flush(self, frames: Iterable[Frame] = ()) -> None:
         self._unsent.push(frames)

@@ -79,10 +79,11 @@ class Witness:
         if name := DECISIONS.get(what):
             self._turns.decided(name, time.monotonic())
 
-    def sent(self, frame: Frame) -> None:
-        """See a frame that goes to the client."""
+    def sent(self, frame: Frame) -> Frame:
+        """See a frame that goes to the client, and return it."""
         if self._recorder and isinstance(text := frame.encode(), str):
             self._recorder.event_out(text)
+        return frame
 
     def close(self) -> None:
         """The session is over."""

@@ -20,7 +20,7 @@ from antiphon.protocols.fields import EMPTY
 from antiphon.protocols.opening import Opening
 from antiphon.server.auth import identify
 from antiphon.server.errors import error_response
-from antiphon.server.live.handshake import kind_of
+from antiphon.server.live.handshake import check_query, kind_of
 from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.routes.offers import new_call, read_offer
@@ -41,6 +41,7 @@ async def calls(request: Request) -> Response:
     """
     state: ServerState = request.app.state.antiphon
     caller = identify(request, short=True)
+    check_query(request.query_params)
     offer, session = await read_offer(request)
     granted = Opening(session=caller.session)
     if granted.has_session and session and Opening(session=session).is_transcription != granted.is_transcription:

@@ -7,12 +7,12 @@ from starlette.websockets import WebSocket
 from antiphon.errors import RemoteProtocolError, Unauthorized
 from antiphon.protocols.connection import Resume
 from antiphon.protocols.dialects import DIALECTS, dialect_of
-from antiphon.protocols.opening import Opening
+from antiphon.protocols.opening import TRUE_VALUES, Opening
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.auth import identify
 from antiphon.server.live.handshake import (
-    TRUE_VALUES,
     accept,
+    check_query,
     kind_of,
     names_session,
     refuse,
@@ -36,6 +36,7 @@ async def realtime(websocket: WebSocket) -> None:
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket, short=True)
     state.loaded()
+    check_query(websocket.query_params)
     opening = _opening(caller, websocket)
     dialect = dialect_of(opening)
     if caller.granted is not None and not dialect.opens_secret(opening):

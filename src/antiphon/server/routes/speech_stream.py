@@ -7,7 +7,7 @@ from starlette.websockets import WebSocket
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.auth import identify
-from antiphon.server.live.handshake import names_session, serve_resumed, wants_token
+from antiphon.server.live.handshake import check_query, names_session, serve_resumed, wants_token
 from antiphon.server.live.speech import LiveSpeech
 from antiphon.server.state import ServerState
 from antiphon.transports.websocket import WebSocketTransport
@@ -22,6 +22,7 @@ async def speech_stream(websocket: WebSocket) -> None:
     caller = identify(websocket)
     if state.loaded().synthesizer is None:
         raise RemoteProtocolError("model_not_found", "No speech synthesizer is loaded.")
+    check_query(websocket.query_params)
     if names_session(websocket):
         await serve_resumed(state, caller, websocket)
         return

@@ -7,7 +7,7 @@ from starlette.websockets import WebSocket
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.auth import identify
-from antiphon.server.live.handshake import accept, names_session, serve_resumed, wants_token
+from antiphon.server.live.handshake import accept, check_query, names_session, serve_resumed, wants_token
 from antiphon.server.live.video import LiveVideo
 from antiphon.server.state import ServerState
 from antiphon.transports.websocket import WebSocketTransport
@@ -23,6 +23,7 @@ async def video_stream(websocket: WebSocket) -> None:
     model = state.loaded().video_model
     if model is None:
         raise RemoteProtocolError("model_not_found", "No language model is loaded.")
+    check_query(websocket.query_params)
     if names_session(websocket):
         await serve_resumed(state, caller, websocket)
         return
