@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+import regex
 
 # The JSON schema of an object. A model is shown it, and its grammar keeps to it: nothing else looks into it.
 JsonSchema = Mapping[str, Any]
@@ -28,3 +30,19 @@ class Tool:
     name: str
     description: str = ""
     parameters: JsonSchema = field(default_factory=dict)
+
+
+def written_call(names: Collection[str]) -> regex.Pattern[str]:
+    """Return a pattern that matches where JSON begins that calls a tool of one of `names`, up to its name, which is the
+    group `name`: bare, fenced, in a list, in tags of another form, or wrapped as the APIs of servers wrap it.
+    """
+    names_of_tools = "|".join(regex.escape(name) for name in sorted(names, key=len, reverse=True))
+    return regex.compile(
+        r"(?<!\S)(?:```\w*\s*)?"
+        r"(?:<(?:tools?|tool_calls?|function|functions|function_call|tool_code)>\s*)?"
+        r"(?:\[\s*)?"
+        r'(?:\{\s*"(?:tool_calls?|function_call|calls?|tools?)"\s*:\s*(?:\[\s*)?)?'
+        r"\{\s*"
+        r'(?:"id"\s*:\s*"[^"]*"\s*,\s*)?(?:"type"\s*:\s*"function"\s*,\s*)?(?:"function"\s*:\s*\{\s*)?'
+        rf'"(?:name|function|function_name|tool|tool_name)"\s*:\s*"(?P<name>{names_of_tools})"'
+    )

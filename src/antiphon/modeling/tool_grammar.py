@@ -20,11 +20,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import regex
-
 from antiphon.contracts import Reply, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.engine.api import Grammar
-from antiphon.events.tools import Tool
+from antiphon.events.tools import Tool, written_call
 from antiphon.modeling.detokenizer import held_back
 
 # The tags around a call.
@@ -65,22 +63,6 @@ def call_grammar(tools: Sequence[Tool], closing: int | None, *, begun: bool) -> 
     end = f'"{CALL_CLOSING}"' if closing is None else f"<[{closing}]>"
     lines = [f'start: "\\n" call "\\n" {end}', f"call: %json {json.dumps(schema)}"]
     return Grammar("lark", "\n".join(lines) + "\n", trigger="" if begun else CALL_OPENING)
-
-
-def written_call(names: Sequence[str]) -> regex.Pattern[str]:
-    """Return a pattern that matches where JSON begins that calls a tool of one of `names`, up to its name, which is the
-    group `name`: bare, fenced, in a list, in tags of another form, or wrapped as the APIs of servers wrap it.
-    """
-    names_of_tools = "|".join(regex.escape(name) for name in sorted(names, key=len, reverse=True))
-    return regex.compile(
-        r"(?<!\S)(?:```\w*\s*)?"
-        r"(?:<(?:tools?|tool_calls?|function|functions|function_call|tool_code)>\s*)?"
-        r"(?:\[\s*)?"
-        r'(?:\{\s*"(?:tool_calls?|function_call|calls?|tools?)"\s*:\s*(?:\[\s*)?)?'
-        r"\{\s*"
-        r'(?:"id"\s*:\s*"[^"]*"\s*,\s*)?(?:"type"\s*:\s*"function"\s*,\s*)?(?:"function"\s*:\s*\{\s*)?'
-        rf'"(?:name|function|function_name|tool|tool_name)"\s*:\s*"(?P<name>{names_of_tools})"'
-    )
 
 
 class ProseReader:

@@ -23,6 +23,7 @@ from antiphon.remote.chat_completions import ChatReader
 from antiphon.remote.client import Counts, ModelServerClient, Timeouts
 from antiphon.remote.messages import estimated_tokens, newest, refuse_if_cut, with_results, without_media
 from antiphon.remote.responses import ResponsesReader
+from antiphon.remote.written_calls import WrittenCalls
 from antiphon.settings import RemoteSettings
 from antiphon.upstream.salt import salt_of
 
@@ -115,10 +116,12 @@ class RemoteLanguageStream:
             body = await self._body(kept, options)
             begun = False
             try:
+                written = _written_calls(options)
                 async with aclosing(model.client.replies(body)) as replies:
                     async for reply in replies:
                         begun = True
-                        yield reply
+                        for part in written.feed(reply) if written else (reply,):
+                            yield part
                 return
             except RemoteProtocolError as error:
                 if begun or attempt == 2 or not (changed := self._mended(error, kept, options)):
@@ -196,3 +199,10 @@ def _probe(address: ServerAddress, key: str) -> dict[str, Any]:
         log.warning("%s has no model %s; it has %s", address.base_url, address.model, ", ".join(sorted(names)[:20]))
     found: dict[str, Any] = names.get(address.model, {})
     return found
+
+
+def _written_calls(options: ReplyOptions) -> WrittenCalls | None:
+    """What makes calls of JSON in the prose of a reply that may call tools; None for one that may not."""
+    if not options.tools or options.tool_choice == "none" or options.schema is not None:
+        return None
+    return WrittenCalls([tool.name for tool in options.tools], parallel=options.parallel_tool_calls)

@@ -19,6 +19,7 @@ import os
 import platform
 from base64 import b64decode, b64encode
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,17 +31,56 @@ DATA_FILE, INDEX_FILE = "packed.bin", "packed.json"
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """Return an int8 weight [out, in] as oneDNN's opaque tensor, in the layout of this machine. It is a copy."""
+    """Return an int8 weight [out, in], divided by `weight_divisor`, as oneDNN's opaque tensor in the layout of this
+    machine. It is a copy.
+    """
+    if (divisor := weight_divisor()) > 1:
+        weight = weight.float().div_(divisor).round_().to(torch.int8)
+    return _pack(weight)
+
+
+def _pack(weight: torch.Tensor) -> torch.Tensor:
     packed: torch.Tensor = torch.ops.onednn.qlinear_prepack(weight.contiguous(), None)
     return packed
 
 
+def product(x: torch.Tensor, zero_point: int, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Return (x - zero_point) @ weight * scale, float32 [rows, out], of x, uint8 [rows, in], and a packed weight.
+
+    `scale`: float32 [out].
+    """
+    out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
+        x, 1.0, zero_point, weight, scale, _zero(), None, 1.0, 0, torch.float32, "none", [], ""
+    )
+    return out
+
+
+@cache
+def _zero() -> torch.Tensor:
+    return torch.zeros(1, dtype=torch.int64)
+
+
+@cache
+def weight_divisor() -> int:
+    """Return what int8 weights are divided by on this machine, 1 or 2, that no sum of their products overflows.
+
+    CPUs without VNNI add two products of 8 bits at a time in int16, and clip what is over. Weights of 7 bits always
+    fit, and lose less than activations of 7 bits would, whose outliers need the bits.
+    """
+    largest = torch.full((1, 64), 255, dtype=torch.uint8)
+    summed = product(largest, 0, _pack(torch.full((16, 64), 127, dtype=torch.int8)), torch.ones(16))
+    return 1 if summed[0, 0].item() == 255 * 127 * 64 else 2
+
+
 def machine_key() -> str:
-    """Return a hash of what a layout depends on: torch's version, the CPU's flags and oneDNN's limit on them."""
+    """Return a hash of what a layout depends on: torch's version, the CPU's flags, oneDNN's limit on them, and what
+    weights are divided by.
+    """
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text(encoding="utf-8", errors="replace").splitlines() if cpu.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-    text = f"{torch.__version__} {platform.machine()} {os.environ.get('ONEDNN_MAX_CPU_ISA', '')} {flags}"
+    limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "")
+    text = f"{torch.__version__} {platform.machine()} {limit} {flags} {weight_divisor()}"
     return hashlib.sha256(text.encode()).hexdigest()
 
 

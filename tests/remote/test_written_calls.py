@@ -1,0 +1,96 @@
+"""JSON in a reply's text that calls a tool is a call, however the server cuts it, and is never told as text."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
+from antiphon.events.tools import Tool
+from antiphon.remote.address import parse_address
+from antiphon.remote.language import RemoteLanguageModel
+from antiphon.remote.written_calls import WrittenCalls
+from antiphon.settings import RemoteSettings
+from tests.remote.scripted_server import says, scripted_server
+
+NAMES = ("add", "get_weather")
+PARIS = ("get_weather", {"city": "Paris"})
+
+
+def read(replies: Iterator[Reply]) -> tuple[str, list[tuple[str, object]], str]:
+    """The text, the calls with their arguments, and why the reply ended."""
+    text, calls, reason = "", list[tuple[str, object]](), ""
+    for reply in replies:
+        match reply:
+            case TextDelta(part):
+                text += part
+            case ToolCallStarted(_, name):
+                calls.append((name, None))
+            case ToolCallDelta(arguments):
+                calls[-1] = (calls[-1][0], json.loads(arguments))
+            case ReplyDone():
+                reason = reply.reason
+    return text, calls, reason
+
+
+def written(text: str, size: int, *, parallel: bool = True) -> tuple[str, list[tuple[str, object]], str]:
+    reader = WrittenCalls(NAMES, parallel=parallel)
+    parts: list[Reply] = [TextDelta(text[at : at + size]) for at in range(0, len(text), size)]
+    return read(r for part in (*parts, ReplyDone("stop", 1, 0, 1)) for r in reader.feed(part))
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "prose", "calls"),
+    [
+        ('{"name": "get_weather", "arguments": {"city": "Paris"}}', "", [PARIS]),
+        ('Sure.\n```json\n{"name": "get_weather", "parameters": {"city": "Paris"}}\n```', "Sure.\n", [PARIS]),
+        ('<tools>\n{"name": "add"}\n</tools> Done.', "", [("add", {})]),
+        ('{"function": {"name": "get_weather", "arguments": "{\\"city\\": \\"Paris\\"}"}}', "", [PARIS]),
+        ('[{"name": "add", "arguments": {"a": [1]}}, {"name": "add"}]', "", [("add", {"a": [1]}), ("add", {})]),
+        ('{"name": "add"}\n{"name": "add", "args": {"a": 2}}', "", [("add", {}), ("add", {"a": 2})]),
+        ('{"tool_calls": [{"type": "function", "function": {"name": "add"}}]}', "", [("add", {})]),
+        # Cut off, or arguments that are none: not told, and no call.
+        ('{"name": "add", "arguments": {"a": 1', "", []),
+        ('{"name": "add", "arguments": "one and two"}', "", []),
+        ('{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
+        ('It says {"name": "ad', 'It says {"name": "ad', []),
+    ],
+)
+def test_json_that_calls_a_tool_is_a_call(text: str, prose: str, calls: list[tuple[str, object]], size: int) -> None:
+    assert written(text, size) == (prose, calls, "tool_calls" if calls else "stop")
+
+
+def test_of_several_only_the_first_counts_where_one_is_wanted() -> None:
+    assert written('[{"name": "add"}, {"name": "get_weather"}]', 4, parallel=False) == ("", [("add", {})], "tool_calls")
+
+
+def test_json_behind_a_call_of_the_servers_own_is_neither_told_nor_called() -> None:
+    reader = WrittenCalls(NAMES)
+    parts = [ToolCallStarted("1", "add"), ToolCallDelta("{}"), TextDelta('{"name": "add"}')]
+    done = ReplyDone("tool_calls", 1, 0, 1)
+    assert read(r for part in (*parts, done) for r in reader.feed(part)) == ("", [("add", {})], "tool_calls")
+
+
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_a_server_that_writes_json_makes_a_call_where_it_may(choice: str) -> None:
+    text = '{"name": "add", "arguments": {"a": 1}}'
+
+    async def main() -> list[Reply]:
+        async with scripted_server(says(text[:9], text[9:])) as server:
+            address = parse_address(f"{server.url}#clever", "--language-model")
+            model = await asyncio.to_thread(RemoteLanguageModel, address, "", RemoteSettings())
+            stream = await model.open()
+            options = ReplyOptions(tools=(Tool("add"),), tool_choice=choice)
+            try:
+                return [r async for r in stream.reply([Message("user", "?")], options)]
+            finally:
+                stream.close()
+                await model.client.close()
+
+    told, calls, reason = read(iter(asyncio.run(main())))
+    expected = ("", [("add", {"a": 1})], "tool_calls") if choice == "auto" else (text, [], "stop")
+    assert (told, calls, reason) == expected
