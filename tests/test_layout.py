@@ -65,7 +65,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "remote": {"audio", "contracts", "errors", "events", "settings", "upstream"},
     "upstream": {"errors"},
     "tracing": {"errors", "events"},
-    "cluster": {"audio", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
+    "client": {"audio", "errors", "protocols"},
+    "cluster": {"audio", "client", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
     "server": BELOW_SERVER | {"cluster", "transports"},
     "cli": BELOW_SERVER | {"cluster", "server", "transports"},
 }
@@ -76,8 +77,7 @@ SIBLINGS: dict[str, set[str]] = {"adapters": set(), "protocols": {"realtime", "r
 # Rooms without input, output, clocks or an event loop.
 PURE = {"audio", "contracts", "events", "protocols", "text", "turns", "vision"}
 PURE_FILES = (
-    {"cluster/door/held_session.py"}
-    | {"engine/api.py", "engine/generation.py", "engine/rows.py"}
+    {"engine/api.py", "engine/generation.py", "engine/rows.py"}
     | {f"engine/local/{name}.py" for name in ("kv/cache", "scheduler", "step")}
     | {f"transports/{name}.py" for name in ("attachment_state", "lifecycle", "state_machine")}
 )

@@ -151,7 +151,7 @@ def test_when_a_device_is_not_there_then_it_is_named_with_what_there_is(
 
 def test_when_only_ctranslate2_sees_a_gpu_then_whisper_may_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "_num_torch_devices", lambda: 0)
-    monkeypatch.setattr("antiphon.cli.start.checks.ctranslate2.get_cuda_device_count", lambda: 1)
+    monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: 1)
     on_gpu = replace(Settings(), models=replace(Settings().models, device="cuda"))
     checks.check_models(on_gpu, ("transcriber", "vad"))
     checks.check_models(replace(Settings(), models=replace(Settings().models, placement="transcriber=cuda")))

@@ -25,8 +25,8 @@ from antiphon.errors import CapabilityError, ModelError, RemoteProtocolError, Se
 from antiphon.events.tools import Tool, ToolCall
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import LANGUAGE_ROLES, selected_models
-from antiphon.modeling.chat import ChatModel, ChatStream, text_size
-from antiphon.modeling.chat_template import token_ids
+from antiphon.modeling.chat import ChatModel, ChatStream
+from antiphon.modeling.chat_template import text_size, token_ids
 from antiphon.modeling.detokenizer import Detokenizer, held_back
 from antiphon.modeling.tool_grammar import CallReader
 from antiphon.settings import load as load_settings
@@ -380,29 +380,58 @@ def test_json_that_names_a_tool_is_no_prose(text: str, prose: str, name: str, si
     assert read_written(text, size) == (prose, name)
 
 
-def test_a_call_that_is_written_as_json_is_written_again_as_its_schema_says(model: CausalLm) -> None:
-    said = 'Sure.\n```json\n{"name": "get_weather", "arguments": {"unit": "kelvin"}}\n```'
-    backend = model.tokenizer.backend_tokenizer
+async def reply_that_begins(
+    model: CausalLm, chat: ChatStream, said: str, ask: list[Message], started: list[Sampling]
+) -> list[Reply]:
+    """A reply whose first generation, of those that are `started`, is made to say this."""
+    generate = LocalSession.generate
+
+    async def generated(session: LocalSession, params: Sampling) -> AsyncGenerator[Token, None]:
+        started.append(params)
+        if len(started) > 1:
+            async for token in generate(session, params):
+                yield token
+            return
+        for number in model.tokenizer.backend_tokenizer.encode(said, add_special_tokens=False).ids:
+            session.append([number])
+            yield Token(number, None)
+
+    with mock.patch.object(LocalSession, "generate", generated):
+        options = ReplyOptions(temperature=0.0, max_tokens=90, tools=(ADD, WEATHER))
+        return [part async for part in chat.reply(ask, options)]
+
+
+def test_a_call_that_is_repeated_as_json_once_its_result_is_there_is_answered_in_words(model: CausalLm) -> None:
+    said = '{"name": "get_weather", "arguments": {"city": "Paris", "unit": "celsius"}}'
+    ask = [
+        Message("user", "What is the weather in Paris, in celsius?"),
+        Message("assistant", tool_calls=(ToolCall("one", "get_weather", '{"city": "Paris", "unit": "celsius"}'),)),
+        Message("tool", "It rains, 17 degrees.", tool_call_id="one"),
+    ]
 
     async def main() -> None:
-        chat, parts, started = await model.open(), list[Reply](), list[Sampling]()
-        generate = LocalSession.generate
+        chat, started = await model.open(), list[Sampling]()
+        parts = await reply_that_begins(model, chat, said, ask, started)
+        chat.close()
+        text = "".join(p.text for p in parts if isinstance(p, TextDelta))
+        assert text[0].isalnum()
+        assert not set(text) & set("{}[]<>`")
+        assert not [p for p in parts if isinstance(p, ToolCallStarted)]
+        assert len(started) == 2
+        held = model.tokenizer.decode([r for r in chat.rows if isinstance(r, int)])
+        assert "get_weather gave: It rains, 17 degrees." in held
+        assert "tool_call" not in held
 
-        async def generated(session: LocalSession, params: Sampling) -> AsyncGenerator[Token, None]:
-            started.append(params)
-            if len(started) > 1:
-                async for token in generate(session, params):
-                    yield token
-                return
-            for number in backend.encode(said, add_special_tokens=False).ids:
-                session.append([number])
-                yield Token(number, None)
+    asyncio.run(main())
 
-        with mock.patch.object(LocalSession, "generate", generated):
-            ask = [Message("user", "What is the weather in Paris, in celsius?")]
-            options = ReplyOptions(temperature=0.0, max_tokens=90, tools=(ADD, WEATHER))
-            async for part in chat.reply(ask, options):
-                parts.append(part)
+
+def test_a_call_that_is_written_as_json_is_written_again_as_its_schema_says(model: CausalLm) -> None:
+    said = 'Sure.\n```json\n{"name": "get_weather", "arguments": {"unit": "kelvin"}}\n```'
+
+    async def main() -> None:
+        chat, started = await model.open(), list[Sampling]()
+        ask = [Message("user", "What is the weather in Paris, in celsius?")]
+        parts = await reply_that_begins(model, chat, said, ask, started)
         chat.close()
         assert "".join(p.text for p in parts if isinstance(p, TextDelta)) == "Sure."
         (call,) = [p for p in parts if isinstance(p, ToolCallStarted)]

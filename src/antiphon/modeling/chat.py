@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
@@ -37,7 +36,7 @@ from antiphon.contracts import (
 from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session, Sink
 from antiphon.errors import EngineError, GrammarError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
-from antiphon.modeling.chat_template import ChatTemplate
+from antiphon.modeling.chat_template import MAX_CHARS_PER_TOKEN, ChatTemplate, text_size, told_plainly
 from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import (
     ChatRow,
@@ -61,6 +60,7 @@ from antiphon.modeling.tool_grammar import (
     call_grammar,
     json_grammar,
     offered_tools,
+    prose_grammar,
 )
 
 log = logging.getLogger(__name__)
@@ -69,9 +69,6 @@ log = logging.getLogger(__name__)
 MAX_SPARE_PARTS = 8
 # Bound: the encoded parts of all conversations take at most one byte for so many of the KV's budget.
 KV_PER_MEDIA = 4
-# Bound: the characters that are rendered and encoded for each token of the context. English has four or five a token;
-# what has more than this does not fit into the context, and is not worth the time that encoding it takes.
-MAX_CHARS_PER_TOKEN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +166,13 @@ class ChatModel:
         else:
             return None
         try:
-            await self.engine.prepare_grammar(rule, self.stop_tokens)
+            return await self.prepared(rule)
         except GrammarError as error:
             raise _invalid_schema(options, error) from error
+
+    async def prepared(self, rule: Grammar) -> Grammar:
+        """Wait for the engine to prepare a rule for a reply, and return it. Raises GrammarError, CapabilityError."""
+        await self.engine.prepare_grammar(rule, self.stop_tokens)
         return rule
 
 
@@ -245,9 +246,9 @@ class ChatStream:
         if begun:
             ids += model.template.encode_opening(CALL_OPENING)
         num_prompt, count = len(ids), 0
-        cached: int | None = None
+        cached, rule = None, await model.grammar(options, begun=begun)
         while True:
-            params = self._sampling(options, len(ids), await model.grammar(options, begun=begun))
+            params = self._sampling(options, len(ids), rule)
             held = self._align(ids, head)
             detokenizer = Detokenizer(model.tokenizer.backend_tokenizer, options.stop)
             reader = self._reader(() if options.schema is not None else tools, begun=begun)
@@ -278,11 +279,17 @@ class ChatStream:
             is_over = options.max_tokens == count or detokenizer.stopped is not None
             if not reader.written or is_over:
                 break
-            # It is made to write the call again, in the form that is held to the tool's schema.
+            options = replace(options, max_tokens=options.max_tokens and options.max_tokens - count)
+            if messages[-1].role == "tool":
+                # It has what its call gave, and repeats the call: it is told so in plain words, and made to say it.
+                ids, head = await self._prompt(told_plainly(messages), (), options)
+                tools, rule = (), await model.prepared(prose_grammar())
+                continue
             ids += await asyncio.to_thread(model.template.encode_text, reader.prose) if reader.prose else []
+            # It is made to write the call again, in the form that is held to the tool's schema.
             ids += model.template.encode_opening(CALL_OPENING)
-            left = options.max_tokens and options.max_tokens - count
-            options, begun = replace(options, tool_choice=reader.written, max_tokens=left), True
+            options, begun = replace(options, tool_choice=reader.written), True
+            rule = await model.grammar(options, begun=begun)
         is_cut = session.finish is Finish.LENGTH or (reader.written and options.max_tokens == count)
         reason = "length" if is_cut else "tool_calls" if reader.calls else "stop"
         yield ReplyDone(reason, num_prompt, cached, count)  # type: ignore[arg-type]
@@ -488,13 +495,3 @@ def _split_system(messages: Sequence[Message]) -> tuple[Sequence[Message], Seque
     """The system's message, which no truncation drops, and the rest."""
     count = int(bool(messages) and messages[0].role == "system")
     return messages[:count], messages[count:]
-
-
-def text_size(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
-    """Return about how many characters a conversation has when it is rendered; each message has a token of its own."""
-    num_chars = sum(len(t.name) + len(t.description) + len(json.dumps(t.parameters)) for t in tools)
-    for message in messages:
-        parts = sum(len(part) for part in message.parts if isinstance(part, str))
-        calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
-        num_chars += max(len(message.text), parts) + calls + len(message.name) + MAX_CHARS_PER_TOKEN
-    return num_chars

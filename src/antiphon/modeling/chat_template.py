@@ -22,6 +22,9 @@ from antiphon.events.tools import Tool
 
 # The marks around users' text: Unicode noncharacters, which are never interchanged, and are taken out of that text.
 USER_TEXT_START, USER_TEXT_END = "\ufdd0", "\ufdd1"
+# Bound: the characters that are rendered and encoded for each token of the context. English has four or five a token;
+# what has more than this does not fit into the context, and is not worth the time that encoding it takes.
+MAX_CHARS_PER_TOKEN = 16
 
 
 class _TemplateFunction(TypedDict):
@@ -273,3 +276,24 @@ def _split_marked(marked: str) -> list[tuple[str, bool]]:
         else:
             out.append((text, False))
     return [(text, is_users) for text, is_users in out if text]
+
+
+def text_size(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
+    """Return about how many characters a conversation has when it is rendered; each message has a token of its own."""
+    num_chars = sum(len(t.name) + len(t.description) + len(json.dumps(t.parameters)) for t in tools)
+    for message in messages:
+        parts = sum(len(part) for part in message.parts if isinstance(part, str))
+        calls = sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+        num_chars += max(len(message.text), parts) + calls + len(message.name) + MAX_CHARS_PER_TOKEN
+    return num_chars
+
+
+def told_plainly(messages: Sequence[Message]) -> list[Message]:
+    """Return a conversation whose last turn has what its functions gave as words of the user, and no calls.
+
+    Models that were not trained on calls understand it so.
+    """
+    at = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1) + 1
+    names = {call.id: call.name for m in messages[at:] for call in m.tool_calls}
+    results = ((names.get(m.tool_call_id, m.name), m.text) for m in messages[at:] if m.role == "tool")
+    return [*messages[:at], *(Message("user", f"{name} gave: {text}") for name, text in results)]

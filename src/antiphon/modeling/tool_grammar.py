@@ -65,6 +65,11 @@ def call_grammar(tools: Sequence[Tool], closing: int | None, *, begun: bool) -> 
     return Grammar("lark", "\n".join(lines) + "\n", trigger="" if begun else CALL_OPENING)
 
 
+def prose_grammar() -> Grammar:
+    """Return the grammar of a reply that is no call: it begins with a word, and has no brackets, tags or fences."""
+    return Grammar("lark", r"start: /[\p{L}\p{N}'\x22][^{}\[\]<>`]*/" + "\n")
+
+
 class ProseReader:
     """In the place of a CallReader, for a reply that may hold no calls."""
 

@@ -23,7 +23,7 @@ from starlette.requests import HTTPConnection
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
-from antiphon.cluster.door.held_session import fields_of, message
+from antiphon.client.held_session import fields_of, message
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPart, ContentPartDone, ContentPosition, ResponseAudioDelta
 from antiphon.events.playback import PlaybackStarted, PlaybackStopped

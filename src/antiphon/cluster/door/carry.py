@@ -19,9 +19,9 @@ from starlette.datastructures import QueryParams
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
+from antiphon.client.held_session import END, CannotResume, HeldSession
 from antiphon.cluster.connect import close_of, connect_to_host
 from antiphon.cluster.door.client import DoorClient
-from antiphon.cluster.door.held_session import END, CannotResume, HeldSession
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.cluster.door.metrics import DoorMetrics
 from antiphon.signals import Signal

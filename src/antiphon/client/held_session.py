@@ -1,8 +1,8 @@
-"""One session that a door holds for a client that knows nothing of resuming. Pure: frames go in, frames come out.
+"""The resuming side of one session: a door's, for a client that knows nothing of it, or a client's. Pure: frames in and
+out.
 
-The door is the resuming client of the host: it keeps the token, counts the host's events and keeps what its client has
-sent, so that another connection can go on where the first one broke. The client gets the session's events as a host
-without resume would have sent them.
+It keeps the token, counts the host's events and keeps what its client has sent, so that another connection can go on
+where the first one broke. The client gets the session's events as a host without resume would have sent them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FINAL_CODES = frozenset({"resync_required", "client_gap", "invalid_resume_token"
 
 
 class CannotResume(Exception):
-    """The host refuses the resume, or the door lacks what it would have to send again: `code` and `reason`, in the
-    host's words or the door's. `is_final`: neither another host nor a later try would change it.
+    """The host refuses the resume, or lacks what would have to be sent again: `code` and `reason`, in the host's words
+    or ours. `is_final`: neither another host nor a later try would change it.
     """
 
     def __init__(self, code: str, reason: str) -> None:
@@ -73,7 +73,7 @@ class HeldSession:
     # --- from the client ----------------------------------------------------------------------------------------------
 
     def keep(self, frame: ClientFrame) -> None:
-        """Take a frame of the client. The oldest ones that the host was sent are dropped beyond MAX_KEPT_BYTES."""
+        """Take a frame of the client. The oldest ones that the host was sent are dropped beyond `max_kept_bytes`."""
         self._kept.append(frame)
         self._kept_bytes += len(frame)
         self.unsent_bytes += len(frame)
@@ -90,6 +90,11 @@ class HeldSession:
         frame = self._kept[index]
         self.unsent_bytes -= len(frame)
         return frame
+
+    def restart(self) -> None:
+        """Send all kept frames again, to a host that begins the session: the one before had not begun it."""
+        self._next = self._first_kept
+        self.unsent_bytes = self._kept_bytes
 
     # --- from the host ------------------------------------------------------------------------------------------------
 
@@ -141,7 +146,7 @@ class HeldSession:
     def resumed(self, frame: str | bytes) -> None:
         """Take the host's answer to the request. The frames that it has not received are sent again.
 
-        Raises CannotResume where the host has refused, or where the door keeps too little of what was sent.
+        Raises CannotResume where the host has refused, or where too little is kept of what was sent.
         """
         event = fields_of(frame)
         kind = event.get("type")
@@ -155,7 +160,7 @@ class HeldSession:
         received = event.get("received_events")
         if isinstance(received, int) and not isinstance(received, bool):
             if received + 1 < self._first_kept:
-                raise CannotResume("client_gap", "more of the client's messages were lost than the door keeps")
+                raise CannotResume("client_gap", "more of the client's messages were lost than are kept")
             num_given = min(received + 1 - self._first_kept, len(self._kept))
             self._next = self._first_kept + num_given
             self.unsent_bytes = sum(len(frame) for frame in list(self._kept)[num_given:])

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.cluster.door.held_session import CannotResume, HeldSession
+from antiphon.client.held_session import CannotResume, HeldSession
 
 CREATED = '{"type":"session.created","event_id":"e","session":{"id":"sess-1"},"resume_token":"t1"}'
 

@@ -1,0 +1,104 @@
+"""Live transcription: sound in, words out that do not change."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from types import TracebackType
+from typing import Any
+
+from antiphon.client.link import ResumingLink, SessionEnded
+from antiphon.client.sound import Sound, WireSound, encoded
+
+PATH = "/v1/realtime"
+# The wire's rate.
+RATE_HZ = 16_000
+
+
+class ClientCaptions:
+    """One transcription session. Entered with `async with`; iterated for its words, once for each `finish`.
+
+    `text`: all words since the last `finish`. It survives cuts of its connection.
+    """
+
+    def __init__(self, link: ResumingLink, config: dict[str, object], rate_hz: int) -> None:
+        self._link, self._config, self._rate_hz = link, config, rate_hz
+        self._sound = WireSound(rate_hz, RATE_HZ)
+        self._feeding: asyncio.Task[None] | None = None
+        self.text = ""
+
+    async def __aenter__(self) -> ClientCaptions:
+        """Connect, and wait for the session. Raises SessionEnded where the server refuses it, or is not there."""
+        self._link.start()
+        try:
+            await self._link.send({"type": "session.update", **self._config})
+            while (await self._message())["type"] != "session.updated":
+                pass
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def link(self) -> ResumingLink:
+        """What carries the session."""
+        return self._link
+
+    async def send(self, sound: Sound) -> None:
+        """Send more sound. Waits while more is unsent than is kept. Raises SessionEnded, ValueError."""
+        if pcm := self._sound.feed(sound):
+            await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(pcm)})
+
+    async def finish(self) -> None:
+        """End the transcript: the iteration ends with its last word. Raises SessionEnded."""
+        if rest := self._sound.flush():
+            await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(rest)})
+        await self._link.send({"type": "input_audio_buffer.commit", "final": True})
+
+    def feed(self, sounds: AsyncIterable[Sound] | Iterable[Sound]) -> None:
+        """Send pieces of sound as they come, in the background, and `finish` after the last."""
+        self._feeding = asyncio.create_task(self._feed(sounds))
+
+    async def _feed(self, sounds: AsyncIterable[Sound] | Iterable[Sound]) -> None:
+        if isinstance(sounds, AsyncIterable):
+            async for sound in sounds:
+                await self.send(sound)
+        else:
+            for sound in sounds:
+                await self.send(sound)
+        await self.finish()
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        """Yield words as they are known, until the transcript is done. Raises SessionEnded, and what feeding raised."""
+        self.text = ""
+        while True:
+            message = await self._message()
+            if message["type"] == "transcription.delta":
+                self.text += message["delta"]
+                yield message["delta"]
+            elif message["type"] == "transcription.done":
+                break
+        if self._feeding:
+            feeding, self._feeding = self._feeding, None
+            await feeding
+
+    async def _message(self) -> dict[str, Any]:
+        """The next message. Raises SessionEnded for an error, which leaves nothing to wait for."""
+        while True:
+            message = await self._link.receive()
+            if isinstance(message, dict) and message.get("type") == "error":
+                raise SessionEnded(str(message.get("code") or "error"), str(message.get("error") or ""))
+            if isinstance(message, dict) and isinstance(message.get("type"), str):
+                return message
+
+    async def close(self) -> None:
+        """End the session."""
+        if self._feeding:
+            self._feeding.cancel()
+            await asyncio.gather(self._feeding, return_exceptions=True)
+        await self._link.close()

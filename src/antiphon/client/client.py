@@ -1,0 +1,172 @@
+"""The client: where a server is, and the sessions that it can be asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from antiphon.client import captions, conversation, speech, video
+from antiphon.client.captions import ClientCaptions
+from antiphon.client.conversation import ClientConversation, tools_of
+from antiphon.client.link import ResumingLink, Sent, SessionEnded
+from antiphon.client.speech import ClientSpeech
+from antiphon.client.video import ClientVideo
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+# How long a request over HTTP may take, in seconds: a file of hours is transcribed in minutes.
+REQUEST_S = 600.0
+
+
+class Client:
+    """A client of one server. Entered with `async with`, used from one event loop; sessions are opened by its methods
+    and entered with `async with` too.
+
+    `url`: of the server, such as http://127.0.0.1:8000. `key`: one of its API keys. `give_up_s`: for how long a session
+    whose connection breaks tries to go on; the server keeps it for 30 s unless it is told otherwise.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, key: str | None = None, *, give_up_s: float = 30.0) -> None:
+        self.url = url.rstrip("/")
+        if urlsplit(self.url).scheme not in ("http", "https"):
+            raise ValueError(f"the server's address begins with http:// or https://, not as {url}")
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._give_up_s = give_up_s
+        self._http = httpx.AsyncClient(base_url=self.url, headers=self._headers, timeout=REQUEST_S, trust_env=False)
+
+    async def __aenter__(self) -> Client:
+        """Return the client; nothing is connected yet."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._http.aclose()
+
+    def conversation(
+        self,
+        *,
+        instructions: str | None = None,
+        voice: str | None = None,
+        tools: Sequence[Callable[..., Any]] = (),
+        rate_hz: int = 16_000,
+        answer_rate_hz: int = 24_000,
+        speaks: bool = True,
+        acknowledges: bool = False,
+        turn_detection: Mapping[str, Any] | None = None,
+        session: Mapping[str, Any] | None = None,
+    ) -> ClientConversation:
+        """Return a conversation, to be entered.
+
+        `instructions`: what the model is told. `voice`: a name of `antiphon pull --list`. `tools`: functions that the
+        model may call (FunctionTool). `rate_hz`, `answer_rate_hz`: of the user's sound and the answers'. `speaks`
+        false: answers are text alone. `acknowledges`: you say what was `played`, and only that counts as heard. The
+        others are as docs/wire/duplex.md has them: `turn_detection`, and any other field of a `session`.
+        """
+        functions = tools_of(tools)
+        found: dict[str, Any] = {
+            "input_audio_format": "pcm16",
+            "sample_rate_hz": rate_hz,
+            "audio": {"output": {"sample_rate_hz": answer_rate_hz}},
+            "playback_commit_policy": "ack_only" if acknowledges else "commit_all_on_done",
+            **_given(instructions=instructions, voice=voice, turn_detection=turn_detection),
+            **({} if speaks else {"modalities": ["text"]}),
+            **({"tools": [f.definition() for f in functions]} if functions else {}),
+            **(session or {}),
+        }
+        opening = {"type": "session.update", "session": found}
+        link = self._link(conversation.PATH, opening=opening, heartbeat=conversation.HEARTBEAT)
+        return ClientConversation(link, functions)
+
+    def captions(
+        self,
+        *,
+        language: str | None = None,
+        prompt: str | None = None,
+        rate_hz: int = captions.RATE_HZ,
+        model: str = "default",
+    ) -> ClientCaptions:
+        """Return a live transcription, to be entered. `language`: ISO 639-1; None: it is detected. `prompt`: names and
+        words to expect. `rate_hz`: of the sound.
+        """
+        config = {"model": model, **_given(language=language, prompt=prompt)}
+        link = self._link(captions.PATH, {"dialect": "vllm", "resume": "1"})
+        return ClientCaptions(link, config, rate_hz)
+
+    def speech(
+        self,
+        *,
+        voice: str | None = None,
+        language: str | None = None,
+        rate_hz: int | None = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> ClientSpeech:
+        """Return a speech stream, to be entered. `rate_hz`: of its sound; None: the voice's. `config`: other fields of
+        docs/wire/speech-stream.md.
+        """
+        given = _given(voice=voice, language=language, sample_rate=rate_hz)
+        link = self._link(speech.PATH, {"resume": "1"})
+        return ClientSpeech(link, {"response_format": "pcm", "stream_audio": True, **given, **(config or {})})
+
+    def video(self, *, system_prompt: str | None = None, config: Mapping[str, Any] | None = None) -> ClientVideo:
+        """Return a video session, whose answers are text, to be entered. `config`: other fields of
+        docs/wire/video-stream.md.
+        """
+        link = self._link(video.PATH, {"resume": "1"}, heartbeat={"type": "ping"}, heartbeat_s=20.0)
+        fields = {"modalities": ["text"], **_given(system_prompt=system_prompt), **(config or {})}
+        return ClientVideo(link, fields)
+
+    async def transcribe(self, file: str | Path | bytes, *, language: str | None = None, model: str = "default") -> str:
+        """Return what is said in a file of any format, given by its path or whole. Raises SessionEnded, OSError."""
+        data = file if isinstance(file, bytes) else await asyncio.to_thread(Path(file).read_bytes)
+        fields = {"model": model, **_given(language=language)}
+        answer = await self._post("/v1/audio/transcriptions", data=fields, files={"file": ("sound", data)})
+        return str(answer.json()["text"])
+
+    async def speak(self, text: str, *, voice: str | None = None, response_format: str = "wav") -> bytes:
+        """Return a text as a file of speech. Raises SessionEnded."""
+        body = {"model": "default", "input": text, "voice": voice or "default", "response_format": response_format}
+        return (await self._post("/v1/audio/speech", json=body)).content
+
+    async def _post(self, path: str, **given: Any) -> httpx.Response:
+        try:
+            answer = await self._http.post(path, **given)
+        except httpx.HTTPError as error:
+            raise SessionEnded("connection_lost", f"{self.url}: {error}") from error
+        if answer.is_error:
+            try:
+                told = answer.json()["error"]
+                code, message = str(told["code"]), str(told["message"])
+            except (ValueError, KeyError, TypeError):
+                code, message = str(answer.status_code), answer.reason_phrase
+            raise SessionEnded(code, message)
+        return answer
+
+    def _link(
+        self,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        *,
+        opening: Sent | None = None,
+        heartbeat: Sent | None = None,
+        heartbeat_s: float = 60.0,
+    ) -> ResumingLink:
+        return ResumingLink(
+            "ws" + self.url.removeprefix("http") + path,
+            headers=self._headers,
+            query=query or {},
+            opening=opening,
+            give_up_s=self._give_up_s,
+            heartbeat=heartbeat,
+            heartbeat_s=heartbeat_s,
+        )
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    """The fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}

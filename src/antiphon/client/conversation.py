@@ -1,0 +1,241 @@
+"""A spoken or written conversation: sound and text in, events out, tools called, what was heard acknowledged."""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from antiphon.client.events import (
+    AnswerBegins,
+    AnswerEnds,
+    AnswerSound,
+    AnswerWords,
+    ConversationEvent,
+    Heard,
+    Interrupted,
+    NothingSaid,
+    Reconnected,
+    ServerError,
+    Softer,
+    ToolCalled,
+    UserSaid,
+    UserSpeaks,
+    UserWords,
+)
+from antiphon.client.link import ResumingLink, SessionEnded
+from antiphon.client.sound import Sound, encoded
+from antiphon.client.tools import FunctionTool
+
+PATH = "/v1/duplex"
+# A message that keeps a session alive whose user is silent.
+HEARTBEAT = {"type": "session.heartbeat"}
+# Small models that are told what a call gave may call again and again: after so many rounds they have to answer.
+MAX_CALL_ROUNDS = 4
+
+
+class ClientConversation:
+    """A conversation with a server. Entered with `async with`, iterated for its events, used from one event loop.
+
+    What it is made of says `Client.conversation`. It survives cuts of its connection, and ends where the block does.
+    """
+
+    def __init__(self, link: ResumingLink, tools: Sequence[FunctionTool]) -> None:
+        self._link = link
+        self._tools = {tool.name: tool for tool in tools}
+        self._events: asyncio.Queue[ConversationEvent | SessionEnded] = asyncio.Queue()
+        self._ready: asyncio.Future[dict[str, Any]] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        # The calls of responses under way, by their response, each with what it comes to.
+        self._calls: dict[str, list[tuple[str, asyncio.Task[str]]]] = {}
+        self._background = set[asyncio.Task[None]]()
+        self._texts: dict[str, list[str]] = {}
+        # How often the model has called since the user last said anything.
+        self._num_rounds = 0
+        # How much sound of an item has come, in milliseconds.
+        self._sound_ms: dict[str, float] = {}
+
+    async def __aenter__(self) -> ClientConversation:
+        """Connect, and wait for the session. Raises SessionEnded where the server refuses it, or is not there."""
+        self._ready = asyncio.get_running_loop().create_future()
+        self._link.start()
+        self._reading = asyncio.create_task(self._read())
+        try:
+            await self._ready
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def id(self) -> str:
+        """The session's id on the server."""
+        return self._link.session_id
+
+    @property
+    def link(self) -> ResumingLink:
+        """What carries the session."""
+        return self._link
+
+    async def send_sound(self, sound: Sound) -> None:
+        """Send what the user's microphone has heard, at the rate that the conversation was opened with.
+
+        Waits while more is unsent than is kept. Raises SessionEnded, ValueError.
+        """
+        await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(sound)})
+
+    async def send_text(self, text: str) -> None:
+        """Say something in writing, which is answered. Raises SessionEnded."""
+        self._num_rounds = 0
+        await self._link.send({"type": "push_text", "text": text})
+
+    async def end_turn(self) -> None:
+        """End the user's turn where the sound so far does, without waiting for a pause. Raises SessionEnded."""
+        await self._link.send({"type": "input_audio_buffer.commit"})
+
+    async def interrupt(self) -> None:
+        """Take the floor from the answer under way. Raises SessionEnded."""
+        await self._link.send({"type": "barge_in"})
+
+    async def answer(self, instructions: str | None = None) -> None:
+        """Have the model answer though nobody has said anything new. Raises SessionEnded."""
+        response = {} if instructions is None else {"instructions": instructions}
+        await self._link.send({"type": "response.create", "response": response})
+
+    async def played(self, sound: AnswerSound, *, part: float = 1.0) -> None:
+        """Tell the server that an answer's sound was played up to the end of this piece, or a `part` of it (0 to 1).
+
+        Of an answer that is cut off, the history then keeps just that. Raises SessionEnded.
+        """
+        played_ms = int(sound.start_ms + (sound.end_ms - sound.start_ms) * part)
+        message = {"type": "playback.ack", "response_id": sound.answer_id, "item_id": sound.item_id}
+        await self._link.send({**message, "played_ms": played_ms})
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Send any message of docs/wire/duplex.md. Raises SessionEnded."""
+        await self._link.send(message)
+
+    async def __aiter__(self) -> AsyncIterator[ConversationEvent]:
+        """Yield what happens, until the conversation is closed. Raises SessionEnded where it ends otherwise."""
+        while True:
+            event = await self._events.get()
+            if isinstance(event, SessionEnded):
+                self._events.put_nowait(event)
+                if event.code in ("closed", "client_close"):
+                    return
+                raise event
+            yield event
+
+    async def close(self) -> None:
+        """End the conversation."""
+        await self._link.close()
+        tasks = [*self._background, *(task for calls in self._calls.values() for _, task in calls)]
+        tasks += [self._reading] if self._reading else []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._events.put_nowait(SessionEnded("closed"))
+
+    # --- what comes ---------------------------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        assert self._ready
+        try:
+            while True:
+                message = await self._link.receive()
+                if isinstance(message, bytes):
+                    continue
+                if message.get("type") == "session.created" and not self._ready.done():
+                    self._ready.set_result(message)
+                for event in self._events_of(message):
+                    self._events.put_nowait(event)
+        except SessionEnded as ended:
+            if not self._ready.done():
+                self._ready.set_exception(ended)
+            self._events.put_nowait(ended)
+
+    def _events_of(self, message: Mapping[str, Any]) -> Iterator[ConversationEvent]:
+        """What a message of the server tells the user. Calls of tools begin here."""
+        answer_id = str(message.get("response_id") or "")
+        match message.get("type"):
+            case "turn.event":
+                yield from _turn(message.get("event"))
+            case "conversation.item.input_audio_transcription.delta":
+                yield UserWords(message["item_id"], message["delta"])
+            case "conversation.item.input_audio_transcription.completed":
+                self._num_rounds = 0
+                yield UserSaid(message["item_id"], message["transcript"])
+            case "response.listen":
+                yield NothingSaid(str(message["response"]["metadata"].get("reason")))
+            case "response.created":
+                yield AnswerBegins(answer_id)
+            case "response.output_text.delta" | "response.output_audio_transcript.delta":
+                self._texts.setdefault(answer_id, []).append(message["delta"])
+                yield AnswerWords(answer_id, message["delta"])
+            case "response.output_audio.delta" if message["delta"]:
+                item_id, pcm = message["item_id"], b64decode(message["delta"])
+                sound = AnswerSound(
+                    answer_id, item_id, pcm, message["sample_rate_hz"], self._sound_ms.get(item_id, 0.0)
+                )
+                self._sound_ms[item_id] = sound.end_ms
+                yield sound
+            case "response.function_call_arguments.done" if tool := self._tools.get(message["name"]):
+                call = asyncio.create_task(self._call(tool, message["arguments"]))
+                self._calls.setdefault(answer_id, []).append((message["call_id"], call))
+            case "response.done":
+                if calls := self._calls.pop(answer_id, []):
+                    self._spawn(self._answer_calls(calls, goes_on=message["response"]["status"] == "completed"))
+                text = "".join(self._texts.pop(answer_id, []))
+                yield AnswerEnds(answer_id, message["response"]["status"], text)
+            case "conversation.item.truncated":
+                yield Heard(message["item_id"], message["audio_end_ms"])
+            case "session.resumed":
+                yield Reconnected(str(message.get("how")))
+            case "error":
+                error = message["error"]
+                yield ServerError(str(error.get("code")), str(error.get("message")), str(error.get("param") or ""))
+
+    async def _call(self, tool: FunctionTool, arguments: str) -> str:
+        output = await tool.call(arguments)
+        self._events.put_nowait(ToolCalled(tool.name, arguments, output))
+        return output
+
+    async def _answer_calls(self, calls: Sequence[tuple[str, asyncio.Task[str]]], *, goes_on: bool) -> None:
+        """Tell the model what its calls gave, and have it go on unless the user has taken the floor."""
+        try:
+            for call_id, task in calls:
+                item = {"type": "function_call_output", "call_id": call_id, "output": await task}
+                await self._link.send({"type": "conversation.item.create", "item": item})
+            self._num_rounds += 1
+            if goes_on:
+                response = {"tool_choice": "none"} if self._num_rounds >= MAX_CALL_ROUNDS else {}
+                await self._link.send({"type": "response.create", "response": response})
+        except SessionEnded:
+            return
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+
+def _turn(name: Any) -> Iterator[ConversationEvent]:
+    match name:
+        case "user_speech_started":
+            yield UserSpeaks()
+        case "barge_in":
+            yield Interrupted()
+        case "duck" | "unduck":
+            yield Softer(name == "duck")
+
+
+def tools_of(functions: Sequence[Callable[..., Any]]) -> list[FunctionTool]:
+    """Return functions as tools. Raises TypeError as FunctionTool does."""
+    return [FunctionTool(function) for function in functions]

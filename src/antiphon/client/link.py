@@ -1,0 +1,260 @@
+"""One session of a client over as many connections as it takes: what breaks is connected again, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlencode
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
+
+from antiphon.client.held_session import END, CannotResume, HeldSession, fields_of
+from antiphon.errors import AntiphonError
+
+log = logging.getLogger(__name__)
+# The client's frames that no connection has had yet: more, and `send` waits. In bytes.
+MAX_UNSENT_BYTES = 1 << 20
+# The wait before the second attempt to connect again, and the longest, in seconds.
+FIRST_WAIT_S, MAX_WAIT_S = 0.05, 2.0
+# How long an attempt to connect may take, and what a close gets, in seconds.
+CONNECT_S, CLOSE_S = 10.0, 5.0
+# A connection on which a ping has no answer for so long is broken. A ping waits behind audio that is still to be read.
+PING_TIMEOUT_S = 60.0
+# Close codes by which the server ends a session for good.
+FINAL_CLOSE_CODES = frozenset({1000, 1002, 1003, 1007, 1008, 1009, 1011})
+# Statuses of refused upgrades that a later try may change.
+TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+
+Sent = Mapping[str, Any]
+
+
+class SessionEnded(AntiphonError):
+    """A session is over, and cannot be gone on with. `code` is the server's word for why, or `connection_lost`."""
+
+    def __init__(self, code: str, message: str = "") -> None:
+        super().__init__(f"{code}: {message}" if message else code)
+        self.code = code
+
+
+class ResumingLink:
+    """One session at a WebSocket endpoint. Used from one event loop; one task receives, any may send.
+
+    `url`: of the endpoint, ws:// or wss://. `query`: of its first connection. `opening`: the message that opens the
+    session where the client speaks first. `give_up_s`: for how long a broken session tries to connect again.
+    `heartbeat`: a message that is sent every `heartbeat_s` seconds, so that silence does not end the session.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        query: Mapping[str, str],
+        opening: Sent | None = None,
+        give_up_s: float = 30.0,
+        heartbeat: Sent | None = None,
+        heartbeat_s: float = 60.0,
+    ) -> None:
+        self._url, self._headers, self._query, self._give_up_s = url, dict(headers), dict(query), give_up_s
+        self._held = HeldSession()
+        self._heartbeat, self._heartbeat_s = heartbeat, heartbeat_s
+        self._incoming: asyncio.Queue[dict[str, Any] | bytes | SessionEnded] = asyncio.Queue()
+        # Set when there is something to send, and when there is room for more.
+        self._to_send, self._has_room = asyncio.Event(), asyncio.Event()
+        self._socket: ClientConnection | None = None
+        self._ended: SessionEnded | None = None
+        self._leaves = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.num_resumed = 0
+        if opening is not None:
+            self._keep(opening)
+
+    @property
+    def session_id(self) -> str:
+        """The session's id; "" until the server has said it."""
+        return self._held.session_id
+
+    def start(self) -> None:
+        """Begin to connect. Does not wait: `receive` raises what went wrong."""
+        self._tasks.append(asyncio.create_task(self._carry()))
+        if self._heartbeat:
+            self._tasks.append(asyncio.create_task(self._beat(self._heartbeat)))
+
+    async def send(self, message: Sent) -> None:
+        """Send a message; while the connection is broken it is kept. Waits while too much is unsent.
+
+        Raises SessionEnded.
+        """
+        self._keep(message)
+        while self._held.unsent_bytes > MAX_UNSENT_BYTES and not self._ended:
+            self._has_room.clear()
+            await self._has_room.wait()
+        if self._ended:
+            raise self._ended
+
+    async def receive(self) -> dict[str, Any] | bytes:
+        """Return the server's next message. Raises SessionEnded once there are no more, each time."""
+        found = await self._incoming.get()
+        if isinstance(found, SessionEnded):
+            self._incoming.put_nowait(found)
+            raise found
+        return found
+
+    async def close(self) -> None:
+        """End the session: the server does not keep it for anybody. Waits for the close at most CLOSE_S."""
+        self._leaves = True
+        socket = self._socket
+        with suppress(ConnectionClosed, TimeoutError):
+            if socket and not self._ended:
+                async with asyncio.timeout(CLOSE_S):
+                    while (frame := self._held.next_frame()) is not None:
+                        await socket.send(frame)
+                    await socket.send(END)
+                    await socket.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._end(SessionEnded("closed"))
+
+    async def cut(self) -> None:
+        """Break the connection as a network does, for tests of what comes then; the session goes on with another."""
+        if self._socket:
+            self._socket.transport.abort()
+
+    def _keep(self, message: Sent) -> None:
+        self._held.keep(msgspec.json.encode(message).decode())
+        self._to_send.set()
+
+    async def _beat(self, heartbeat: Sent) -> None:
+        while True:
+            await asyncio.sleep(self._heartbeat_s)
+            self._keep(heartbeat)
+
+    async def _carry(self) -> None:
+        lost_s: float | None = None
+        wait_s = FIRST_WAIT_S
+        while not self._ended:
+            try:
+                await self._connect_and_carry()
+                lost_s, wait_s = time.monotonic(), FIRST_WAIT_S
+            except SessionEnded as ended:
+                self._end(ended)
+            except (OSError, TimeoutError, InvalidHandshake, ConnectionClosed, _TryAgain) as error:
+                lost_s = lost_s or time.monotonic()
+                # A server that cannot be reached at all is told at once.
+                never = not self._held.can_resume and not isinstance(error, _TryAgain | ConnectionClosed)
+                if never or time.monotonic() - lost_s > self._give_up_s:
+                    self._end(SessionEnded("connection_lost", str(error) or type(error).__name__))
+                else:
+                    await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+                    wait_s = min(2 * wait_s, MAX_WAIT_S)
+
+    async def _connect_and_carry(self) -> None:
+        """Carry one connection until it breaks. Raises SessionEnded where the session is over, _TryAgain where another
+        try may help, and what connecting raises.
+        """
+        held = self._held
+        query = {**self._query, "resume": held.session_id} if held.can_resume else self._query
+        try:
+            socket = await connect(
+                f"{self._url}?{urlencode(query)}" if query else self._url,
+                additional_headers=self._headers,
+                max_size=None,
+                compression=None,
+                open_timeout=CONNECT_S,
+                close_timeout=CLOSE_S,
+                ping_timeout=PING_TIMEOUT_S,
+                proxy=None,
+            )
+        except InvalidStatus as refused:
+            raise _refusal(refused) from refused
+        async with socket:
+            if held.can_resume:
+                await self._resume(socket)
+            else:
+                held.restart()
+            self._socket = socket
+            writing = asyncio.create_task(self._write(socket))
+            try:
+                await self._read(socket)
+            finally:
+                self._socket = None
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+
+    async def _resume(self, socket: ClientConnection) -> None:
+        await socket.send(self._held.resume_request())
+        async with asyncio.timeout(CONNECT_S):
+            answer = await socket.recv()
+        try:
+            self._held.resumed(answer)
+        except CannotResume as refused:
+            if refused.is_final or refused.code in ("unknown_session", "restored_too_often"):
+                raise SessionEnded(refused.code, refused.reason) from None
+            raise _TryAgain(str(refused)) from None
+        self.num_resumed += 1
+        self._incoming.put_nowait(fields_of(answer))
+
+    async def _read(self, socket: ClientConnection) -> None:
+        """Take what the server sends until the connection breaks. Raises SessionEnded where it was closed for good."""
+        last: dict[str, Any] = {}
+        try:
+            while True:
+                frame = self._held.receive(await socket.recv())
+                if isinstance(frame, bytes):
+                    self._incoming.put_nowait(frame)
+                elif frame is not None:
+                    last = fields_of(frame)
+                    self._incoming.put_nowait(last)
+                if acknowledgement := self._held.acknowledgement():
+                    await socket.send(acknowledgement)
+        except ConnectionClosed as closed:
+            code, reason = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (1006, "")
+            if code in FINAL_CLOSE_CODES or not self._held.can_resume or self._leaves:
+                raise _ended_by(code, reason, last) from closed
+            log.info("the connection of session %s broke: %s", self.session_id, closed)
+
+    async def _write(self, socket: ClientConnection) -> None:
+        with suppress(ConnectionClosed):
+            while True:
+                self._to_send.clear()
+                while (frame := self._held.next_frame()) is not None:
+                    await socket.send(frame)
+                    self._has_room.set()
+                await self._to_send.wait()
+
+    def _end(self, ended: SessionEnded) -> None:
+        if not self._ended:
+            self._ended = ended
+            self._incoming.put_nowait(ended)
+            self._has_room.set()
+
+
+class _TryAgain(Exception):
+    """The server cannot take the session now, and may later."""
+
+
+def _refusal(refused: InvalidStatus) -> Exception:
+    """What an upgrade that was answered with a status comes to."""
+    response = refused.response
+    error = fields_of(bytes(response.body or b"")).get("error")
+    error = error if isinstance(error, dict) else {}
+    code, message = str(error.get("code") or response.status_code), str(error.get("message") or refused)
+    return _TryAgain(message) if response.status_code in TEMPORARY_STATUSES else SessionEnded(code, message)
+
+
+def _ended_by(code: int, reason: str, last: Mapping[str, Any]) -> SessionEnded:
+    """Why a session is over whose connection was closed with a code, behind the server's `last` message."""
+    error = last.get("error")
+    if isinstance(error, dict):
+        return SessionEnded(str(error.get("code") or reason), str(error.get("message") or ""))
+    if last.get("type") == "error" and isinstance(last.get("message") or error, str):
+        return SessionEnded(reason or str(code), str(last.get("message") or error))
+    return SessionEnded("closed" if code == 1000 else reason or str(code))

@@ -1,0 +1,85 @@
+"""A narrator: text in pieces in, speech out while it is made."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+from antiphon.client.link import ResumingLink, SessionEnded
+
+PATH = "/v1/audio/speech/stream"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechSound:
+    """More speech: mono PCM of 16 bits, little-endian, at `rate_hz`, of the sentence `text`."""
+
+    pcm: bytes
+    rate_hz: int
+    text: str
+
+
+class ClientSpeech:
+    """One speech stream. Entered with `async with`; iterated for its sound, once for each `finish`.
+
+    It survives cuts of its connection. Half a minute without text ends it.
+    """
+
+    def __init__(self, link: ResumingLink, config: Mapping[str, Any]) -> None:
+        self._link, self._config = link, config
+        self._sentence, self._rate_hz = "", 0
+
+    async def __aenter__(self) -> ClientSpeech:
+        """Connect, and wait for the session. Raises SessionEnded where the server refuses it, or is not there."""
+        self._link.start()
+        try:
+            await self._link.send({"type": "session.config", **self._config})
+            # The server speaks first; what it refuses of the configuration comes with the first utterance.
+            await self._link.receive()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def link(self) -> ResumingLink:
+        """What carries the session."""
+        return self._link
+
+    async def say(self, text: str) -> None:
+        """Add to the utterance. Sentences are spoken as they are complete. Raises SessionEnded."""
+        await self._link.send({"type": "input.text", "text": text})
+
+    async def finish(self) -> None:
+        """End the utterance: the iteration ends with its last sound. Raises SessionEnded."""
+        await self._link.send({"type": "input.done"})
+
+    async def cancel(self) -> None:
+        """Say nothing more of the utterance; the iteration ends. Raises SessionEnded."""
+        await self._link.send({"type": "input.cancel"})
+
+    async def __aiter__(self) -> AsyncIterator[SpeechSound]:
+        """Yield the utterance's sound as it is made, until it ends. Raises SessionEnded for what the server refuses."""
+        while True:
+            message = await self._link.receive()
+            if isinstance(message, bytes):
+                yield SpeechSound(message, self._rate_hz, self._sentence)
+                continue
+            match message.get("type"):
+                case "audio.start":
+                    self._sentence, self._rate_hz = message["sentence_text"], message["sample_rate"]
+                case "session.done":
+                    return
+                case "error":
+                    raise SessionEnded("error", str(message.get("message")))
+
+    async def close(self) -> None:
+        """End the stream."""
+        await self._link.close()

@@ -1,0 +1,220 @@
+"""The client for programs without an event loop: the same sessions, whose methods block."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from concurrent.futures import CancelledError
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+from antiphon.client.captions import ClientCaptions
+from antiphon.client.client import DEFAULT_URL, Client
+from antiphon.client.conversation import ClientConversation
+from antiphon.client.events import AnswerSound, ConversationEvent
+from antiphon.client.sound import Sound
+from antiphon.client.speech import ClientSpeech, SpeechSound
+from antiphon.client.video import ClientVideo
+
+T = TypeVar("T")
+Run = Callable[[Coroutine[Any, Any, Any]], Any]
+
+
+class _Entered(Protocol):
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+
+S = TypeVar("S", bound=_Entered)
+
+
+class _Blocking(Generic[S]):
+    """A session of the event loop's thread, used from others. Threads may share one: one iterates, others send."""
+
+    def __init__(self, session: S, run: Run) -> None:
+        self._session, self._run = session, run
+
+    def __enter__(self) -> Self:
+        self._run(self._session.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run(self._session.__aexit__(kind, error, trace))
+
+    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
+        while True:
+            try:
+                yield self._run(_next(items))
+            except StopAsyncIteration:
+                return
+
+
+async def _next(items: AsyncIterator[T]) -> T:
+    return await anext(items)
+
+
+class SyncConversation(_Blocking[ClientConversation]):
+    """A ClientConversation whose methods block."""
+
+    def send_sound(self, sound: Sound) -> None:
+        """As ClientConversation.send_sound."""
+        self._run(self._session.send_sound(sound))
+
+    def send_text(self, text: str) -> None:
+        """As ClientConversation.send_text."""
+        self._run(self._session.send_text(text))
+
+    def end_turn(self) -> None:
+        """As ClientConversation.end_turn."""
+        self._run(self._session.end_turn())
+
+    def interrupt(self) -> None:
+        """As ClientConversation.interrupt."""
+        self._run(self._session.interrupt())
+
+    def answer(self, instructions: str | None = None) -> None:
+        """As ClientConversation.answer."""
+        self._run(self._session.answer(instructions))
+
+    def played(self, sound: AnswerSound, *, part: float = 1.0) -> None:
+        """As ClientConversation.played."""
+        self._run(self._session.played(sound, part=part))
+
+    def __iter__(self) -> Iterator[ConversationEvent]:
+        """Yield what happens, as ClientConversation does; breaking off loses nothing."""
+        return self._each(aiter(self._session))
+
+
+class SyncCaptions(_Blocking[ClientCaptions]):
+    """ClientCaptions whose methods block."""
+
+    @property
+    def text(self) -> str:
+        """All words since the last `finish`."""
+        return self._session.text
+
+    def send(self, sound: Sound) -> None:
+        """As ClientCaptions.send."""
+        self._run(self._session.send(sound))
+
+    def feed(self, sounds: Iterable[Sound]) -> None:
+        """Send pieces of sound in the background, and `finish` after the last. The pieces are taken in a thread."""
+        self._run(_begin(self._session, sounds))
+
+    def finish(self) -> None:
+        """As ClientCaptions.finish."""
+        self._run(self._session.finish())
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield words as they are known, until the transcript is done."""
+        return self._each(aiter(self._session))
+
+
+class SyncSpeech(_Blocking[ClientSpeech]):
+    """A ClientSpeech whose methods block."""
+
+    def say(self, text: str) -> None:
+        """As ClientSpeech.say."""
+        self._run(self._session.say(text))
+
+    def finish(self) -> None:
+        """As ClientSpeech.finish."""
+        self._run(self._session.finish())
+
+    def cancel(self) -> None:
+        """As ClientSpeech.cancel."""
+        self._run(self._session.cancel())
+
+    def __iter__(self) -> Iterator[SpeechSound]:
+        """Yield the utterance's sound as it is made."""
+        return self._each(aiter(self._session))
+
+
+class SyncVideo(_Blocking[ClientVideo]):
+    """A ClientVideo whose methods block."""
+
+    def show(self, image: bytes, at_s: float | None = None) -> None:
+        """As ClientVideo.show."""
+        self._run(self._session.show(image, at_s))
+
+    def ask(self, question: str) -> str:
+        """As ClientVideo.ask."""
+        return str(self._run(self._session.ask(question)))
+
+    def stream(self, question: str) -> Iterator[str]:
+        """As ClientVideo.stream."""
+        return self._each(self._session.stream(question))
+
+
+class SyncClient:
+    """A Client whose sessions block. Entered with `with`; an event loop runs in a thread of its own meanwhile.
+
+    Arguments, here and of the methods, are the Client's.
+    """
+
+    def __init__(self, url: str = DEFAULT_URL, key: str | None = None, **options: Any) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="antiphon-client", daemon=True)
+        self._client = Client(url, key, **options)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._run(self._client.__aexit__(kind, error, trace))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def conversation(self, **options: Any) -> SyncConversation:
+        """Return a conversation, to be entered with `with`."""
+        return SyncConversation(self._client.conversation(**options), self._run)
+
+    def captions(self, **options: Any) -> SyncCaptions:
+        """Return a live transcription, to be entered with `with`."""
+        return SyncCaptions(self._client.captions(**options), self._run)
+
+    def speech(self, **options: Any) -> SyncSpeech:
+        """Return a speech stream, to be entered with `with`."""
+        return SyncSpeech(self._client.speech(**options), self._run)
+
+    def video(self, **options: Any) -> SyncVideo:
+        """Return a video session, to be entered with `with`."""
+        return SyncVideo(self._client.video(**options), self._run)
+
+    def transcribe(self, file: str | Path | bytes, **options: Any) -> str:
+        """As Client.transcribe."""
+        return str(self._run(self._client.transcribe(file, **options)))
+
+    def speak(self, text: str, **options: Any) -> bytes:
+        """As Client.speak."""
+        return bytes(self._run(self._client.speak(text, **options)))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except (KeyboardInterrupt, CancelledError):
+            future.cancel()
+            raise
+
+
+async def _begin(session: ClientCaptions, sounds: Iterable[Sound]) -> None:
+    session.feed(_taken(iter(sounds)))
+
+
+async def _taken(sounds: Iterator[Sound]) -> AsyncIterator[Sound]:
+    """Take each piece in a thread: one of a microphone is waited for."""
+    done = object()
+    while (sound := await asyncio.to_thread(next, sounds, done)) is not done:
+        yield sound  # type: ignore[misc]

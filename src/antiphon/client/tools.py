@@ -1,0 +1,77 @@
+"""Python functions as tools of a conversation: their schema comes from their signature, and calls are checked by it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import msgspec
+
+log = logging.getLogger(__name__)
+
+
+class FunctionTool:
+    """A function that the model may call. Its name, first paragraph of its docstring and typed parameters are told to
+    the model; `Annotated[int, "degrees Celsius"]` describes a parameter.
+
+    The function may be `async`; any other runs in a thread. What it returns is told to the model, as JSON unless it is
+    a string; what it raises is told to it as an error. Raises TypeError for a parameter that has no type, or is
+    positional only or of a variable number.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self.name: str = getattr(function, "__name__", type(function).__name__)
+        self.description = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+        hints = get_type_hints(function, include_extras=True)
+        fields: list[Any] = []
+        for parameter in inspect.signature(function).parameters.values():
+            if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                raise TypeError(f"{self.name}: a tool's parameters have names; {parameter} has none")
+            if parameter.name not in hints:
+                raise TypeError(f"{self.name}: the parameter {parameter.name} has no type")
+            kind = _described(hints[parameter.name])
+            is_required = parameter.default is parameter.empty
+            fields.append((parameter.name, kind) if is_required else (parameter.name, kind, parameter.default))
+        self._arguments = msgspec.defstruct(self.name, fields, kw_only=True, forbid_unknown_fields=True)
+
+    def definition(self) -> dict[str, Any]:
+        """Return the tool as a session's `tools` have it."""
+        (found,), parts = msgspec.json.schema_components([self._arguments], ref_template="#/$defs/{name}")
+        name = found["$ref"].rpartition("/")[2]
+        schema = {k: v for k, v in parts.pop(name).items() if k != "title"}
+        if parts:
+            schema["$defs"] = parts
+        return {"type": "function", "name": self.name, "description": self.description, "parameters": schema}
+
+    async def call(self, arguments: str) -> str:
+        """Call the function with JSON arguments, and return what the model is told."""
+        try:
+            given = msgspec.json.decode(arguments or "{}", type=self._arguments)
+            values = {name: getattr(given, name) for name in self._arguments.__struct_fields__}
+            if inspect.iscoroutinefunction(self._function):
+                result = await self._function(**values)
+            else:
+                result = await asyncio.to_thread(self._function, **values)
+            return result if isinstance(result, str) else msgspec.json.encode(result).decode()
+        except Exception as error:
+            # A function is the user's: whatever it raises is for the model, which can say so.
+            log.warning("the tool %s failed: %s", self.name, error)
+            return msgspec.json.encode({"error": f"{type(error).__name__}: {error}"}).decode()
+
+
+def _described(kind: Any) -> Any:
+    """A parameter's type, with texts of `Annotated` as its description."""
+    if get_origin(kind) is not Annotated:
+        return kind
+    inner, *extras = get_args(kind)
+    texts = [extra for extra in extras if isinstance(extra, str)]
+    metas = [extra for extra in extras if isinstance(extra, msgspec.Meta)]
+    if texts:
+        metas.append(msgspec.Meta(description=" ".join(texts)))
+    for meta in metas:
+        inner = Annotated[inner, meta]
+    return inner
