@@ -105,9 +105,10 @@ def serving(
     transcriber: ScriptedTranscriber | None = None,
     lanes: tuple[Lane[Any, Any], ...] = (),
     speaker_model: SpeakerModel | None = None,
+    partner: Echo | None = None,
 ) -> Iterator[tuple[str, ServerState, Echo]]:
     """Yields a running server's ws:// URL, its state and its conversation model; drains the server afterwards."""
-    echo = Echo()
+    echo = partner or Echo()
     models = replace(scripted_models(echo, transcriber), lanes=lanes, speaker_model=speaker_model)
     state = ServerState(settings or Settings(), Metrics(), models)
     sock = socket.create_server(("127.0.0.1", 0))

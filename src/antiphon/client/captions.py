@@ -82,19 +82,31 @@ class ClientCaptions:
                 self.text += message["delta"]
                 yield message["delta"]
             elif message["type"] == "transcription.done":
-                break
-        if self._feeding:
-            feeding, self._feeding = self._feeding, None
-            await feeding
+                return
 
     async def _message(self) -> dict[str, Any]:
         """The next message. Raises SessionEnded for an error, which leaves nothing to wait for."""
         while True:
-            message = await self._link.receive()
+            message = await self._receive()
             if isinstance(message, dict) and message.get("type") == "error":
                 raise SessionEnded(str(message.get("code") or "error"), str(message.get("error") or ""))
             if isinstance(message, dict) and isinstance(message.get("type"), str):
                 return message
+
+    async def _receive(self) -> dict[str, Any] | bytes:
+        """The server's next message. Raises SessionEnded, and what feeding raised: nothing more would come then."""
+        feeding = self._feeding
+        if not feeding:
+            return await self._link.receive()
+        receiving = asyncio.ensure_future(self._link.receive())
+        try:
+            await asyncio.wait({receiving, feeding}, return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done():
+                self._feeding = None
+                feeding.result()
+            return await receiving
+        finally:
+            receiving.cancel()
 
     async def close(self) -> None:
         """End the session."""

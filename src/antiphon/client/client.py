@@ -130,7 +130,7 @@ class Client:
 
     async def speak(self, text: str, *, voice: str | None = None, response_format: str = "wav") -> bytes:
         """Return a text as a file of speech. Raises SessionEnded."""
-        body = {"model": "default", "input": text, "voice": voice or "default", "response_format": response_format}
+        body = {"model": "default", "input": text, "response_format": response_format, **_given(voice=voice)}
         return (await self._post("/v1/audio/speech", json=body)).content
 
     async def _post(self, path: str, **given: Any) -> httpx.Response:

@@ -152,8 +152,12 @@ class ClientConversation:
                 message = await self._link.receive()
                 if isinstance(message, bytes):
                     continue
-                if message.get("type") == "session.created" and not self._ready.done():
-                    self._ready.set_result(message)
+                if not self._ready.done():
+                    if message.get("type") == "session.created":
+                        self._ready.set_result(message)
+                    elif message.get("type") == "error":
+                        # It refuses what the session is to be, and would wait for another wish.
+                        raise SessionEnded(message["error"]["code"], message["error"]["message"])
                 for event in self._events_of(message):
                     self._events.put_nowait(event)
         except SessionEnded as ended:

@@ -123,10 +123,14 @@ class ResumingLink:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._end(SessionEnded("closed"))
 
-    async def cut(self) -> None:
-        """Break the connection as a network does, for tests of what comes then; the session goes on with another."""
-        if self._socket:
-            self._socket.transport.abort()
+    async def cut(self) -> bool:
+        """Break the connection as a network does, for tests of what comes then; the session goes on with another.
+        Returns whether there was one.
+        """
+        if socket := self._socket:
+            self._socket = None
+            socket.transport.abort()
+        return socket is not None
 
     def _keep(self, message: Sent) -> None:
         self._held.keep(msgspec.json.encode(message).decode())
