@@ -40,7 +40,7 @@ html_show_copyright = False
 # alphabetical order.
 MENUS = {
     "Use": [
-        *("../README", "use", "coming-from", "models", "gpu", "certify", "deploy", "operations", "settings"),
+        *("../README", "use", "client", "coming-from", "models", "gpu", "certify", "deploy", "operations", "settings"),
         *("hardening", "black-box"),
         "measured",
     ],

@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"audio", "errors", "protocols"},
     "cluster": {"audio", "client", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
     "server": BELOW_SERVER | {"cluster", "transports"},
-    "cli": BELOW_SERVER | {"cluster", "server", "transports"},
+    "cli": BELOW_SERVER | {"client", "cluster", "server", "transports"},
 }
 # The package itself and `python -m antiphon` hand on to the rooms.
 UNRULED = {"__init__", "__main__"}

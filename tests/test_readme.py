@@ -27,7 +27,7 @@ from tests.conftest import VOICE, Process, Serve
 
 ROOT = Path(__file__).parents[1]
 LANGUAGE_MODEL = "qwen2.5-coder-0.5b-instruct"
-PAGES = ("README.md", "docs/use.md", "docs/coming-from.md")
+PAGES = ("README.md", "docs/use.md", "docs/client.md", "docs/coming-from.md")
 ALL_PAGES = (*PAGES, "CONTRIBUTING.md", "docs/index.md", "docs/measured.md")
 CLIENTS = ROOT / "tests" / "clients"
 # A call in a page -> the driver in which an unmodified client makes the same call: `make clients`.
@@ -41,11 +41,13 @@ PROVEN = {
 PRINTED = {
     "README.md": ("", "capital of France", "\n"),
     "docs/use.md": ("ask not what your country can do for you", "three sentences", " ", ""),
+    "docs/client.md": ("meeting", "[get_weather: It rains in Paris, 17 degrees.]", "", " ", "your country"),
     "docs/coming-from.md": (" ",),
 }
 WRITTEN = {
     "README.md": ("question.wav", "answer.wav"),
     "docs/use.md": ("speech.wav", "hello.wav", "hello.mp3", "arrived.wav", "words.wav"),
+    "docs/client.md": ("story.wav",),
     "docs/coming-from.md": (),
 }
 # The commands that are run. The others wait for a camera, a terminal or the end of the server.
@@ -82,7 +84,8 @@ def everything(serve: Serve) -> Process:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """An empty folder that looks like the repository's root to the examples."""
-    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    for name in ("docs", "tests"):
+        (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 

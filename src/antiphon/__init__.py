@@ -1,3 +1,23 @@
-"""antiphon: a self-hosted server for live speech, over the protocols clients already speak."""
+"""antiphon: a self-hosted server for live speech, over the protocols clients already speak.
+
+`antiphon.Server` serves within a program (docs/client.md), `antiphon.client` has a client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from antiphon.cli.start.embedded import Server
 
 __version__ = "0.1.0"
+__all__ = ["Server", "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the server where it is asked for: it takes a second, and a client does without it."""
+    if name == "Server":
+        from antiphon.cli.start.embedded import Server
+
+        return Server
+    raise AttributeError(f"module 'antiphon' has no attribute {name!r}")

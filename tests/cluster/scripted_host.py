@@ -18,7 +18,7 @@ from typing import Any
 import anyio
 
 from antiphon.cli.main import main
-from antiphon.cli.start import models
+from antiphon.cli.start import preparation
 from antiphon.contracts import Message, ResponseChunk
 from antiphon.server import run
 from tests.scripted import ScriptedTranscriber
@@ -49,5 +49,5 @@ if __name__ == "__main__":
         transcriber.gate = lambda _: _after(final_s)
     run.load = lambda *_: scripted_models(echo, transcriber)  # type: ignore[assignment]
     # No file of a model is looked for, and none has to be there.
-    models.require = lambda *_: None
+    preparation.require = lambda *_: None
     sys.exit(main(["serve", "--no-pull", "--profile", "light", *sys.argv[1:]]))

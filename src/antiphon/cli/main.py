@@ -13,7 +13,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -112,7 +111,7 @@ def _settings_of(args: argparse.Namespace) -> Settings:
 def _serve(settings: Settings, args: argparse.Namespace) -> int:
     if settings.cluster.role == "door":
         return _serve_door(settings)
-    from antiphon.cli.start.models import fetch, require
+    from antiphon.cli.start.preparation import prepare_to_serve
     from antiphon.server.process.listening import bind
     from antiphon.server.run import check_exposure, serve
 
@@ -122,12 +121,7 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
         if serve_here:
             # Ray binds it again. What cannot be had is told before models are fetched.
             bound.close()
-        _check_serve(settings, fetches=not args.no_pull)
-        settings = _with_profile(settings, fetches=not args.no_pull)
-        if args.no_pull:
-            require(settings)
-        else:
-            fetch(settings)
+        settings = prepare_to_serve(settings, fetches=not args.no_pull)
         if serve_here:
             return _serve_ray(serve_here, settings, args)
 
@@ -137,23 +131,6 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
 
         anyio.run(serve, settings, ready, bound)
     return 0
-
-
-def _check_serve(settings: Settings, *, fetches: bool) -> None:
-    """What would only be told after minutes of fetching, or when the first session begins."""
-    from antiphon.cli.start.checks import check_models, check_state, check_writable
-
-    _check_home(settings, create=fetches)
-    if settings.server.record:
-        check_writable(settings.server.record, "--record")
-    check_models(settings)
-    check_state(settings)
-
-
-def _check_home(settings: Settings, *, create: bool) -> None:
-    from antiphon.loading.loader import store_of
-
-    store_of(settings.models).check_home(create=create and not settings.models.offline)
 
 
 def _serve_door(settings: Settings) -> int:
@@ -185,16 +162,6 @@ def _serve_ray(serve_here: Callable[..., None], settings: Settings, args: argpar
     return 0
 
 
-def _with_profile(settings: Settings, *, fetches: bool = True) -> Settings:
-    """The settings with a profile that is chosen by now, which is told with its reason."""
-    from antiphon.loading.profile_choice import choose_profile
-
-    offline = settings.models.offline or not fetches
-    choice = choose_profile(replace(settings, models=replace(settings.models, offline=offline)))
-    log.info("profile %s: %s", choice.profile, choice.reason)
-    return choice.applied(settings)
-
-
 def _fetch(settings: Settings, roles: Collection[ModelRole] | None = None, *, chooses: bool = False) -> Settings:
     """Check what the settings name, and have the models of these roles (None: all) here and prepared.
 
@@ -202,13 +169,14 @@ def _fetch(settings: Settings, roles: Collection[ModelRole] | None = None, *, ch
     """
     from antiphon.cli.start.checks import check_models
     from antiphon.cli.start.models import fetch
+    from antiphon.cli.start.preparation import check_home, with_profile
     from antiphon.loading.selection import ALL_ROLES
 
     roles = ALL_ROLES if roles is None else roles
-    _check_home(settings, create=True)
+    check_home(settings, create=True)
     check_models(settings, roles)
     if chooses:
-        settings = _with_profile(settings)
+        settings = with_profile(settings)
     fetch(settings, roles)
     return settings
 
@@ -216,15 +184,16 @@ def _fetch(settings: Settings, roles: Collection[ModelRole] | None = None, *, ch
 def _pull(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.start.checks import check_names
     from antiphon.cli.start.models import fetch, store_for
+    from antiphon.cli.start.preparation import check_home, with_profile
     from antiphon.loading.loader import prepare
     from antiphon.loading.selection import local_models
     from antiphon.store.registry import MODELS, PROFILES
 
-    _check_home(settings, create=not args.list)
+    check_home(settings, create=not args.list)
     if not args.list:
         # The device is that of another machine where an image is built.
         check_names(settings)
-        settings = _with_profile(settings)
+        settings = with_profile(settings)
         fetch(settings)
         store = store_for(settings)
         for wanted in local_models(settings):
@@ -324,9 +293,10 @@ def _timeline(_: Settings, args: argparse.Namespace) -> int:
 
 def _doctor(settings: Settings, _: argparse.Namespace) -> int:
     from antiphon.cli.doctor import report
+    from antiphon.cli.start.preparation import check_home, with_profile
 
-    _check_home(settings, create=False)
-    return anyio.run(report, _with_profile(settings))
+    check_home(settings, create=False)
+    return anyio.run(report, with_profile(settings))
 
 
 def _hosts(settings: Settings, args: argparse.Namespace) -> int:

@@ -63,9 +63,14 @@ def check_exposure(settings: Settings) -> None:
 
 
 async def serve(
-    settings: Settings, on_ready: Callable[[str], None] = lambda _: None, bound: socket.socket | None = None
+    settings: Settings,
+    on_ready: Callable[[str], None] = lambda _: None,
+    bound: socket.socket | None = None,
+    ends: tuple[anyio.Event, anyio.Event] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and close. Run it in the main thread's event loop.
+
+    `ends`: what stops it in the place of signals, and what then ends the drain; any thread's event loop does then.
 
     The socket is open while the models load; requests are refused with 503 until then. `bound`: a socket that `bind`
     gave before, which is closed here too; None: one is bound now. `on_ready` is called with the
@@ -77,10 +82,15 @@ async def serve(
     check_exposure(settings)
     sock = bound or bind(settings.server.host, settings.server.port)
     with contextlib.closing(sock):
-        await _serve(settings, on_ready, sock)
+        await _serve(settings, on_ready, sock, ends)
 
 
-async def _serve(settings: Settings, on_ready: Callable[[str], None], sock: socket.socket) -> None:
+async def _serve(
+    settings: Settings,
+    on_ready: Callable[[str], None],
+    sock: socket.socket,
+    ends: tuple[anyio.Event, anyio.Event] | None,
+) -> None:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     log_failed_accepts(asyncio.get_running_loop())
     state = ServerState(settings, Metrics(), started_s=int(time.time()))
@@ -95,7 +105,7 @@ async def _serve(settings: Settings, on_ready: Callable[[str], None], sock: sock
     models: LoadedModels | None = None
     failure: Exception | None = None
     try:
-        with stop_on_signals() as (stop, now):
+        with contextlib.nullcontext(ends) if ends else stop_on_signals() as (stop, now):
             async with anyio.create_task_group() as group:
                 state.group = group
                 group.start_soon(_serve_http, http, sock, group.cancel_scope)
