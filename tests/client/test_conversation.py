@@ -307,7 +307,7 @@ def test_a_session_that_the_server_refuses_says_why(scripted: tuple[str, ServerS
 def test_a_server_that_is_not_there_is_told_at_once() -> None:
     with pytest.raises(SessionEnded, match="connection_lost"):
         talked(("http://127.0.0.1:9", None, None), lambda talk: until(talk, AnswerEnds))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="begins with http"):
+    with pytest.raises(ValueError, match="http:// or https"):
         Client("127.0.0.1:8000")
 
 

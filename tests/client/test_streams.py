@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 import wave
 from collections.abc import AsyncIterator, Iterator
 
@@ -153,6 +154,63 @@ def test_a_picture_is_asked_about_also_after_a_cut(talker: Process) -> None:
     first, second = asyncio.run(asyncio.wait_for(main(), LIMIT_S))
     assert first.strip()
     assert second.strip()
+
+
+def test_an_answer_is_that_to_its_question_whatever_came_before(talker: Process) -> None:
+    with io.BytesIO() as file:
+        Image.new("RGB", (320, 240), (250, 250, 250)).save(file, "JPEG")
+        picture = file.getvalue()
+    with SyncClient(talker.url) as client, client.video() as camera:
+        camera.show(b"no picture")
+        with pytest.raises(SessionEnded, match="frames"):
+            camera.ask("Is the picture bright?")
+        camera.show(picture)
+        told = camera.ask("Is the picture bright?")
+        for _ in camera.stream("Is the picture bright?"):
+            break
+        camera.show(b"no picture")
+        assert told.strip()
+        # What was left of the answer that nobody took is not the next one's.
+        words = list(camera.stream("Is the picture bright?"))
+        assert words[0] == told[: len(words[0])]
+        assert camera.ask("Is the picture bright?").strip()
+
+
+def test_a_sentence_that_cannot_be_spoken_is_raised_behind_the_others(speaker: Process) -> None:
+    with SyncClient(speaker.url) as client, client.speech() as narrator:
+        sounds = list[str]()
+        narrator.say("One. Привет мир. Two.")
+        narrator.finish()
+        with pytest.raises(SessionEnded, match="Generation failed"):
+            for sound in narrator:
+                sounds.append(sound.text.strip())
+        assert {"One.", "Two."} <= set(sounds)
+        narrator.say("Three.")
+        narrator.finish()
+        assert {sound.text.strip() for sound in narrator} == {"Three."}
+
+
+def test_a_generator_that_waits_does_not_hold_up_the_event_loop(scripted: str) -> None:
+    sent, gate = list[int](), threading.Event()
+
+    def sounds() -> Iterator[Pcm]:
+        yield speech(1, 5)
+        # The first piece is transcribed while the second is waited for.
+        assert gate.wait(LIMIT_S)
+        yield speech(6, 5, silence_frames=30)
+
+    async def main() -> str:
+        async with Client(scripted) as client, client.captions() as captions:
+            captions.feed(sounds())
+            with pytest.raises(RuntimeError, match="fed already"):
+                captions.feed([])
+            async for _ in captions:
+                sent.append(1)
+                gate.set()
+            return captions.text
+
+    assert " ".join(asyncio.run(asyncio.wait_for(main(), LIMIT_S)).split()) == text(1, 10)
+    assert sent
 
 
 def test_a_session_that_nobody_can_serve_says_why(server: Process) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from types import TracebackType
 from typing import Any
 
@@ -61,16 +61,16 @@ class ClientCaptions:
         await self._link.send({"type": "input_audio_buffer.commit", "final": True})
 
     def feed(self, sounds: AsyncIterable[Sound] | Iterable[Sound]) -> None:
-        """Send pieces of sound as they come, in the background, and `finish` after the last."""
+        """Send pieces of sound as they come, in the background, and `finish` after the last. Pieces of what is no
+        asynchronous iterable are each waited for in a thread. Raises RuntimeError where another `feed` goes on.
+        """
+        if self._feeding and not self._feeding.done():
+            raise RuntimeError("these captions are fed already")
         self._feeding = asyncio.create_task(self._feed(sounds))
 
     async def _feed(self, sounds: AsyncIterable[Sound] | Iterable[Sound]) -> None:
-        if isinstance(sounds, AsyncIterable):
-            async for sound in sounds:
-                await self.send(sound)
-        else:
-            for sound in sounds:
-                await self.send(sound)
+        async for sound in sounds if isinstance(sounds, AsyncIterable) else _taken(iter(sounds)):
+            await self.send(sound)
         await self.finish()
 
     async def __aiter__(self) -> AsyncIterator[str]:
@@ -114,3 +114,10 @@ class ClientCaptions:
             self._feeding.cancel()
             await asyncio.gather(self._feeding, return_exceptions=True)
         await self._link.close()
+
+
+async def _taken(sounds: Iterator[Sound]) -> AsyncIterator[Sound]:
+    """Take each piece in a thread: one of a microphone is waited for."""
+    done = object()
+    while (sound := await asyncio.to_thread(next, sounds, done)) is not done:
+        yield sound  # type: ignore[misc]

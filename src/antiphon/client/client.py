@@ -32,9 +32,10 @@ class Client:
     """
 
     def __init__(self, url: str = DEFAULT_URL, key: str | None = None, *, give_up_s: float = 30.0) -> None:
-        self.url = url.rstrip("/")
-        if urlsplit(self.url).scheme not in ("http", "https"):
-            raise ValueError(f"the server's address begins with http:// or https://, not as {url}")
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"the server's address is http:// or https:// and a host, not {url}")
+        self.url = parts.geturl().rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._give_up_s = give_up_s
         self._http = httpx.AsyncClient(base_url=self.url, headers=self._headers, timeout=REQUEST_S, trust_env=False)
@@ -66,8 +67,11 @@ class Client:
         `instructions`: what the model is told. `voice`: a name of `antiphon pull --list`. `tools`: functions that the
         model may call (FunctionTool). `rate_hz`, `answer_rate_hz`: of the user's sound and the answers'. `speaks`
         false: answers are text alone. `acknowledges`: you say what was `played`, and only that counts as heard. The
-        others are as docs/wire/duplex.md has them: `turn_detection`, and any other field of a `session`.
+        others are as docs/wire/duplex.md has them: `turn_detection`, and any other field of a `session`. Raises
+        TypeError, ValueError for functions that cannot be tools.
         """
+        if session and "tools" in session:
+            raise ValueError("functions are given as `tools`, not in the session: their calls would have no answer")
         functions = tools_of(tools)
         found: dict[str, Any] = {
             "input_audio_format": "pcm16",
@@ -80,7 +84,12 @@ class Client:
             **(session or {}),
         }
         opening = {"type": "session.update", "session": found}
-        link = self._link(conversation.PATH, opening=opening, heartbeat=conversation.HEARTBEAT)
+        link = self._link(
+            conversation.PATH,
+            opening=opening,
+            heartbeat=conversation.HEARTBEAT,
+            heartbeat_s=min(60.0, float(found.get("idle_timeout_s", 120)) / 2),
+        )
         return ClientConversation(link, functions)
 
     def captions(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import TracebackType
@@ -29,11 +30,14 @@ from antiphon.client.link import ResumingLink, SessionEnded
 from antiphon.client.sound import Sound, encoded
 from antiphon.client.tools import FunctionTool
 
+log = logging.getLogger(__name__)
 PATH = "/v1/duplex"
 # A message that keeps a session alive whose user is silent.
 HEARTBEAT = {"type": "session.heartbeat"}
 # Small models that are told what a call gave may call again and again: after so many rounds they have to answer.
 MAX_CALL_ROUNDS = 4
+# Events that nobody has taken yet: beyond this, no more are read.
+MAX_EVENTS = 10_000
 
 
 class ClientConversation:
@@ -46,12 +50,15 @@ class ClientConversation:
         self._link = link
         self._tools = {tool.name: tool for tool in tools}
         self._events: asyncio.Queue[ConversationEvent | SessionEnded] = asyncio.Queue()
+        self._was_taken = asyncio.Event()
         self._ready: asyncio.Future[dict[str, Any]] | None = None
         self._reading: asyncio.Task[None] | None = None
         # The calls of responses under way, by their response, each with what it comes to.
         self._calls: dict[str, list[tuple[str, asyncio.Task[str]]]] = {}
         self._background = set[asyncio.Task[None]]()
         self._texts: dict[str, list[str]] = {}
+        # The answers that are being made, and whether there are none.
+        self._answers, self._is_idle = set[str](), asyncio.Event()
         # How often the model has called since the user last said anything.
         self._num_rounds = 0
         # How much sound of an item has come, in milliseconds.
@@ -106,6 +113,7 @@ class ClientConversation:
 
     async def answer(self, instructions: str | None = None) -> None:
         """Have the model answer though nobody has said anything new. Raises SessionEnded."""
+        self._num_rounds = 0
         response = {} if instructions is None else {"instructions": instructions}
         await self._link.send({"type": "response.create", "response": response})
 
@@ -126,6 +134,7 @@ class ClientConversation:
         """Yield what happens, until the conversation is closed. Raises SessionEnded where it ends otherwise."""
         while True:
             event = await self._events.get()
+            self._was_taken.set()
             if isinstance(event, SessionEnded):
                 self._events.put_nowait(event)
                 if event.code in ("closed", "client_close"):
@@ -135,7 +144,12 @@ class ClientConversation:
 
     async def close(self) -> None:
         """End the conversation."""
-        await self._link.close()
+        try:
+            await self._link.close()
+        finally:
+            await self._end_tasks()
+
+    async def _end_tasks(self) -> None:
         tasks = [*self._background, *(task for calls in self._calls.values() for _, task in calls)]
         tasks += [self._reading] if self._reading else []
         for task in tasks:
@@ -158,8 +172,14 @@ class ClientConversation:
                     elif message.get("type") == "error":
                         # It refuses what the session is to be, and would wait for another wish.
                         raise SessionEnded(message["error"]["code"], message["error"]["message"])
-                for event in self._events_of(message):
-                    self._events.put_nowait(event)
+                try:
+                    for event in self._events_of(message):
+                        self._events.put_nowait(event)
+                except (KeyError, TypeError, ValueError):
+                    log.exception("the server sent a %s that cannot be read", message.get("type"))
+                while self._events.qsize() > MAX_EVENTS:
+                    self._was_taken.clear()
+                    await self._was_taken.wait()
         except SessionEnded as ended:
             if not self._ready.done():
                 self._ready.set_exception(ended)
@@ -179,6 +199,8 @@ class ClientConversation:
             case "response.listen":
                 yield NothingSaid(str(message["response"]["metadata"].get("reason")))
             case "response.created":
+                self._answers.add(answer_id)
+                self._is_idle.clear()
                 yield AnswerBegins(answer_id)
             case "response.output_text.delta" | "response.output_audio_transcript.delta":
                 self._texts.setdefault(answer_id, []).append(message["delta"])
@@ -194,6 +216,9 @@ class ClientConversation:
                 call = asyncio.create_task(self._call(tool, message["arguments"]))
                 self._calls.setdefault(answer_id, []).append((message["call_id"], call))
             case "response.done":
+                self._answers.discard(answer_id)
+                if not self._answers:
+                    self._is_idle.set()
                 if calls := self._calls.pop(answer_id, []):
                     self._spawn(self._answer_calls(calls, goes_on=message["response"]["status"] == "completed"))
                 text = "".join(self._texts.pop(answer_id, []))
@@ -219,6 +244,8 @@ class ClientConversation:
                 await self._link.send({"type": "conversation.item.create", "item": item})
             self._num_rounds += 1
             if goes_on:
+                # Somebody may have spoken meanwhile, and be answered.
+                await self._is_idle.wait()
                 response = {"tool_choice": "none"} if self._num_rounds >= MAX_CALL_ROUNDS else {}
                 await self._link.send({"type": "response.create", "response": response})
         except SessionEnded:

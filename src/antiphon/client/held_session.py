@@ -91,6 +91,11 @@ class HeldSession:
         self.unsent_bytes -= len(frame)
         return frame
 
+    @property
+    def num_received(self) -> int:
+        """How many events of the host have come."""
+        return self._last_seq
+
     def restart(self) -> None:
         """Send all kept frames again, to a host that begins the session: the one before had not begun it."""
         self._next = self._first_kept

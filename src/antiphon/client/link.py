@@ -25,12 +25,19 @@ MAX_UNSENT_BYTES = 1 << 20
 FIRST_WAIT_S, MAX_WAIT_S = 0.05, 2.0
 # How long an attempt to connect may take, and what a close gets, in seconds.
 CONNECT_S, CLOSE_S = 10.0, 5.0
-# A connection on which a ping has no answer for so long is broken. A ping waits behind audio that is still to be read.
-PING_TIMEOUT_S = 60.0
-# Close codes by which the server ends a session for good.
+# How often a connection is tried, and after how long without an answer it is broken, in seconds.
+PING_S, PING_TIMEOUT_S = 10.0, 20.0
+# A connection that lasts so long was a good one, also where nothing came of it, in seconds.
+SETTLED_S = 5.0
+# The server's messages that nobody has taken yet: beyond this, in bytes, no more are read.
+MAX_INCOMING_BYTES = 64 << 20
+# Close codes by which the server ends a session for good, and reasons of 1001 that do.
 FINAL_CLOSE_CODES = frozenset({1000, 1002, 1003, 1007, 1008, 1009, 1011})
+FINAL_REASONS = frozenset({"idle_timeout", "server_shutting_down", "session_expired"})
 # Statuses of refused upgrades that a later try may change.
 TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
+# Messages of the connection, which are this module's: the server does not count them.
+OF_THE_LINK = frozenset({"session.event_ack", "session.end", "session.resume"})
 
 Sent = Mapping[str, Any]
 
@@ -65,7 +72,10 @@ class ResumingLink:
         self._url, self._headers, self._query, self._give_up_s = url, dict(headers), dict(query), give_up_s
         self._held = HeldSession()
         self._heartbeat, self._heartbeat_s = heartbeat, heartbeat_s
-        self._incoming: asyncio.Queue[dict[str, Any] | bytes | SessionEnded] = asyncio.Queue()
+        # What came, each with its size.
+        self._incoming: asyncio.Queue[tuple[dict[str, Any] | bytes | SessionEnded, int]] = asyncio.Queue()
+        self._incoming_bytes = 0
+        self._was_taken = asyncio.Event()
         # Set when there is something to send, and when there is room for more.
         self._to_send, self._has_room = asyncio.Event(), asyncio.Event()
         self._socket: ClientConnection | None = None
@@ -90,9 +100,13 @@ class ResumingLink:
     async def send(self, message: Sent) -> None:
         """Send a message; while the connection is broken it is kept. Waits while too much is unsent.
 
-        Raises SessionEnded.
+        Raises SessionEnded, and ValueError for a message that is about the connection.
         """
+        if message.get("type") in OF_THE_LINK:
+            raise ValueError(f"{message['type']} is sent by the client itself")
         self._keep(message)
+        # Whoever sends without a pause lets it be written.
+        await asyncio.sleep(0)
         while self._held.unsent_bytes > MAX_UNSENT_BYTES and not self._ended:
             self._has_room.clear()
             await self._has_room.wait()
@@ -101,27 +115,36 @@ class ResumingLink:
 
     async def receive(self) -> dict[str, Any] | bytes:
         """Return the server's next message. Raises SessionEnded once there are no more, each time."""
-        found = await self._incoming.get()
+        found, size = await self._incoming.get()
         if isinstance(found, SessionEnded):
-            self._incoming.put_nowait(found)
+            self._incoming.put_nowait((found, 0))
             raise found
+        self._incoming_bytes -= size
+        self._was_taken.set()
         return found
 
-    async def close(self) -> None:
-        """End the session: the server does not keep it for anybody. Waits for the close at most CLOSE_S."""
+    async def close(self, last: Sent | None = None) -> None:
+        """End the session, with a `last` message: the server does not keep it for anybody, unless the connection is
+        broken just now. Waits for the close at most CLOSE_S.
+        """
         self._leaves = True
+        self._was_taken.set()
+        if last is not None:
+            self._keep(last)
         socket = self._socket
-        with suppress(ConnectionClosed, TimeoutError):
-            if socket and not self._ended:
-                async with asyncio.timeout(CLOSE_S):
-                    while (frame := self._held.next_frame()) is not None:
-                        await socket.send(frame)
-                    await socket.send(END)
-                    await socket.close()
-        for task in self._tasks:
-            task.cancel()
+        try:
+            with suppress(ConnectionClosed, TimeoutError):
+                if socket and not self._ended:
+                    async with asyncio.timeout(CLOSE_S):
+                        while (frame := self._held.next_frame()) is not None:
+                            await socket.send(frame)
+                        await socket.send(END)
+                        await socket.close()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            self._end(SessionEnded("closed"))
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._end(SessionEnded("closed"))
 
     async def cut(self) -> bool:
         """Break the connection as a network does, for tests of what comes then; the session goes on with another.
@@ -145,20 +168,34 @@ class ResumingLink:
         lost_s: float | None = None
         wait_s = FIRST_WAIT_S
         while not self._ended:
+            begun_s, num_received = time.monotonic(), self._held.num_received
+            failure: Exception | None = None
             try:
                 await self._connect_and_carry()
-                lost_s, wait_s = time.monotonic(), FIRST_WAIT_S
             except SessionEnded as ended:
                 self._end(ended)
+                return
             except (OSError, TimeoutError, InvalidHandshake, ConnectionClosed, _TryAgain) as error:
-                lost_s = lost_s or time.monotonic()
-                # A server that cannot be reached at all is told at once.
-                never = not self._held.can_resume and not isinstance(error, _TryAgain | ConnectionClosed)
-                if never or time.monotonic() - lost_s > self._give_up_s:
-                    self._end(SessionEnded("connection_lost", str(error) or type(error).__name__))
-                else:
-                    await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
-                    wait_s = min(2 * wait_s, MAX_WAIT_S)
+                failure = error
+            except Exception as error:
+                # Whatever is wrong, somebody waits for this session.
+                log.exception("a session's connection failed")
+                self._end(SessionEnded("client_error", repr(error)))
+                return
+            now_s = time.monotonic()
+            if not failure and (self._held.num_received > num_received or now_s - begun_s > SETTLED_S):
+                # What was of use is made again at once.
+                lost_s, wait_s = None, FIRST_WAIT_S
+                continue
+            lost_s = lost_s or now_s
+            # A server that cannot be reached at all is told at once.
+            never = not self._held.can_resume and not isinstance(failure, _TryAgain | ConnectionClosed)
+            if never or now_s - lost_s > self._give_up_s:
+                code = failure.code if isinstance(failure, _TryAgain) else "connection_lost"
+                self._end(SessionEnded(code, str(failure or "") or type(failure).__name__))
+                return
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+            wait_s = min(2 * wait_s, MAX_WAIT_S)
 
     async def _connect_and_carry(self) -> None:
         """Carry one connection until it breaks. Raises SessionEnded where the session is over, _TryAgain where another
@@ -174,11 +211,13 @@ class ResumingLink:
                 compression=None,
                 open_timeout=CONNECT_S,
                 close_timeout=CLOSE_S,
+                ping_interval=PING_S,
                 ping_timeout=PING_TIMEOUT_S,
                 proxy=None,
             )
         except InvalidStatus as refused:
-            raise _refusal(refused) from refused
+            # Who begins a session decides what to do about a server that is full; one that goes on tries again.
+            raise _refusal(refused, may_change=held.can_resume) from refused
         async with socket:
             if held.can_resume:
                 await self._resume(socket)
@@ -202,9 +241,9 @@ class ResumingLink:
         except CannotResume as refused:
             if refused.is_final or refused.code in ("unknown_session", "restored_too_often"):
                 raise SessionEnded(refused.code, refused.reason) from None
-            raise _TryAgain(str(refused)) from None
+            raise _TryAgain(refused.code, refused.reason) from None
         self.num_resumed += 1
-        self._incoming.put_nowait(fields_of(answer))
+        self._put(fields_of(answer), len(answer))
 
     async def _read(self, socket: ClientConnection) -> None:
         """Take what the server sends until the connection breaks. Raises SessionEnded where it was closed for good."""
@@ -213,16 +252,21 @@ class ResumingLink:
             while True:
                 frame = self._held.receive(await socket.recv())
                 if isinstance(frame, bytes):
-                    self._incoming.put_nowait(frame)
+                    self._put(frame, len(frame))
                 elif frame is not None:
                     last = fields_of(frame)
-                    self._incoming.put_nowait(last)
+                    self._put(last, len(frame))
+                while self._incoming_bytes > MAX_INCOMING_BYTES and not self._leaves:
+                    self._was_taken.clear()
+                    await self._was_taken.wait()
                 if acknowledgement := self._held.acknowledgement():
                     await socket.send(acknowledgement)
         except ConnectionClosed as closed:
             code, reason = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (1006, "")
-            if code in FINAL_CLOSE_CODES or not self._held.can_resume or self._leaves:
+            if code in FINAL_CLOSE_CODES or reason in FINAL_REASONS or self._leaves:
                 raise _ended_by(code, reason, last) from closed
+            if not self._held.can_resume:
+                raise _TryAgain("connection_lost", str(closed)) from closed
             log.info("the connection of session %s broke: %s", self.session_id, closed)
 
     async def _write(self, socket: ClientConnection) -> None:
@@ -234,24 +278,34 @@ class ResumingLink:
                     self._has_room.set()
                 await self._to_send.wait()
 
+    def _put(self, message: dict[str, Any] | bytes, size: int) -> None:
+        self._incoming.put_nowait((message, size))
+        self._incoming_bytes += size
+
     def _end(self, ended: SessionEnded) -> None:
         if not self._ended:
             self._ended = ended
-            self._incoming.put_nowait(ended)
+            self._incoming.put_nowait((ended, 0))
             self._has_room.set()
 
 
 class _TryAgain(Exception):
-    """The server cannot take the session now, and may later."""
+    """The server cannot take the session now, and may later. `code`: its word for why."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
-def _refusal(refused: InvalidStatus) -> Exception:
-    """What an upgrade that was answered with a status comes to."""
+def _refusal(refused: InvalidStatus, *, may_change: bool) -> Exception:
+    """What an upgrade that was answered with a status comes to; `may_change`: by a later try."""
     response = refused.response
     error = fields_of(bytes(response.body or b"")).get("error")
     error = error if isinstance(error, dict) else {}
     code, message = str(error.get("code") or response.status_code), str(error.get("message") or refused)
-    return _TryAgain(message) if response.status_code in TEMPORARY_STATUSES else SessionEnded(code, message)
+    if may_change and response.status_code in TEMPORARY_STATUSES:
+        return _TryAgain(code, message)
+    return SessionEnded(code, message)
 
 
 def _ended_by(code: int, reason: str, last: Mapping[str, Any]) -> SessionEnded:
@@ -261,4 +315,6 @@ def _ended_by(code: int, reason: str, last: Mapping[str, Any]) -> SessionEnded:
         return SessionEnded(str(error.get("code") or reason), str(error.get("message") or ""))
     if last.get("type") == "error" and isinstance(last.get("message") or error, str):
         return SessionEnded(reason or str(code), str(last.get("message") or error))
-    return SessionEnded("closed" if code == 1000 else reason or str(code))
+    if code == 1000 and reason in ("", "session_closed", "client_close"):
+        return SessionEnded("closed")
+    return SessionEnded(reason or ("connection_lost" if code == 1006 else str(code)))

@@ -5,21 +5,27 @@ from __future__ import annotations
 from base64 import b64encode
 
 import numpy as np
+import numpy.typing as npt
 
 from antiphon.audio import Pcm
 from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
 
-# Mono sound: PCM of 16 bits as bytes, or float32 [num_samples] in [-1, 1].
-Sound = bytes | Pcm
+# Mono sound: PCM of 16 bits as bytes or int16 [num_samples], or float32 [num_samples] in [-1, 1].
+Sound = bytes | Pcm | npt.NDArray[np.int16]
 
 
 def pcm16(sound: Sound) -> bytes:
-    """Return sound as PCM of 16 bits. Raises ValueError for half a sample."""
+    """Return sound as PCM of 16 bits. Raises ValueError for half a sample, TypeError for integers of other sizes."""
     if isinstance(sound, bytes | bytearray | memoryview):
         if len(sound) % 2:
             raise ValueError("PCM of 16 bits has two bytes a sample; this ends in the middle of one")
         return bytes(sound)
-    return to_pcm16(np.asarray(sound, np.float32))
+    array = np.asarray(sound)
+    if array.dtype == np.int16:
+        return array.astype("<i2").tobytes()
+    if not np.issubdtype(array.dtype, np.floating):
+        raise TypeError(f"sound is of int16 or of floats in [-1, 1], not of {array.dtype}")
+    return to_pcm16(array.astype(np.float32))
 
 
 def encoded(sound: Sound) -> str:
@@ -35,9 +41,8 @@ class WireSound:
 
     def feed(self, sound: Sound) -> bytes:
         """Return what of the stream is known at the wire's rate."""
-        if not self._resampler:
-            return pcm16(sound)
-        return to_pcm16(self._resampler.feed(from_pcm16(sound) if isinstance(sound, bytes) else sound))
+        pcm = pcm16(sound)
+        return to_pcm16(self._resampler.feed(from_pcm16(pcm))) if self._resampler else pcm
 
     def flush(self) -> bytes:
         """Return the rest; the stream is over."""

@@ -10,6 +10,8 @@ from typing import Any
 from antiphon.client.link import ResumingLink, SessionEnded
 
 PATH = "/v1/audio/speech/stream"
+# How the server begins to say that it could not speak a sentence; it goes on with the next.
+OF_A_SENTENCE = "Generation failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,10 @@ class ClientSpeech:
         await self._link.send({"type": "input.cancel"})
 
     async def __aiter__(self) -> AsyncIterator[SpeechSound]:
-        """Yield the utterance's sound as it is made, until it ends. Raises SessionEnded for what the server refuses."""
+        """Yield the utterance's sound as it is made, until it ends. Raises SessionEnded for what the server refuses; at
+        the utterance's end for a sentence that could not be spoken.
+        """
+        failure: str | None = None
         while True:
             message = await self._link.receive()
             if isinstance(message, bytes):
@@ -74,9 +79,14 @@ class ClientSpeech:
                 continue
             match message.get("type"):
                 case "audio.start":
-                    self._sentence, self._rate_hz = message["sentence_text"], message["sample_rate"]
+                    self._sentence = message["sentence_text"]
+                    self._rate_hz = message.get("sample_rate") or self._rate_hz
                 case "session.done":
+                    if failure:
+                        raise SessionEnded("processing_error", failure)
                     return
+                case "error" if str(message.get("message")).startswith(OF_A_SENTENCE):
+                    failure = failure or str(message.get("message"))
                 case "error":
                     raise SessionEnded("error", str(message.get("message")))
 

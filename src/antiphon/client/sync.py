@@ -160,21 +160,27 @@ class SyncClient:
     """
 
     def __init__(self, url: str = DEFAULT_URL, key: str | None = None, **options: Any) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="antiphon-client", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._client = Client(url, key, **options)
 
     def __enter__(self) -> Self:
+        self._loop = loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=loop.run_forever, name="antiphon-client", daemon=True)
         self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._run(self._client.__aexit__(kind, error, trace))
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        try:
+            self._run(self._client.__aexit__(kind, error, trace))
+            self._run(_cancel_all())
+        finally:
+            loop, self._loop = self._loop, None
+            assert loop
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()
 
     def conversation(self, **options: Any) -> SyncConversation:
         """Return a conversation, to be entered with `with`."""
@@ -201,6 +207,9 @@ class SyncClient:
         return bytes(self._run(self._client.speak(text, **options)))
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self._loop:
+            work.close()
+            raise RuntimeError("a SyncClient is used within its `with` block")
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -210,11 +219,12 @@ class SyncClient:
 
 
 async def _begin(session: ClientCaptions, sounds: Iterable[Sound]) -> None:
-    session.feed(_taken(iter(sounds)))
+    session.feed(sounds)
 
 
-async def _taken(sounds: Iterator[Sound]) -> AsyncIterator[Sound]:
-    """Take each piece in a thread: one of a microphone is waited for."""
-    done = object()
-    while (sound := await asyncio.to_thread(next, sounds, done)) is not done:
-        yield sound  # type: ignore[misc]
+async def _cancel_all() -> None:
+    """Cancel what is still under way on this event loop: calls of other threads, and what sessions leave behind."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

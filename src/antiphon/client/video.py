@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from base64 import b64encode
-from collections.abc import AsyncIterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from types import TracebackType
 from typing import Any
 
 from antiphon.client.link import ResumingLink, SessionEnded
 from antiphon.client.sound import Sound, encoded
 
+log = logging.getLogger(__name__)
 PATH = "/v1/video/chat/stream"
 
 
@@ -20,8 +22,10 @@ class ClientVideo:
 
     def __init__(self, link: ResumingLink, config: Mapping[str, Any]) -> None:
         self._link, self._config = link, config
-        self._num_frames = 0
-        # One question at a time: a second one would take its answer's words for the first's.
+        # Frames that were neither acknowledged nor refused yet: an error that comes meanwhile is about one of them.
+        self._num_frames = self._num_unanswered = 0
+        # Whether a question was sent whose answer's end has not come.
+        self._answer_is_open = False
         self._asking = asyncio.Lock()
 
     async def __aenter__(self) -> ClientVideo:
@@ -48,7 +52,10 @@ class ClientVideo:
     async def show(self, image: bytes, at_s: float | None = None) -> None:
         """Send a frame, a JPEG or PNG file. `at_s`: its time; None: now. Raises SessionEnded."""
         times = {} if at_s is None else {"pts_ms": round(at_s * 1000)}
-        await self._link.send({"type": "video.frame", "data": b64encode(image).decode(), **times})
+        self._num_frames += 1
+        self._num_unanswered += 1
+        frame = {"type": "video.frame", "frame_id": str(self._num_frames), "data": b64encode(image).decode()}
+        await self._link.send({**frame, **times})
 
     async def send_sound(self, sound: Sound) -> None:
         """Send what is heard beside the frames, at 16 kHz. Raises SessionEnded, ValueError."""
@@ -56,29 +63,52 @@ class ClientVideo:
 
     async def ask(self, question: str) -> str:
         """Ask about what was shown, and return the whole answer. Raises SessionEnded."""
-        return "".join([words async for words in self.stream(question)])
+        async with self._asking, aclosing(self.stream(question)) as answer:
+            return "".join([words async for words in answer])
 
-    async def stream(self, question: str) -> AsyncIterator[str]:
-        """Ask about what was shown, and yield the answer's words as they come. Raises SessionEnded."""
-        async with self._asking:
-            await self._link.send({"type": "video.query", "text": question})
-            told = False
-            while True:
-                message = await self._link.receive()
-                kind = message.get("type") if isinstance(message, dict) else ""
-                assert isinstance(message, dict)
-                if kind == "response.text.delta":
-                    told = True
-                    yield message["delta"]
-                elif kind == "response.text.done":
-                    if not told and message["text"]:
-                        yield message["text"]
-                    return
-                elif kind == "error":
-                    raise SessionEnded("error", str(message.get("message")))
+    async def stream(self, question: str) -> AsyncGenerator[str, None]:
+        """Ask about what was shown, and yield the answer's words as they come; what is left of an answer that was
+        broken off is waited for first. One question is asked at a time. Raises SessionEnded.
+        """
+        while self._answer_is_open:
+            with suppress(_QuestionRefused):
+                await self._next()
+        await self._link.send({"type": "video.query", "text": question})
+        self._answer_is_open, told = True, False
+        while self._answer_is_open:
+            try:
+                message = await self._next()
+            except _QuestionRefused as refused:
+                raise SessionEnded("error", str(refused)) from None
+            if message.get("type") == "response.text.delta":
+                told = True
+                yield message["delta"]
+            elif message.get("type") == "response.text.done" and not told and message["text"]:
+                yield message["text"]
+
+    async def _next(self) -> dict[str, Any]:
+        """The next message of an answer. Raises _QuestionRefused, SessionEnded."""
+        while True:
+            message = await self._link.receive()
+            if not isinstance(message, dict):
+                continue
+            kind = message.get("type")
+            if kind == "video.frame.ack":
+                self._num_unanswered -= 1
+            elif kind == "error" and self._num_unanswered:
+                self._num_unanswered -= 1
+                log.warning("a frame was refused: %s", message.get("message"))
+            elif kind == "error":
+                self._answer_is_open = False
+                raise _QuestionRefused(message.get("message"))
+            else:
+                self._answer_is_open = self._answer_is_open and kind != "response.text.done"
+                return message
 
     async def close(self) -> None:
         """End the session."""
-        with suppress(SessionEnded):
-            await self._link.send({"type": "video.done"})
-        await self._link.close()
+        await self._link.close({"type": "video.done"})
+
+
+class _QuestionRefused(Exception):
+    """The server does not answer a question; its words."""

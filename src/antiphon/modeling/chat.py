@@ -277,7 +277,8 @@ class ChatStream:
                 yield part
             cached = max(held, session.cached) if cached is None else cached
             is_over = options.max_tokens == count or detokenizer.stopped is not None
-            if not reader.written or is_over:
+            is_told = messages[-1].role == "tool" and reader.prose.strip()
+            if not reader.written or is_over or is_told:
                 break
             options = replace(options, max_tokens=options.max_tokens and options.max_tokens - count)
             if messages[-1].role == "tool":

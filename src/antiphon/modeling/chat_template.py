@@ -294,6 +294,6 @@ def told_plainly(messages: Sequence[Message]) -> list[Message]:
     Models that were not trained on calls understand it so.
     """
     at = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1) + 1
-    names = {call.id: call.name for m in messages[at:] for call in m.tool_calls}
+    names = {call.id: call.name for m in messages for call in m.tool_calls}
     results = ((names.get(m.tool_call_id, m.name), m.text) for m in messages[at:] if m.role == "tool")
     return [*messages[:at], *(Message("user", f"{name} gave: {text}") for name, text in results)]

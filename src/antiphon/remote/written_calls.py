@@ -84,10 +84,9 @@ def calls_in(text: str, names: Collection[str]) -> list[ToolCall]:
             break
         try:
             value, at = _decoder.raw_decode(text, start)
+            calls += list(_calls(value, names))
         except (ValueError, RecursionError):
-            at = start + 1
-        else:
-            calls += _calls(value, names)
+            at = max(at, start + 1)
     return calls
 
 
@@ -105,7 +104,7 @@ def _calls(value: Any, names: Collection[str]) -> Iterator[ToolCall]:
             # OpenAI's form has them as JSON within JSON.
             try:
                 arguments = json.loads(arguments)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return
         if isinstance(arguments, dict):
             yield ToolCall(f"call_{secrets.token_hex(12)}", name, json.dumps(arguments, ensure_ascii=False))
