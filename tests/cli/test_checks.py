@@ -39,9 +39,9 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
     def late(*_: object, **__: object) -> None:
         raise AssertionError("it was told too late")
 
-    monkeypatch.setattr("antiphon.loading.profile_choice.choose_profile", late)
+    for name in ("choose_profile", "fetch", "require"):
+        monkeypatch.setattr(f"antiphon.cli.start.preparation.{name}", late)
     monkeypatch.setattr("antiphon.cli.start.models.fetch", late)
-    monkeypatch.setattr("antiphon.cli.start.models.require", late)
 
     def run(*arguments: str, status: int = 1) -> str:
         assert main(arguments) == status
@@ -109,7 +109,7 @@ def test_when_ray_serves_then_the_port_was_tried_and_is_free_for_it(
             served.append(sock.getsockname()[1])
 
     monkeypatch.setattr("antiphon.cli.main._ray_serve", lambda: serve_here)
-    monkeypatch.setattr("antiphon.cli.start.models.fetch", lambda settings: None)
+    monkeypatch.setattr("antiphon.cli.start.preparation.fetch", lambda settings: None)
     ray = ("serve", "--ray", "--profile", "light", "--home", str(tmp_path), "--port", str(port))
     assert main(ray) == 0
     assert served == [port]
