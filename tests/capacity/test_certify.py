@@ -181,7 +181,8 @@ def test_kinds_are_named() -> None:
 @pytest.mark.server
 def test_a_client_of_every_kind_takes_turns_with_a_real_server(serve: Serve) -> None:
     """One session of each, one after another; objectives are generous, as nothing is timed here."""
-    server = serve("--language-model", SMALL, "--synthesizer", VOICE)
+    # Rounded as some machines do it, the smallest model may have nothing to say to one of the turns.
+    server = serve("--language-model", SMALL, "--synthesizer", VOICE, "--weights", "fp32")
     said = list[str]()
     goals = {kind: Objective(30.0, one.delay) for kind, one in OBJECTIVES.items()}
 
