@@ -74,7 +74,9 @@ def test_when_a_question_is_asked_then_the_text_on_the_screen_is_answered_in_tex
     async def main() -> list[dict[str, Any]]:
         async with connect(url(server), max_size=None) as socket:
             # The other filter does not see that other words are written.
-            await opened(socket, modalities=["text", "audio"], frame_filter="blocks")
+            # The smallest model may go on for ever.
+            short = [{"max_tokens": 60}]
+            await opened(socket, modalities=["text", "audio"], frame_filter="blocks", sampling_params_list=short)
             for i, text in enumerate(("WELCOME", "WELCOME", "EXIT 42")):
                 await say(socket, "video.frame", data=screen(text), frame_id=f"f{i}", pts_ms=1000 * i)
             events = await until(socket, "video.frame.ack")
