@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
-from types import TracebackType
 from typing import Any
 
-from antiphon.client.link import ResumingLink, SessionEnded
+from antiphon.client.link import LinkedSession, ResumingLink, SessionEnded
 from antiphon.client.sound import Sound, WireSound, encoded
 
 PATH = "/v1/realtime"
@@ -15,39 +14,23 @@ PATH = "/v1/realtime"
 RATE_HZ = 16_000
 
 
-class ClientCaptions:
+class ClientCaptions(LinkedSession):
     """One transcription session. Entered with `async with`; iterated for its words, once for each `finish`.
 
     `text`: all words since the last `finish`. It survives cuts of its connection.
     """
 
     def __init__(self, link: ResumingLink, config: dict[str, object], rate_hz: int) -> None:
-        self._link, self._config, self._rate_hz = link, config, rate_hz
+        super().__init__(link)
+        self._config, self._rate_hz = config, rate_hz
         self._sound = WireSound(rate_hz, RATE_HZ)
         self._feeding: asyncio.Task[None] | None = None
         self.text = ""
 
-    async def __aenter__(self) -> ClientCaptions:
-        """Connect, and wait for the session. Raises SessionEnded where the server refuses it, or is not there."""
-        self._link.start()
-        try:
-            await self._link.send({"type": "session.update", **self._config})
-            while (await self._message())["type"] != "session.updated":
-                pass
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @property
-    def link(self) -> ResumingLink:
-        """What carries the session."""
-        return self._link
+    async def _begin(self) -> None:
+        await self._link.send({"type": "session.update", **self._config})
+        while (await self._message())["type"] != "session.updated":
+            pass
 
     async def send(self, sound: Sound) -> None:
         """Send more sound. Waits while more is unsent than is kept. Raises SessionEnded, ValueError."""

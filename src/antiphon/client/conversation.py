@@ -6,7 +6,6 @@ import asyncio
 import logging
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from antiphon.client.events import (
@@ -26,7 +25,7 @@ from antiphon.client.events import (
     UserSpeaks,
     UserWords,
 )
-from antiphon.client.link import ResumingLink, SessionEnded
+from antiphon.client.link import LinkedSession, ResumingLink, SessionEnded
 from antiphon.client.sound import Sound, encoded
 from antiphon.client.tools import FunctionTool
 
@@ -40,14 +39,14 @@ MAX_CALL_ROUNDS = 4
 MAX_EVENTS = 10_000
 
 
-class ClientConversation:
+class ClientConversation(LinkedSession):
     """A conversation with a server. Entered with `async with`, iterated for its events, used from one event loop.
 
     What it is made of says `Client.conversation`. It survives cuts of its connection, and ends where the block does.
     """
 
     def __init__(self, link: ResumingLink, tools: Sequence[FunctionTool]) -> None:
-        self._link = link
+        super().__init__(link)
         self._tools = {tool.name: tool for tool in tools}
         self._events: asyncio.Queue[ConversationEvent | SessionEnded] = asyncio.Queue()
         self._was_taken = asyncio.Event()
@@ -64,32 +63,15 @@ class ClientConversation:
         # How much sound of an item has come, in milliseconds.
         self._sound_ms: dict[str, float] = {}
 
-    async def __aenter__(self) -> ClientConversation:
-        """Connect, and wait for the session. Raises SessionEnded where the server refuses it, or is not there."""
+    async def _begin(self) -> None:
         self._ready = asyncio.get_running_loop().create_future()
-        self._link.start()
         self._reading = asyncio.create_task(self._read())
-        try:
-            await self._ready
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
+        await self._ready
 
     @property
     def id(self) -> str:
         """The session's id on the server."""
         return self._link.session_id
-
-    @property
-    def link(self) -> ResumingLink:
-        """What carries the session."""
-        return self._link
 
     async def send_sound(self, sound: Sound) -> None:
         """Send what the user's microphone has heard, at the rate that the conversation was opened with.

@@ -6,9 +6,11 @@ import asyncio
 import logging
 import random
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 from urllib.parse import urlencode
 
 import msgspec
@@ -287,6 +289,41 @@ class ResumingLink:
             self._ended = ended
             self._incoming.put_nowait((ended, 0))
             self._has_room.set()
+
+
+class LinkedSession(ABC):
+    """A session on a link. Entered with `async with`."""
+
+    def __init__(self, link: ResumingLink) -> None:
+        self._link = link
+
+    async def __aenter__(self) -> Self:
+        """Connect, and wait for the session. Raises SessionEnded where the server refuses it, or is not there."""
+        self._link.start()
+        try:
+            await self._begin()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def link(self) -> ResumingLink:
+        """What carries the session."""
+        return self._link
+
+    @abstractmethod
+    async def _begin(self) -> None:
+        """Wait until the server has taken the session; its link has started to connect."""
+
+    async def close(self) -> None:
+        """End the session."""
+        await self._link.close()
 
 
 class _TryAgain(Exception):

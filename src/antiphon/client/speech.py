@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
-from antiphon.client.link import ResumingLink, SessionEnded
+from antiphon.client.link import LinkedSession, ResumingLink, SessionEnded
 
 PATH = "/v1/audio/speech/stream"
 # How the server begins to say that it could not speak a sentence; it goes on with the next.
@@ -23,37 +22,21 @@ class SpeechSound:
     text: str
 
 
-class ClientSpeech:
+class ClientSpeech(LinkedSession):
     """One speech stream. Entered with `async with`; iterated for its sound, once for each `finish`.
 
     It survives cuts of its connection. Half a minute without text ends it.
     """
 
     def __init__(self, link: ResumingLink, config: Mapping[str, Any]) -> None:
-        self._link, self._config = link, config
+        super().__init__(link)
+        self._config = config
         self._sentence, self._rate_hz = "", 0
 
-    async def __aenter__(self) -> ClientSpeech:
-        """Connect, and wait for the session. Raises SessionEnded where the server refuses it, or is not there."""
-        self._link.start()
-        try:
-            await self._link.send({"type": "session.config", **self._config})
-            # The server speaks first; what it refuses of the configuration comes with the first utterance.
-            await self._link.receive()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @property
-    def link(self) -> ResumingLink:
-        """What carries the session."""
-        return self._link
+    async def _begin(self) -> None:
+        await self._link.send({"type": "session.config", **self._config})
+        # The server speaks first; what it refuses of the configuration comes with the first utterance.
+        await self._link.receive()
 
     async def say(self, text: str) -> None:
         """Add to the utterance. Sentences are spoken as they are complete. Raises SessionEnded."""
@@ -89,7 +72,3 @@ class ClientSpeech:
                     failure = failure or str(message.get("message"))
                 case "error":
                     raise SessionEnded("error", str(message.get("message")))
-
-    async def close(self) -> None:
-        """End the stream."""
-        await self._link.close()

@@ -7,47 +7,30 @@ import logging
 from base64 import b64encode
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
-from types import TracebackType
 from typing import Any
 
-from antiphon.client.link import ResumingLink, SessionEnded
+from antiphon.client.link import LinkedSession, ResumingLink, SessionEnded
 from antiphon.client.sound import Sound, encoded
 
 log = logging.getLogger(__name__)
 PATH = "/v1/video/chat/stream"
 
 
-class ClientVideo:
+class ClientVideo(LinkedSession):
     """One video session. Entered with `async with`. It survives cuts of its connection; a `ping` keeps it alive."""
 
     def __init__(self, link: ResumingLink, config: Mapping[str, Any]) -> None:
-        self._link, self._config = link, config
+        super().__init__(link)
+        self._config = config
         # Frames that were neither acknowledged nor refused yet: an error that comes meanwhile is about one of them.
         self._num_frames = self._num_unanswered = 0
         # Whether a question was sent whose answer's end has not come.
         self._answer_is_open = False
         self._asking = asyncio.Lock()
 
-    async def __aenter__(self) -> ClientVideo:
-        """Connect, and wait for the session. Raises SessionEnded where the server refuses it, or is not there."""
-        self._link.start()
-        try:
-            await self._link.send({"type": "session.config", **self._config})
-            await self._link.receive()
-        except BaseException:
-            await self.close()
-            raise
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    @property
-    def link(self) -> ResumingLink:
-        """What carries the session."""
-        return self._link
+    async def _begin(self) -> None:
+        await self._link.send({"type": "session.config", **self._config})
+        await self._link.receive()
 
     async def show(self, image: bytes, at_s: float | None = None) -> None:
         """Send a frame, a JPEG or PNG file. `at_s`: its time; None: now. Raises SessionEnded."""
