@@ -28,7 +28,7 @@ from websockets.asyncio.server import ServerConnection, serve
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import machine, percentile, save, table
 
-from antiphon.client import AnswerSound, Client
+from antiphon.client import Client, ResponseAudio
 
 FRAME_S, RATE_HZ, ROUNDS = 0.02, 24_000, 3
 NUM_BYTES = int(FRAME_S * RATE_HZ) * 2
@@ -104,12 +104,12 @@ async def ours(port: int, num_frames: int) -> list[float]:
 
         async def speak() -> None:
             for _ in range(num_frames):
-                await talk.send_sound(stamped())
+                await talk.send_audio(stamped())
                 await asyncio.sleep(FRAME_S)
 
         speaking = asyncio.create_task(speak())
         async for event in talk:
-            if isinstance(event, AnswerSound):
+            if isinstance(event, ResponseAudio):
                 ages.append(age_ms(event.pcm))
                 if len(ages) == num_frames:
                     break

@@ -12,16 +12,16 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from antiphon.client import (
-    AnswerBegins,
-    AnswerEnds,
-    AnswerSound,
-    AnswerWords,
     Client,
     ClientConversation,
     ConversationEvent,
     Heard,
     Interrupted,
     Reconnected,
+    ResponseAudio,
+    ResponseBegins,
+    ResponseEnds,
+    ResponseWords,
     ServerError,
     SessionEnded,
     SyncClient,
@@ -80,20 +80,20 @@ async def until(talk: ClientConversation, kind: type[ConversationEvent]) -> list
 
 
 def words(events: Sequence[ConversationEvent]) -> str:
-    return "".join(e.text for e in events if isinstance(e, AnswerWords))
+    return "".join(e.text for e in events if isinstance(e, ResponseWords))
 
 
 def test_what_is_typed_is_answered_in_words_and_sound(scripted: tuple[str, ServerState, Echo]) -> None:
     async def use(talk: ClientConversation) -> list[ConversationEvent]:
         assert talk.id.startswith("sess")
         await talk.send_text("tell me more")
-        return await until(talk, AnswerEnds)
+        return await until(talk, ResponseEnds)
 
     seen = talked(scripted, use)
     ends = seen[-1]
-    assert isinstance(ends, AnswerEnds)
+    assert isinstance(ends, ResponseEnds)
     assert (ends.status, ends.text, words(seen)) == ("completed", "tell me more", "tell me more")
-    sounds = [e for e in seen if isinstance(e, AnswerSound)]
+    sounds = [e for e in seen if isinstance(e, ResponseAudio)]
     assert {s.rate_hz for s in sounds} == {RATE_HZ}
     assert [round(s.start_ms) for s in sounds] == [
         round(sum(len(s.pcm) for s in sounds[:k]) / 48) for k in range(len(sounds))
@@ -103,8 +103,8 @@ def test_what_is_typed_is_answered_in_words_and_sound(scripted: tuple[str, Serve
 
 def test_what_is_said_is_told_and_answered(scripted: tuple[str, ServerState, Echo]) -> None:
     async def use(talk: ClientConversation) -> list[ConversationEvent]:
-        await talk.send_sound(speech(1, 3, silence_frames=30))
-        return await until(talk, AnswerEnds)
+        await talk.send_audio(speech(1, 3, silence_frames=30))
+        return await until(talk, ResponseEnds)
 
     seen = talked(scripted, use, turn_detection=VAD)
     assert [e.text for e in seen if isinstance(e, UserSaid)] == [text(1, 3)]
@@ -114,18 +114,18 @@ def test_what_is_said_is_told_and_answered(scripted: tuple[str, ServerState, Ech
 def test_an_answer_in_text_has_no_sound(scripted: tuple[str, ServerState, Echo]) -> None:
     async def use(talk: ClientConversation) -> list[ConversationEvent]:
         await talk.send_text("quiet please")
-        return await until(talk, AnswerEnds)
+        return await until(talk, ResponseEnds)
 
     seen = talked(scripted, use, speaks=False)
     assert words(seen) == "quiet please"
-    assert not [e for e in seen if isinstance(e, AnswerSound)]
+    assert not [e for e in seen if isinstance(e, ResponseAudio)]
 
 
 def test_of_an_answer_that_is_cut_what_was_played_is_kept(scripted: tuple[str, ServerState, Echo]) -> None:
     async def use(talk: ClientConversation) -> list[ConversationEvent]:
         await talk.send_text("one two three four")
-        seen = await until(talk, AnswerEnds)
-        sounds = [e for e in seen if isinstance(e, AnswerSound)]
+        seen = await until(talk, ResponseEnds)
+        sounds = [e for e in seen if isinstance(e, ResponseAudio)]
         await talk.played(sounds[0])
         await talk.played(sounds[1], part=0.5)
         await talk.interrupt()
@@ -150,7 +150,7 @@ def test_two_hundred_cuts_lose_and_double_nothing(scripted: tuple[str, ServerSta
             # Cut between two pieces of what is said, and between two events of what is answered.
             at_piece, at_event = chance.randrange(8), chance.randrange(12)
             for k in range(8):
-                await talk.send_sound(pcm[k * len(pcm) // 8 : (k + 1) * len(pcm) // 8])
+                await talk.send_audio(pcm[k * len(pcm) // 8 : (k + 1) * len(pcm) // 8])
                 if k == at_piece:
                     cuts += await cut(talk)
             seen = list[ConversationEvent]()
@@ -158,18 +158,20 @@ def test_two_hundred_cuts_lose_and_double_nothing(scripted: tuple[str, ServerSta
                 assert not isinstance(event, ServerError), event
                 if not isinstance(event, Reconnected):
                     seen.append(event)
-                if isinstance(event, AnswerSound):
+                if isinstance(event, ResponseAudio):
                     # Nothing is left to sound when the next turn begins, which would be speech over an answer.
                     await talk.played(event)
                 if len(seen) == at_event:
                     at_event = -1
                     cuts += await cut(talk)
-                if isinstance(event, AnswerEnds):
+                if isinstance(event, ResponseEnds):
                     break
             assert [e.text for e in seen if isinstance(e, UserSaid)] == [text(first, 3)]
             assert words(seen) == text(first, 3)
-            assert len([e for e in seen if isinstance(e, AnswerBegins)]) == 1
-            assert round(sum(len(e.pcm) for e in seen if isinstance(e, AnswerSound)) / 48) == round(900 * WORD_S / 0.3)
+            assert len([e for e in seen if isinstance(e, ResponseBegins)]) == 1
+            assert round(sum(len(e.pcm) for e in seen if isinstance(e, ResponseAudio)) / 48) == round(
+                900 * WORD_S / 0.3
+            )
         assert talk.link.num_resumed > 0
 
     talked(scripted, use, turn_detection=VAD, acknowledges=True)
@@ -228,7 +230,7 @@ def test_a_function_is_called_and_its_result_is_answered(tool: Any, arguments: s
             await talk.send_text(arguments)
             seen = list[ConversationEvent]()
             while not words(seen):
-                seen += await until(talk, AnswerEnds)
+                seen += await until(talk, ResponseEnds)
             return seen
 
         seen = talked((url.replace("ws", "http", 1), None, None), use, tools=[tool])  # type: ignore[arg-type]
@@ -280,7 +282,7 @@ def test_what_the_server_refuses_is_an_event_and_the_session_goes_on(scripted: t
         await talk.send({"type": "conversation.item.delete", "item_id": "item_none"})
         errors = await until(talk, ServerError)
         await talk.send_text("still here")
-        return [*errors, *await until(talk, AnswerEnds)]
+        return [*errors, *await until(talk, ResponseEnds)]
 
     seen = talked(scripted, use)
     assert [e.code for e in seen if isinstance(e, ServerError)] == ["item_not_found"]
@@ -290,7 +292,7 @@ def test_what_the_server_refuses_is_an_event_and_the_session_goes_on(scripted: t
 def test_half_a_sample_is_refused(scripted: tuple[str, ServerState, Echo]) -> None:
     async def use(talk: ClientConversation) -> None:
         with pytest.raises(ValueError, match="two bytes a sample"):
-            await talk.send_sound(b"123")
+            await talk.send_audio(b"123")
 
     talked(scripted, use)
 
@@ -306,7 +308,7 @@ def test_a_session_that_the_server_refuses_says_why(scripted: tuple[str, ServerS
 
 def test_a_server_that_is_not_there_is_told_at_once() -> None:
     with pytest.raises(SessionEnded, match="connection_lost"):
-        talked(("http://127.0.0.1:9", None, None), lambda talk: until(talk, AnswerEnds))  # type: ignore[arg-type]
+        talked(("http://127.0.0.1:9", None, None), lambda talk: until(talk, ResponseEnds))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="http:// or https"):
         Client("127.0.0.1:8000")
 
@@ -329,15 +331,15 @@ def test_a_wrong_key_is_told_by_its_code() -> None:
 
 def test_a_program_without_an_event_loop_has_the_same(scripted: tuple[str, ServerState, Echo]) -> None:
     with SyncClient(scripted[0]) as client, client.conversation(turn_detection=VAD) as talk:
-        talk.send_sound(speech(5, 2, silence_frames=30))
+        talk.send_audio(speech(5, 2, silence_frames=30))
         seen = list[ConversationEvent]()
         for event in talk:
             seen.append(event)
-            if isinstance(event, AnswerEnds):
+            if isinstance(event, ResponseEnds):
                 break
         assert words(seen) == text(5, 2)
         talk.send_text("and again")
         for event in talk:
-            if isinstance(event, AnswerEnds):
+            if isinstance(event, ResponseEnds):
                 assert event.text == "and again"
                 break

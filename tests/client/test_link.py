@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from antiphon.client import AnswerEnds, AnswerWords, Client, ClientConversation, SessionEnded, SyncClient
-from antiphon.client.sound import WireSound, pcm16
+from antiphon.client import Client, ClientConversation, ResponseEnds, ResponseWords, SessionEnded, SyncClient
+from antiphon.client.audio import WireAudio, pcm16
 from antiphon.settings import Settings
 from tests.server.scripted import serving
 
@@ -118,8 +118,8 @@ def test_a_message_that_cannot_be_read_ends_nothing() -> None:
     async def use(talk: ClientConversation) -> str:
         text = ""
         async for event in talk:
-            text += event.text if isinstance(event, AnswerWords) else ""
-            if isinstance(event, AnswerEnds):
+            text += event.text if isinstance(event, ResponseWords) else ""
+            if isinstance(event, ResponseEnds):
                 return text
         return ""
 
@@ -173,4 +173,4 @@ def test_sound_is_taken_in_the_types_that_microphones_give() -> None:
     with pytest.raises(TypeError, match="int32"):
         pcm16(samples.astype(np.int32))
     with pytest.raises(ValueError, match="two bytes"):
-        WireSound(8000, 16_000).feed(b"1")
+        WireAudio(8000, 16_000).feed(b"1")

@@ -361,14 +361,14 @@ async def answered(kind: Kind, socket: Any, end_s: float, recording: Recording, 
 
     Where the question goes on behind a pause, what was begun is not its answer.
     """
-    speaker, heard, done = Loudspeaker(), "", False
+    speaker, heard, done, silent = Loudspeaker(), "", False, ""
     while True:
         try:
             at_s, event = await events.next(end_s + (SETTLED_S if done else PATIENCE_S))
         except Failed as failure:
             if done:
                 break
-            return Turn(kind, None, str(failure), recording.text, heard)
+            return Turn(kind, None, silent or str(failure), recording.text, heard)
         if event["type"] in SOUND:
             speaker.take(event, at_s)
         elif event["type"] == "conversation.item.input_audio_transcription.completed":
@@ -377,7 +377,11 @@ async def answered(kind: Kind, socket: Any, end_s: float, recording: Recording, 
             speaker, done = Loudspeaker(), False
         elif event["type"] == "error":
             return Turn(kind, None, str(event["error"].get("message", "error"))[:200], recording.text, heard)
-        elif event["type"] == "response.done" and speaker.begun_s is not None:
+        elif event["type"] == "response.listen":
+            silent = f"not answered: {event['response']['metadata'].get('reason')}"
+        elif event["type"] == "response.done" and speaker.begun_s is None:
+            silent = f"an answer without audio: {event['response'].get('status')}"
+        elif event["type"] == "response.done":
             done = True
             if at_s > end_s + SETTLED_S:
                 break

@@ -12,46 +12,46 @@ from antiphon.client.captions import ClientCaptions
 from antiphon.client.client import Client
 from antiphon.client.conversation import ClientConversation
 from antiphon.client.events import (
-    AnswerBegins,
-    AnswerEnds,
-    AnswerSound,
-    AnswerWords,
     ConversationEvent,
+    Ducked,
     Heard,
     Interrupted,
     NothingSaid,
     Reconnected,
+    ResponseAudio,
+    ResponseBegins,
+    ResponseEnds,
+    ResponseWords,
     ServerError,
-    Softer,
     ToolCalled,
     UserSaid,
     UserSpeaks,
     UserWords,
 )
 from antiphon.client.link import SessionEnded
-from antiphon.client.speech import ClientSpeech, SpeechSound
+from antiphon.client.speech import ClientSpeech, SpeechAudio
 from antiphon.client.sync import SyncClient
 from antiphon.client.video import ClientVideo
 
 __all__ = [
-    "AnswerBegins",
-    "AnswerEnds",
-    "AnswerSound",
-    "AnswerWords",
     "Client",
     "ClientCaptions",
     "ClientConversation",
     "ClientSpeech",
     "ClientVideo",
     "ConversationEvent",
+    "Ducked",
     "Heard",
     "Interrupted",
     "NothingSaid",
     "Reconnected",
+    "ResponseAudio",
+    "ResponseBegins",
+    "ResponseEnds",
+    "ResponseWords",
     "ServerError",
     "SessionEnded",
-    "Softer",
-    "SpeechSound",
+    "SpeechAudio",
     "SyncClient",
     "ToolCalled",
     "UserSaid",

@@ -1,4 +1,4 @@
-"""Live transcription: sound in, words out that do not change."""
+"""Live transcription: audio in, words out that do not change."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any
 
+from antiphon.client.audio import Audio, WireAudio, encoded
 from antiphon.client.link import LinkedSession, ResumingLink, SessionEnded
-from antiphon.client.sound import Sound, WireSound, encoded
 
 PATH = "/v1/realtime"
 # The wire's rate.
@@ -23,7 +23,7 @@ class ClientCaptions(LinkedSession):
     def __init__(self, link: ResumingLink, config: dict[str, object], rate_hz: int) -> None:
         super().__init__(link)
         self._config, self._rate_hz = config, rate_hz
-        self._sound = WireSound(rate_hz, RATE_HZ)
+        self._audio = WireAudio(rate_hz, RATE_HZ)
         self._feeding: asyncio.Task[None] | None = None
         self.text = ""
 
@@ -32,28 +32,28 @@ class ClientCaptions(LinkedSession):
         while (await self._message())["type"] != "session.updated":
             pass
 
-    async def send(self, sound: Sound) -> None:
-        """Send more sound. Waits while more is unsent than is kept. Raises SessionEnded, ValueError."""
-        if pcm := self._sound.feed(sound):
+    async def send(self, audio: Audio) -> None:
+        """Send more audio. Waits while more is unsent than is kept. Raises SessionEnded, ValueError."""
+        if pcm := self._audio.feed(audio):
             await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(pcm)})
 
     async def finish(self) -> None:
         """End the transcript: the iteration ends with its last word. Raises SessionEnded."""
-        if rest := self._sound.flush():
+        if rest := self._audio.flush():
             await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(rest)})
         await self._link.send({"type": "input_audio_buffer.commit", "final": True})
 
-    def feed(self, sounds: AsyncIterable[Sound] | Iterable[Sound]) -> None:
-        """Send pieces of sound as they come, in the background, and `finish` after the last. Pieces of what is no
+    def feed(self, pieces: AsyncIterable[Audio] | Iterable[Audio]) -> None:
+        """Send pieces of audio as they come, in the background, and `finish` after the last. Pieces of what is no
         asynchronous iterable are each waited for in a thread. Raises RuntimeError where another `feed` goes on.
         """
         if self._feeding and not self._feeding.done():
             raise RuntimeError("these captions are fed already")
-        self._feeding = asyncio.create_task(self._feed(sounds))
+        self._feeding = asyncio.create_task(self._feed(pieces))
 
-    async def _feed(self, sounds: AsyncIterable[Sound] | Iterable[Sound]) -> None:
-        async for sound in sounds if isinstance(sounds, AsyncIterable) else _taken(iter(sounds)):
-            await self.send(sound)
+    async def _feed(self, pieces: AsyncIterable[Audio] | Iterable[Audio]) -> None:
+        async for audio in pieces if isinstance(pieces, AsyncIterable) else _taken(iter(pieces)):
+            await self.send(audio)
         await self.finish()
 
     async def __aiter__(self) -> AsyncIterator[str]:
@@ -99,8 +99,8 @@ class ClientCaptions(LinkedSession):
         await self._link.close()
 
 
-async def _taken(sounds: Iterator[Sound]) -> AsyncIterator[Sound]:
+async def _taken(pieces: Iterator[Audio]) -> AsyncIterator[Audio]:
     """Take each piece in a thread: one of a microphone is waited for."""
     done = object()
-    while (sound := await asyncio.to_thread(next, sounds, done)) is not done:
-        yield sound  # type: ignore[misc]
+    while (audio := await asyncio.to_thread(next, pieces, done)) is not done:
+        yield audio  # type: ignore[misc]

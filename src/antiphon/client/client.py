@@ -56,7 +56,7 @@ class Client:
         voice: str | None = None,
         tools: Sequence[Callable[..., Any]] = (),
         rate_hz: int = 16_000,
-        answer_rate_hz: int = 24_000,
+        response_rate_hz: int = 24_000,
         speaks: bool = True,
         acknowledges: bool = False,
         turn_detection: Mapping[str, Any] | None = None,
@@ -65,8 +65,8 @@ class Client:
         """Return a conversation, to be entered.
 
         `instructions`: what the model is told. `voice`: a name of `antiphon pull --list`. `tools`: functions that the
-        model may call (FunctionTool). `rate_hz`, `answer_rate_hz`: of the user's sound and the answers'. `speaks`
-        false: answers are text alone. `acknowledges`: you say what was `played`, and only that counts as heard. The
+        model may call (FunctionTool). `rate_hz`, `response_rate_hz`: of the user's audio and the responses'. `speaks`
+        false: responses are text alone. `acknowledges`: you say what was `played`, and only that counts as heard. The
         others are as docs/wire/duplex.md has them: `turn_detection`, and any other field of a `session`. Raises
         TypeError, ValueError for functions that cannot be tools.
         """
@@ -76,7 +76,7 @@ class Client:
         found: dict[str, Any] = {
             "input_audio_format": "pcm16",
             "sample_rate_hz": rate_hz,
-            "audio": {"output": {"sample_rate_hz": answer_rate_hz}},
+            "audio": {"output": {"sample_rate_hz": response_rate_hz}},
             "playback_commit_policy": "ack_only" if acknowledges else "commit_all_on_done",
             **_given(instructions=instructions, voice=voice, turn_detection=turn_detection),
             **({} if speaks else {"modalities": ["text"]}),
@@ -101,7 +101,7 @@ class Client:
         model: str = "default",
     ) -> ClientCaptions:
         """Return a live transcription, to be entered. `language`: ISO 639-1; None: it is detected. `prompt`: names and
-        words to expect. `rate_hz`: of the sound.
+        words to expect. `rate_hz`: of the audio.
         """
         config = {"model": model, **_given(language=language, prompt=prompt)}
         link = self._link(captions.PATH, {"dialect": "vllm", "resume": "1"})
@@ -115,7 +115,7 @@ class Client:
         rate_hz: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> ClientSpeech:
-        """Return a speech stream, to be entered. `rate_hz`: of its sound; None: the voice's. `config`: other fields of
+        """Return a speech stream, to be entered. `rate_hz`: of its audio; None: the voice's. `config`: other fields of
         docs/wire/speech-stream.md.
         """
         given = _given(voice=voice, language=language, sample_rate=rate_hz)
@@ -134,7 +134,7 @@ class Client:
         """Return what is said in a file of any format, given by its path or whole. Raises SessionEnded, OSError."""
         data = file if isinstance(file, bytes) else await asyncio.to_thread(Path(file).read_bytes)
         fields = {"model": model, **_given(language=language)}
-        answer = await self._post("/v1/audio/transcriptions", data=fields, files={"file": ("sound", data)})
+        answer = await self._post("/v1/audio/transcriptions", data=fields, files={"file": ("audio", data)})
         return str(answer.json()["text"])
 
     async def speak(self, text: str, *, voice: str | None = None, response_format: str = "wav") -> bytes:

@@ -1,4 +1,4 @@
-"""A spoken or written conversation: sound and text in, events out, tools called, what was heard acknowledged."""
+"""A spoken or written conversation: audio and text in, events out, tools called, what was heard acknowledged."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ import asyncio
 import logging
 from base64 import b64decode
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from antiphon.client.audio import Audio, encoded
 from antiphon.client.events import (
-    AnswerBegins,
-    AnswerEnds,
-    AnswerSound,
-    AnswerWords,
     ConversationEvent,
+    Ducked,
     Heard,
     Interrupted,
     NothingSaid,
     Reconnected,
+    ResponseAudio,
+    ResponseBegins,
+    ResponseEnds,
+    ResponseWords,
     ServerError,
-    Softer,
     ToolCalled,
     UserSaid,
     UserSpeaks,
     UserWords,
 )
 from antiphon.client.link import LinkedSession, ResumingLink, SessionEnded
-from antiphon.client.sound import Sound, encoded
 from antiphon.client.tools import FunctionTool
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,15 @@ HEARTBEAT = {"type": "session.heartbeat"}
 MAX_CALL_ROUNDS = 4
 # Events that nobody has taken yet: beyond this, no more are read.
 MAX_EVENTS = 10_000
+
+
+@dataclass(slots=True)
+class _ResponseUnderWay:
+    """What has come of a response: its text, how much audio of its items, and its calls with what they come to."""
+
+    text: str = ""
+    audio_ms: dict[str, float] = field(default_factory=dict)
+    calls: list[tuple[str, asyncio.Task[str]]] = field(default_factory=list)
 
 
 class ClientConversation(LinkedSession):
@@ -52,16 +62,11 @@ class ClientConversation(LinkedSession):
         self._was_taken = asyncio.Event()
         self._ready: asyncio.Future[dict[str, Any]] | None = None
         self._reading: asyncio.Task[None] | None = None
-        # The calls of responses under way, by their response, each with what it comes to.
-        self._calls: dict[str, list[tuple[str, asyncio.Task[str]]]] = {}
         self._background = set[asyncio.Task[None]]()
-        self._texts: dict[str, list[str]] = {}
-        # The answers that are being made, and whether there are none.
-        self._answers, self._is_idle = set[str](), asyncio.Event()
+        # What has come of the responses under way, and whether there are none.
+        self._responses, self._is_idle = dict[str, _ResponseUnderWay](), asyncio.Event()
         # How often the model has called since the user last said anything.
         self._num_rounds = 0
-        # How much sound of an item has come, in milliseconds.
-        self._sound_ms: dict[str, float] = {}
 
     async def _begin(self) -> None:
         self._ready = asyncio.get_running_loop().create_future()
@@ -73,12 +78,12 @@ class ClientConversation(LinkedSession):
         """The session's id on the server."""
         return self._link.session_id
 
-    async def send_sound(self, sound: Sound) -> None:
+    async def send_audio(self, audio: Audio) -> None:
         """Send what the user's microphone has heard, at the rate that the conversation was opened with.
 
         Waits while more is unsent than is kept. Raises SessionEnded, ValueError.
         """
-        await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(sound)})
+        await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(audio)})
 
     async def send_text(self, text: str) -> None:
         """Say something in writing, which is answered. Raises SessionEnded."""
@@ -86,26 +91,26 @@ class ClientConversation(LinkedSession):
         await self._link.send({"type": "push_text", "text": text})
 
     async def end_turn(self) -> None:
-        """End the user's turn where the sound so far does, without waiting for a pause. Raises SessionEnded."""
+        """End the user's turn where the audio so far does, without waiting for a pause. Raises SessionEnded."""
         await self._link.send({"type": "input_audio_buffer.commit"})
 
     async def interrupt(self) -> None:
-        """Take the floor from the answer under way. Raises SessionEnded."""
+        """Take the floor from the response under way. Raises SessionEnded."""
         await self._link.send({"type": "barge_in"})
 
-    async def answer(self, instructions: str | None = None) -> None:
-        """Have the model answer though nobody has said anything new. Raises SessionEnded."""
+    async def respond(self, instructions: str | None = None) -> None:
+        """Have the model respond though nobody has said anything new. Raises SessionEnded."""
         self._num_rounds = 0
         response = {} if instructions is None else {"instructions": instructions}
         await self._link.send({"type": "response.create", "response": response})
 
-    async def played(self, sound: AnswerSound, *, part: float = 1.0) -> None:
-        """Tell the server that an answer's sound was played up to the end of this piece, or a `part` of it (0 to 1).
+    async def played(self, audio: ResponseAudio, *, part: float = 1.0) -> None:
+        """Tell the server that a response's audio was played up to the end of this piece, or a `part` of it (0 to 1).
 
-        Of an answer that is cut off, the history then keeps just that. Raises SessionEnded.
+        Of a response that is cut off, the history then keeps just that. Raises SessionEnded.
         """
-        played_ms = int(sound.start_ms + (sound.end_ms - sound.start_ms) * part)
-        message = {"type": "playback.ack", "response_id": sound.answer_id, "item_id": sound.item_id}
+        played_ms = int(audio.start_ms + (audio.end_ms - audio.start_ms) * part)
+        message = {"type": "playback.ack", "response_id": audio.response_id, "item_id": audio.item_id}
         await self._link.send({**message, "played_ms": played_ms})
 
     async def send(self, message: Mapping[str, Any]) -> None:
@@ -132,7 +137,7 @@ class ClientConversation(LinkedSession):
             await self._end_tasks()
 
     async def _end_tasks(self) -> None:
-        tasks = [*self._background, *(task for calls in self._calls.values() for _, task in calls)]
+        tasks = [*self._background, *(task for response in self._responses.values() for _, task in response.calls)]
         tasks += [self._reading] if self._reading else []
         for task in tasks:
             task.cancel()
@@ -169,7 +174,8 @@ class ClientConversation(LinkedSession):
 
     def _events_of(self, message: Mapping[str, Any]) -> Iterator[ConversationEvent]:
         """What a message of the server tells the user. Calls of tools begin here."""
-        answer_id = str(message.get("response_id") or "")
+        response_id = str(message.get("response_id") or "")
+        response = self._responses.get(response_id, _ResponseUnderWay())
         match message.get("type"):
             case "turn.event":
                 yield from _turn(message.get("event"))
@@ -181,30 +187,29 @@ class ClientConversation(LinkedSession):
             case "response.listen":
                 yield NothingSaid(str(message["response"]["metadata"].get("reason")))
             case "response.created":
-                self._answers.add(answer_id)
+                self._responses[response_id] = response
                 self._is_idle.clear()
-                yield AnswerBegins(answer_id)
+                yield ResponseBegins(response_id)
             case "response.output_text.delta" | "response.output_audio_transcript.delta":
-                self._texts.setdefault(answer_id, []).append(message["delta"])
-                yield AnswerWords(answer_id, message["delta"])
+                response.text += message["delta"]
+                yield ResponseWords(response_id, message["delta"])
             case "response.output_audio.delta" if message["delta"]:
                 item_id, pcm = message["item_id"], b64decode(message["delta"])
-                sound = AnswerSound(
-                    answer_id, item_id, pcm, message["sample_rate_hz"], self._sound_ms.get(item_id, 0.0)
-                )
-                self._sound_ms[item_id] = sound.end_ms
-                yield sound
+                start_ms = response.audio_ms.get(item_id, 0.0)
+                audio = ResponseAudio(response_id, item_id, pcm, message["sample_rate_hz"], start_ms)
+                response.audio_ms[item_id] = audio.end_ms
+                yield audio
             case "response.function_call_arguments.done" if tool := self._tools.get(message["name"]):
                 call = asyncio.create_task(self._call(tool, message["arguments"]))
-                self._calls.setdefault(answer_id, []).append((message["call_id"], call))
+                response.calls.append((message["call_id"], call))
             case "response.done":
-                self._answers.discard(answer_id)
-                if not self._answers:
+                self._responses.pop(response_id, None)
+                if not self._responses:
                     self._is_idle.set()
-                if calls := self._calls.pop(answer_id, []):
-                    self._spawn(self._answer_calls(calls, goes_on=message["response"]["status"] == "completed"))
-                text = "".join(self._texts.pop(answer_id, []))
-                yield AnswerEnds(answer_id, message["response"]["status"], text)
+                if response.calls:
+                    goes_on = message["response"]["status"] == "completed"
+                    self._spawn(self._answer_calls(response.calls, goes_on=goes_on))
+                yield ResponseEnds(response_id, message["response"]["status"], response.text)
             case "conversation.item.truncated":
                 yield Heard(message["item_id"], message["audio_end_ms"])
             case "session.resumed":
@@ -246,7 +251,7 @@ def _turn(name: Any) -> Iterator[ConversationEvent]:
         case "barge_in":
             yield Interrupted()
         case "duck" | "unduck":
-            yield Softer(name == "duck")
+            yield Ducked(name == "duck")
 
 
 def tools_of(functions: Sequence[Callable[..., Any]]) -> list[FunctionTool]:

@@ -34,28 +34,28 @@ class NothingSaid:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerBegins:
-    """An answer begins."""
+class ResponseBegins:
+    """A response begins."""
 
-    answer_id: str
+    response_id: str
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerWords:
-    """More of an answer's text. Its sound may come later."""
+class ResponseWords:
+    """More of a response's text. Its audio may come later."""
 
-    answer_id: str
+    response_id: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerSound:
-    """More of an answer's sound: mono PCM of 16 bits, little-endian, at `rate_hz`.
+class ResponseAudio:
+    """More of a response's audio: mono PCM of 16 bits, little-endian, at `rate_hz`.
 
-    `start_ms`: how much sound of the same item came before.
+    `start_ms`: how much audio of the same item came before.
     """
 
-    answer_id: str
+    response_id: str
     item_id: str
     pcm: bytes
     rate_hz: int
@@ -63,36 +63,36 @@ class AnswerSound:
 
     @property
     def end_ms(self) -> float:
-        """How much sound of the item there is with this."""
+        """How much audio of the item there is with this."""
         return self.start_ms + len(self.pcm) / 2 / self.rate_hz * 1000
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerEnds:
-    """An answer is complete (`completed`), or was cut off (`cancelled`), is `incomplete` or `failed`. Its sound may
+class ResponseEnds:
+    """A response is complete (`completed`), or was cut off (`cancelled`), is `incomplete` or `failed`. Its audio may
     still be playing.
     """
 
-    answer_id: str
+    response_id: str
     status: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The user has taken the floor: what waits to be played of any answer is to be dropped."""
+    """The user has taken the floor: what waits to be played of any response is to be dropped."""
 
 
 @dataclass(frozen=True, slots=True)
-class Softer:
-    """Somebody speaks over the answer: it is to be played softly (`on`), or as before again."""
+class Ducked:
+    """Somebody speaks over the response: it is to be played softly (`on`), or as before again."""
 
     on: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """Of the item `item_id`, which was cut off, the history keeps what was heard: `until_ms` of its sound."""
+    """Of the item `item_id`, which was cut off, the history keeps what was heard: `until_ms` of its audio."""
 
     item_id: str
     until_ms: int
@@ -128,12 +128,12 @@ ConversationEvent = (
     | UserWords
     | UserSaid
     | NothingSaid
-    | AnswerBegins
-    | AnswerWords
-    | AnswerSound
-    | AnswerEnds
+    | ResponseBegins
+    | ResponseWords
+    | ResponseAudio
+    | ResponseEnds
     | Interrupted
-    | Softer
+    | Ducked
     | Heard
     | ToolCalled
     | Reconnected

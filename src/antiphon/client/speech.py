@@ -14,7 +14,7 @@ OF_A_SENTENCE = "Generation failed"
 
 
 @dataclass(frozen=True, slots=True)
-class SpeechSound:
+class SpeechAudio:
     """More speech: mono PCM of 16 bits, little-endian, at `rate_hz`, of the sentence `text`."""
 
     pcm: bytes
@@ -23,7 +23,7 @@ class SpeechSound:
 
 
 class ClientSpeech(LinkedSession):
-    """One speech stream. Entered with `async with`; iterated for its sound, once for each `finish`.
+    """One speech stream. Entered with `async with`; iterated for its audio, once for each `finish`.
 
     It survives cuts of its connection. Half a minute without text ends it.
     """
@@ -43,22 +43,22 @@ class ClientSpeech(LinkedSession):
         await self._link.send({"type": "input.text", "text": text})
 
     async def finish(self) -> None:
-        """End the utterance: the iteration ends with its last sound. Raises SessionEnded."""
+        """End the utterance: the iteration ends with its last audio. Raises SessionEnded."""
         await self._link.send({"type": "input.done"})
 
     async def cancel(self) -> None:
         """Say nothing more of the utterance; the iteration ends. Raises SessionEnded."""
         await self._link.send({"type": "input.cancel"})
 
-    async def __aiter__(self) -> AsyncIterator[SpeechSound]:
-        """Yield the utterance's sound as it is made, until it ends. Raises SessionEnded for what the server refuses; at
+    async def __aiter__(self) -> AsyncIterator[SpeechAudio]:
+        """Yield the utterance's audio as it is made, until it ends. Raises SessionEnded for what the server refuses; at
         the utterance's end for a sentence that could not be spoken.
         """
         failure: str | None = None
         while True:
             message = await self._link.receive()
             if isinstance(message, bytes):
-                yield SpeechSound(message, self._rate_hz, self._sentence)
+                yield SpeechAudio(message, self._rate_hz, self._sentence)
                 continue
             match message.get("type"):
                 case "audio.start":

@@ -10,12 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
+from antiphon.client.audio import Audio
 from antiphon.client.captions import ClientCaptions
 from antiphon.client.client import DEFAULT_URL, Client
 from antiphon.client.conversation import ClientConversation
-from antiphon.client.events import AnswerSound, ConversationEvent
-from antiphon.client.sound import Sound
-from antiphon.client.speech import ClientSpeech, SpeechSound
+from antiphon.client.events import ConversationEvent, ResponseAudio
+from antiphon.client.speech import ClientSpeech, SpeechAudio
 from antiphon.client.video import ClientVideo
 
 T = TypeVar("T")
@@ -63,9 +63,9 @@ async def _next(items: AsyncIterator[T]) -> T:
 class SyncConversation(_Blocking[ClientConversation]):
     """A ClientConversation whose methods block."""
 
-    def send_sound(self, sound: Sound) -> None:
-        """As ClientConversation.send_sound."""
-        self._run(self._session.send_sound(sound))
+    def send_audio(self, audio: Audio) -> None:
+        """As ClientConversation.send_audio."""
+        self._run(self._session.send_audio(audio))
 
     def send_text(self, text: str) -> None:
         """As ClientConversation.send_text."""
@@ -79,13 +79,13 @@ class SyncConversation(_Blocking[ClientConversation]):
         """As ClientConversation.interrupt."""
         self._run(self._session.interrupt())
 
-    def answer(self, instructions: str | None = None) -> None:
-        """As ClientConversation.answer."""
-        self._run(self._session.answer(instructions))
+    def respond(self, instructions: str | None = None) -> None:
+        """As ClientConversation.respond."""
+        self._run(self._session.respond(instructions))
 
-    def played(self, sound: AnswerSound, *, part: float = 1.0) -> None:
+    def played(self, audio: ResponseAudio, *, part: float = 1.0) -> None:
         """As ClientConversation.played."""
-        self._run(self._session.played(sound, part=part))
+        self._run(self._session.played(audio, part=part))
 
     def __iter__(self) -> Iterator[ConversationEvent]:
         """Yield what happens, as ClientConversation does; breaking off loses nothing."""
@@ -100,13 +100,13 @@ class SyncCaptions(_Blocking[ClientCaptions]):
         """All words since the last `finish`."""
         return self._session.text
 
-    def send(self, sound: Sound) -> None:
+    def send(self, audio: Audio) -> None:
         """As ClientCaptions.send."""
-        self._run(self._session.send(sound))
+        self._run(self._session.send(audio))
 
-    def feed(self, sounds: Iterable[Sound]) -> None:
-        """Send pieces of sound in the background, and `finish` after the last. The pieces are taken in a thread."""
-        self._run(_begin(self._session, sounds))
+    def feed(self, pieces: Iterable[Audio]) -> None:
+        """Send pieces of audio in the background, and `finish` after the last. The pieces are taken in a thread."""
+        self._run(_begin(self._session, pieces))
 
     def finish(self) -> None:
         """As ClientCaptions.finish."""
@@ -132,8 +132,8 @@ class SyncSpeech(_Blocking[ClientSpeech]):
         """As ClientSpeech.cancel."""
         self._run(self._session.cancel())
 
-    def __iter__(self) -> Iterator[SpeechSound]:
-        """Yield the utterance's sound as it is made."""
+    def __iter__(self) -> Iterator[SpeechAudio]:
+        """Yield the utterance's audio as it is made."""
         return self._each(aiter(self._session))
 
 
@@ -218,8 +218,8 @@ class SyncClient:
             raise
 
 
-async def _begin(session: ClientCaptions, sounds: Iterable[Sound]) -> None:
-    session.feed(sounds)
+async def _begin(session: ClientCaptions, pieces: Iterable[Audio]) -> None:
+    session.feed(pieces)
 
 
 async def _cancel_all() -> None:

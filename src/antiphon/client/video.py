@@ -9,8 +9,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from typing import Any
 
+from antiphon.client.audio import Audio, encoded
 from antiphon.client.link import LinkedSession, ResumingLink, SessionEnded
-from antiphon.client.sound import Sound, encoded
 
 log = logging.getLogger(__name__)
 PATH = "/v1/video/chat/stream"
@@ -40,9 +40,9 @@ class ClientVideo(LinkedSession):
         frame = {"type": "video.frame", "frame_id": str(self._num_frames), "data": b64encode(image).decode()}
         await self._link.send({**frame, **times})
 
-    async def send_sound(self, sound: Sound) -> None:
+    async def send_audio(self, audio: Audio) -> None:
         """Send what is heard beside the frames, at 16 kHz. Raises SessionEnded, ValueError."""
-        await self._link.send({"type": "audio.chunk", "data": encoded(sound)})
+        await self._link.send({"type": "audio.chunk", "data": encoded(audio)})
 
     async def ask(self, question: str) -> str:
         """Ask about what was shown, and return the whole answer. Raises SessionEnded."""

@@ -54,8 +54,10 @@ def url(server: Process) -> str:
     return server.url.replace("http", "ws") + "/v1/video/chat/stream"
 
 
-async def opened(socket: ClientConnection, **config: Any) -> None:
-    await socket.send(json.dumps({"type": "session.config", "modalities": ["text"]} | config))
+async def opened(socket: ClientConnection, *, max_tokens: int = 60, **config: Any) -> None:
+    """Configure the session. The smallest model may go on for ever, so its answers have an end."""
+    fields = {"modalities": ["text"], "sampling_params_list": [{"max_tokens": max_tokens}]}
+    await socket.send(json.dumps({"type": "session.config"} | fields | config))
 
 
 async def say(socket: ClientConnection, kind: str, **fields: Any) -> None:
@@ -74,9 +76,7 @@ def test_when_a_question_is_asked_then_the_text_on_the_screen_is_answered_in_tex
     async def main() -> list[dict[str, Any]]:
         async with connect(url(server), max_size=None) as socket:
             # The other filter does not see that other words are written.
-            # The smallest model may go on for ever.
-            short = [{"max_tokens": 60}]
-            await opened(socket, modalities=["text", "audio"], frame_filter="blocks", sampling_params_list=short)
+            await opened(socket, modalities=["text", "audio"], frame_filter="blocks")
             for i, text in enumerate(("WELCOME", "WELCOME", "EXIT 42")):
                 await say(socket, "video.frame", data=screen(text), frame_id=f"f{i}", pts_ms=1000 * i)
             events = await until(socket, "video.frame.ack")
@@ -198,7 +198,7 @@ def test_when_a_thousand_frames_come_at_once_then_each_is_acknowledged_in_order(
 def test_when_a_client_leaves_during_an_answer_then_no_session_is_left(server: Process) -> None:
     async def main() -> None:
         async with connect(url(server), max_size=None) as socket:
-            await opened(socket)
+            await opened(socket, max_tokens=2000)
             await say(socket, "video.frame", data=screen("LONG STORY"))
             await say(socket, "video.query", text="Tell me a very long story about it.")
             await until(socket, "response.start")
