@@ -98,7 +98,7 @@ $(VENV)/pip.stamp:
 	touch $@
 
 $(VENV)/run.stamp: $(VENV)/pip.stamp requirements.lock pyproject.toml
-	$(BIN)/python -m pip install -q -c requirements.lock -e .
+	$(BIN)/python -m pip install -q -c requirements.lock -e '.[all]'
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/pip.stamp requirements.lock pyproject.toml

@@ -43,6 +43,7 @@ class Spec:
     - `takes_partials`: the settings may name a second model with this adapter, which decodes partials. Its folder is
       given to the class as `partials`.
     - `native`: the model is a NativeModel, which takes turns by itself.
+    - `extra`: the extra of the package that has what the model's class imports beside the base; "": nothing.
     - `language_model`: the attribute of a conversation model that is a LanguageModel, and stands in where the settings
       name none; "": there is none.
     """
@@ -57,6 +58,7 @@ class Spec:
     takes_voices: bool = False
     takes_partials: bool = False
     native: bool = False
+    extra: str = "talk"
     language_model: str = ""
 
 

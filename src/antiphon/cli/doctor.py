@@ -27,28 +27,32 @@ from antiphon.contracts import (
     Window,
 )
 from antiphon.errors import AntiphonError
+from antiphon.loading.extras import install_command
 from antiphon.loading.loader import load, num_workers, store_of
 from antiphon.loading.profile_choice import free_gb
 from antiphon.loading.recommendation import SIZES, Speed, recommended
 from antiphon.loading.selection import LocalModel, local_models
 from antiphon.settings import Settings
 
-PACKAGES = (
-    "ctranslate2",
-    "faster-whisper",
-    "hibari-tts",
-    "onnx",
-    "onnxruntime",
-    "torch",
-    "transformers",
-    "llguidance",
-    "av",
-    "soxr",
-    "starlette",
-    "uvicorn",
-    "websockets",
-    "numpy",
-)
+# Each with the extra that it belongs to.
+PACKAGES = {
+    "ctranslate2": "",
+    "faster-whisper": "",
+    "onnxruntime": "",
+    "av": "",
+    "soxr": "",
+    "starlette": "",
+    "uvicorn": "",
+    "websockets": "",
+    "numpy": "",
+    "hibari-tts": "speech",
+    "onnx": "speech",
+    "torch": "talk",
+    "transformers": "talk",
+    "llguidance": "talk",
+    "rapidocr": "video",
+    "aiortc": "webrtc",
+}
 # Each time is the median of so many trials.
 TRIALS = 5
 SENTENCE = "The weather will be mild tomorrow, with some rain late in the evening."
@@ -60,12 +64,14 @@ async def report(settings: Settings) -> int:
     """
     print(f"antiphon {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
     package_missing = False
-    for package in PACKAGES:
+    for package, extra in PACKAGES.items():
         try:
             print(f"  {package:16} {version(package)}")
         except PackageNotFoundError:
-            package_missing = True
-            print(f"  {package:16} MISSING: pip install {package}")
+            package_missing = package_missing or not extra
+            print(
+                f"  {package:16} " + (f"- ({install_command(extra)})" if extra else f"MISSING: pip install {package}")
+            )
     _print_devices(settings)
     store = store_of(settings.models)
     print(f"models in {store.home}, profile {settings.models.profile}")

@@ -28,6 +28,7 @@ from antiphon.engine.local import CAPABILITIES
 from antiphon.engine.vllm import CAPABILITIES as SERVER_CAPABILITIES
 from antiphon.errors import ModelError
 from antiphon.loading.engine_servers import engine_servers
+from antiphon.loading.extras import missing_packages
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.placement import placement
 from antiphon.loading.selection import ALL_ROLES, LocalModel, RemoteModel, selected_models, spec_of
@@ -141,7 +142,7 @@ def load(
     reader = None
     if "language" in by_role:
         reader = _load_reader(settings, observe)
-        lanes.append(reader.lane)
+        lanes += [reader.lane] if reader else []
     return _assembled(by_role, reader, names, lanes, settings)
 
 
@@ -203,8 +204,10 @@ def _load_model(
 
 
 def _load_reader(settings: Settings, observe: ObserveLaneStep | None) -> Any:
-    """The image reader. No setting names it: there is one, with its weights in a library."""
+    """The image reader. No setting names it: there is one, with its weights in a library, which may be missing."""
     spec = next(s for s in SPECS.values() if s.role == "reader")
+    if missing_packages(spec.extra):
+        return None
     return _imported(spec.model)(_lane_options(settings, "reader", observe))
 
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from antiphon.adapters import SPECS
+from antiphon.loading.extras import install_command, missing_packages
 from antiphon.loading.loader import store_of
 from antiphon.loading.recommendation import MEMORY_GB, SIZES, estimated, recommended
+from antiphon.roles import ModelRole
 from antiphon.settings import Settings
 from antiphon.store.registry import PROFILES
 
@@ -23,14 +26,22 @@ SPEED_FILE = "machine-speed.json"
 
 @dataclass(frozen=True, slots=True)
 class ProfileChoice:
-    """A profile, and why it was chosen, in words that follow its name."""
+    """A profile, and why it was chosen, in words that follow its name. `without`: its models of these roles are left
+    out, since the packages that they need are not installed.
+    """
 
     profile: str
     reason: str
+    without: Collection[ModelRole] = ()
 
     def applied(self, settings: Settings) -> Settings:
         """The settings with this profile."""
-        return replace(settings, models=replace(settings.models, profile=self.profile))
+        engine, speech = settings.engine, settings.speech
+        if "language" in self.without:
+            engine = replace(engine, language_model="none")
+        if "synthesizer" in self.without:
+            speech = replace(speech, synthesizer="none")
+        return replace(settings, models=replace(settings.models, profile=self.profile), engine=engine, speech=speech)
 
 
 def choose_profile(settings: Settings, measure: Callable[[], float] | None = None) -> ProfileChoice:
@@ -43,6 +54,9 @@ def choose_profile(settings: Settings, measure: Callable[[], float] | None = Non
     if settings.models.profile != AUTO:
         return ProfileChoice(settings.models.profile, "as --profile says")
     engine = settings.engine
+    if without := _beyond_what_is_installed(settings):
+        left_out = " and ".join(without)
+        return ProfileChoice("default", f"without {left_out} model: {install_command('talk')} adds it", without)
     if engine.language_model or engine.partner:
         return ProfileChoice("default", "for all but the model that the settings name")
     among = _available(settings)
@@ -73,6 +87,16 @@ def _container_gb(folder: Path = Path("/sys/fs/cgroup")) -> float:
         return float("inf") if limit == "max" else (int(limit) - int(used)) / 1e9
     except (OSError, ValueError):
         return float("inf")
+
+
+def _beyond_what_is_installed(settings: Settings) -> tuple[ModelRole, ...]:
+    """The roles that no setting names a model for, and whose models in the profiles need packages that are missing."""
+    named: dict[ModelRole, str] = {
+        "language": settings.engine.language_model or settings.engine.partner,
+        "synthesizer": settings.speech.synthesizer,
+    }
+    by_role = {model.role: model for model in PROFILES["default"]}
+    return tuple(r for r, name in named.items() if not name and missing_packages(SPECS[by_role[r].adapter].extra))
 
 
 def _available(settings: Settings) -> set[str]:

@@ -6,5 +6,6 @@ SPEC = Spec(
     role="synthesizer",
     model="antiphon.adapters.hibari.synthesizer:Hibari",
     runs_on="lane",
+    extra="speech",
     takes_voices=True,
 )

@@ -2,4 +2,4 @@
 
 from antiphon.adapters.spec import Spec
 
-SPEC = Spec(role="vad", model="antiphon.adapters.silero.detector:SileroDetector", runs_on="lane")
+SPEC = Spec(role="vad", model="antiphon.adapters.silero.detector:SileroDetector", runs_on="lane", extra="")

@@ -2,4 +2,4 @@
 
 from antiphon.adapters.spec import Spec
 
-SPEC = Spec(role="turn", model="antiphon.adapters.smart_turn.turn_detector:SmartTurn", runs_on="lane")
+SPEC = Spec(role="turn", model="antiphon.adapters.smart_turn.turn_detector:SmartTurn", runs_on="lane", extra="")

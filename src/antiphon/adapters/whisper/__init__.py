@@ -6,5 +6,6 @@ SPEC = Spec(
     role="transcriber",
     model="antiphon.adapters.whisper.transcriber:WhisperTranscriber",
     runs_on="lane",
+    extra="",
     takes_partials=True,
 )

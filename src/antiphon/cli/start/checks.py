@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from antiphon.errors import SettingsError, StoreError
+from antiphon.loading.extras import missing_packages
 from antiphon.loading.placement import placement
 from antiphon.loading.selection import ALL_ROLES, TRANSCRIPTION_ROLES, selected_models
 from antiphon.roles import ModelRole
@@ -95,15 +96,14 @@ def _check_device(device: str, asked: str, instead: str, *, with_ctranslate2: bo
     if there:
         names = ", ".join(f"cuda:{k}" for k in range(there))
         raise SettingsError(f"{asked}: this machine has no such device, but {names}: use one of them, or {instead}")
-    raise SettingsError(
-        f"{asked}: this machine has no CUDA device that PyTorch {version('torch')} finds, only its CPU: use {instead}"
-    )
+    pytorch = "PyTorch, which is not installed," if missing_packages("talk") else f"PyTorch {version('torch')}"
+    raise SettingsError(f"{asked}: this machine has no CUDA device that {pytorch} finds, only its CPU: use {instead}")
 
 
 @cache
 def _num_torch_devices() -> int:
     # Imported by name, as the loader does it, and only where a GPU is asked for: it takes two seconds.
-    return int(import_module("torch").cuda.device_count())
+    return 0 if missing_packages("talk") else int(import_module("torch").cuda.device_count())
 
 
 @cache

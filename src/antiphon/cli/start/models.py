@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from antiphon.loading.extras import require_extra
 from antiphon.loading.loader import prepare, store_of
-from antiphon.loading.selection import ALL_ROLES, LocalModel, local_models
+from antiphon.loading.selection import ALL_ROLES, LocalModel, local_models, spec_of
 from antiphon.roles import ModelRole
 from antiphon.settings import Settings, options
 from antiphon.store import Model, Store
@@ -42,15 +43,28 @@ def store_for(settings: Settings) -> Store:
 
 
 def require(settings: Settings) -> None:
-    """Raise StoreError, which names the file and the fix, for a file that is missing or damaged. Fetches nothing."""
+    """Raise StoreError, which names the file and the fix, for a file that is missing or damaged. Fetches nothing.
+
+    Raises SettingsError as `check_extras`.
+    """
     store = store_for(settings)
+    check_extras(settings)
     for model in local_models(settings):
         if not isinstance(model, LocalModel):
             store.require(model)
 
 
+def check_extras(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
+    """Raise SettingsError where a model of these roles needs packages that are not installed."""
+    for model in local_models(settings, roles):
+        require_extra(spec_of(model).extra, f"{model.role} model {model.id}")
+
+
 def fetch(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
-    """Fetch what is missing of the models of these roles, and prepare them for loading. Raises StoreError."""
+    """Fetch what is missing of the models of these roles, and prepare them for loading. Raises StoreError, and
+    SettingsError as `check_extras`.
+    """
+    check_extras(settings, roles)
     store = store_for(settings)
     wanted = local_models(settings, roles)
     missing = [m for m in wanted if not isinstance(m, LocalModel) and store.missing(m)]

@@ -62,7 +62,13 @@ async def new_call(ice_servers: tuple[str, ...]) -> WebRtcCall:
 
 
 def _call_class() -> type[WebRtcCall]:
-    """Import WebRTC, which takes 0.2 s the first time, so it is done in a thread. Most servers answer no call."""
-    from antiphon.transports.webrtc import WebRtcCall
+    """Import WebRTC, which takes 0.2 s the first time, so it is done in a thread. Most servers answer no call.
 
+    Raises HTTPException where its packages are not installed.
+    """
+    try:
+        from antiphon.transports.webrtc import WebRtcCall
+    except ModuleNotFoundError as error:
+        needs = f"WebRTC needs {error.name} on the server: pip install 'antiphon[webrtc]'."
+        raise HTTPException(501, needs) from None
     return WebRtcCall

@@ -1,0 +1,42 @@
+"""The extras of the package (pyproject.toml): which of them are installed, and what to install where one is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from types import MappingProxyType
+
+from antiphon.errors import SettingsError
+
+# Packages that the code of an extra imports, by its name. The base, which hears and transcribes, has none of them.
+EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "speech": ("hibari", "onnx"),
+        "talk": ("torch", "transformers", "accelerate", "safetensors", "llguidance", "jinja2", "gguf"),
+        "video": ("rapidocr",),
+        "webrtc": ("aiortc",),
+    }
+)
+
+
+def missing_packages(extra: str) -> tuple[str, ...]:
+    """Return the packages of an extra that are not installed. "", the base, lacks none. Raises KeyError."""
+    return tuple(name for name in EXTRAS[extra] if not _is_installed(name)) if extra else ()
+
+
+def require_extra(extra: str, what: str) -> None:
+    """Raise SettingsError where `what`, which the user asked for, needs an extra that is not installed."""
+    if missing := missing_packages(extra):
+        raise SettingsError(f"{what} needs {missing[0]}, which is not installed: {install_command(extra)}")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra."""
+    return f"pip install 'antiphon[{extra}]'"
+
+
+def _is_installed(package: str) -> bool:
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
