@@ -28,7 +28,7 @@ from websockets.asyncio.server import ServerConnection, serve
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import machine, percentile, save, table
 
-from antiphon.client import Client, ResponseAudio
+from antiphon.client import AudioToPlay, Client
 
 FRAME_S, RATE_HZ, ROUNDS = 0.02, 24_000, 3
 NUM_BYTES = int(FRAME_S * RATE_HZ) * 2
@@ -109,7 +109,7 @@ async def ours(port: int, num_frames: int) -> list[float]:
 
         speaking = asyncio.create_task(speak())
         async for event in talk:
-            if isinstance(event, ResponseAudio):
+            if isinstance(event, AudioToPlay):
                 ages.append(age_ms(event.pcm))
                 if len(ages) == num_frames:
                     break

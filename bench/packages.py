@@ -25,7 +25,7 @@ import httpx
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import machine, save, table
 
-from antiphon.client import Client, ResponseAudio
+from antiphon.client import AudioToPlay, Client
 
 ROOT = Path(__file__).resolve().parents[1]
 BUILD = ROOT / "build" / "packages"
@@ -81,7 +81,7 @@ async def _asked(url: str, extra: str) -> str:
     async with Client(url) as client, client.conversation() as talk:
         await talk.send_text("What is the capital of France?")
         async for event in talk:
-            if isinstance(event, ResponseAudio):
+            if isinstance(event, AudioToPlay):
                 return f"{len(event.pcm)} bytes of audio"
     raise RuntimeError("the conversation ended without an answer")
 

@@ -41,7 +41,7 @@ html_show_copyright = False
 MENUS = {
     "Use": [
         *("../README", "use", "client", "coming-from", "models", "gpu", "certify", "deploy", "operations", "settings"),
-        *("hardening", "black-box"),
+        *("hardening", "black-box", "keeping"),
         "measured",
     ],
     "Protocols": ["wire/index", "wire/openai-realtime", "wire/openai-transcription", "wire/*"],

@@ -31,6 +31,7 @@ BELOW_SERVER = BELOW_MODELS | {
 MAY_IMPORT: dict[str, set[str]] = {
     "capacity": {"audio", "errors"},
     "errors": set(),
+    "extras": {"errors"},
     "roles": set(),
     "settings": {"errors"},
     "signals": set(),
@@ -51,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "contracts",
         "engine",
         "errors",
+        "extras",
         "pipelines",
         "remote",
         "roles",
@@ -68,7 +70,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "client": {"audio", "errors", "protocols"},
     "cluster": {"audio", "client", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
     "server": BELOW_SERVER | {"cluster", "transports"},
-    "cli": BELOW_SERVER | {"client", "cluster", "server", "transports"},
+    "cli": BELOW_SERVER | {"client", "cluster", "extras", "server", "transports"},
 }
 # The package itself and `python -m antiphon` hand on to the rooms.
 UNRULED = {"__init__", "__main__"}

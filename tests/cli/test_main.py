@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.recording.disk import Keep
 from antiphon.recording.recorder import Recorder
 from antiphon.recording.tape import SessionFacts
 from antiphon.store import MODELS
@@ -97,7 +98,7 @@ def test_when_settings_are_wrong_then_the_start_stops_and_they_are_named() -> No
 
 
 def test_when_a_timeline_cannot_be_written_then_the_error_is_one_line(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path, SessionFacts(id="sess-1", began=0), max_bytes=1 << 20)
+    recorder = Recorder(tmp_path, SessionFacts(id="sess-1", began=0), keep=Keep(max_bytes=1 << 20))
     recorder.close()
     (folder,) = tmp_path.iterdir()
     target = tmp_path / "missing" / "x.html"

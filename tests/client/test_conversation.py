@@ -12,13 +12,13 @@ from typing import Annotated, Any, Literal
 import pytest
 
 from antiphon.client import (
+    AudioToPlay,
     Client,
     ClientConversation,
     ConversationEvent,
     Heard,
     Interrupted,
     Reconnected,
-    ResponseAudio,
     ResponseBegins,
     ResponseEnds,
     ResponseWords,
@@ -93,7 +93,7 @@ def test_what_is_typed_is_answered_in_words_and_sound(scripted: tuple[str, Serve
     ends = seen[-1]
     assert isinstance(ends, ResponseEnds)
     assert (ends.status, ends.text, words(seen)) == ("completed", "tell me more", "tell me more")
-    sounds = [e for e in seen if isinstance(e, ResponseAudio)]
+    sounds = [e for e in seen if isinstance(e, AudioToPlay)]
     assert {s.rate_hz for s in sounds} == {RATE_HZ}
     assert [round(s.start_ms) for s in sounds] == [
         round(sum(len(s.pcm) for s in sounds[:k]) / 48) for k in range(len(sounds))
@@ -118,14 +118,14 @@ def test_an_answer_in_text_has_no_sound(scripted: tuple[str, ServerState, Echo])
 
     seen = talked(scripted, use, speaks=False)
     assert words(seen) == "quiet please"
-    assert not [e for e in seen if isinstance(e, ResponseAudio)]
+    assert not [e for e in seen if isinstance(e, AudioToPlay)]
 
 
 def test_of_an_answer_that_is_cut_what_was_played_is_kept(scripted: tuple[str, ServerState, Echo]) -> None:
     async def use(talk: ClientConversation) -> list[ConversationEvent]:
         await talk.send_text("one two three four")
         seen = await until(talk, ResponseEnds)
-        sounds = [e for e in seen if isinstance(e, ResponseAudio)]
+        sounds = [e for e in seen if isinstance(e, AudioToPlay)]
         await talk.played(sounds[0])
         await talk.played(sounds[1], part=0.5)
         await talk.interrupt()
@@ -158,7 +158,7 @@ def test_two_hundred_cuts_lose_and_double_nothing(scripted: tuple[str, ServerSta
                 assert not isinstance(event, ServerError), event
                 if not isinstance(event, Reconnected):
                     seen.append(event)
-                if isinstance(event, ResponseAudio):
+                if isinstance(event, AudioToPlay):
                     # Nothing is left to sound when the next turn begins, which would be speech over an answer.
                     await talk.played(event)
                 if len(seen) == at_event:
@@ -169,9 +169,7 @@ def test_two_hundred_cuts_lose_and_double_nothing(scripted: tuple[str, ServerSta
             assert [e.text for e in seen if isinstance(e, UserSaid)] == [text(first, 3)]
             assert words(seen) == text(first, 3)
             assert len([e for e in seen if isinstance(e, ResponseBegins)]) == 1
-            assert round(sum(len(e.pcm) for e in seen if isinstance(e, ResponseAudio)) / 48) == round(
-                900 * WORD_S / 0.3
-            )
+            assert round(sum(len(e.pcm) for e in seen if isinstance(e, AudioToPlay)) / 48) == round(900 * WORD_S / 0.3)
         assert talk.link.num_resumed > 0
 
     talked(scripted, use, turn_detection=VAD, acknowledges=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import threading
+import time
 import wave
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import pytest
 from antiphon.cli.main import main
 from antiphon.cli.replay import compare
 from antiphon.errors import StoreError
-from antiphon.recording.disk import DiskWriter, prune
+from antiphon.recording.disk import DiskWriter, Keep, prune
 from antiphon.recording.recorder import Recorder
 from antiphon.recording.tape import (
     Mark,
@@ -175,12 +177,59 @@ def test_when_recordings_take_too_much_then_the_oldest_go_and_those_under_way_st
         folder.mkdir()
         (folder / "session.json").write_bytes(bytes(1000))
     (tmp_path / "notes").mkdir()
-    prune(tmp_path, 2500)
+    prune(tmp_path, Keep(max_bytes=2500))
     assert sorted(p.name[:8] for p in tmp_path.iterdir())[:-2] == ["20200102", "20200103"]
-    prune(tmp_path, 1)
+    prune(tmp_path, Keep(max_bytes=1))
     assert sorted(tmp_path.iterdir()) == sorted((running.folder, tmp_path / "notes"))
     running.close()
     running.join()
+
+
+def test_recordings_that_are_too_old_go_and_those_under_way_stay(tmp_path: Path) -> None:
+    running = record(tmp_path)
+    for age_hours in (1, 30):
+        folder = tmp_path / f"2020010{age_hours % 10}-000000-sess-{age_hours}"
+        folder.mkdir()
+        (folder / "session.json").write_bytes(b"{}")
+        (folder / "in.wav").write_bytes(b"")
+        for file in folder.iterdir():
+            os.utime(file, times=(at_s := time.time() - age_hours * 3600, at_s))
+    for file in running.folder.iterdir():
+        os.utime(file, times=(0, 0))
+    prune(tmp_path, Keep(max_hours=24))
+    assert {p.name[16:] for p in tmp_path.iterdir()} == {"sess-1"}
+    assert len(list(tmp_path.iterdir())) == 2
+    assert running.folder.exists()
+    running.close()
+    running.join()
+
+
+def test_what_is_redacted_is_recorded_as_silence_and_without_its_words(tmp_path: Path) -> None:
+    facts = SessionFacts(id="sess-1", redaction="mask")
+    recorder = Recorder(tmp_path, facts, redaction="mask")
+    loud = np.full(320, 0.5, np.float32)
+    # The session hears what was said.
+    assert np.abs(recorder.audio_in(loud)).max() > 0.4
+    recorder.audio_out("item_2", loud, 24_000)
+    recorder.event_in(json.dumps({"type": "session.update", "session": {"instructions": "Ask for 4711."}}))
+    recorder.event_in("no JSON, but 4711")
+    said = {"type": f"{TRANSCRIPTION}.completed", "item_id": "item_4711", "transcript": "My PIN is 4711."}
+    recorder.event_out(json.dumps(said))
+    recorder.event_out(json.dumps({"type": f"{TRANSCRIPTION}.delta", "item_id": "item_4711", "delta": " PIN 47"}))
+    recorder.close()
+    recorder.join()
+    tape = Tape.read(recorder.folder)
+    assert not tape.input_pcm.any()
+    assert len(tape.input_pcm) == 320
+    with wave.open(str(recorder.folder / "out.wav")) as out:
+        assert out.readframes(1000) == bytes(640)
+    written = (recorder.folder / "events.jsonl").read_text()
+    assert "My PIN is [number]." in written
+    assert "Ask for [number]." in written
+    # Ids stay, by which events belong together.
+    assert written.replace("item_4711", "").count("47") == 0
+    assert "silence" in render(tape)
+    assert main(["replay", str(recorder.folder)]) == 1
 
 
 @pytest.mark.parametrize("spoil", ["session.json", "events.jsonl", "in.wav"])

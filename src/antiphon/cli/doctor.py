@@ -27,7 +27,7 @@ from antiphon.contracts import (
     Window,
 )
 from antiphon.errors import AntiphonError
-from antiphon.loading.extras import install_command
+from antiphon.extras import install_command
 from antiphon.loading.loader import load, num_workers, store_of
 from antiphon.loading.profile_choice import free_gb
 from antiphon.loading.recommendation import SIZES, Speed, recommended

@@ -18,6 +18,7 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from antiphon.errors import StoreError
 from antiphon.events.transcription import AppendAudio
 from antiphon.loading.loader import load, store_of
 from antiphon.protocols.dialects import dialect_of
@@ -107,6 +108,8 @@ async def replay(settings: Settings, folder: Path) -> int:
     Raises StoreError, ModelError, SettingsError.
     """
     tape = Tape.read(folder)
+    if tape.facts.redaction != "off":
+        raise StoreError(f"{folder} holds silence for what was said (--record-redact): there is nothing to replay")
     models = await anyio.to_thread.run_sync(load, settings, store_of(settings.models))
     try:
         await models.warm()

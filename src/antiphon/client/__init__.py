@@ -12,13 +12,13 @@ from antiphon.client.captions import ClientCaptions
 from antiphon.client.client import Client
 from antiphon.client.conversation import ClientConversation
 from antiphon.client.events import (
+    AudioToPlay,
     ConversationEvent,
     Ducked,
     Heard,
     Interrupted,
     NothingSaid,
     Reconnected,
-    ResponseAudio,
     ResponseBegins,
     ResponseEnds,
     ResponseWords,
@@ -34,6 +34,7 @@ from antiphon.client.sync import SyncClient
 from antiphon.client.video import ClientVideo
 
 __all__ = [
+    "AudioToPlay",
     "Client",
     "ClientCaptions",
     "ClientConversation",
@@ -45,7 +46,6 @@ __all__ = [
     "Interrupted",
     "NothingSaid",
     "Reconnected",
-    "ResponseAudio",
     "ResponseBegins",
     "ResponseEnds",
     "ResponseWords",

@@ -11,13 +11,13 @@ from typing import Any
 
 from antiphon.client.audio import Audio, encoded
 from antiphon.client.events import (
+    AudioToPlay,
     ConversationEvent,
     Ducked,
     Heard,
     Interrupted,
     NothingSaid,
     Reconnected,
-    ResponseAudio,
     ResponseBegins,
     ResponseEnds,
     ResponseWords,
@@ -104,7 +104,7 @@ class ClientConversation(LinkedSession):
         response = {} if instructions is None else {"instructions": instructions}
         await self._link.send({"type": "response.create", "response": response})
 
-    async def played(self, audio: ResponseAudio, *, part: float = 1.0) -> None:
+    async def played(self, audio: AudioToPlay, *, part: float = 1.0) -> None:
         """Tell the server that a response's audio was played up to the end of this piece, or a `part` of it (0 to 1).
 
         Of a response that is cut off, the history then keeps just that. Raises SessionEnded.
@@ -196,7 +196,7 @@ class ClientConversation(LinkedSession):
             case "response.output_audio.delta" if message["delta"]:
                 item_id, pcm = message["item_id"], b64decode(message["delta"])
                 start_ms = response.audio_ms.get(item_id, 0.0)
-                audio = ResponseAudio(response_id, item_id, pcm, message["sample_rate_hz"], start_ms)
+                audio = AudioToPlay(response_id, item_id, pcm, message["sample_rate_hz"], start_ms)
                 response.audio_ms[item_id] = audio.end_ms
                 yield audio
             case "response.function_call_arguments.done" if tool := self._tools.get(message["name"]):

@@ -49,7 +49,7 @@ class ResponseWords:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseAudio:
+class AudioToPlay:
     """More of a response's audio: mono PCM of 16 bits, little-endian, at `rate_hz`.
 
     `start_ms`: how much audio of the same item came before.
@@ -130,7 +130,7 @@ ConversationEvent = (
     | NothingSaid
     | ResponseBegins
     | ResponseWords
-    | ResponseAudio
+    | AudioToPlay
     | ResponseEnds
     | Interrupted
     | Ducked

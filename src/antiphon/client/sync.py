@@ -14,7 +14,7 @@ from antiphon.client.audio import Audio
 from antiphon.client.captions import ClientCaptions
 from antiphon.client.client import DEFAULT_URL, Client
 from antiphon.client.conversation import ClientConversation
-from antiphon.client.events import ConversationEvent, ResponseAudio
+from antiphon.client.events import AudioToPlay, ConversationEvent
 from antiphon.client.speech import ClientSpeech, SpeechAudio
 from antiphon.client.video import ClientVideo
 
@@ -83,7 +83,7 @@ class SyncConversation(_Blocking[ClientConversation]):
         """As ClientConversation.respond."""
         self._run(self._session.respond(instructions))
 
-    def played(self, audio: ResponseAudio, *, part: float = 1.0) -> None:
+    def played(self, audio: AudioToPlay, *, part: float = 1.0) -> None:
         """As ClientConversation.played."""
         self._run(self._session.played(audio, part=part))
 

@@ -27,8 +27,8 @@ from antiphon.engine.lane import Lane
 from antiphon.engine.local import CAPABILITIES
 from antiphon.engine.vllm import CAPABILITIES as SERVER_CAPABILITIES
 from antiphon.errors import ModelError
+from antiphon.extras import missing_packages
 from antiphon.loading.engine_servers import engine_servers
-from antiphon.loading.extras import missing_packages
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.placement import placement
 from antiphon.loading.selection import ALL_ROLES, LocalModel, RemoteModel, selected_models, spec_of

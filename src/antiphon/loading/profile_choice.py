@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from antiphon.adapters import SPECS
-from antiphon.loading.extras import install_command, missing_packages
+from antiphon.extras import install_command, missing_packages
 from antiphon.loading.loader import store_of
 from antiphon.loading.recommendation import MEMORY_GB, SIZES, estimated, recommended
 from antiphon.roles import ModelRole

@@ -32,6 +32,8 @@ class Opening(msgspec.Struct, frozen=True):
     # The path of the URL, and its query parameter `mode`, unchecked: some dialects are chosen by them.
     path: str = ""
     mode: str = ""
+    # The query parameter `record`: whoever speaks has agreed to being recorded.
+    consents: bool = False
 
     @property
     def is_transcription(self) -> bool:

@@ -9,7 +9,9 @@ import queue
 import re
 import shutil
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -83,22 +85,38 @@ class DiskWriter:
             self._last()
 
 
-def prune(folder: Path, max_bytes: int) -> None:
-    """Delete the oldest recordings in `folder` until all of them take at most `max_bytes`; 0 for no bound.
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """What recordings may take together, and how old each may be, by its last event; 0 for no bound."""
+
+    max_bytes: int = 0
+    max_hours: float = 0.0
+
+
+KEEP_ALL = Keep()
+
+
+def prune(folder: Path, keep: Keep) -> None:
+    """Delete the recordings in `folder` that are too old, then the oldest until the others take no more than they may.
 
     A recording that a process is still writing is left, as is everything that is no recording.
     """
-    if not max_bytes:
+    if keep == KEEP_ALL:
         return
     found = sorted(p for p in folder.iterdir() if _FOLDER_NAME.fullmatch(p.name) and (p / "session.json").is_file())
     sizes = {p: sum(f.stat().st_size for f in p.iterdir()) for p in found}
     total = sum(sizes.values())
+    oldest_s = time.time() - keep.max_hours * 3600 if keep.max_hours else 0.0
     for path, size in sizes.items():
-        if total <= max_bytes:
-            return
-        if not _is_written(path):
+        is_over = keep.max_bytes and total > keep.max_bytes
+        if (is_over or _last_event_s(path) < oldest_s) and not _is_written(path):
             shutil.rmtree(path, ignore_errors=True)
             total -= size
+
+
+def _last_event_s(folder: Path) -> float:
+    """When the last event of a recording was written, in Unix seconds."""
+    return max(file.stat().st_mtime for file in folder.iterdir())
 
 
 def _is_written(folder: Path) -> bool:

@@ -10,7 +10,7 @@ in order:
 
 `t` is seconds since the session began. Keys are never written, and tokens only as hashes. Sound that a client sends
 in a stream is in the WAVs alone, whatever field it came in. The WAVs hold the audio end to end, without the pauses
-between.
+between. Where words are redacted (redaction.py), they hold silence.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ import msgspec
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import from_pcm16, to_pcm16
 from antiphon.errors import StoreError
-from antiphon.recording.disk import MAX_WAITING_BYTES, DiskWriter, prune
+from antiphon.recording.disk import KEEP_ALL, MAX_WAITING_BYTES, DiskWriter, Keep, prune
+from antiphon.recording.redaction import Redaction, redacted
 from antiphon.recording.tape import SessionFacts
 
 # Fields whose values open something. What stands in a recording is a hash, by which equal ones can be told.
@@ -57,18 +58,20 @@ class Recorder:
         facts: SessionFacts,
         clock: Callable[[], float] = time.monotonic,
         *,
-        max_bytes: int = 0,
+        keep: Keep = KEEP_ALL,
+        redaction: Redaction = "off",
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         """Create the recording's folder below `folder`. `facts` are written into session.json; `clock` gives seconds.
 
-        `max_bytes`: what the recordings in `folder` may take before the oldest are deleted, at the begin and at the end
-        of this one; 0 for no bound. `max_waiting_bytes` may wait for the disk. Raises StoreError where nothing can be
-        written.
+        `keep`: what the recordings in `folder` may take, and how old they may be, before they are deleted, at the begin
+        and at the end of this one. `redaction`: what is left out of texts; unless "off", audio is written as silence.
+        `max_waiting_bytes` may wait for the disk. Raises StoreError where nothing can be written.
         """
         self._clock = clock
         self._begun_s = clock()
-        self._max_bytes = max_bytes
+        self._keep = keep
+        self._redaction: Redaction = redaction
         self.folder = folder / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{facts.id}"
         try:
             self.folder.mkdir(parents=True, mode=0o700)
@@ -84,7 +87,7 @@ class Recorder:
         # Samples given to in.wav and out.wav.
         self._num_in = self._num_out = 0
         self._writer = DiskWriter(self.folder.name, max_waiting_bytes)
-        self._writer.put(0, lambda: prune(folder, max_bytes))
+        self._writer.put(0, lambda: prune(folder, keep))
 
     @property
     def num_dropped(self) -> int:
@@ -106,7 +109,7 @@ class Recorder:
         at_s, start = self._now_s(), self._num_in
 
         def write() -> None:
-            self._in.write(data)
+            self._in.write(self._kept(data))
             self._line(at_s, "sound", [start, len(pcm)])
 
         if self._writer.put(len(data), write):
@@ -121,7 +124,7 @@ class Recorder:
         def write() -> None:
             if self._out is None:
                 self._out = _Wav(self.folder / "out.wav", rate_hz)
-            self._out.write(data)
+            self._out.write(self._kept(data))
             self._line(at_s, "out", {"type": "sound", "delta": [start, len(pcm), item_id]})
 
         if self._writer.put(len(data), write):
@@ -161,7 +164,12 @@ class Recorder:
         if event.get("type") not in ("response.output_audio.delta", "response.audio.delta"):
             self._line(at_s, "out", _cleaned(event))
 
+    def _kept(self, pcm: bytes) -> bytes:
+        return pcm if self._redaction == "off" else bytes(len(pcm))
+
     def _line(self, at_s: float, kind: str, value: object) -> None:
+        if kind != "sound" and not (isinstance(value, dict) and value.get("type") == "sound"):
+            value = redacted(value, self._redaction)
         if value is not None:
             print(json.dumps({"t": at_s, kind: value}), file=self._events, flush=True)
 
@@ -170,7 +178,7 @@ class Recorder:
             if file:
                 with contextlib.suppress(OSError):
                     file.close()
-        prune(self.folder.parent, self._max_bytes)
+        prune(self.folder.parent, self._keep)
 
     def _now_s(self) -> float:
         return round(self._clock() - self._begun_s, 4)

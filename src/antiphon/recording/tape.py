@@ -28,6 +28,7 @@ class SessionFacts(msgspec.Struct, kw_only=True):
     - `began`: when the session began, in Unix seconds.
     - `opening`: what the connection asked for, as the server that recorded it wrote it.
     - `models`: the ids of the loaded models.
+    - `redaction`: what was left out of what was said (redaction.py). Unless "off", the audio is silence.
     """
 
     version: int = VERSION
@@ -35,6 +36,7 @@ class SessionFacts(msgspec.Struct, kw_only=True):
     began: int = 0
     opening: msgspec.Raw = msgspec.Raw(b"{}")
     models: tuple[str, ...] = ()
+    redaction: str = "off"
 
 
 @dataclass(frozen=True, slots=True)

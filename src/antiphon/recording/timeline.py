@@ -134,7 +134,7 @@ def render(tape: Tape) -> str:
     return (
         f'<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>{_began(tape)}"
-        f"<p>{html.escape(', '.join(tape.facts.models))}</p>"
+        f"<p>{html.escape(', '.join(tape.facts.models))}</p>{_left_out(tape)}"
         f"<div class=wide>{_chart(session, 20, 1100)}</div><div class=narrow>{_chart(session, 6, 240)}</div>"
         f"{_sounds(tape)}{_turn_table(session)}{_event_table(session)}</html>\n"
     )
@@ -300,6 +300,12 @@ def _loudness(levels: list[tuple[float, float]], start_s: float, span_s: float) 
 
 def _wall_clock(unix_s: float) -> datetime:
     return datetime.fromtimestamp(0, UTC) + timedelta(seconds=unix_s)
+
+
+def _left_out(tape: Tape) -> str:
+    if tape.facts.redaction == "off":
+        return ""
+    return f"<p>Redacted ({html.escape(tape.facts.redaction)}): the audio was recorded as silence.</p>"
 
 
 def _began(tape: Tape) -> str:

@@ -66,6 +66,18 @@ class ServerSettings:
     record_mb: int = option(
         0, "What the recordings may take before the oldest are deleted, in MiB; 0 deletes nothing.", low=0
     )
+    record_hours: float = option(
+        0.0, "How old a recording may be before it is deleted, in hours; 0 deletes nothing.", low=0.0
+    )
+    record_redact: str = option(
+        "off",
+        "What recordings leave out of what is said: `mask`: numbers and e-mail addresses; `drop`: every text. With "
+        "either, audio is recorded as silence.",
+        choices=("off", "mask", "drop"),
+    )
+    record_consent: bool = option(
+        False, "Record only the sessions whose client says `record=1` in the URL, as somebody has agreed to it."
+    )
     torch_profiler_dir: str = option(
         "",
         "Folder for the traces of `/start_profile` and `/stop_profile`, which are off without it. Whoever has an API "

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from antiphon.errors import SettingsError, StoreError
-from antiphon.loading.extras import missing_packages
+from antiphon.extras import missing_packages
 from antiphon.loading.placement import placement
 from antiphon.loading.selection import ALL_ROLES, TRANSCRIPTION_ROLES, selected_models
 from antiphon.roles import ModelRole

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from antiphon.loading.extras import require_extra
+from antiphon.extras import require_extra
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import ALL_ROLES, LocalModel, local_models, spec_of
 from antiphon.roles import ModelRole

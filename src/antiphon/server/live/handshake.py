@@ -55,6 +55,7 @@ _PARAMETERS: Mapping[str, Sequence[str]] = {
     "intent": ("transcription", "conversation"),
     "mode": (),
     "model": (),
+    "record": (*TRUE_VALUES, *_FALSE_VALUES),
     "resume": (),
 }
 # How long a client that resumes, or speaks full duplex, may wait with its first frame, in seconds.

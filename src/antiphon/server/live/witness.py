@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 import msgspec
 
@@ -14,7 +15,9 @@ from antiphon.events.conversation import ResponseAudioDelta
 from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.connection import Command, Event, WireConnection
 from antiphon.protocols.wire import Frame
+from antiphon.recording.disk import Keep
 from antiphon.recording.recorder import Recorder
+from antiphon.recording.redaction import Redaction
 from antiphon.recording.tape import SessionFacts
 from antiphon.server.access_log import current_request
 from antiphon.server.state import ServerState
@@ -92,20 +95,23 @@ class Witness:
 
 
 def _open_recorder(state: ServerState, wire: WireConnection) -> Recorder | None:
-    """Return what records the session of a wire in the folder of `--record`; None without one, and where that folder
-    cannot be written to: a session that cannot be recorded is still served.
+    """Return what records the session of a wire in the folder of `--record`; None without one, without a consent that
+    is asked for, and where that folder cannot be written to: a session that cannot be recorded is still served.
     """
-    folder = state.settings.server.record
-    if not folder:
+    server = state.settings.server
+    if not server.record or (server.record_consent and not wire.opening.consents):
         return None
+    folder, redaction = server.record, cast(Redaction, server.record_redact)
     facts = SessionFacts(
         id=wire.id,
         began=int(time.time()),
         opening=msgspec.Raw(msgspec.json.encode(wire.opening)),
         models=tuple(state.loaded().names),
+        redaction=redaction,
     )
+    keep = Keep(server.record_mb << 20, server.record_hours)
     try:
-        return Recorder(Path(folder).expanduser(), facts, max_bytes=state.settings.server.record_mb << 20)
+        return Recorder(Path(folder).expanduser(), facts, keep=keep, redaction=redaction)
     except StoreError as error:
         log.error("session %s is not recorded: %s", wire.id, error)
         return None

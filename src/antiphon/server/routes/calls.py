@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from antiphon.errors import RemoteProtocolError, Unauthorized
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.fields import EMPTY
-from antiphon.protocols.opening import Opening
+from antiphon.protocols.opening import TRUE_VALUES, Opening
 from antiphon.server.auth import identify
 from antiphon.server.errors import error_response
 from antiphon.server.live.handshake import check_query, kind_of
@@ -50,6 +50,7 @@ async def calls(request: Request) -> Response:
         model=request.query_params.get("model", ""),
         session=session or caller.granted or EMPTY,
         plays=True,
+        consents=request.query_params.get("record") in TRUE_VALUES,
     )
     await prepare_voices(state, caller, opening.session)
     dialect = dialect_of(opening)

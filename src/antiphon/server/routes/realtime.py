@@ -69,4 +69,5 @@ def _opening(caller: Caller, websocket: WebSocket) -> Opening:
         duplex=query.get("duplex") in TRUE_VALUES,
         path=websocket.url.path,
         mode=query.get("mode", ""),
+        consents=query.get("record") in TRUE_VALUES,
     )
