@@ -6,8 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from hypothesis import settings as hypothesis_settings
 
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_all
+from tests.forking import ForkedProcess, forker
 
 # The same examples on every machine, however slow it is.
 hypothesis_settings.register_profile(
@@ -64,7 +63,7 @@ class Process:
     """A real `antiphon serve`."""
 
     url: str
-    popen: subprocess.Popen[str]
+    popen: ForkedProcess
     log: Path
 
     @property
@@ -97,14 +96,7 @@ class Servers:
         if "--synthesizer" not in flags:
             flags = (*flags, "--synthesizer", "none")
         with log.open("w") as stderr:
-            popen = subprocess.Popen(
-                [sys.executable, "-m", "antiphon", "serve", "--port", "0", *flags],
-                stdout=subprocess.PIPE,
-                stderr=stderr,
-                text=True,
-                env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
-            )
-        assert popen.stdout is not None
+            popen = forker().start(["antiphon", "serve", "--port", "0", *flags], stderr, dict(os.environ))
         for line in popen.stdout:
             if found := re.search(r"ready at (\S+)", line):
                 process = Process(found[1], popen, log)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 
+from tests.forking import ForkedProcess, forker
 from tests.store.servers import free_port
 
 INTERNAL_KEY = "of-the-supervisor"
@@ -35,7 +36,7 @@ class Host:
     prefix: tuple[str, ...] = ()
     address: str = "127.0.0.1"
     port: int = field(default_factory=free_port)
-    popen: subprocess.Popen[str] | None = None
+    popen: subprocess.Popen[str] | ForkedProcess | None = None
 
     @property
     def url(self) -> str:
@@ -51,15 +52,14 @@ class Host:
 
     def start(self) -> None:
         """Start it; `wait` returns when it is ready."""
-        command = [*self.prefix, sys.executable, "-m", *self.module, "--host", self.address, "--port", str(self.port)]
+        arguments = [*self.module, "--host", self.address, "--port", str(self.port), *self.flags]
+        env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | self.env
         with (self.folder / f"{self.name}.log").open("a") as log:
-            self.popen = subprocess.Popen(
-                [*command, *self.flags],
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"} | self.env,
-            )
+            if self.prefix:
+                command = [*self.prefix, sys.executable, "-m", *arguments]
+                self.popen = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=env)
+            else:
+                self.popen = forker().start(arguments, log, env)
 
     def wait(self) -> None:
         """Wait until it is ready."""

@@ -1,0 +1,188 @@
+"""Starts server processes without importing everything anew: that takes 5 s of CPU each, and the tests start a hundred.
+
+A process that has imported what servers import, and has begun no thread, forks one for each. The fork gets its own
+arguments, environment and files and runs the module as `python -m` would; from there on it is a server like any other.
+Tests of the command line itself start `python -m antiphon`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from types import TracebackType
+from typing import IO
+
+# What the servers of the tests import, in this order: the command line sets variables that OpenMP reads when loaded.
+PRELOADED = (
+    "antiphon.cli.main",
+    "antiphon.server.run",
+    "antiphon.server.app",
+    "antiphon.cli.start.preparation",
+    "antiphon.adapters.causal_lm.model",
+    "av",
+    "ctranslate2",
+    "antiphon.engine.grammar",
+)
+MAX_REQUEST_BYTES = 1 << 20
+
+
+class ForkedProcess:
+    """A process that the forker has started, with the methods of subprocess.Popen that tests use."""
+
+    def __init__(self, pid: int, stdout: IO[str]) -> None:
+        self.pid, self.stdout = pid, stdout
+        self.returncode: int | None = None
+        self.ended = threading.Event()
+
+    def poll(self) -> int | None:
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self.ended.wait(timeout):
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> ForkedProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.stdout.close()
+        self.wait()
+
+
+class Forker:
+    """The process that forks, as the tests see it."""
+
+    def __init__(self) -> None:
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.forking", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
+            )
+        self._lock = threading.Lock()
+        self._processes: dict[int, ForkedProcess] = {}
+        self._started: list[int] = []
+        self._has_started = threading.Semaphore(0)
+        threading.Thread(target=self._read, name="forker", daemon=True).start()
+
+    def start(self, arguments: Sequence[str], stderr: IO[str], env: dict[str, str]) -> ForkedProcess:
+        """Start `python -m` with these arguments, whose standard output is a pipe."""
+        ours, theirs = os.pipe()
+        request = json.dumps({"arguments": list(arguments), "env": env, "cwd": os.getcwd()}).encode()
+        with self._lock:
+            socket.send_fds(self._control, [request], [theirs, stderr.fileno()])
+            os.close(theirs)
+            self._has_started.acquire()
+            pid = self._started.pop()
+            process = self._processes[pid]
+        process.stdout = os.fdopen(ours)
+        return process
+
+    def _read(self) -> None:
+        while message := self._control.recv(1000):
+            pid, code = json.loads(message)
+            if code is None:
+                self._processes[pid] = ForkedProcess(pid, sys.stdout)
+                self._started.append(pid)
+                self._has_started.release()
+            else:
+                process = self._processes.pop(pid)
+                process.returncode = code
+                process.ended.set()
+
+
+@cache
+def forker() -> Forker:
+    """The one of this process. It ends when this process does."""
+    return Forker()
+
+
+# --- in the process that forks ----------------------------------------------------------------------------------------
+
+
+def _serve(control: socket.socket) -> list[str] | None:
+    """Fork for each request until nobody asks any more: None. In a fork, return its arguments."""
+    ends, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    import select
+
+    while True:
+        readable, _, _ = select.select([control, ends], [], [])
+        if ends in readable:
+            os.read(ends, 1000)
+            _tell_ended(control)
+        if control not in readable:
+            continue
+        request, fds, _, _ = socket.recv_fds(control, MAX_REQUEST_BYTES, 2)
+        if not request:
+            return None
+        if (pid := os.fork()) == 0:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for fd in (ends, wakeup):
+                os.close(fd)
+            control.close()
+            return _become(json.loads(request), *fds)
+        for fd in fds:
+            os.close(fd)
+        control.send(json.dumps([pid, None]).encode())
+
+
+def _tell_ended(control: socket.socket) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            control.send(json.dumps([found[0], os.waitstatus_to_exitcode(found[1])]).encode())
+
+
+def _become(request: dict[str, object], stdout: int, stderr: int) -> list[str]:
+    os.dup2(stdout, 1)
+    os.dup2(stderr, 2)
+    os.close(stdout)
+    os.close(stderr)
+    sys.stdout, sys.stderr = (open(fd, "w", closefd=False, buffering=1) for fd in (1, 2))  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(request["env"])  # type: ignore[call-overload]
+    os.chdir(str(request["cwd"]))
+    return list(request["arguments"])  # type: ignore[call-overload]
+
+
+def main() -> None:
+    """Import everything, fork for each request, and in a fork run what was asked for."""
+    for name in PRELOADED:
+        import_module(name)
+    assert threading.active_count() == 1, threading.enumerate()
+    arguments = _serve(socket.socket(fileno=int(sys.argv[1])))
+    if arguments is not None:
+        sys.argv = arguments
+        runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
