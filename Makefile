@@ -11,7 +11,7 @@ PURE := tests/audio tests/events tests/fuzz tests/web tests/loading tests/pipeli
         tests/store tests/text tests/traces tests/transports tests/turns tests/vision tests/wire_examples tests/engine/test_lane.py \
         $(wildcard tests/test_*.py)
 
-.PHONY: help serve test quick unit pure fmt lint types docs clients engines kernels browser bench chaos compare house peers ray lock clean
+.PHONY: help serve test quick unit heavy pure fmt lint types docs clients engines kernels browser bench chaos compare house peers ray lock clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -26,7 +26,11 @@ quick: $(VENV)/dev.stamp  ## Lint, types and all tests without models or servers
 
 unit: $(VENV)/dev.stamp build/oldest-transformers.stamp
 	$(BIN)/antiphon pull --profile default --language-model smollm2-135m-instruct --speaker-model resemblyzer
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not heavy"
+
+heavy: $(VENV)/dev.stamp build/oldest-transformers.stamp  ## Tests that take half a minute or more each; CI leaves them out
+	$(BIN)/antiphon pull --profile default --language-model smollm2-135m-instruct --speaker-model resemblyzer
+	$(BIN)/python -m pytest -m heavy
 
 pure: $(VENV)/dev.stamp
 	$(BIN)/python -m pytest -m "not server" $(wildcard $(PURE))

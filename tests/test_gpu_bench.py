@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", SECTIONS)
 def test_every_section_measures_finite_figures_above_zero(folder: Path, name: str) -> None:
     section = results(folder)[name]
@@ -65,6 +66,7 @@ def test_the_table_has_every_figure(folder: Path) -> None:
                        for line in table.splitlines())  # fmt: skip
 
 
+@pytest.mark.heavy
 def test_a_second_run_measures_only_what_is_named(folder: Path) -> None:
     before = results(folder)
     assert measure(folder).stdout == "", "all was measured: nothing is left"

@@ -45,6 +45,7 @@ MISSING = {
     "faster-whisper": "faster_whisper",
     "gguf": "gguf",
     "hibari-tts": "hibari",
+    "py3langid": "py3langid",
     "rapidocr": "rapidocr",
 }
 NEED_MORE = {
@@ -55,7 +56,7 @@ NEED_MORE = {
     "antiphon.adapters.whisper.transcriber",
     "antiphon.audio.ffmpeg_encoder",
     "antiphon.audio.stretch",
-    "antiphon.cli.doctor",
+    "antiphon.cli.operating.doctor",
     "antiphon.cli.watch",
     # Ray is an extra.
     "antiphon.cluster.ray_app",
@@ -88,6 +89,7 @@ def _names(lines: list[str]) -> set[str]:
 def test_the_image_and_the_file_have_all_dependencies_but_these() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     carried = (ROOT / "bench" / "gpu-requirements.txt").read_text(encoding="utf-8").splitlines()
+    # What a terminal needs, no GPU's machine does.
     extras = project["optional-dependencies"]
     everything = [
         *project["dependencies"],

@@ -47,11 +47,11 @@ PRINTED = {
 WRITTEN = {
     "README.md": ("question.wav", "answer.wav"),
     "docs/use.md": ("speech.wav", "hello.wav", "hello.mp3", "arrived.wav", "words.wav"),
-    "docs/client.md": ("story.wav",),
+    "docs/client.md": ("story.wav", "answer.wav"),
     "docs/coming-from.md": (),
 }
 # The commands that are run. The others wait for a camera, a terminal or the end of the server.
-RUN = ("say", "transcribe", "chat")
+RUN = ("say", "transcribe", "chat", "talk")
 CURL = shutil.which("curl")
 SHELL = (
     f'antiphon() {{ {shlex.quote(sys.executable)} -m antiphon "$@"; }}; curl() {{ command curl -sS --fail "$@"; }}\n'

@@ -11,10 +11,11 @@ from antiphon.errors import SettingsError
 # Packages that the code of an extra imports, by its name. The base, which hears and transcribes, has none of them.
 EXTRAS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "speech": ("hibari", "onnx"),
+        "speech": ("hibari", "onnx", "py3langid"),
         "talk": ("torch", "transformers", "accelerate", "safetensors", "llguidance", "jinja2", "gguf"),
         "video": ("rapidocr",),
         "webrtc": ("aiortc",),
+        "devices": ("sounddevice",),
     }
 )
 

@@ -11,10 +11,13 @@
 | `partner` | `ConversationModel`, or `NativeModel` where it takes turns by itself |
 | `watcher` | `VideoModel` |
 | `reader` | `ImageReader` |
+| `fallback` | `Synthesizer`, for languages that the other one does not speak |
 """
 
 from __future__ import annotations
 
 from typing import Literal
 
-ModelRole = Literal["transcriber", "vad", "turn", "speaker", "language", "synthesizer", "partner", "watcher", "reader"]
+ModelRole = Literal[
+    "transcriber", "vad", "turn", "speaker", "language", "synthesizer", "partner", "watcher", "reader", "fallback"
+]

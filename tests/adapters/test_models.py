@@ -249,6 +249,7 @@ def test_parts_cover_a_long_file_once() -> None:
     assert max(s.stop - s.start for s in parts) <= 135 * 16000
 
 
+@pytest.mark.heavy
 def test_a_long_file_has_rising_times_and_all_its_words(
     whisper: WhisperTranscriber, recordings: dict[str, Recording]
 ) -> None:

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.heavy
 @pytest.mark.server
 def test_when_one_class_is_tried_then_each_figure_is_measured(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "antiphon", "bench", "attack", "--quick", "--deaths", "0", "--out", str(tmp_path)]

@@ -23,7 +23,7 @@ from antiphon.capacity.machine import differs, machine
 from antiphon.capacity.page import page
 from antiphon.capacity.recordings import read_recordings, speech_end_s
 from antiphon.capacity.search import ALLOWED, EDGE_TURNS, SessionSearch, Trial, is_lost, percentile
-from antiphon.cli.certify import kinds_of
+from antiphon.cli.operating.certify import kinds_of
 from antiphon.errors import SettingsError
 from tests.conftest import DATA, SMALL, VOICE, Serve
 
@@ -178,6 +178,7 @@ def test_kinds_are_named() -> None:
         kinds_of("dancing")
 
 
+@pytest.mark.heavy
 @pytest.mark.server
 def test_a_client_of_every_kind_takes_turns_with_a_real_server(serve: Serve) -> None:
     """One session of each, one after another; objectives are generous, as nothing is timed here."""
@@ -196,9 +197,12 @@ def test_a_client_of_every_kind_takes_turns_with_a_real_server(serve: Serve) -> 
     for kind, step in zip(KINDS, asyncio.run(main()), strict=True):
         assert step.turns >= 1, (kind, said)
     assert len(said) == len(KINDS)
-    # On a machine with more to do, sound may come late. Nothing else goes wrong.
+    # On a machine with more to do, sound may come late, and the smallest model may have nothing to say. Nothing else
+    # goes wrong.
     reasons = [reason for line in said for reason in line.partition(" failed: ")[2].split("; ") if reason]
-    assert all(re.fullmatch(r"sound was \d+ ms late", reason) for reason in reasons), said
+    assert all(
+        re.fullmatch(r"sound was \d+ ms late|an answer without audio: completed", reason) for reason in reasons
+    ), said
 
 
 @pytest.mark.server

@@ -129,6 +129,7 @@ def test_a_server_that_speaks_another_language_is_told_of_and_measured_as_nothin
     assert found.errors
 
 
+@pytest.mark.heavy
 @pytest.mark.server
 def test_one_caller_of_a_real_server_is_measured_at_everything(serve: Serve) -> None:
     server = serve("--language-model", SMALL, "--synthesizer", VOICE)

@@ -80,6 +80,7 @@ def test_when_a_model_is_missing_offline_then_the_error_names_its_file(tmp_path:
     assert listed.count("missing") == len(MODELS)
 
 
+@pytest.mark.heavy
 def test_when_the_doctor_is_asked_then_it_prints_models_and_speeds() -> None:
     done = run("doctor", "--language-model", SMALL)
     assert done.returncode == 0, done.stdout + done.stderr

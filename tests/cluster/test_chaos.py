@@ -7,6 +7,7 @@ import pytest
 from tests.cluster.chaos import SERVERS, run
 
 
+@pytest.mark.heavy
 @pytest.mark.server
 @pytest.mark.parametrize(("kind", "kills", "hangs"), [("redis", 14, 2), ("postgres", 6, 0)])
 def test_when_hosts_are_killed_in_turns_then_all_that_was_said_is_there_once(kind: str, kills: int, hangs: int) -> None:

@@ -32,9 +32,12 @@ def test_the_range_is_from_the_pinned_oldest_to_the_installed_version() -> None:
     oldest = re.search(r"^transformers==(\d+)\.(\d+)", PINS, re.MULTILINE)
     assert oldest
     major, minor = version("transformers").split(".")[:2]
-    assert f"transformers>={oldest[1]}.{oldest[2]},<{major}.{int(minor) + 1}" in project["dependencies"]
+    assert (
+        f"transformers>={oldest[1]}.{oldest[2]},<{major}.{int(minor) + 1}" in project["optional-dependencies"]["talk"]
+    )
 
 
+@pytest.mark.heavy
 @pytest.mark.server
 def test_the_engine_runs_on_the_oldest_transformers() -> None:
     if not OLDEST.is_dir():

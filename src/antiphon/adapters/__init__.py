@@ -29,5 +29,6 @@ ADAPTERS = (
     "qwen3_omni",
     "qwen2_5_omni",
     "rapid_ocr",
+    "espeak_ng",
 )
 SPECS: Mapping[str, Spec] = MappingProxyType({name: import_module(f"{__name__}.{name}").SPEC for name in ADAPTERS})

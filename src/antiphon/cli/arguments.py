@@ -180,6 +180,19 @@ def _add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--temperature", type=float, default=None, help="0 always takes the likeliest token")
 
 
+def _add_talk(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--url", help="of a server that runs; without it, one is started for the conversation")
+    parser.add_argument("--key", help="its API key; better set ANTIPHON_TALK_KEY")
+    parser.add_argument("--instructions", help="what the model is told first")
+    parser.add_argument("--speak-as", metavar="VOICE", help="the voice; the first one loaded if not given")
+    parser.add_argument("--microphone", metavar="NAME", help="a part of its name, or its number")
+    parser.add_argument("--loudspeaker", metavar="NAME", help="the same")
+    parser.add_argument(
+        "--hear", metavar="FILE", help="a recording in place of the microphone; ends when it is answered"
+    )
+    parser.add_argument("--into", metavar="FILE", help="with --hear: a WAV file for what would be played")
+
+
 def _add_replay(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="a session's folder, as serve --record wrote it")
 
@@ -245,6 +258,12 @@ COMMANDS: Mapping[str, Command] = {
         "",
         ("models", "engine", "remote"),
         _add_chat,
+    ),
+    "talk": Command(
+        "talk with a model, by microphone and loudspeaker",
+        "",
+        ("audio", "models", "engine", "remote", "speech"),
+        _add_talk,
     ),
     "replay": Command(
         "run a recorded session again and print what differs",

@@ -256,6 +256,21 @@ def _chat(settings: Settings, args: argparse.Namespace) -> int:
     return 0
 
 
+def _talk(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cli.talk import TalkRequest, run
+    from antiphon.client.devices import check_sound
+
+    if args.into and args.hear is None:
+        raise SettingsError("--into: with --hear alone; a loudspeaker plays what the microphone's conversation says")
+    request = TalkRequest(args.instructions, args.speak_as, args.microphone, args.loudspeaker, args.hear, args.into)
+    if args.hear is None:
+        check_sound()
+    # Its lines would stand among what is said.
+    logging.getLogger().setLevel(logging.WARNING)
+    anyio.run(run, settings, request, args.url, args.key or os.environ.get("ANTIPHON_TALK_KEY"))
+    return 0
+
+
 def _replay(settings: Settings, args: argparse.Namespace) -> int:
     if _told_sessions(args.folder):
         return 1
@@ -292,7 +307,7 @@ def _timeline(_: Settings, args: argparse.Namespace) -> int:
 
 
 def _doctor(settings: Settings, _: argparse.Namespace) -> int:
-    from antiphon.cli.doctor import report
+    from antiphon.cli.operating.doctor import report
     from antiphon.cli.start.preparation import check_home, with_profile
 
     check_home(settings, create=False)
@@ -300,21 +315,21 @@ def _doctor(settings: Settings, _: argparse.Namespace) -> int:
 
 
 def _hosts(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.hosts import show_hosts
+    from antiphon.cli.operating.hosts import show_hosts
 
     show_hosts(settings, args.dead)
     return 0
 
 
 def _top(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.top import top
+    from antiphon.cli.operating.top import top
 
     top(settings, args.server or args.url, args.every, once=args.once)
     return 0
 
 
 def _certify(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.certify import CertifyOptions, run
+    from antiphon.cli.operating.certify import CertifyOptions, run
 
     options = CertifyOptions(
         kinds=args.kinds,
@@ -356,6 +371,7 @@ RUN: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
     "say": _say,
     "watch": _watch,
     "chat": _chat,
+    "talk": _talk,
     "replay": _replay,
     "timeline": _timeline,
     "doctor": _doctor,

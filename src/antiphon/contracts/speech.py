@@ -70,6 +70,7 @@ class VoiceOptions:
     - `whole_text`: whether the model is given all of a text before it speaks; None: as it was trained. For models that
       can also be given it while they speak.
     - `parameters`: how it samples, by names out of the profile; the others are as its makers have them.
+    - `spoken_before`: what was spoken before it in the same response, by which the language of a short text is found.
     """
 
     voice: str
@@ -82,6 +83,7 @@ class VoiceOptions:
     first_frames: int | None = None
     whole_text: bool | None = None
     parameters: Mapping[str, float] = field(default_factory=dict)
+    spoken_before: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Collection, Sequence
 from importlib import import_module
@@ -32,12 +33,15 @@ from antiphon.loading.engine_servers import engine_servers
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.placement import placement
 from antiphon.loading.selection import ALL_ROLES, LocalModel, RemoteModel, selected_models, spec_of
+from antiphon.pipelines.by_language import VoiceByLanguage
 from antiphon.pipelines.native_partner import NativeConversationModel
 from antiphon.remote.address import read_key
 from antiphon.remote.language import RemoteLanguageModel
 from antiphon.roles import ModelRole
 from antiphon.settings import ModelSettings, Settings
 from antiphon.store import Model, Store
+
+log = logging.getLogger(__name__)
 
 # Called after each step of a model: the lane's name, the priority, the seconds it waited, the seconds it took.
 ObserveLaneStep = Callable[[str, int, float, float], None]
@@ -54,7 +58,9 @@ ENGINES: dict[str, Capabilities] = {
 
 
 class ModelsByRole(TypedDict, total=False):
-    """The models that are loaded already, by role. The image reader, which no other model is given, is loaded last."""
+    """The models that are loaded already, by role. The image reader and the fallback voice, which no other model is
+    given, are loaded last.
+    """
 
     transcriber: Transcriber
     vad: VoiceActivityDetector
@@ -65,6 +71,7 @@ class ModelsByRole(TypedDict, total=False):
     partner: ConversationModel
     watcher: VideoModel
     reader: ImageReader
+    fallback: Synthesizer
 
 
 def store_of(settings: ModelSettings) -> Store:
@@ -139,6 +146,9 @@ def load(
         by_role[model.role] = NativeConversationModel(loaded) if spec.native else loaded
         if model.role not in ("vad", "turn", "speaker"):
             names.append(model.id)
+    if "synthesizer" in by_role:
+        by_role["synthesizer"], fallback_lane = _with_fallback(settings, by_role["synthesizer"], observe)
+        lanes += [fallback_lane] if fallback_lane else []
     reader = None
     if "language" in by_role:
         reader = _load_reader(settings, observe)
@@ -209,6 +219,26 @@ def _load_reader(settings: Settings, observe: ObserveLaneStep | None) -> Any:
     if missing_packages(spec.extra):
         return None
     return _imported(spec.model)(_lane_options(settings, "reader", observe))
+
+
+def _with_fallback(
+    settings: Settings, main: Synthesizer, observe: ObserveLaneStep | None
+) -> tuple[Synthesizer, Lane[Any, Any] | None]:
+    """The synthesizer, with another one for languages that it does not speak, and the lane of that; None without."""
+    how = settings.speech.fallback_voice
+    spec = next((s for s in SPECS.values() if s.role == "fallback"), None)
+    if spec is None or how == "off" or main.profile.streams_text:
+        return main, None
+    try:
+        fallback = _imported(spec.model)(_lane_options(settings, "fallback", observe))
+    except ModelError:
+        # A setting asks for it, or it is used where it is.
+        if how != "auto":
+            raise
+        return main, None
+    more = ", ".join(code for code in fallback.profile.languages if code not in main.profile.languages)
+    log.info("%s is the fallback voice, for %s", fallback.profile.id, more)
+    return VoiceByLanguage(main, fallback), fallback.lane
 
 
 def _lane_options(settings: Settings, role: ModelRole, observe: ObserveLaneStep | None) -> LaneModelOptions:

@@ -49,6 +49,8 @@ FIRST_WORDS = 3
 # With less than this left of the audio so far, an incomplete sentence is cut and spoken: the voice begins within 50 ms,
 # and a pause for breath is heard less than a gap. The cut has at least so many words.
 RUNNING_OUT_S, MIN_CUT_WORDS = 0.3, 3
+# Characters of a response that tell the language of what follows.
+MAX_SPOKEN_BEFORE = 300
 # Bound: texts that wait for the voice, sentences or, for a voice that reads while it speaks, the deltas of the language
 # model. When it is full, which takes a response of thousands of words, the language model waits.
 MAX_WAITING_TEXTS = 4096
@@ -261,13 +263,14 @@ async def _speak_sentences(
     audio_left: _AudioLeft,
 ) -> None:
     """Speak one sentence after the other. Word times go on from one to the next; a voice without any has them paced."""
-    rate_hz, at_s = synthesizer.profile.sample_rate_hz, 0.0
+    rate_hz, at_s, spoken = synthesizer.profile.sample_rate_hz, 0.0, ""
     async for sentence in sentences:
         start_s, pacer = at_s, WordPacer()
         if not synthesizer.profile.word_times:
             pacer.feed(sentence)
         try:
-            async with aclosing(synthesizer.speak(sentence, voice, lambda: Urgency.FINAL)) as chunks:
+            options = replace(voice, spoken_before=spoken)
+            async with aclosing(synthesizer.speak(sentence, options, lambda: Urgency.FINAL)) as chunks:
                 async for chunk in chunks:
                     length_s = len(chunk.pcm) / rate_hz
                     words = _shifted(chunk.words or pacer.advance(length_s), start_s)
@@ -282,6 +285,7 @@ async def _speak_sentences(
             log.info("a sentence of a response is not spoken: %s", error.code)
         finally:
             audio_left.num_waiting -= 1
+        spoken = f"{spoken} {sentence}"[-MAX_SPOKEN_BEFORE:].lstrip()
 
 
 async def _speak_live(

@@ -374,6 +374,12 @@ class SpeechSettings:
         "several times for several. Private addresses are refused unless one is given itself, as `10.0.0.7:9000`.",
         flag="fetch-from",
     )
+    fallback_voice: str = option(
+        "auto",
+        "Voice for texts in languages that the synthesizer does not speak: eSpeak NG, by rules, where it is installed "
+        "(`auto`), in any case, or not at all.",
+        choices=("auto", "espeak-ng", "off"),
+    )
     failure_line: str = option(
         "", "What is said where the language model fails in an answer; nothing by default. The response still fails."
     )

@@ -16,7 +16,7 @@ from antiphon.settings.sections import Settings
 PREFIX = "ANTIPHON_"
 # Variables that are no settings: a key of `antiphon certify`, and what the project's own tests and benchmarks tell the
 # programs that they start.
-_NO_SETTINGS = ("ANTIPHON_CERTIFY_KEY",)
+_NO_SETTINGS = ("ANTIPHON_CERTIFY_KEY", "ANTIPHON_TALK_KEY")
 _NO_SETTINGS_PREFIXES = ("ANTIPHON_TEST_", "ANTIPHON_BENCH_")
 
 

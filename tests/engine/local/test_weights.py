@@ -55,6 +55,7 @@ def test_int8_products_are_close_for_any_number_of_rows(rows: int) -> None:
         torch.testing.assert_close(output, reference, atol=0.03, rtol=0.03)
 
 
+@pytest.mark.heavy
 @pytest.mark.server
 @pytest.mark.parametrize("isa", ["AVX2", "AVX512_CORE"])
 def test_int8_products_are_close_without_vnni(isa: str) -> None:

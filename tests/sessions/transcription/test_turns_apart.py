@@ -80,6 +80,7 @@ def chunks(pcm: Pcm, size: int) -> list[TranscriptionCommand]:
     return [AppendAudio(pcm[i : i + size]) for i in range(0, len(pcm), size)]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("transcriber", [ScriptedTranscriber, Apart], ids=["carried context", "none"])
 @given(
     turns=st.lists(st.tuples(st.integers(3, 20), st.floats(0.1, 3.0)), min_size=2, max_size=6),
@@ -127,6 +128,7 @@ def models() -> Iterator[LoadedModels]:
     loaded.close()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("gap_s", [0.6, 0.9, 3.0])
 def test_when_people_speak_one_after_another_then_whisper_hears_each_as_alone(
     models: LoadedModels, recordings: dict[str, Recording], gap_s: float

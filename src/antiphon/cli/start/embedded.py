@@ -15,7 +15,7 @@ from antiphon.client import Client
 from antiphon.errors import ModelError
 from antiphon.server.process.listening import bind
 from antiphon.server.run import check_exposure, serve
-from antiphon.settings import load
+from antiphon.settings import Settings, load
 
 
 class Server:
@@ -27,8 +27,9 @@ class Server:
     for models, and no signals: those are the program's. Raises SettingsError for what is no setting, or does not fit.
     """
 
-    def __init__(self, *, fetches: bool = True, **options: Any) -> None:
-        self._settings = load({"port": 0, **options}, os.environ)
+    def __init__(self, *, fetches: bool = True, settings: Settings | None = None, **options: Any) -> None:
+        """`fetches` false: what is missing of the models is an error. `settings`: in place of `options`."""
+        self._settings = settings or load({"port": 0, **options}, os.environ)
         check_exposure(self._settings)
         self._fetches = fetches
         self._stop, self._now = anyio.Event(), anyio.Event()

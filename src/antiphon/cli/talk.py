@@ -1,0 +1,210 @@
+"""`antiphon talk`: a conversation by microphone and loudspeaker, with what both sides say on the screen."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import TextIO
+
+from antiphon.cli.start.embedded import Server
+from antiphon.client import (
+    AudioToPlay,
+    Client,
+    ClientConversation,
+    ConversationEvent,
+    Ducked,
+    Heard,
+    Interrupted,
+    NothingSaid,
+    Reconnected,
+    ResponseBegins,
+    ResponseEnds,
+    ResponseWords,
+    ServerError,
+    UserSaid,
+    UserSpeaks,
+    UserWords,
+)
+from antiphon.client.devices import INPUT_HZ, OUTPUT_HZ, HeardFile, sound_devices, sound_files
+from antiphon.client.devices.playback import Playback
+from antiphon.errors import SettingsError
+from antiphon.settings import Settings
+
+# A recording that is heard is over, and answered, when nothing has happened and nothing was played for so long.
+QUIET_S = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class TalkRequest:
+    """What a conversation is to be.
+
+    - `instructions`, `voice`: as Client.conversation.
+    - `microphone`, `loudspeaker`: devices, as sound_devices names them.
+    - `hear`: a recording that is heard in place of the microphone; the conversation ends once it is answered.
+    - `into`: with `hear`, a WAV file for what would be played.
+    """
+
+    instructions: str | None = None
+    voice: str | None = None
+    microphone: str | None = None
+    loudspeaker: str | None = None
+    hear: str | None = None
+    into: str | None = None
+
+    def devices(self, playback: Playback) -> AbstractContextManager[AsyncIterator[bytes]]:
+        """What is heard, while the block runs in which `playback` is played."""
+        if self.hear is not None:
+            return sound_files(playback, self.hear, self.into)
+        return sound_devices(playback, self.microphone, self.loudspeaker)
+
+
+async def run(settings: Settings, request: TalkRequest, url: str | None, key: str | None) -> None:
+    """Talk with the server at a URL, or with one that is started for this. Raises as `talk`, and as Server."""
+    if url:
+        try:
+            client = Client(url, key)
+        except ValueError as error:
+            raise SettingsError(f"--url: {error}") from None
+        async with client:
+            await talk(client, request)
+        return
+    local = replace(settings, server=replace(settings.server, port=0))
+    async with Server(settings=local) as server, server.client() as client:
+        await talk(client, request)
+
+
+async def talk(client: Client, request: TalkRequest, out: TextIO = sys.stdout) -> None:
+    """Talk until the task is cancelled, or a recording that is heard is answered.
+
+    Raises SessionEnded, SettingsError.
+    """
+    loop = asyncio.get_running_loop()
+    acknowledged: asyncio.Queue[tuple[AudioToPlay, float]] = asyncio.Queue()
+    playback = Playback(lambda piece, part: loop.call_soon_threadsafe(acknowledged.put_nowait, (piece, part)))
+    # Devices are looked for before a session is begun.
+    with request.devices(playback) as microphone:
+        conversation = client.conversation(
+            instructions=request.instructions,
+            voice=request.voice,
+            rate_hz=INPUT_HZ,
+            response_rate_hz=OUTPUT_HZ,
+            acknowledges=True,
+        )
+        async with conversation:
+            screen = Screen(out)
+            if request.hear is None:
+                screen.line("Speak, and interrupt as you like. Ctrl-C ends. Headphones are better than a loudspeaker.")
+            tasks = [
+                asyncio.create_task(_follow(conversation, playback, screen)),
+                asyncio.create_task(_acknowledge(conversation, acknowledged)),
+                asyncio.create_task(_hear(conversation, microphone)),
+            ]
+            if isinstance(microphone, HeardFile):
+                tasks.append(asyncio.create_task(_until_quiet(microphone, playback, screen)))
+            try:
+                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    task.result()
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+                screen.end_line()
+
+
+async def _follow(conversation: ClientConversation, playback: Playback, screen: Screen) -> None:
+    async for event in conversation:
+        playback.follow(event)
+        screen.show(event)
+
+
+async def _acknowledge(
+    conversation: ClientConversation, acknowledged: asyncio.Queue[tuple[AudioToPlay, float]]
+) -> None:
+    while True:
+        piece, part = await acknowledged.get()
+        await conversation.played(piece, part=part)
+
+
+async def _hear(conversation: ClientConversation, microphone: AsyncIterator[bytes]) -> None:
+    async for block in microphone:
+        await conversation.send_audio(block)
+
+
+async def _until_quiet(heard: HeardFile, playback: Playback, screen: Screen) -> None:
+    """Wait until the recording is over and was answered, the answer was played, and nothing happens for a while."""
+    while True:
+        await asyncio.sleep(0.1)
+        if not (heard.is_over and playback.is_empty and screen.is_idle):
+            screen.active_s = time.monotonic()
+        elif time.monotonic() - screen.active_s > QUIET_S:
+            return
+
+
+class Screen:
+    """What both sides say, as it is said: a line for each turn."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._speaker = self._aside = ""
+        # When the last event came, monotonic, and whether no turn is under way: it was answered, or found empty.
+        self.active_s = time.monotonic()
+        self.is_idle = True
+
+    def show(self, event: ConversationEvent) -> None:
+        """Show what has happened."""
+        self.active_s = time.monotonic()
+        match event:
+            case UserWords():
+                self._say("you", event.text)
+            case UserSaid():
+                # Words that were shown already are not shown again.
+                if self._speaker != "you":
+                    self._say("you", event.text)
+                self.end_line()
+            case ResponseWords():
+                self._say("antiphon", event.text)
+            case ResponseEnds():
+                self.is_idle = True
+                self.end_line(" -" if event.status == "cancelled" and self._speaker == "antiphon" else "")
+            case NothingSaid():
+                self.is_idle = True
+            case Heard():
+                # What was played meanwhile may be told later: the last word counts.
+                self._aside = f"(of that answer, {event.until_ms / 1000:.1f} s were heard)\n"
+            case Reconnected():
+                self.line("(the connection broke, and is there again)")
+            case ServerError():
+                self.line(f"(error {event.code}: {event.message})")
+            case UserSpeaks() | ResponseBegins():
+                self.is_idle = False
+            case Interrupted() | Ducked() | AudioToPlay():
+                pass
+
+    def line(self, text: str) -> None:
+        """Show a line of its own."""
+        self.end_line()
+        self._out.write(f"{text}\n")
+        self._out.flush()
+
+    def end_line(self, mark: str = "") -> None:
+        """End the line under way, or show what was to be said beside the one before."""
+        if self._speaker:
+            self._out.write(f"{mark}\n")
+        elif self._aside:
+            self._out.write(self._aside)
+            self._aside = ""
+        self._out.flush()
+        self._speaker = ""
+
+    def _say(self, speaker: str, words: str) -> None:
+        if self._speaker != speaker:
+            self.end_line()
+            self._out.write(f"{speaker}: ")
+            self._speaker, words = speaker, words.lstrip()
+        self._out.write(words)
+        self._out.flush()
