@@ -79,13 +79,14 @@ class Voice:
 
     def __init__(self, word_times: bool = True) -> None:
         self.profile = SynthesizerProfile("voice", RATE_HZ, ("one",), ("en",), (0.5, 2.0), word_times)
-        self.sentences: list[str] = []
+        self.sentences, self.before = list[str](), list[str]()
         self.num_ended = 0
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
         self.sentences.append(text)
+        self.before.append(options.spoken_before)
         try:
             if "foreign" in text:
                 raise RemoteProtocolError("unsupported_text", "no")
@@ -161,6 +162,8 @@ def test_when_audio_would_run_out_then_a_long_sentence_is_spoken_in_parts() -> N
     out = asyncio.run(answers(writer, voice, clock=lambda: 0.1 * len(writer.log)))
     assert voice.sentences == ["One two three", "four five six,", "seven eight nine ten eleven", "twelve."]
     assert [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words] == text.split()
+    # Each is told what was spoken before it, by which the language of a short one is found.
+    assert voice.before == ["", "One two three", "One two three four five six,", text.removesuffix(" twelve.")]
     # A sentence that is written at once is spoken whole.
     swift = Voice()
     asyncio.run(answers(Writer(text), swift))

@@ -167,6 +167,13 @@ def _add_say(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--words", action="store_true", help="print each word's times, on standard error")
 
 
+def _add_voices(parser: argparse.ArgumentParser) -> None:
+    target = parser.add_mutually_exclusive_group()
+    target.add_argument("--add", metavar="NAME", help="fetch a voice, or `all`; `serve --voice NAME` then loads it")
+    target.add_argument("--hear", metavar="NAME", help="have a voice say something")
+    parser.add_argument("-o", "--output", metavar="FILE", help="with --hear: a file in place of the loudspeaker")
+
+
 def _add_watch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="SOURCE", help="a file, a URL, or a camera (/dev/video0)")
     parser.add_argument("--ask", action="append", required=True, metavar="QUESTION", help="may be given several times")
@@ -250,6 +257,7 @@ COMMANDS: Mapping[str, Command] = {
         "turn a file, or standard input, into text as it is read", "FILE", ("models",), _add_transcribe
     ),
     "say": Command("speak a text, or standard input as it arrives", "TEXT", ("models", "speech"), _add_say),
+    "voices": Command("list the voices, fetch one, hear one", "", ("models", "speech"), _add_voices),
     "watch": Command(
         "ask about a clip, a camera or a stream", "SOURCE --ask QUESTION", ("models", "engine", "remote"), _add_watch
     ),

@@ -231,6 +231,26 @@ def _say(settings: Settings, args: argparse.Namespace) -> int:
     return 0
 
 
+def _voices(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cli.say import SayRequest, check_request, say
+    from antiphon.cli.voices import SAMPLE, lines, wanted
+    from antiphon.loading.selection import SPEECH_ROLES
+
+    if args.output and not args.hear:
+        raise SettingsError("-o: with --hear alone")
+    if args.hear:
+        settings = wanted(settings, [args.hear])
+        request = SayRequest(SAMPLE.format(name=args.hear), args.output, not args.output, args.hear)
+        check_request(request)
+        _fetch(settings, SPEECH_ROLES)
+        anyio.run(say, settings, request)
+        return 0
+    if args.add:
+        _fetch(wanted(settings, [args.add]), SPEECH_ROLES)
+    print("\n".join(lines(settings)))
+    return 0
+
+
 def _watch(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.watch import WatchRequest, check_source, watch
     from antiphon.loading.selection import LANGUAGE_ROLES
@@ -369,6 +389,7 @@ RUN: Mapping[str, Callable[[Settings, argparse.Namespace], int]] = {
     "pull": _pull,
     "transcribe": _transcribe,
     "say": _say,
+    "voices": _voices,
     "watch": _watch,
     "chat": _chat,
     "talk": _talk,

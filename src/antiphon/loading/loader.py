@@ -18,6 +18,7 @@ from antiphon.contracts import (
     LanguageModel,
     SpeakerModel,
     Synthesizer,
+    SynthesizerProfile,
     Transcriber,
     TurnDetector,
     VideoModel,
@@ -221,6 +222,15 @@ def _load_reader(settings: Settings, observe: ObserveLaneStep | None) -> Any:
     return _imported(spec.model)(_lane_options(settings, "reader", observe))
 
 
+def fallback_profile(settings: Settings) -> SynthesizerProfile:
+    """What the fallback voice speaks, whether a setting turns it on or not. Raises ModelError where it is missing."""
+    voice = _imported(next(s for s in SPECS.values() if s.role == "fallback").model)(
+        _lane_options(settings, "fallback", None)
+    )
+    voice.lane.close()
+    return cast(SynthesizerProfile, voice.profile)
+
+
 def _with_fallback(
     settings: Settings, main: Synthesizer, observe: ObserveLaneStep | None
 ) -> tuple[Synthesizer, Lane[Any, Any] | None]:
@@ -237,7 +247,7 @@ def _with_fallback(
             raise
         return main, None
     more = ", ".join(code for code in fallback.profile.languages if code not in main.profile.languages)
-    log.info("%s is the fallback voice, for %s", fallback.profile.id, more)
+    log.debug("%s is the fallback voice, for %s", fallback.profile.id, more)
     return VoiceByLanguage(main, fallback), fallback.lane
 
 

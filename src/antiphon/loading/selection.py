@@ -29,6 +29,8 @@ VIDEO_ROLES: tuple[ModelRole, ...] = ("watcher",)
 ALL_ROLES = (
     TRANSCRIPTION_ROLES + TURN_ROLES + SPEAKER_ROLES + LANGUAGE_ROLES + SPEECH_ROLES + PARTNER_ROLES + VIDEO_ROLES
 )
+# What stands for every voice of the registry's, in `--voice`.
+ALL_VOICES = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,8 @@ def _with_synthesizers(models: list[Selected], settings: Settings) -> list[Selec
     (speaker,) = (m for m in models if m.role == "synthesizer" and not isinstance(m, RemoteModel))
     if not spec_of(speaker).takes_voices:
         raise SettingsError(f"--voice: {synthesizer or speaker.id} has its own voices")
+    if ALL_VOICES in voices:
+        return models + [m for m in MODELS.values() if m.role == "synthesizer" and m.adapter == speaker.adapter]
     return models + [_registered("synthesizer", f"{speaker.adapter}-{voice}", "--voice") for voice in voices]
 
 

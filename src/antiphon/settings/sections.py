@@ -360,7 +360,7 @@ class SpeechSettings:
     )
     voices: tuple[str, ...] = option(
         (),
-        "Voice to load beside the default one (`emma`, `fenrir`, `fable`, `kore`); several times for several.",
+        "Voice to load beside the default one (`emma`, `fenrir`, `fable`, `kore`, `all`); several times for several.",
         flag="voice",
     )
     voices_per_key: int = option(

@@ -25,34 +25,21 @@ MAX_NUMBER_GAP = 64
 # A full stop after one of these ends nothing.
 _ABBREVIATIONS = frozenset(
     [
-        "Dr",
-        "Mr",
-        "Mrs",
-        "Ms",
-        "Prof",
-        "Sr",
-        "Jr",
-        "St",
-        "Mt",
-        "Fig",
-        "vs",
-        "etc",
-        "approx",
-        "Dept",
-        "Inc",
-        "Ltd",
-        "Co",
-        "al",
-        "e.g",
-        "i.e",
-        "E.g",
-        "I.e",
-        "U.S",
-        "U.K",
-        "a.m",
-        "p.m",
-        "A.M",
-        "P.M",
+        *("Dr", "Mr", "Mrs", "Ms", "Prof", "Sr", "Jr", "St", "Mt", "Fig", "vs", "etc", "approx", "Dept", "Inc", "Ltd"),
+        *("Co", "al", "e.g", "i.e", "E.g", "I.e", "U.S", "U.K", "a.m", "p.m", "A.M", "P.M"),
+        # German
+        *("bzw", "usw", "z.B", "Z.B", "d.h", "D.h", "u.a", "ca", "Nr", "Str", "Hr", "Fr", "Abs", "Mio", "Mrd", "Jh"),
+        *("vgl", "Vgl", "evtl", "ggf", "inkl", "zzgl", "geb", "Tel", "v.Chr", "n.Chr"),
+        # French, Spanish, Italian, Portuguese
+        *("Mme", "Mmes", "Mlle", "MM", "p.ex", "env", "cf", "Sra", "Srta", "Dra", "Ud", "Uds", "p.ej", "pág", "núm"),
+        *("EE", "UU", "Sig", "Sigg", "Dott", "Ing", "Avv", "pag", "ecc", "p.es", "Exmo", "Exma", "Profa"),
+    ]
+)
+# `am 3. Mai`: a number before one of these is an ordinal, as German writes them.
+_AFTER_ORDINALS = frozenset(
+    [
+        *("Januar", "Jänner", "Februar", "März", "April", "Mai", "Juni", "Juli", "August", "September", "Oktober"),
+        *("November", "Dezember", "Jahrhundert", "Jahrhunderts", "Stock", "Klasse", "Platz", "Mal", "Woche", "Tag"),
     ]
 )
 
@@ -174,6 +161,8 @@ class SentenceSplitter:
         word = _word_before(text, start, at)
         if word == "No":
             return self._no_number(text, end, final)
+        if word.isdecimal() and len(word) <= 2:
+            return self._no_ordinal(text, end, final)
         return not (word in _ABBREVIATIONS or (len(word) == 1 and word.isupper()))
 
     @staticmethod
@@ -185,6 +174,18 @@ class SentenceSplitter:
         if end == len(text) and end < far:
             return True if final else None
         return end == far or not text[end].isdigit()
+
+    @staticmethod
+    def _no_ordinal(text: str, end: int, final: bool) -> bool | None:
+        """Whether `3.` ends a sentence, which it does unless `Mai` follows; None while that is not known."""
+        following = text[end : end + MAX_NUMBER_GAP].lstrip()
+        word = re.match(r"\w*", following)
+        assert word
+        # What goes on may become a month, unless none begins so.
+        is_open = word.end() == len(following) and len(text) - end < MAX_NUMBER_GAP and not final
+        if is_open and any(one.startswith(following) for one in _AFTER_ORDINALS):
+            return None
+        return word[0] not in _AFTER_ORDINALS
 
 
 def _word_before(text: str, sentence_start: int, at: int) -> str:
