@@ -40,7 +40,8 @@ html_show_copyright = False
 # alphabetical order.
 MENUS = {
     "Use": [
-        *("../README", "use", "client", "coming-from", "models", "gpu", "certify", "deploy", "operations", "settings"),
+        *("../README", "use", "client", "coming-from", "models", "gpu", "certify", "packages", "deploy", "operations"),
+        "settings",
         *("hardening", "black-box", "keeping"),
         "measured",
     ],

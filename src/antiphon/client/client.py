@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,6 +15,7 @@ import httpx
 from antiphon.client import captions, conversation, speech, video
 from antiphon.client.captions import ClientCaptions
 from antiphon.client.conversation import ClientConversation, tools_of
+from antiphon.client.in_process import App, connect_in_process
 from antiphon.client.link import ResumingLink, Sent, SessionEnded
 from antiphon.client.speech import ClientSpeech
 from antiphon.client.video import ClientVideo
@@ -28,17 +30,24 @@ class Client:
     and entered with `async with` too.
 
     `url`: of the server, such as http://127.0.0.1:8000. `key`: one of its API keys. `give_up_s`: for how long a session
-    whose connection breaks tries to go on; the server keeps it for 30 s unless it is told otherwise.
+    whose connection breaks tries to go on; the server keeps it for 30 s unless it is told otherwise. `app`: the
+    server's ASGI application in this process, which is spoken to directly; the URL is then a name.
     """
 
-    def __init__(self, url: str = DEFAULT_URL, key: str | None = None, *, give_up_s: float = 30.0) -> None:
+    def __init__(
+        self, url: str = DEFAULT_URL, key: str | None = None, *, give_up_s: float = 30.0, app: App | None = None
+    ) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"the server's address is http:// or https:// and a host, not {url}")
         self.url = parts.geturl().rstrip("/")
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._give_up_s = give_up_s
-        self._http = httpx.AsyncClient(base_url=self.url, headers=self._headers, timeout=REQUEST_S, trust_env=False)
+        self._app = app
+        transport = httpx.ASGITransport(app) if app else None
+        self._http = httpx.AsyncClient(
+            base_url=self.url, headers=self._headers, timeout=REQUEST_S, trust_env=False, transport=transport
+        )
 
     async def __aenter__(self) -> Client:
         """Return the client; nothing is connected yet."""
@@ -173,6 +182,7 @@ class Client:
             give_up_s=self._give_up_s,
             heartbeat=heartbeat,
             heartbeat_s=heartbeat_s,
+            connect=partial(connect_in_process, self._app) if self._app else None,
         )
 
 

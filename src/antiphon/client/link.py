@@ -7,7 +7,7 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
@@ -18,6 +18,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from antiphon.client.held_session import END, CannotResume, HeldSession, fields_of
+from antiphon.client.in_process import AppSocket
 from antiphon.errors import AntiphonError
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,9 @@ OF_THE_LINK = frozenset({"session.event_ack", "session.end", "session.resume"})
 Sent = Mapping[str, Any]
 
 
+Connect = Callable[[str, Mapping[str, str]], Awaitable[ClientConnection | AppSocket]]
+
+
 class SessionEnded(AntiphonError):
     """A session is over, and cannot be gone on with. `code` is the server's word for why, or `connection_lost`."""
 
@@ -58,6 +62,7 @@ class ResumingLink:
     `url`: of the endpoint, ws:// or wss://. `query`: of its first connection. `opening`: the message that opens the
     session where the client speaks first. `give_up_s`: for how long a broken session tries to connect again.
     `heartbeat`: a message that is sent every `heartbeat_s` seconds, so that silence does not end the session.
+    `connect`: what opens a WebSocket at a URL with headers.
     """
 
     def __init__(
@@ -70,7 +75,9 @@ class ResumingLink:
         give_up_s: float = 30.0,
         heartbeat: Sent | None = None,
         heartbeat_s: float = 60.0,
+        connect: Connect | None = None,
     ) -> None:
+        self._connect = connect or connect_over_network
         self._url, self._headers, self._query, self._give_up_s = url, dict(headers), dict(query), give_up_s
         self._held = HeldSession()
         self._heartbeat, self._heartbeat_s = heartbeat, heartbeat_s
@@ -80,7 +87,7 @@ class ResumingLink:
         self._was_taken = asyncio.Event()
         # Set when there is something to send, and when there is room for more.
         self._to_send, self._has_room = asyncio.Event(), asyncio.Event()
-        self._socket: ClientConnection | None = None
+        self._socket: ClientConnection | AppSocket | None = None
         self._ended: SessionEnded | None = None
         self._leaves = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -206,17 +213,7 @@ class ResumingLink:
         held = self._held
         query = {**self._query, "resume": held.session_id} if held.can_resume else self._query
         try:
-            socket = await connect(
-                f"{self._url}?{urlencode(query)}" if query else self._url,
-                additional_headers=self._headers,
-                max_size=None,
-                compression=None,
-                open_timeout=CONNECT_S,
-                close_timeout=CLOSE_S,
-                ping_interval=PING_S,
-                ping_timeout=PING_TIMEOUT_S,
-                proxy=None,
-            )
+            socket = await self._connect(f"{self._url}?{urlencode(query)}" if query else self._url, self._headers)
         except InvalidStatus as refused:
             # Who begins a session decides what to do about a server that is full; one that goes on tries again.
             raise _refusal(refused, may_change=held.can_resume) from refused
@@ -234,7 +231,7 @@ class ResumingLink:
                 writing.cancel()
                 await asyncio.gather(writing, return_exceptions=True)
 
-    async def _resume(self, socket: ClientConnection) -> None:
+    async def _resume(self, socket: ClientConnection | AppSocket) -> None:
         await socket.send(self._held.resume_request())
         async with asyncio.timeout(CONNECT_S):
             answer = await socket.recv()
@@ -247,7 +244,7 @@ class ResumingLink:
         self.num_resumed += 1
         self._put(fields_of(answer), len(answer))
 
-    async def _read(self, socket: ClientConnection) -> None:
+    async def _read(self, socket: ClientConnection | AppSocket) -> None:
         """Take what the server sends until the connection breaks. Raises SessionEnded where it was closed for good."""
         last: dict[str, Any] = {}
         try:
@@ -271,7 +268,7 @@ class ResumingLink:
                 raise _TryAgain("connection_lost", str(closed)) from closed
             log.info("the connection of session %s broke: %s", self.session_id, closed)
 
-    async def _write(self, socket: ClientConnection) -> None:
+    async def _write(self, socket: ClientConnection | AppSocket) -> None:
         with suppress(ConnectionClosed):
             while True:
                 self._to_send.clear()
@@ -289,6 +286,21 @@ class ResumingLink:
             self._ended = ended
             self._incoming.put_nowait((ended, 0))
             self._has_room.set()
+
+
+async def connect_over_network(url: str, headers: Mapping[str, str]) -> ClientConnection:
+    """Open a WebSocket. Raises what websockets raises."""
+    return await connect(
+        url,
+        additional_headers=headers,
+        max_size=None,
+        compression=None,
+        open_timeout=CONNECT_S,
+        close_timeout=CLOSE_S,
+        ping_interval=PING_S,
+        ping_timeout=PING_TIMEOUT_S,
+        proxy=None,
+    )
 
 
 class LinkedSession(ABC):

@@ -10,10 +10,12 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import anyio
 import anyio.to_thread
 import uvicorn
+from starlette.types import ASGIApp
 
 from antiphon.errors import AntiphonError, ModelLost, SettingsError, StoreError
 from antiphon.loading.loaded import LoadedModels
@@ -67,10 +69,12 @@ async def serve(
     on_ready: Callable[[str], None] = lambda _: None,
     bound: socket.socket | None = None,
     ends: tuple[anyio.Event, anyio.Event] | None = None,
+    on_app: Callable[[ASGIApp], None] = lambda _: None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and close. Run it in the main thread's event loop.
 
     `ends`: what stops it in the place of signals, and what then ends the drain; any thread's event loop does then.
+    `on_app` is given the application, once it takes sessions, for callers in this process.
 
     The socket is open while the models load; requests are refused with 503 until then. `bound`: a socket that `bind`
     gave before, which is closed here too; None: one is bound now. `on_ready` is called with the
@@ -82,12 +86,13 @@ async def serve(
     check_exposure(settings)
     sock = bound or bind(settings.server.host, settings.server.port)
     with contextlib.closing(sock):
-        await _serve(settings, on_ready, sock, ends)
+        await _serve(settings, on_ready, on_app, sock, ends)
 
 
 async def _serve(
     settings: Settings,
     on_ready: Callable[[str], None],
+    on_app: Callable[[ASGIApp], None],
     sock: socket.socket,
     ends: tuple[anyio.Event, anyio.Event] | None,
 ) -> None:
@@ -120,6 +125,7 @@ async def _serve(
                     failure = error
                 if models and not failure and not stop.is_set():
                     _begin(state, models, stop)
+                    on_app(cast(ASGIApp, http.config.app))
                     on_ready(base_url(settings.server, sock))
                     await stop.wait()
                     await drain(state, settings.server.drain_s, now)

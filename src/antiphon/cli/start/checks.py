@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 
+from antiphon.capacity.certificate import read
 from antiphon.errors import SettingsError, StoreError
 from antiphon.extras import missing_packages
 from antiphon.loading.placement import placement
@@ -45,6 +46,12 @@ def check_writable(folder: str, flag: str) -> None:
             file.write(b".")
     except OSError as error:
         raise StoreError(f"{flag} {folder}: {error.strerror}; a folder is needed that can be written to") from None
+
+
+def check_certificate(settings: Settings) -> None:
+    """Read the certificate that the settings name. Raises SettingsError for a file that is none."""
+    if file := settings.server.certificate:
+        read(Path(file).expanduser())
 
 
 def check_state(settings: Settings) -> None:

@@ -12,6 +12,7 @@ import anyio
 
 from antiphon.cli.start.preparation import prepare_to_serve
 from antiphon.client import Client
+from antiphon.client.in_process import App
 from antiphon.errors import ModelError
 from antiphon.server.process.listening import bind
 from antiphon.server.run import check_exposure, serve
@@ -34,6 +35,7 @@ class Server:
         self._fetches = fetches
         self._stop, self._now = anyio.Event(), anyio.Event()
         self._serving: asyncio.Task[None] | None = None
+        self._app: App | None = None
         self.url = ""
 
     async def __aenter__(self) -> Server:
@@ -50,7 +52,8 @@ class Server:
 
             # From here on the socket is the server's.
             unless_served.pop_all()
-            self._serving = asyncio.create_task(serve(settings, told, bound, (self._stop, self._now)))
+            ends = (self._stop, self._now)
+            self._serving = asyncio.create_task(serve(settings, told, bound, ends, on_app=self._serves))
             try:
                 await asyncio.wait({ready, self._serving}, return_when=asyncio.FIRST_COMPLETED)
             except asyncio.CancelledError:
@@ -66,12 +69,18 @@ class Server:
     ) -> None:
         await self._end()
 
-    def client(self, **options: Any) -> Client:
-        """Return a client of this server, with one of its keys. `options`: as of Client."""
+    def client(self, *, over_network: bool = False, **options: Any) -> Client:
+        """Return a client of this server, with one of its keys. Its sessions go through no socket, unless it is to
+        reach the server `over_network` as others do. `options`: as of Client.
+        """
         keys = self._settings.server.api_keys
-        return Client(self.url, keys[0] if keys else None, **options)
+        return Client(self.url, keys[0] if keys else None, app=None if over_network else self._app, **options)
+
+    def _serves(self, app: App) -> None:
+        self._app = app
 
     async def _end(self) -> None:
         self._stop.set()
         if self._serving:
             await self._serving
+        self._app = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from antiphon.cli.start.checks import check_models, check_state, check_writable
+from antiphon.cli.start.checks import check_certificate, check_models, check_state, check_writable
 from antiphon.cli.start.models import fetch, require
 from antiphon.loading.loader import store_of
 from antiphon.loading.profile_choice import choose_profile
@@ -23,6 +23,7 @@ def prepare_to_serve(settings: Settings, *, fetches: bool) -> Settings:
     check_home(settings, create=fetches)
     if settings.server.record:
         check_writable(settings.server.record, "--record")
+    check_certificate(settings)
     check_models(settings)
     check_state(settings)
     settings = with_profile(settings, fetches=fetches)
