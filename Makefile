@@ -25,6 +25,7 @@ quick: $(VENV)/dev.stamp  ## Lint, types and all tests without models or servers
 	@$(MAKE) --no-print-directory -j2 lint types pure
 
 unit: $(VENV)/dev.stamp build/oldest-transformers.stamp
+	$(BIN)/antiphon pull --profile default
 	$(BIN)/antiphon pull --profile default --language-model smollm2-135m-instruct --speaker-model resemblyzer
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not heavy"
 

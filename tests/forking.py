@@ -170,6 +170,8 @@ def _become(request: dict[str, object], stdout: int, stderr: int) -> list[str]:
     os.environ.clear()
     os.environ.update(request["env"])  # type: ignore[call-overload]
     os.chdir(str(request["cwd"]))
+    # What hides a package, or adds one, as it would when the interpreter starts.
+    sys.path[:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path not in ("", *sys.path)]
     return list(request["arguments"])  # type: ignore[call-overload]
 
 
