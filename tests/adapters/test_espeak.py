@@ -54,6 +54,8 @@ def test_a_sentence_is_what_the_program_makes_of_it(espeak: Espeak) -> None:
     assert [w.text for w in words] == GERMAN.split()
     ends = [w.end_s for w in words]
     assert ends == sorted(ends)
+    # They share the audio by their letters, and the last one has no more than its own.
+    assert max(w.end_s - w.start_s for w in words) < 0.5 * ends[-1]
     assert ends[-1] == pytest.approx(sum(len(c.pcm) for c in chunks) / RATE_HZ, abs=0.01)
 
 
@@ -110,6 +112,9 @@ def likeliest() -> Callable[[str], tuple[str, float]]:
         (GERMAN, "", "en", True),
         # One that nobody speaks is spoken by the voice that is loaded.
         ("ご飯を食べました。", "", None, True),
+        ("今日は良い天気です", "", None, True),
+        ("你好,今天天气很好。", "", None, True),
+        ("안녕하세요, 반갑습니다.", "", None, False),
     ],
 )
 def test_each_text_is_spoken_by_the_voice_of_its_language(

@@ -125,6 +125,10 @@ def test_what_the_application_sends_before_it_closes_is_received_and_then_the_cl
         await send({"type": "websocket.send", "text": "one"})
         await send({"type": "websocket.send", "bytes": b"two", "text": None})
         await send({"type": "websocket.close", "code": 4000, "reason": "enough"})
+        assert (await receive())["type"] == "websocket.disconnect"
+        told.append("left")
+
+    told = list[str]()
 
     async def main() -> tuple[list[Any], Any]:
         async with await AppSocket(app, "ws://here/p?a=1", {"X-Name": "value"}).open() as socket:
@@ -138,6 +142,7 @@ def test_what_the_application_sends_before_it_closes_is_received_and_then_the_cl
     got, close = asyncio.run(asyncio.wait_for(main(), LIMIT_S))
     assert got == ["one", b"two"]
     assert (close.code, close.reason) == (4000, "enough")
+    assert told == ["left"]
 
 
 def test_an_application_that_fails_or_refuses_is_an_error_of_the_caller() -> None:
@@ -151,7 +156,12 @@ def test_an_application_that_fails_or_refuses_is_an_error_of_the_caller() -> Non
         await send({"type": "websocket.accept"})
         raise RuntimeError("a defect")
 
+    async def leaves(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+
     async def main() -> None:
+        with pytest.raises(ConnectionError, match="without an answer"):
+            await AppSocket(leaves, "ws://here/", {}).open()
         with pytest.raises(RuntimeError, match="a defect"):
             await AppSocket(fails, "ws://here/", {}).open()
         with pytest.raises(InvalidStatus):
@@ -162,6 +172,27 @@ def test_an_application_that_fails_or_refuses_is_an_error_of_the_caller() -> Non
         await socket.close()
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+
+
+def test_who_gives_up_before_the_application_accepts_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.client.in_process.OPEN_S", 0.05)
+    told = list[str]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "websocket.connect"
+        told.append((await receive())["type"])
+        await send({"type": "websocket.accept"})
+        await asyncio.gather(*(send({"type": "websocket.send", "text": "x"}) for _ in range(3 * MAX_MESSAGES)))
+        told.append("over")
+
+    async def main() -> None:
+        with pytest.raises(TimeoutError):
+            await AppSocket(app, "ws://here/", {}).open()
+        for _ in range(1000):
+            await asyncio.sleep(0)
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+    assert told == ["websocket.disconnect", "over"]
 
 
 def test_who_sends_faster_than_the_other_takes_waits_and_a_close_ends_that() -> None:

@@ -126,12 +126,17 @@ def test_the_microphone_is_heard_and_the_loudspeaker_is_given_what_waits() -> No
         with sound_devices(playback, "3", "head") as microphone:
             heard, played = Stream.opened
             assert (heard.device, played.device) == (3, "head")
+            # What was heard before anybody listened is old.
+            heard.callback(bytes(2 * INPUT_BLOCK), INPUT_BLOCK, None, None)
+            await asyncio.sleep(0)
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(first := asyncio.ensure_future(block_of(microphone))), 0.01)
             for number in range(MAX_BLOCKS + 5):
                 heard.callback(bytes([number]) * 2 * INPUT_BLOCK, INPUT_BLOCK, None, None)
             out = bytearray(2 * OUTPUT_BLOCK)
             played.callback(out, OUTPUT_BLOCK, None, None)
             await asyncio.sleep(0)
-            taken = [await block_of(microphone) for _ in range(MAX_BLOCKS)]
+            taken = [await first, *[await block_of(microphone) for _ in range(MAX_BLOCKS - 1)]]
             # There was no room for the last ones.
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(block_of(microphone), 0.01)

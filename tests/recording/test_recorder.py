@@ -204,9 +204,28 @@ def test_recordings_that_are_too_old_go_and_those_under_way_stay(tmp_path: Path)
     running.join()
 
 
+def test_what_another_process_deletes_meanwhile_stops_no_recording(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for day in (1, 2):
+        folder = tmp_path / f"2020010{day}-000000-sess-{day}"
+        folder.mkdir()
+        (folder / "session.json").write_bytes(bytes(1000))
+    stat = Path.stat
+
+    def gone(path: Path, **options: Any) -> Any:
+        if path.parent.name.startswith("20200101"):
+            raise FileNotFoundError(path)
+        return stat(path, **options)
+
+    monkeypatch.setattr(Path, "stat", gone)
+    prune(tmp_path, Keep(max_bytes=500))
+    assert [p.name[:8] for p in tmp_path.iterdir()] == ["20200101"]
+
+
 def test_what_is_redacted_is_recorded_as_silence_and_without_its_words(tmp_path: Path) -> None:
-    facts = SessionFacts(id="sess-1", redaction="mask")
-    recorder = Recorder(tmp_path, facts, redaction="mask")
+    opening = msgspec.Raw(b'{"model":"one","session":{"instructions":"You speak with jane@example.org, 4711."}}')
+    recorder = Recorder(tmp_path, SessionFacts(id="sess-1", opening=opening, redaction="mask"), redaction="mask")
     loud = np.full(320, 0.5, np.float32)
     # The session hears what was said.
     assert np.abs(recorder.audio_in(loud)).max() > 0.4
@@ -226,6 +245,9 @@ def test_what_is_redacted_is_recorded_as_silence_and_without_its_words(tmp_path:
     written = (recorder.folder / "events.jsonl").read_text()
     assert "My PIN is [number]." in written
     assert "Ask for [number]." in written
+    about = (recorder.folder / "session.json").read_text()
+    assert "You speak with [email], [number]." in about
+    assert '"model":"one"' in about
     # Ids stay, by which events belong together.
     assert written.replace("item_4711", "").count("47") == 0
     assert "silence" in render(tape)

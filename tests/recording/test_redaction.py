@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -62,5 +63,44 @@ def test_what_is_no_word_of_the_protocol_is_redacted(redaction: Any, text: str) 
 def test_pieces_of_text_are_dropped_since_a_number_may_be_cut_by_their_seam(redaction: Any) -> None:
     pieces = [{"type": "a.delta", "item_id": "item_1", "delta": piece} for piece in ("My PIN is 47", "11.")]
     assert [redacted(p, redaction) for p in pieces] == [{**p, "delta": ""} for p in pieces]
-    hashed = {"type": "session.resume", "token": "sha256:0123"}
+    hashed = {"type": "session.resume", "token": "sha256:0123456789abcdef"}
     assert redacted(hashed, redaction) == hashed
+
+
+SOUND = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAwF0AAIC7AAACABAAZGF0YQAAAAA" * 20
+
+
+@pytest.mark.parametrize("redaction", ["mask", "drop"])
+@pytest.mark.parametrize(
+    "event",
+    [
+        # Sound and pictures of any kind.
+        {"type": "conversation.item.create", "item": {"content": [{"type": "input_audio", "audio": SOUND}]}},
+        {"type": "session.init", "ref_audio": f"data:audio/wav;base64,{SOUND}"},
+        {
+            "type": "conversation.item.create",
+            "item": {"content": [{"image_url": "data:image/png;base64,iVBOR5551234"}]},
+        },
+        # Parts of a text, each of which shows nothing.
+        {"type": "x.completed", "words": [{"word": "five"}, {"word": "five"}, {"word": "one"}, {"word": "jane@x.org"}]},
+        {"type": "x.completed", "logprobs": [{"token": " five", "logprob": -0.1, "bytes": [32, 102, 105]}]},
+        # What a client calls as it likes.
+        {"type": "response.create", "metadata": {"state": "jane@x.org", "user_id": "555 1234", "0301234": 5551234}},
+        # What only looks like a word of the protocol.
+        {"type": "x", "item_id": "call 555 1234", "reason": "jane@x.org told me", "text": "sha256: 555 1234"},
+    ],
+)
+def test_no_other_way_leads_into_a_recording(event: dict[str, Any], redaction: Any) -> None:
+    kept = str(redacted(event, redaction))
+    for said in ("5551234", "555 1234", "jane", "x.org", "five", "102", SOUND[:60], "iVBOR"):
+        assert said not in kept
+    assert event["type"] in kept
+
+
+def test_a_long_text_takes_time_in_proportion() -> None:
+    """A run of letters without an address, and spaces without a number, were looked through again at each letter."""
+    for text in ("A" * 100_000, "a." * 50_000, "at " * 33_000, "1 " * 50_000, "one " * 25_000, "(" * 100_000):
+        began = time.process_time()
+        masked(text)
+        # Milliseconds; what was quadratic took minutes.
+        assert time.process_time() - began < 5

@@ -160,8 +160,10 @@ class Screen:
         self.active_s = time.monotonic()
         match event:
             case UserWords():
+                self.is_idle = False
                 self._say("you", event.text)
             case UserSaid():
+                self.is_idle = False
                 # Words that were shown already are not shown again.
                 if self._speaker != "you":
                     self._say("you", event.text)
@@ -169,7 +171,8 @@ class Screen:
             case ResponseWords():
                 self._say("antiphon", event.text)
             case ResponseEnds():
-                self.is_idle = True
+                # One that was cut off leaves the turn to be answered that did it.
+                self.is_idle = self.is_idle or event.status != "cancelled"
                 self.end_line(" -" if event.status == "cancelled" and self._speaker == "antiphon" else "")
             case NothingSaid():
                 self.is_idle = True

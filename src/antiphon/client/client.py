@@ -23,6 +23,8 @@ from antiphon.client.video import ClientVideo
 DEFAULT_URL = "http://127.0.0.1:8000"
 # How long a request over HTTP may take, in seconds: a file of hours is transcribed in minutes.
 REQUEST_S = 600.0
+# Says that whoever speaks has agreed to being recorded (docs/keeping.md).
+CONSENT = {"record": "1"}
 
 
 class Client:
@@ -69,14 +71,15 @@ class Client:
         speaks: bool = True,
         acknowledges: bool = False,
         turn_detection: Mapping[str, Any] | None = None,
+        consents: bool = False,
         session: Mapping[str, Any] | None = None,
     ) -> ClientConversation:
         """Return a conversation, to be entered.
 
         `instructions`: what the model is told. `voice`: a name of `antiphon pull --list`. `tools`: functions that the
         model may call (FunctionTool). `rate_hz`, `response_rate_hz`: of the user's audio and the responses'. `speaks`
-        false: responses are text alone. `acknowledges`: you say what was `played`, and only that counts as heard. The
-        others are as docs/wire/duplex.md has them: `turn_detection`, and any other field of a `session`. Raises
+        false: responses are text alone. `acknowledges`: you say what was `played`, and only that counts as heard.
+        `consents`: whoever speaks has agreed to being recorded. The others are as docs/wire/duplex.md has them: `turn_detection`, and any other field of a `session`. Raises
         TypeError, ValueError for functions that cannot be tools.
         """
         if session and "tools" in session:
@@ -95,6 +98,7 @@ class Client:
         opening = {"type": "session.update", "session": found}
         link = self._link(
             conversation.PATH,
+            CONSENT if consents else None,
             opening=opening,
             heartbeat=conversation.HEARTBEAT,
             heartbeat_s=min(60.0, float(found.get("idle_timeout_s", 120)) / 2),
@@ -108,12 +112,13 @@ class Client:
         prompt: str | None = None,
         rate_hz: int = captions.RATE_HZ,
         model: str = "default",
+        consents: bool = False,
     ) -> ClientCaptions:
         """Return a live transcription, to be entered. `language`: ISO 639-1; None: it is detected. `prompt`: names and
-        words to expect. `rate_hz`: of the audio.
+        words to expect. `rate_hz`: of the audio. `consents`: as of a conversation.
         """
         config = {"model": model, **_given(language=language, prompt=prompt)}
-        link = self._link(captions.PATH, {"dialect": "vllm", "resume": "1"})
+        link = self._link(captions.PATH, {"dialect": "vllm", "resume": "1", **(CONSENT if consents else {})})
         return ClientCaptions(link, config, rate_hz)
 
     def speech(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -18,6 +19,8 @@ Message = MutableMapping[str, Any]
 App = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Any]
 # Messages that the other side has not taken: whoever sends more waits, as with a socket whose buffers are full.
 MAX_MESSAGES = 64
+# How long an application may take to accept, in seconds.
+OPEN_S = 10.0
 NORMAL, GOING_AWAY, ABNORMAL, FAILED = 1000, 1001, 1006, 1011
 # The tasks of applications, which nobody else holds.
 _RUNNING = set[asyncio.Task[None]]()
@@ -73,7 +76,13 @@ class AppSocket:
         # A session that may be resumed outlives its connection, and is run by the application's task.
         _RUNNING.add(running)
         running.add_done_callback(_RUNNING.discard)
-        await self._accepted
+        try:
+            async with asyncio.timeout(OPEN_S):
+                await self._accepted
+        except BaseException:
+            # Nobody will use it.
+            self.abort()
+            raise
         return self
 
     async def send(self, data: str | bytes) -> None:
@@ -91,14 +100,12 @@ class AppSocket:
 
     async def close(self, code: int = NORMAL) -> None:
         """Close. The application goes on until it has ended what it does, as that of a server does."""
-        if self._end(code, "", ours=True):
-            self._disconnect(code)
+        self._end(code, "", ours=True)
         await asyncio.sleep(0)
 
     def abort(self) -> None:
         """Break the connection, as a network does."""
-        if self._end(ABNORMAL, ""):
-            self._disconnect(ABNORMAL)
+        self._end(ABNORMAL, "")
 
     async def __aenter__(self) -> AppSocket:
         return self
@@ -113,52 +120,52 @@ class AppSocket:
     async def _run(self) -> None:
         try:
             await self._app(self._scope, self._to_app.get, self._take)
+            self._refuse(ConnectionError("the application ended without an answer"))
             self._end(ABNORMAL, "")
         except Exception as error:
-            if not self._accepted.done():
-                self._accepted.set_exception(error)
+            self._refuse(error)
             self._end(FAILED, "")
 
     async def _take(self, message: Message) -> None:
         """Take what the application sends."""
         match message["type"]:
             case "websocket.accept":
-                self._accepted.set_result(None)
+                if not self._accepted.done():
+                    self._accepted.set_result(None)
             case "websocket.send":
                 if not self._closed.done():
                     data = message.get("text")
-                    await self._from_app.put(message["bytes"] if data is None else data)
+                    # Where the other side leaves, nobody takes it any more.
+                    with suppress(ConnectionClosed):
+                        await self._unless_closed(self._from_app.put(message["bytes"] if data is None else data))
             case "websocket.close" if self._accepted.done():
                 self._end(message.get("code", NORMAL), message.get("reason") or "")
             case "websocket.close":
-                self._accepted.set_exception(InvalidStatus(Response(403, "Forbidden", Headers())))
+                self._refuse(InvalidStatus(Response(403, "Forbidden", Headers())))
             case "websocket.http.response.start":
                 headers = Headers([(k.decode("latin-1"), v.decode("latin-1")) for k, v in message.get("headers", ())])
                 self._refusal = Response(message["status"], "", headers, b"")
             case "websocket.http.response.body" if self._refusal:
                 body = (self._refusal.body or b"") + message.get("body", b"")
                 self._refusal = Response(self._refusal.status_code, "", self._refusal.headers, body)
-                if not message.get("more_body") and not self._accepted.done():
-                    self._accepted.set_exception(InvalidStatus(self._refusal))
+                if not message.get("more_body"):
+                    self._refuse(InvalidStatus(self._refusal))
 
-    def _disconnect(self, code: int) -> None:
-        """Tell the application that there is nobody any more. What it was sent and has not taken is lost."""
-        while self._to_app.full():
-            self._to_app.get_nowait()
-        self._to_app.put_nowait({"type": "websocket.disconnect", "code": code, "reason": ""})
-        # An application that waits to send has room again.
-        while self._from_app.full():
-            self._from_app.get_nowait()
+    def _refuse(self, error: Exception) -> None:
+        if not self._accepted.done():
+            self._accepted.set_exception(error)
 
-    def _end(self, code: int, reason: str, *, ours: bool = False) -> bool:
-        """Keep how the connection ended. Returns whether it had not ended before."""
+    def _end(self, code: int, reason: str, *, ours: bool = False) -> None:
+        """Keep how the connection ended, and tell the application. What it has not taken of a full queue is lost."""
         if self._closed.done():
-            return False
+            return
         close = None if code == ABNORMAL else Close(code, reason)
         kind = ConnectionClosedOK if code in (NORMAL, GOING_AWAY) else ConnectionClosedError
         both = close is not None and not ours
         self._closed.set_result(kind(close if both else None, close, True if both else None))
-        return True
+        while self._to_app.full():
+            self._to_app.get_nowait()
+        self._to_app.put_nowait({"type": "websocket.disconnect", "code": code, "reason": reason})
 
     async def _unless_closed(self, work: Awaitable[Taken]) -> Taken:
         """Do it, unless the connection ends before. Raises ConnectionClosed then."""

@@ -99,24 +99,31 @@ KEEP_ALL = Keep()
 def prune(folder: Path, keep: Keep) -> None:
     """Delete the recordings in `folder` that are too old, then the oldest until the others take no more than they may.
 
-    A recording that a process is still writing is left, as is everything that is no recording.
+    A recording that a process is still writing is left, as is everything that is no recording. What another process
+    deletes meanwhile, or cannot be read, is passed over.
     """
     if keep == KEEP_ALL:
         return
-    found = sorted(p for p in folder.iterdir() if _FOLDER_NAME.fullmatch(p.name) and (p / "session.json").is_file())
-    sizes = {p: sum(f.stat().st_size for f in p.iterdir()) for p in found}
-    total = sum(sizes.values())
+    found = sorted(p for p in folder.iterdir() if _FOLDER_NAME.fullmatch(p.name))
+    seen = {path: about for path in found if (about := _size_and_last_event_s(path))}
+    total = sum(size for size, _ in seen.values())
     oldest_s = time.time() - keep.max_hours * 3600 if keep.max_hours else 0.0
-    for path, size in sizes.items():
+    for path, (size, last_event_s) in seen.items():
         is_over = keep.max_bytes and total > keep.max_bytes
-        if (is_over or _last_event_s(path) < oldest_s) and not _is_written(path):
+        if (is_over or last_event_s < oldest_s) and not _is_written(path):
             shutil.rmtree(path, ignore_errors=True)
             total -= size
 
 
-def _last_event_s(folder: Path) -> float:
-    """When the last event of a recording was written, in Unix seconds."""
-    return max(file.stat().st_mtime for file in folder.iterdir())
+def _size_and_last_event_s(folder: Path) -> tuple[int, float] | None:
+    """The bytes of a recording, and when its last event was written, in Unix seconds; None where it is none, or gone."""
+    try:
+        stats = {file.name: file.stat() for file in folder.iterdir()}
+    except OSError:
+        return None
+    if "session.json" not in stats:
+        return None
+    return sum(s.st_size for s in stats.values()), max(s.st_mtime for s in stats.values())
 
 
 def _is_written(folder: Path) -> bool:

@@ -77,7 +77,7 @@ class Recorder:
             self.folder.mkdir(parents=True, mode=0o700)
             self._events = (self.folder / "events.jsonl").open("w", encoding="utf-8")
             fcntl.flock(self._events, fcntl.LOCK_EX)
-            (self.folder / "session.json").write_bytes(msgspec.json.encode(facts))
+            (self.folder / "session.json").write_bytes(msgspec.json.encode(self._redacted(facts)))
             self._in = _Wav(self.folder / "in.wav", SAMPLE_RATE_HZ)
         except OSError as error:
             raise StoreError(f"cannot record in {folder}: {error}") from error
@@ -155,7 +155,8 @@ class Recorder:
                 # The first one is kept, without its audio: it may be what tells the dialect of the session.
                 event, self._has_append = ({"type": kind, "audio": ""} if not self._has_append else None), True
                 return event
-            return _cleaned(event, keeps_sound=isinstance(kind, str) and kind in _HOLDS_SOUND)
+            keeps_sound = self._redaction == "off" and isinstance(kind, str) and kind in _HOLDS_SOUND
+            return _cleaned(event, keeps_sound=keeps_sound)
         except (ValueError, RecursionError):
             return {"unreadable": str(data)[:1000]}
 
@@ -163,6 +164,11 @@ class Recorder:
         event = json.loads(frame)
         if event.get("type") not in ("response.output_audio.delta", "response.audio.delta"):
             self._line(at_s, "out", _cleaned(event))
+
+    def _redacted(self, facts: SessionFacts) -> SessionFacts:
+        """The facts, without what a client wrote into the session that it opened."""
+        opening = redacted(_cleaned(json.loads(bytes(facts.opening)), keeps_sound=True), self._redaction)
+        return msgspec.structs.replace(facts, opening=msgspec.Raw(msgspec.json.encode(opening)))
 
     def _kept(self, pcm: bytes) -> bytes:
         return pcm if self._redaction == "off" else bytes(len(pcm))

@@ -72,9 +72,10 @@ class Espeak:
         for sentence in [*splitter.feed(text), *splitter.flush()]:
             job = _Sentence(sentence, options.language or "en", options.speed)
             pcm = await self.lane.run(job, urgency())
+            # All of its audio is there: its words share it.
+            pacer.advance(len(pcm) / RATE_HZ)
             pacer.feed(sentence)
-            words = pacer.advance(len(pcm) / RATE_HZ) + pacer.finish()
-            yield SpeechChunk(pcm, words, num_symbols=len(sentence))
+            yield SpeechChunk(pcm, pacer.finish(), num_symbols=len(sentence))
 
 
 def is_installed() -> bool:
@@ -89,7 +90,10 @@ def _work(batch: Sequence[_Sentence]) -> list[Pcm]:
 def _spoken(sentence: _Sentence) -> Pcm:
     tempo = str(round(WORDS_A_MINUTE * sentence.speed))
     command = [PROGRAM, "-v", VOICES[sentence.language], "-s", tempo, "-b", "1", "--stdin", "--stdout"]
-    done = subprocess.run(command, input=sentence.text.encode(), capture_output=True, timeout=LIMIT_S, check=False)
+    try:
+        done = subprocess.run(command, input=sentence.text.encode(), capture_output=True, timeout=LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ModelError(f"{PROGRAM} failed: {error}") from None
     if done.returncode:
         raise ModelError(f"{PROGRAM} failed: {done.stderr.decode(errors='replace').strip()[:200]}")
     return from_pcm16(done.stdout[HEADER_BYTES : len(done.stdout) // 2 * 2])

@@ -61,6 +61,9 @@ def sound_devices(
 
 
 async def _taken(blocks: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
+    # What was heard before anybody listened is old.
+    while not blocks.empty():
+        blocks.get_nowait()
     while True:
         yield await blocks.get()
 
@@ -71,17 +74,17 @@ def sound_files(playback: Playback, microphone: str, loudspeaker: str | None = N
 
     After the file's end silence is heard, until the caller stops. Raises SettingsError for files that cannot be used.
     """
-    try:
-        pcm = to_pcm16(decode_all(microphone))
-        with ExitStack() as files:
+    with ExitStack() as files:
+        try:
+            pcm = to_pcm16(decode_all(microphone))
             out = files.enter_context(wave.open(loudspeaker, "wb")) if loudspeaker else None
-            if out:
-                out.setparams((1, 2, OUTPUT_HZ, 0, "NONE", ""))
-            yield HeardFile(pcm, playback, out)
-    except OSError as error:
-        raise SettingsError(f"{error.filename}: {error.strerror}") from None
-    except MediaError as error:
-        raise SettingsError(f"{microphone}: {error}") from None
+        except OSError as error:
+            raise SettingsError(f"{error.filename}: {error.strerror}") from None
+        except MediaError as error:
+            raise SettingsError(f"{microphone}: {error}") from None
+        if out:
+            out.setparams((1, 2, OUTPUT_HZ, 0, "NONE", ""))
+        yield HeardFile(pcm, playback, out)
 
 
 class HeardFile(AsyncIterator[bytes]):
@@ -89,7 +92,9 @@ class HeardFile(AsyncIterator[bytes]):
 
     def __init__(self, pcm: bytes, playback: Playback, out: wave.Wave_write | None) -> None:
         self._pcm, self._playback, self._out = pcm, playback, out
-        self._at, self._due_s = 0, time.monotonic()
+        self._at = 0
+        # When the last block was due, monotonic: the recording begins when somebody listens.
+        self._due_s: float | None = None
 
     @property
     def is_over(self) -> bool:
@@ -98,7 +103,7 @@ class HeardFile(AsyncIterator[bytes]):
 
     async def __anext__(self) -> bytes:
         """Wait until the next block is due; meanwhile as much is played."""
-        self._due_s += BLOCK_S
+        self._due_s = (time.monotonic() if self._due_s is None else self._due_s) + BLOCK_S
         await asyncio.sleep(max(0.0, self._due_s - time.monotonic()))
         played = self._playback.take(OUTPUT_BLOCK)
         if self._out:
