@@ -116,7 +116,7 @@ def prune(folder: Path, keep: Keep) -> None:
 
 
 def _size_and_last_event_s(folder: Path) -> tuple[int, float] | None:
-    """The bytes of a recording, and when its last event was written, in Unix seconds; None where it is none, or gone."""
+    """The bytes of a recording, and when its last event was written, in Unix seconds; None where it is gone."""
     try:
         stats = {file.name: file.stat() for file in folder.iterdir()}
     except OSError:

@@ -33,7 +33,8 @@ _DIGIT = r"(?:zero|oh|one|two|three|four|five|six|seven|eight|nine|double|triple
 # Bounded, so that no text takes more than time in proportion to it.
 _EMAIL = re.compile(
     r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}"
-    r"|\b\w[\w+-]{0,63}(?:\s{1,4}dot\s{1,4}\w{1,63}){0,8}\s{1,4}at\s{1,4}[\w-]{1,63}(?:\s{1,4}dot\s{1,4}\w{1,63}){1,8}\b",
+    r"|\b\w[\w+-]{0,63}(?:\s{1,4}dot\s{1,4}\w{1,63}){0,8}"
+    r"\s{1,4}at\s{1,4}[\w-]{1,63}(?:\s{1,4}dot\s{1,4}\w{1,63}){1,8}\b",
     re.IGNORECASE,
 )
 # Digits with what stands inside a number, and three digits or more that are spelled out.
