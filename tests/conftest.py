@@ -67,12 +67,15 @@ class Process:
     url: str
     popen: ForkedProcess
     log: Path
+    # A second SIGTERM ends a drain, or a process that has given up its handler already.
+    is_leaving: bool = False
 
     @property
     def ws(self) -> str:
         return self.url.replace("http", "ws", 1)
 
     def terminate(self) -> None:
+        self.is_leaving = True
         self.popen.send_signal(signal.SIGTERM)
 
 
@@ -112,7 +115,7 @@ class Servers:
         processes = [*self._started, *(self._kept if kept else ())]
         self._started.clear()
         for process in processes:
-            if process.popen.poll() is None:
+            if process.popen.poll() is None and not process.is_leaving:
                 process.terminate()
         codes = []
         for process in processes:
