@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from antiphon.adapters.espeak_ng import synthesizer as module
-from antiphon.adapters.espeak_ng.synthesizer import RATE_HZ, VOICES, Espeak
+from antiphon.adapters.espeak_ng.synthesizer import LANGUAGES, RATE_HZ, Espeak
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio.pcm import from_pcm16
 from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
@@ -61,7 +61,7 @@ def test_a_sentence_is_what_the_program_makes_of_it(espeak: Espeak) -> None:
 
 @needs_espeak
 def test_all_of_its_languages_are_spoken_and_a_tempo_is_kept(espeak: Espeak) -> None:
-    for language in VOICES:
+    for language in LANGUAGES:
         assert sum(len(c.pcm) for c in spoken(espeak, "1 2 3", language=language)) > RATE_HZ // 4, language
     slow, fast = (len(spoken(espeak, "Guten Tag.", language="de", speed=s)[0].pcm) for s in (0.5, 2.0))
     assert slow > 2 * fast
@@ -91,7 +91,7 @@ class Voice:
 
 @pytest.fixture(scope="module")
 def likeliest() -> Callable[[str], tuple[str, float]]:
-    return language_finder(("en", *VOICES))
+    return language_finder(("en", *LANGUAGES))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def likeliest() -> Callable[[str], tuple[str, float]]:
 def test_each_text_is_spoken_by_the_voice_of_its_language(
     text: str, before: str, language: str | None, spoken_by_main: bool, likeliest: Callable[[str], tuple[str, float]]
 ) -> None:
-    main, other = Voice(0.1, ("en",)), Voice(0.2, tuple(VOICES), 22_050)
+    main, other = Voice(0.1, ("en",)), Voice(0.2, tuple(LANGUAGES), 22_050)
     voice = VoiceByLanguage(main, other, likeliest)
     pcm = np.concatenate([c.pcm for c in spoken(voice, text, language=language, spoken_before=before)])
     assert len(pcm) == pytest.approx(2400, abs=5)
@@ -142,7 +142,7 @@ def test_it_speaks_the_languages_of_both_at_the_rate_of_the_first(
 def test_no_english_sentence_of_the_repository_is_taken_for_another_language(
     likeliest: Callable[[str], tuple[str, float]], recordings: dict[str, Any]
 ) -> None:
-    main, other = Voice(0.1, ("en",)), Voice(0.2, tuple(VOICES))
+    main, other = Voice(0.1, ("en",)), Voice(0.2, tuple(LANGUAGES))
     voice = VoiceByLanguage(main, other, likeliest)
     texts = [r.text for r in recordings.values() if r.text and r.language in ("en", "")]
     assert len(texts) >= 15

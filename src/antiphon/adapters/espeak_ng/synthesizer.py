@@ -22,20 +22,16 @@ from antiphon.text.word_timing import WordPacer
 
 PROGRAM = "espeak-ng"
 RATE_HZ = 22_050
-# Words a minute at the voice's own tempo, and the range of tempos: 80 to 450 words a minute.
+# Words a minute at the voice's own tempo, and the range of tempos.
 WORDS_A_MINUTE, SPEEDS = 150, (0.5, 2.5)
-# Its voices by ISO-639-1, where it calls them otherwise. Ideographs are left to neural voices: it spells out most.
-VOICES = {
-    **{
-        code: code
-        for code in ("de", "es", "fr", "it", "nl", "pl", "sv", "da", "fi", "cs", "ro", "hu", "el", "ru", "uk")
-    },
-    **{code: code for code in ("tr", "ar", "hi", "ko", "pt", "en")},
-    "fr": "fr-fr",
-    "en": "en-us",
-    "no": "nb",
-}
-# The sizes of a WAV file's header: what espeak-ng writes before the samples.
+# Ideographs are left to neural voices: it spells most of them out.
+LANGUAGES = (
+    *("de", "es", "fr", "it", "nl", "pl", "sv", "da", "fi", "cs", "ro", "hu", "el", "ru", "uk", "tr", "ar", "hi", "ko"),
+    *("pt", "no", "en"),
+)
+# What it calls the voices that it does not call by their languages.
+VOICES = {"fr": "fr-fr", "en": "en-us", "no": "nb"}
+# The size of a WAV file's header, which espeak-ng writes before the samples.
 HEADER_BYTES = 44
 LIMIT_S = 30.0
 
@@ -55,7 +51,7 @@ class Espeak:
         if not is_installed():
             raise ModelError(f"{PROGRAM} is not installed (apt install {PROGRAM})")
         self.profile = SynthesizerProfile(
-            PROGRAM, RATE_HZ, voices=(PROGRAM,), languages=tuple(VOICES), speeds=SPEEDS, word_times=True
+            PROGRAM, RATE_HZ, voices=(PROGRAM,), languages=LANGUAGES, speeds=SPEEDS, word_times=True
         )
         self.lane: Lane[_Sentence, Pcm] = Lane(
             "fallback voice", _work, max_queue=options.max_queue, observe=options.observe
@@ -89,7 +85,17 @@ def _work(batch: Sequence[_Sentence]) -> list[Pcm]:
 
 def _spoken(sentence: _Sentence) -> Pcm:
     tempo = str(round(WORDS_A_MINUTE * sentence.speed))
-    command = [PROGRAM, "-v", VOICES[sentence.language], "-s", tempo, "-b", "1", "--stdin", "--stdout"]
+    command = [
+        PROGRAM,
+        "-v",
+        VOICES.get(sentence.language, sentence.language),
+        "-s",
+        tempo,
+        "-b",
+        "1",
+        "--stdin",
+        "--stdout",
+    ]
     try:
         done = subprocess.run(command, input=sentence.text.encode(), capture_output=True, timeout=LIMIT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
