@@ -73,6 +73,7 @@ class ScriptedVllm:
         self._loop = asyncio.new_event_loop()
         self._server: asyncio.Server | None = None
         self._writers: set[asyncio.StreamWriter] = set()
+        self._serving: set[asyncio.Task[None]] = set()
         self.port = 0
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -94,7 +95,7 @@ class ScriptedVllm:
         """Listen, on the same port as before."""
 
         async def listen() -> None:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+            self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
             self.port = self._server.sockets[0].getsockname()[1]
 
         asyncio.run_coroutine_threadsafe(listen(), self._loop).result(10)
@@ -109,6 +110,11 @@ class ScriptedVllm:
 
         async def kill() -> None:
             assert self._server
+            # asyncio leaks what was accepted and has no transport yet when its server closes: let these come in first.
+            for listening in self._server.sockets:
+                self._loop.remove_reader(listening.fileno())
+            for _ in range(5):
+                await asyncio.sleep(0)
             self._server.close()
             for writer in list(self._writers):
                 writer.transport.abort()
@@ -124,6 +130,8 @@ class ScriptedVllm:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            for writer in list(self._writers):
+                writer.transport.abort()
 
         asyncio.run_coroutine_threadsafe(wait(), self._loop).result(10)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -137,8 +145,14 @@ class ScriptedVllm:
 
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not in the task: one that is cancelled before its first step would leave the connection open.
         self._writers.add(writer)
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             first, *lines = head.split("\r\n")
@@ -153,8 +167,10 @@ class ScriptedVllm:
             answering.cancel()
             leaving.cancel()
             await asyncio.gather(answering, leaving, return_exceptions=True)
-        self._writers.discard(writer)
         writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+        self._writers.discard(writer)
 
     async def _answer(self, path: str, headers: dict[str, str], data: bytes, writer: asyncio.StreamWriter) -> None:
         if self.key and headers.get("authorization") != f"Bearer {self.key}":
