@@ -40,7 +40,19 @@ html_show_copyright = False
 # alphabetical order.
 MENUS = {
     "Use": [
-        *("../README", "use", "client", "coming-from", "models", "gpu", "certify", "packages", "deploy", "operations"),
+        *(
+            "../README",
+            "use",
+            "client",
+            "browser",
+            "coming-from",
+            "models",
+            "gpu",
+            "certify",
+            "packages",
+            "deploy",
+            "operations",
+        ),
         "settings",
         *("hardening", "black-box", "keeping"),
         "measured",

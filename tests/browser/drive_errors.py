@@ -16,14 +16,28 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from accessible import everybody_can_use
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 WEB = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "web"
 # A browser trusts localhost as it does https, and no other http.
 TRUSTED, UNTRUSTED = "localhost", "antiphon.example"
 FULL = {"error": {"message": "No room for another session.", "code": "rate_limit_exceeded"}}
+METRICS = """# HELP antiphon_load What of the machine is promised.
+antiphon_load 0.62
+antiphon_red{light="loop"} 0.0
+antiphon_red{light="lane"} 1.0
+antiphon_held_sessions{kind="captions"} 3.0
+antiphon_headroom_sessions{kind="captions"} 5.0
+antiphon_capacity_sessions{kind="captions"} 12.0
+antiphon_voice_to_voice_seconds_bucket{le="0.5"} 4.0
+antiphon_voice_to_voice_seconds_bucket{le="1.0"} 8.0
+antiphon_voice_to_voice_seconds_bucket{le="+Inf"} 8.0
+antiphon_voice_to_voice_seconds_count 8.0
+"""
 TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 TABS = ("talk", "captions", "speech", "camera")
+KINDS = ("captions", "conversation", "speech", "video", "duplex")
 
 
 @dataclass
@@ -33,6 +47,9 @@ class Server:
     key: str = ""
     status: str = "ready"
     video: str = ""
+    serves: tuple[str, ...] = KINDS
+    metrics_key: str = ""
+    is_gone: bool = False
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -42,11 +59,19 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         plays, path = type(self).plays, self.path[1:].partition("?")[0]
-        file = WEB / (path.removeprefix("web/") or "index.html")
-        if file.is_file():
+        file = WEB / path.removeprefix("web/") if path.startswith("web/") else WEB / (path or "index.html")
+        if plays.is_gone:
+            self.close_connection = True
+        elif file.is_file():
             self._send(200, TYPES[file.suffix], file.read_bytes())
         elif path == "ready":
-            self._json(200 if plays.status == "ready" else 503, {"status": plays.status, "models": ["one"]})
+            body = {"status": plays.status, "models": ["one"], "serves": plays.serves}
+            self._json(200 if plays.status == "ready" else 503, body)
+        elif path == "metrics":
+            if self.headers.get("Authorization") == f"Bearer {plays.metrics_key}":
+                self._send(200, "text/plain", METRICS.encode())
+            else:
+                self._json(401, {"error": {"message": "No."}})
         elif plays.key and self.headers.get("Authorization") != f"Bearer {plays.key}":
             self._json(401, {"error": {"message": "No.", "code": "invalid_api_key"}})
         elif path == "v1/models":
@@ -105,7 +130,7 @@ def says(page: Page, tab: str, what: str) -> None:
 
 
 def at_rest(browser: Browser, folder: Path) -> None:
-    for width in (1280, 390):
+    for width in (1600, 1280, 390):
         page = opened(browser, Server(video="pictures"), width=width)
         expect(page.locator("#status")).to_have_text("Ready: one")
         expect(page.locator("#key-field")).to_be_hidden()
@@ -122,6 +147,12 @@ def at_rest(browser: Browser, folder: Path) -> None:
             assert filled not in (paper, "rgba(0, 0, 0, 0)"), "the main button looks like the others"
             assert page.evaluate("document.documentElement.scrollWidth") <= width, (tab, width)
             page.screenshot(path=folder / f"rest-{tab}-{width}.png", full_page=True)
+            for colours in ("light", "dark"):
+                page.locator("#theme").select_option(colours)
+                everybody_can_use(page, f"{tab}, {width}, {colours}")
+        page.reload()
+        paper = "getComputedStyle(document.body).backgroundColor"
+        assert page.evaluate(paper) == "rgb(23, 24, 27)", "the choice of dark colours is forgotten"
         expect(page.locator("#speech-stop")).to_be_disabled()
         if width == 1280:
             cut = """node => {
@@ -134,6 +165,44 @@ def at_rest(browser: Browser, folder: Path) -> None:
             for select in page.locator("#options select").all():
                 assert not (found := select.evaluate(cut)), found
         page.context.close()
+
+
+def lacks(browser: Browser) -> None:
+    page = opened(browser, Server(serves=("captions",)))
+    for tab, package in (("talk", "talk"), ("speech", "speech"), ("camera", "video")):
+        page.locator(f"#tab-{tab}").click()
+        expect(page.locator(f"#{tab}-lacks")).to_contain_text(f"pip install 'antiphon[{package}]'")
+        expect(page.locator(f"#{tab} button.main")).to_be_disabled()
+    page.locator("#tab-captions").click()
+    expect(page.locator("#captions-lacks")).to_be_hidden()
+    expect(page.locator("#captions-start")).to_be_enabled()
+    page.context.close()
+
+
+def metrics(browser: Browser, folder: Path) -> None:
+    """The board of the server: with a key, without it, and while nobody answers."""
+    page = opened(browser, server := Server(metrics_key="scrape"))
+    page.locator("#tab-server").click()
+    expect(page.locator("#server-error")).to_contain_text("The metrics want a key")
+    page.locator("#metrics-key").fill("wrong")
+    page.locator("#metrics-key").press("Tab")
+    expect(page.locator("#server-error")).to_contain_text("not the key of the metrics")
+    page.locator("#metrics-key").fill("scrape")
+    page.locator("#metrics-key").press("Tab")
+    expect(page.locator("#load-text")).to_have_text("62 %")
+    expect(page.locator("#kinds tbody tr").first).to_have_text("Captions3512")
+    # Half of 8 lie below 0.5 s; of the other half, which lies between 0.5 and 1 s, nine tenths below 0.95 s.
+    expect(page.locator("#delays tbody tr").last).to_have_text("Voice to voice8500950")
+    expect(page.locator("#lights")).to_have_text("No one else is let in now: lane")
+    everybody_can_use(page, "server")
+    page.screenshot(path=folder / "server.png", full_page=True)
+    server.is_gone = True
+    expect(page.locator("#server-error")).to_contain_text("does not answer", timeout=10_000)
+    expect(page.locator("#server-board")).to_be_hidden()
+    server.is_gone = False
+    expect(page.locator("#server-board")).to_be_visible(timeout=10_000)
+    expect(page.locator("#server-error")).to_be_empty()
+    page.context.close()
 
 
 def keys(browser: Browser, folder: Path) -> None:
@@ -163,7 +232,7 @@ def refusals(browser: Browser) -> None:
         says(page, tab, "is full")
     page.locator("#tab-talk").click()
     page.locator("#options summary").click()
-    page.locator("#transport").select_option("rtc")
+    page.locator("#transport").select_option("webrtc")
     start(page, "talk")
     says(page, "talk", "No room for another session")
     page.context.close()
@@ -200,6 +269,8 @@ def main() -> None:
         ]
         browser = playwright.chromium.launch(executable_path=chromium, args=flags)
         at_rest(browser, folder)
+        lacks(browser)
+        metrics(browser, folder)
         keys(browser, folder)
         refusals(browser)
         browser.close()

@@ -1,10 +1,10 @@
 """A user of the page, played by headless Chromium with a recording for a microphone.
 
-    drive_page.py URL RECORDING.wav CAMERA.y4m FOLDER [ws|rtc]
+    drive_page.py URL RECORDING.wav CAMERA.y4m FOLDER [websocket|webrtc|returns]
 
 It talks, hears the answer and interrupts a long one by the button, over WebSocket and WebRTC; then captions, speech,
 video, and the keyboard alone. Screenshots go to FOLDER. With a transport it only talks by that, at a door whose host
-dies in the first answer.
+dies in the first answer; with `returns` it has captions, says so, and goes on once the server was killed and is back.
 """
 
 from __future__ import annotations
@@ -16,9 +16,27 @@ import sys
 import wave
 from pathlib import Path
 
+from accessible import everybody_can_use
 from playwright.sync_api import Page, expect, sync_playwright
 
 SLOW_MS = 30_000
+# How much of the waveform's colours is painted, by side: what is drawn, not what was meant to be.
+LOUDEST = """() => {
+    const canvas = document.getElementById("timeline"), pen = canvas.getContext("2d");
+    const ratio = canvas.width / canvas.clientWidth, found = {};
+    for (const [side, top] of [["microphone", 8], ["answer", 90]]) {
+        const { data, width, height } = pen.getImageData(
+            70 * ratio, top * ratio, canvas.width - 70 * ratio, 56 * ratio);
+        let tallest = 0;
+        for (let x = 0; x < width; x++) {
+            let solid = 0;
+            for (let y = 0; y < height; y++) solid += data[4 * (y * width + x) + 3] > 200;
+            tallest = Math.max(tallest, solid / height);
+        }
+        found[side] = tallest;
+    }
+    return found;
+}"""
 
 
 def heard_something(page: Page) -> None:
@@ -39,6 +57,9 @@ def talk(page: Page, transport: str, folder: Path) -> None:
     expect(page.locator("#talk-log .them").first).to_contain_text(re.compile(r"\w{3,}"), timeout=SLOW_MS)
     heard_something(page)
     page.screenshot(path=folder / f"talk-{transport}.png", full_page=True)
+    everybody_can_use(page, f"talk, {transport}")
+    for side, loudest in page.evaluate(LOUDEST).items():
+        assert loudest > 0.02, f"the waveform of {side} is flat"
     expect(page.locator("#talk-state")).to_have_text("Listening", timeout=SLOW_MS)
     # A long answer to a written question is cut short by the button: what was not heard is struck out.
     page.locator("#typed").fill("Count from one to sixty in words, please: one, two, three and so on.")
@@ -72,6 +93,54 @@ def talk_on(page: Page, transport: str, folder: Path) -> None:
         page.screenshot(path=folder / f"door-{transport}-{number}.png", full_page=True)
     page.get_by_role("button", name="Stop").first.click()
     expect(page.locator("#talk-state")).to_have_text("Not connected")
+
+
+def goes_on(page: Page) -> None:
+    """The server is killed by whoever reads what this prints, and comes back: captions begin again by themselves."""
+    page.get_by_role("tab", name="Captions").click()
+    page.get_by_role("button", name="Start captions").click()
+    expect(page.locator("#captions-log")).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
+    print("kill it", flush=True)
+    expect(page.locator("#captions-error")).to_contain_text("It goes on once the server is ready", timeout=SLOW_MS)
+    expect(page.locator("#status")).to_contain_text("does not answer")
+    before = page.locator("#captions-log p").count()
+    print("bring it back", flush=True)
+    expect(page.locator("#captions-state")).to_have_text("Listening", timeout=2 * SLOW_MS)
+    expect(page.locator("#captions-error")).to_be_empty()
+    expect(page.locator("#captions-log p").nth(before)).to_contain_text(re.compile(r"\w{3,}"), timeout=SLOW_MS)
+    page.get_by_role("button", name="Stop captions").click()
+
+
+def talk_by_keyboard(page: Page) -> None:
+    """From the top of the page, by Tab, Enter and arrows alone: a written question is answered aloud."""
+    page.locator("body").evaluate("() => document.activeElement?.blur()")
+    page.get_by_role("tab", name="Talk").focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.id") == "talk-start"
+    page.keyboard.press("Enter")
+    expect(page.locator("#talk-state")).to_have_text("Listening", timeout=SLOW_MS)
+    answers = page.locator("#talk-log .them").count()
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "typed":
+            break
+    page.keyboard.type("Name a colour.")
+    page.keyboard.press("Enter")
+    expect(page.locator("#talk-log .them").nth(answers)).to_contain_text(re.compile(r"\w{2,}"), timeout=SLOW_MS)
+    expect(page.locator("#talk-state")).to_have_text("Listening", timeout=SLOW_MS)
+    for _ in range(20):
+        page.keyboard.press("Shift+Tab")
+        if page.evaluate("document.activeElement.id") == "talk-start":
+            break
+    page.keyboard.press("Enter")
+    expect(page.locator("#talk-state")).to_have_text("Not connected")
+
+
+def server_board(page: Page) -> None:
+    page.get_by_role("tab", name="Server").click()
+    expect(page.locator("#kinds tbody tr")).to_have_count(5, timeout=SLOW_MS)
+    expect(page.locator("#delays tbody tr").last.locator("td").nth(1)).to_have_text(re.compile(r"^\d+$"))
+    everybody_can_use(page, "server")
 
 
 def downloaded(page: Page, button: str) -> bytes:
@@ -108,7 +177,7 @@ def main() -> None:
                 "--no-sandbox",
                 "--use-fake-ui-for-media-stream",
                 "--use-fake-device-for-media-stream",
-                f"--use-file-for-fake-audio-capture={recording}%noloop",
+                f"--use-file-for-fake-audio-capture={recording}{'' if transport == 'returns' else '%noloop'}",
                 f"--use-file-for-fake-video-capture={sign}",
                 "--autoplay-policy=no-user-gesture-required",
             ],
@@ -120,12 +189,16 @@ def main() -> None:
         page.goto(url)
         expect(page.locator("#status")).to_contain_text("Ready:", timeout=SLOW_MS)
         page.locator("#options summary").click()
+        if transport == "returns":
+            goes_on(page)
+            print("captions go on where the server was killed and came back")
+            return
         if transport:
             talk_on(page, transport, folder)
             assert not errors, errors
             print(f"the page goes on by {transport} where its host dies")
             return
-        for transport in ("ws", "rtc", "duplex"):
+        for transport in ("websocket", "webrtc", "duplex"):
             talk(page, transport, folder)
         # By keyboard alone.
         page.get_by_role("tab", name="Talk").focus()
@@ -150,6 +223,9 @@ def main() -> None:
         with wave.open(io.BytesIO(downloaded(page, "Download sound"))) as sound:
             assert 1 < sound.getnframes() / sound.getframerate() < 10
         watch(page, folder)
+        server_board(page)
+        page.get_by_role("tab", name="Server").press("Home")
+        talk_by_keyboard(page)
         page.set_viewport_size({"width": 390, "height": 844})
         page.get_by_role("tab", name="Talk").click()
         assert page.evaluate("document.documentElement.scrollWidth <= 390"), "it is wider than a phone"

@@ -1,4 +1,6 @@
-"""The page in a real browser against real servers: `make browser`. Needs Chromium (Debian: `apt install chromium`).
+"""The page and the programs of docs/browser.md in a real browser against real servers: `make browser`.
+
+It needs Chromium (Debian: `apt install chromium`) and npm. It uses ports 3000 and 8000, as docs/browser.md does.
 
 `make browser DOOR=1` tries the page at a door alone.
 The driver's environment is made beside this file on the first run; screenshots are left in out/.
@@ -6,17 +8,24 @@ The driver's environment is made beside this file on the first run; screenshots 
 
 from __future__ import annotations
 
+import json
+import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import wave
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "clients"))
-from run import environment, hosts_behind_a_door, server
+from run import environment, hosts_behind_a_door, server, started
 
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
@@ -48,6 +57,59 @@ def camera(path: Path) -> None:
     path.write_bytes(b"YUV4MPEG2 W640 H360 F5:1 Ip C420\n" + (b"FRAME\n" + frame) * 10)
 
 
+def returning(command: Callable[[str], Sequence[str | Path]]) -> int:
+    """Drive the page while its server is killed, and comes back at the same port, when the driver says so."""
+    process, url = started("--profile", "light")
+    driver = subprocess.Popen(command(url), stdout=subprocess.PIPE, text=True)
+    timer = threading.Timer(LIMIT_S, driver.kill)
+    timer.start()
+    try:
+        assert driver.stdout
+        for line in driver.stdout:
+            if line == "kill it\n":
+                process.kill()
+                process.wait()
+            elif line == "bring it back\n":
+                process, _ = started("--profile", "light", "--port", str(urlsplit(url).port))
+            else:
+                print(line, end="", flush=True)
+        return driver.wait()
+    finally:
+        timer.cancel()
+        driver.kill()
+        process.kill()
+
+
+def programs(command: Callable[[Path], Sequence[str | Path]]) -> int:
+    """Drive the pages that docs/browser.md prints, as it says to run them."""
+    text = (HERE.parents[1] / "docs" / "browser.md").read_text()
+    flags = re.search(r"^antiphon serve (.+)$", text, re.MULTILINE)
+    assert flags
+    with tempfile.TemporaryDirectory() as folder, server("--port", "8000", *flags[1].split()):
+        found = re.findall(r"Save this as `(\S+)`:\n\n```html\n(.*?)```", text, re.DOTALL)
+        assert len(found) == text.count("```html")
+        for name, page in found:
+            (Path(folder) / name).write_text(page)
+        return subprocess.run(command(Path(folder)), timeout=2 * LIMIT_S, check=False).returncode
+
+
+def module() -> int:
+    """Check the types of the module, and pack it: what npm would publish has its types and every file."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / "client"
+        shutil.copytree(HERE.parents[1] / "src" / "antiphon" / "web" / "client", folder)
+        npm = partial(subprocess.run, cwd=folder, timeout=LIMIT_S, check=True, stdout=subprocess.PIPE, text=True)
+        npm(["npm", "install", "--silent", "--no-audit", "--no-fund"])
+        # Its types are made by `prepack`, which fails where they do not hold.
+        said = npm(["npm", "pack", "--json", "--silent"]).stdout
+        names = {file["path"] for file in json.loads(said[said.index("[\n") :])[0]["files"]}
+        scripts = {path.name for path in folder.glob("*.js")}
+        types = {f"types/{Path(name).stem}.d.ts" for name in scripts - {"worklets.js"}}
+        assert scripts | types | {"package.json", "README.md"} <= names, names
+    print(f"the module's types hold, and its package has {len(names)} files")
+    return 0
+
+
 def main() -> int:
     python = environment("browser", HERE)
     with tempfile.TemporaryDirectory() as folder:
@@ -62,10 +124,12 @@ def main() -> int:
         failed = 0
         if "--door" not in sys.argv:
             command = [python, HERE / "drive_errors.py", HERE / "out"]
-            failed = subprocess.run(command, timeout=LIMIT_S, check=False).returncode
+            failed = module() | subprocess.run(command, timeout=LIMIT_S, check=False).returncode
+            failed |= programs(lambda folder: [python, HERE / "drive_programs.py", folder, path, sign])
             with server() as url:
                 failed |= drive(url)
-        for transport in ("ws", "rtc"):
+            failed |= returning(lambda url: [python, HERE / "drive_page.py", url, path, sign, HERE / "out", "returns"])
+        for transport in ("websocket", "webrtc"):
             with hosts_behind_a_door() as url:
                 failed |= drive(url, transport)
         return failed

@@ -78,9 +78,8 @@ def command(name: str) -> list[str | Path]:
     return ["node", folder / "drive.mjs"]
 
 
-@contextmanager
-def server(*flags: str | Path) -> Iterator[str]:
-    """Yield the URL of a server with the default models, or those of `flags`, and stop it afterwards."""
+def started(*flags: str | Path) -> tuple[subprocess.Popen[str], str]:
+    """Start a server with the default models, or those of `flags`; return it and its URL once it is ready."""
     paths = [str(tiny_minicpmo.STAND_IN), os.environ.get("PYTHONPATH", "")]
     process = subprocess.Popen(
         [sys.executable, "-m", "antiphon", "serve", "--port", "0", *flags],
@@ -90,9 +89,16 @@ def server(*flags: str | Path) -> Iterator[str]:
         | os.environ
         | {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": os.pathsep.join(filter(None, paths))},
     )
+    assert process.stdout
+    return process, next(found[1] for line in process.stdout if (found := re.search(r"ready at (\S+)", line)))
+
+
+@contextmanager
+def server(*flags: str | Path) -> Iterator[str]:
+    """Yield the URL of such a server, and stop it afterwards."""
+    process, url = started(*flags)
     try:
-        assert process.stdout
-        yield next(found[1] for line in process.stdout if (found := re.search(r"ready at (\S+)", line)))
+        yield url
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)

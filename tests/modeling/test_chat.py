@@ -344,13 +344,13 @@ def test_a_reader_knows_when_one_call_is_complete() -> None:
     assert known == [False, False, False, True, True]
 
 
-def read_written(text: str, size: int) -> tuple[str, str]:
-    """The prose of a text that comes in pieces, and the tool that JSON in it calls."""
+def read_written(text: str, size: int) -> tuple[str, str | None]:
+    """The prose of a text that comes in pieces, and the tool that JSON in it calls; "" where it is none."""
     reader, prose = CallReader(iter("abcd"), names=["get_weather", "get_weather_now", "add"]), ""
     for at in range(0, len(text), size):
         prose += "".join(p.text for p in reader.feed(text[at : at + size]) if isinstance(p, TextDelta))
     prose += "".join(p.text for p in reader.flush() if isinstance(p, TextDelta))
-    assert reader.written == "" or reader.prose == prose
+    assert reader.written is None or reader.prose == prose
     return prose, reader.written
 
 
@@ -366,17 +366,20 @@ def read_written(text: str, size: int) -> tuple[str, str]:
         ('{"type": "function", "function": {"name": "add", "arguments": "{}"}}', "", "add"),
         ('{"tool_calls": [{"id": "c", "type": "function", "function": {"name": "add"}}]}', "", "add"),
         # Another name, and JSON that is about something else.
-        ('{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', ""),
+        ('{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', None),
+        # A call, but of what is no tool.
+        ('Well. {"name": "Bob", "arguments": {"age": 3}}', "Well.", ""),
+        ('{"name": "Bob", "parameters": 3}', '{"name": "Bob", "parameters": 3}', None),
         (
             'A {set} of [things], `code`, ```py\nx = {"a": 1}\n``` < 3',
             'A {set} of [things], `code`, ```py\nx = {"a": 1}\n``` < 3',
-            "",
+            None,
         ),
-        ('It says "name": "add".', 'It says "name": "add".', ""),
-        ('{"name": "ad', '{"name": "ad', ""),
+        ('It says "name": "add".', 'It says "name": "add".', None),
+        ('{"name": "ad', '{"name": "ad', None),
     ],
 )
-def test_json_that_names_a_tool_is_no_prose(text: str, prose: str, name: str, size: int) -> None:
+def test_json_that_names_a_tool_is_no_prose(text: str, prose: str, name: str | None, size: int) -> None:
     assert read_written(text, size) == (prose, name)
 
 
@@ -421,6 +424,24 @@ def test_a_call_that_is_repeated_as_json_once_its_result_is_there_is_answered_in
         held = model.tokenizer.decode([r for r in chat.rows if isinstance(r, int)])
         assert "get_weather gave: It rains, 17 degrees." in held
         assert "tool_call" not in held
+
+    asyncio.run(main())
+
+
+def test_a_call_of_what_is_no_tool_is_answered_in_words(model: CausalLm) -> None:
+    async def main() -> None:
+        chat, started = await model.open(), list[Sampling]()
+        said = '{"name": "block_books", "arguments": {"predecessors": ["printing"]}}'
+        ask = [Message("user", "Block books came before printed books.")]
+        parts = await reply_that_begins(model, chat, said, ask, started)
+        chat.close()
+        text = "".join(p.text for p in parts if isinstance(p, TextDelta))
+        assert text[0].isalnum()
+        assert not set(text) & set("{}[]<>`")
+        assert not [p for p in parts if isinstance(p, ToolCallStarted)]
+        assert len(started) == 2
+        # What is held is what the model goes on from.
+        assert "predecessors" not in model.tokenizer.decode([r for r in chat.rows if isinstance(r, int)])
 
     asyncio.run(main())
 

@@ -57,6 +57,8 @@ def written(text: str, size: int, *, parallel: bool = True) -> tuple[str, list[t
         ('{"name": "add", "arguments": {"a": 1', "", []),
         ('{"name": "add", "arguments": "one and two"}', "", []),
         ('{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
+        # A call of what is no tool is not told either.
+        ('Well. {"name": "books", "arguments": {"of": "wood"}}', "Well. ", []),
         ('It says {"name": "ad', 'It says {"name": "ad', []),
     ],
 )
@@ -73,6 +75,26 @@ def test_json_behind_a_call_of_the_servers_own_is_neither_told_nor_called() -> N
     parts = [ToolCallStarted("1", "add"), ToolCallDelta("{}"), TextDelta('{"name": "add"}')]
     done = ReplyDone("tool_calls", 1, 0, 1)
     assert read(r for part in (*parts, done) for r in reader.feed(part)) == ("", [("add", {})], "tool_calls")
+
+
+def test_a_server_whose_model_calls_what_is_no_tool_is_asked_again_without_tools() -> None:
+    async def main() -> tuple[list[Reply], list[bool]]:
+        answers = says('{"name": "books", ', '"arguments": {"of": "wood"}}'), says("Old ", "books.")
+        async with scripted_server(*answers) as server:
+            address = parse_address(f"{server.url}#clever", "--language-model")
+            model = await asyncio.to_thread(RemoteLanguageModel, address, "", RemoteSettings())
+            stream = await model.open()
+            try:
+                options = ReplyOptions(tools=(Tool("add"),))
+                replies = [r async for r in stream.reply([Message("user", "?")], options)]
+                return replies, ["tools" in asked.body for asked in server.asked]
+            finally:
+                stream.close()
+                await model.client.close()
+
+    replies, offered = asyncio.run(main())
+    assert read(iter(replies)) == ("Old books.", [], "stop")
+    assert offered == [True, False]
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])

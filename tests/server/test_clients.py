@@ -270,7 +270,9 @@ def test_when_the_server_is_ready_then_models_probes_and_metrics_answer(client: 
     assert [m.id for m in client.models.list()] == ["whisper-base", "default"]
     assert client.models.retrieve("default").id == "default"
     assert httpx.get(f"{server.url}/health").json()["status"] == "ok"
-    assert httpx.get(f"{server.url}/ready").json()["status"] == "ready"
+    ready = httpx.get(f"{server.url}/ready").json()
+    assert ready["status"] == "ready"
+    assert ready["serves"] == ["captions"]
     metrics = httpx.get(f"{server.url}/metrics").text
     for name in (
         "sessions{",

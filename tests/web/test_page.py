@@ -5,14 +5,19 @@ How it behaves is tried by `make browser`.
 
 from __future__ import annotations
 
+import json
 import re
-from pathlib import Path
+import tomllib
+from pathlib import Path, PurePosixPath
 
 import pytest
 
+from antiphon import __version__
+
 WEB = Path(__file__).parents[2] / "src" / "antiphon" / "web"
 HTML = (WEB / "index.html").read_text()
-SCRIPTS = {path.name: path.read_text() for path in sorted(WEB.glob("*.js"))}
+SCRIPTS = {str(path.relative_to(WEB)): path.read_text() for path in sorted(WEB.rglob("*.js"))}
+MODULE = {name: text for name, text in SCRIPTS.items() if name.startswith("client/")}
 TABS = dict(re.findall(r'<section id="(\w+)" role="tabpanel"(.*?)</section>', HTML, re.DOTALL))
 
 
@@ -20,13 +25,32 @@ def test_when_a_script_names_an_element_or_a_file_then_the_page_has_it() -> None
     ids = set(re.findall(r'\bid="([\w-]+)"', HTML))
     for name, text in SCRIPTS.items():
         assert set(re.findall(r'\$\("([\w-]+)"\)', text)) <= ids, name
-        assert set(re.findall(r'from "\./([\w.]+)"', text)) <= set(SCRIPTS), name
+        for found in re.findall(r'(?:from|import\()\s*"\./([\w./]+)"', text):
+            assert str(PurePosixPath(name).parent / found) in SCRIPTS, (name, found)
     assert {f"{tab}-error" for tab in TABS} <= ids
 
 
 def test_when_the_page_is_offline_then_it_needs_nothing_from_elsewhere() -> None:
     for text in (HTML, (WEB / "style.css").read_text(), *SCRIPTS.values()):
         assert not re.search(r"""["'(](https?:)?//\w""", text)
+
+
+def test_the_module_stands_alone_is_typed_and_is_packed_whole() -> None:
+    for name, text in MODULE.items():
+        # It is used on pages of others: it knows none of ours, and nothing outside its folder.
+        assert not re.search(r'getElementById|querySelector|from "\.\./', text), name
+        assert text.startswith("// @ts-check\n") or name == "client/worklets.js", name
+    package = json.loads((WEB / "client" / "package.json").read_text())
+    assert package["version"] == __version__
+    assert package["exports"]["."]["default"] == "./antiphon.js"
+    assert "dependencies" not in package
+
+
+def test_whatever_the_page_and_the_module_need_is_in_the_wheel() -> None:
+    project = tomllib.loads((WEB.parents[2] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["antiphon"]
+    for path in (p for p in WEB.rglob("*") if p.is_file()):
+        assert any(path.relative_to(WEB.parent).match(pattern) for pattern in patterns), path
 
 
 @pytest.mark.parametrize("tab", ["talk", "captions", "speech", "camera"])

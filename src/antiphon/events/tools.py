@@ -34,7 +34,8 @@ class Tool:
 
 def written_call(names: Collection[str]) -> regex.Pattern[str]:
     """Return a pattern that matches where JSON begins that calls a tool of one of `names`, up to its name, which is the
-    group `name`: bare, fenced, in a list, in tags of another form, or wrapped as the APIs of servers wrap it.
+    group `name`: bare, fenced, in a list, in tags of another form, or wrapped as the APIs of servers wrap it. The group
+    is empty where the form is that of a call, up to its arguments, and there is no such tool.
     """
     names_of_tools = "|".join(regex.escape(name) for name in sorted(names, key=len, reverse=True))
     return regex.compile(
@@ -44,5 +45,6 @@ def written_call(names: Collection[str]) -> regex.Pattern[str]:
         r'(?:\{\s*"(?:tool_calls?|function_call|calls?|tools?)"\s*:\s*(?:\[\s*)?)?'
         r"\{\s*"
         r'(?:"id"\s*:\s*"[^"]*"\s*,\s*)?(?:"type"\s*:\s*"function"\s*,\s*)?(?:"function"\s*:\s*\{\s*)?'
-        rf'"(?:name|function|function_name|tool|tool_name)"\s*:\s*"(?P<name>{names_of_tools})"'
+        r'"(?:name|function|function_name|tool|tool_name)"\s*:\s*'
+        rf'(?:"(?P<name>{names_of_tools})"|"[^"]*"\s*,\s*"(?:arguments|parameters|args)"\s*:\s*\{{)'
     )

@@ -265,8 +265,8 @@ class ChatStream:
                             continue
                         for part in reader.feed(detokenizer.feed(token.id)):
                             yield part
-                        is_called = reader.written or (reader.called and not options.parallel_tool_calls)
-                        if detokenizer.stopped is not None or is_called:
+                        is_called = reader.called and not options.parallel_tool_calls
+                        if detokenizer.stopped is not None or is_called or reader.written is not None:
                             break
             except GrammarError as error:
                 raise _invalid_schema(options, error) from error
@@ -277,12 +277,12 @@ class ChatStream:
                 yield part
             cached = max(held, session.cached) if cached is None else cached
             is_over = options.max_tokens == count or detokenizer.stopped is not None
-            is_told = messages[-1].role == "tool" and reader.prose.strip()
-            if not reader.written or is_over or is_told:
+            in_words = messages[-1].role == "tool" or reader.written == ""
+            if reader.written is None or is_over or (in_words and reader.prose.strip()):
                 break
             options = replace(options, max_tokens=options.max_tokens and options.max_tokens - count)
-            if messages[-1].role == "tool":
-                # It has what its call gave, and repeats the call: it is told so in plain words, and made to say it.
+            if in_words:
+                # It has what its call gave and repeats it, or calls what is no tool: it is made to say it in words.
                 ids, head = await self._prompt(told_plainly(messages), (), options)
                 tools, rule = (), await model.prepared(prose_grammar())
                 continue
@@ -291,7 +291,7 @@ class ChatStream:
             ids += model.template.encode_opening(CALL_OPENING)
             options, begun = replace(options, tool_choice=reader.written), True
             rule = await model.grammar(options, begun=begun)
-        is_cut = session.finish is Finish.LENGTH or (reader.written and options.max_tokens == count)
+        is_cut = session.finish is Finish.LENGTH or (reader.written is not None and options.max_tokens == count)
         reason = "length" if is_cut else "tool_calls" if reader.calls else "stop"
         yield ReplyDone(reason, num_prompt, cached, count)  # type: ignore[arg-type]
 

@@ -75,7 +75,7 @@ class ProseReader:
 
     calls = 0
     called = False
-    written = ""
+    written: str | None = None
     prose = ""
 
     def feed(self, text: str) -> Iterator[Reply]:
@@ -96,14 +96,14 @@ class CallReader:
     call. What is no call behind an opening tag gives nothing.
 
     `names`: of the tools; where JSON in the prose begins to call one of them, `written` is its name, and neither the
-    JSON nor what follows it is given out. `prose` is all that was before.
+    JSON nor what follows it is given out. It is "" where what it calls is no tool. `prose` is all that was before.
     """
 
     def __init__(self, ids: Iterator[str], *, begun: bool = False, names: Sequence[str] = ()) -> None:
         self._ids = ids
         self._written_call = written_call(names) if names else None
-        self.written = self.prose = ""
-        self._text = ""
+        self.written: str | None = None
+        self.prose = self._text = ""
         self._inside = begun
         self._open = False
         self._fresh = False
@@ -113,7 +113,7 @@ class CallReader:
     def feed(self, text: str) -> Iterator[Reply]:
         """Feed the text's next part; yield what it adds: prose, beginnings of calls, parts of their arguments."""
         self._text += text
-        while not self.written:
+        while self.written is None:
             if self._inside:
                 body, end, rest = self._text.partition(CALL_CLOSING)
                 yield from self._call(
@@ -134,7 +134,7 @@ class CallReader:
                     self._inside, self._sent, self._text = True, 0, rest
                 else:
                     settled = prose[: len(prose) - max(held_back(prose, (CALL_OPENING,)), self._written(prose))]
-                    cut = len(settled.rstrip() if self.written else settled.rstrip("\n"))
+                    cut = len(settled.rstrip("\n") if self.written is None else settled.rstrip())
                     prose, self._text = prose[:cut], prose[cut:]
                 if prose:
                     self.prose += prose
@@ -146,7 +146,7 @@ class CallReader:
         """Yield what was held back, once no more text comes: the prose, or the rest of a call that was never closed."""
         if self._inside:
             yield from self._call(self._text, done=True)
-        elif self._text and not self.written:
+        elif self._text and self.written is None:
             yield TextDelta(self._text)
         self._text = ""
 
@@ -166,7 +166,7 @@ class CallReader:
         if not found:
             return 0
         if not found.partial:
-            self.written = found["name"]
+            self.written = found["name"] or ""
         return len(prose) - int(found.start())
 
     def _call(self, body: str, *, done: bool) -> Iterator[Reply]:

@@ -10,6 +10,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Hashable, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -112,7 +113,7 @@ class RemoteLanguageStream:
         if not model.profile.accepts_media:
             messages = [without_media(m) for m in messages]
         kept = self._fitting(messages, options, limit)
-        for attempt in range(3):
+        for attempt in range(4):
             body = await self._body(kept, options)
             begun = False
             try:
@@ -122,9 +123,12 @@ class RemoteLanguageStream:
                         begun = True
                         for part in written.feed(reply) if written else (reply,):
                             yield part
-                return
+                if not (written and written.is_void):
+                    return
+                log.warning("the model called what is no tool; it is asked again without tools")
+                options = replace(options, tool_choice="none")
             except RemoteProtocolError as error:
-                if begun or attempt == 2 or not (changed := self._mended(error, kept, options)):
+                if begun or attempt >= 2 or not (changed := self._mended(error, kept, options)):
                     raise
                 kept = changed
 

@@ -26,13 +26,18 @@ class WrittenCalls:
 
     From where such JSON begins, prose is held until the end. `parallel` false: only the first of several is made.
     Arguments are as the model wrote them: nothing holds them to the tool's schema.
+
+    `is_void`: the reply was nothing but a call of what is no tool. Nothing was yielded, its end neither: it is for the
+    caller to ask again without tools.
     """
+
+    is_void = False
 
     def __init__(self, names: Collection[str], *, parallel: bool = True) -> None:
         self._names, self._parallel = frozenset(names), parallel
         self._pattern = written_call(names)
         self._held = self._before = ""
-        self._written = False
+        self._written = self._told = False
         self._num_calls = 0
 
     def feed(self, reply: Reply) -> Iterator[Reply]:
@@ -56,6 +61,7 @@ class WrittenCalls:
         self._written = bool(found and not found.partial)
         prose, self._held = self._held[:cut], self._held[cut:]
         if prose:
+            self._told = self._told or not prose.isspace()
             self._before = prose[-1]
             yield TextDelta(prose)
 
@@ -67,6 +73,9 @@ class WrittenCalls:
             return
         # Behind a call that the server has made, JSON is what the model says of it.
         calls = [] if self._num_calls else calls_in(self._held, self._names)
+        self.is_void = not (calls or self._num_calls or self._told or any(name in self._held for name in self._names))
+        if self.is_void:
+            return
         if not calls and not self._num_calls:
             log.warning("the model's server sent a call as JSON that cannot be read; nothing is made of it")
         for call in calls if self._parallel else calls[:1]:

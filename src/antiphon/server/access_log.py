@@ -27,7 +27,7 @@ REQUEST_ID = "X-Request-Id"
 # An id that a client may choose. Others could forge a log line, or fill the log.
 _VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # Scraped every few seconds, or part of the page: logged only at the level debug.
-_QUIET = ("/health", "/ready", "/metrics", "/", "/web/{name}")
+_QUIET = ("/health", "/ready", "/metrics", "/", "/web/{name}", "/web/client/{name}")
 # Lines of refused requests that show no valid key, in each window. They cost their sender nothing.
 REFUSED_LINES, REFUSED_WINDOW_S = 20, 60.0
 # Close codes that are no refusal: their reason says who left.

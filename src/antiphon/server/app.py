@@ -24,7 +24,7 @@ from antiphon.server.routes.models import model, models
 from antiphon.server.routes.operations.health import health, metrics, ready
 from antiphon.server.routes.operations.internal import bury, drain_host, list_hosts
 from antiphon.server.routes.operations.profiling import start_profile, stop_profile
-from antiphon.server.routes.page import asset, root
+from antiphon.server.routes.page import asset, client_module, root
 from antiphon.server.routes.realtime import PATHS, realtime
 from antiphon.server.routes.speech import batch, speech, voice, voices
 from antiphon.server.routes.speech_stream import speech_stream
@@ -40,6 +40,7 @@ MAX_SHOWN_CHARS = 100
 ROUTES: tuple[BaseRoute, ...] = (
     Route("/", root),
     Route("/web/{name}", asset),
+    Route("/web/client/{name}", client_module),
     Route("/health", health),
     Route("/ready", ready),
     Route("/metrics", metrics),

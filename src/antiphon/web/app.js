@@ -1,25 +1,40 @@
-// The page: tabs, the key, what the server has; each tab is a file of its own.
+// The page: tabs, the key, what the server has; each tab is a file of its own, and all stand on client/antiphon.js.
 
-import { Camera } from "./camera.js";
-import { Captions } from "./captions.js";
-import { INSECURE, NO_KEY, withKey, WRONG_KEY } from "./errors.js";
-import { Speech } from "./speech.js";
+import { CameraTab } from "./camera.js";
+import { CaptionsTab } from "./captions.js";
+import { INSECURE, NO_KEY, withKey, WRONG_KEY } from "./client/errors.js";
+import { ServerTab } from "./server.js";
+import { SpeechTab } from "./speech.js";
 import { Talk } from "./talk.js";
 
 const $ = (id) => document.getElementById(id);
+const AT_THE_TOP = { [NO_KEY]: "Enter it at the top of this page.", [WRONG_KEY]: "Correct it at the top of this page." };
 
 const page = {
   voices: [],
+  // What is done once a server that went away is back, by tab.
+  returns: new Map(),
   get key() {
     return $("key").value.trim();
   },
   /** Say beside the button of a tab what went wrong. */
   fail(tab, error) {
-    $(`${tab}-error`).textContent = error.message || String(error);
+    const text = error.message || String(error);
+    $(`${tab}-error`).textContent = AT_THE_TOP[text] ? `${text} ${AT_THE_TOP[text]}` : text;
     console.error(error);
   },
   clear(tab) {
     $(`${tab}-error`).textContent = "";
+    this.returns.delete(tab);
+  },
+  /** A session ended that nobody has stopped: say so, and what to do once the server is there. */
+  lost(tab, button, reason, again) {
+    this.fail(tab, new Error(`It ended: ${reason}. ${again ? "It goes on" : `Press “${button}”`} once the server is ready.`));
+    this.returns.set(tab, () => {
+      this.clear(tab);
+      again?.();
+    });
+    look();
   },
   /** Names of devices are known once a microphone may be used. */
   async listDevices() {
@@ -47,6 +62,14 @@ const SIGHT = {
   none: "This server has no model that answers questions about a picture.",
 };
 
+// What a tab needs of the server, and what to do without it.
+const NEEDS = {
+  talk: ["conversation", "no language model: it cannot answer", "talk"],
+  captions: ["captions", "no model that transcribes", ""],
+  speech: ["speech", "no voice: it cannot speak", "speech"],
+  camera: ["video", "no model that answers about pictures", "video"],
+};
+
 const get = (path, key) => fetch(path, { headers: withKey(key) });
 
 /** The models, if this page may see them; the field of the key is there only where the server wants one. */
@@ -56,12 +79,12 @@ async function models() {
   $("key-field").hidden = !wanted;
   if (wanted) {
     if (!page.key) {
-      $("status").textContent = NO_KEY;
+      $("status").textContent = `${NO_KEY} ${AT_THE_TOP[NO_KEY]}`;
       return null;
     }
     answer = await get("v1/models", page.key);
     if (answer.status === 401) {
-      $("status").textContent = WRONG_KEY;
+      $("status").textContent = `${WRONG_KEY} ${AT_THE_TOP[WRONG_KEY]}`;
       return null;
     }
   }
@@ -69,27 +92,47 @@ async function models() {
   return (await answer.json()).data;
 }
 
+/** Say on each tab what the server lacks for it. A server that does not tell is taken to have all. */
+function lacks(serves) {
+  for (const [tab, [kind, missing, extra]] of Object.entries(NEEDS)) {
+    const absent = Boolean(serves) && !serves.includes(kind);
+    const packages = extra ? ` Install pip install 'antiphon[${extra}]' where it runs, and start it again.` : "";
+    $(`${tab}-lacks`).textContent = absent ? `This server has ${missing}.${packages}` : "";
+    document.querySelector(`#${tab} button.main`).disabled = absent;
+  }
+}
+
+let looking = null;
 async function look() {
+  clearTimeout(looking);
   try {
     const ready = await fetch("ready").then((r) => r.json());
     if (ready.status !== "ready") {
       $("status").textContent = `Not ready yet: ${ready.status}`;
-      setTimeout(look, 1000);
+      looking = setTimeout(look, 1000);
       return;
     }
     const loaded = await models();
     if (!loaded) return;
+    lacks(ready.serves);
     $("sight").textContent = SIGHT[loaded.find((m) => m.video)?.video ?? "none"];
     const answer = await get("v1/audio/voices", page.key);
     // A server without a synthesizer has no voices, and is ready.
     page.voices = answer.ok ? (await answer.json()).voices.map((v) => v.name ?? v) : [];
-    for (const id of ["voice", "speech-voice"]) $(id).replaceChildren(...page.voices.map((v) => new Option(v, v)));
+    for (const id of ["voice", "speech-voice"]) {
+      const chosen = $(id).value;
+      $(id).replaceChildren(...page.voices.map((v) => new Option(v, v)));
+      if (page.voices.includes(chosen)) $(id).value = chosen;
+    }
     $("status").textContent = `Ready: ${ready.models.join(", ")}`;
+    for (const back of [...page.returns.values()]) back();
   } catch {
     $("status").textContent = "The server does not answer";
-    setTimeout(look, 2000);
+    looking = setTimeout(look, 2000);
   }
 }
+
+// --- tabs ----------------------------------------------------------------------------------------------------------------
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 function choose(tab) {
@@ -99,6 +142,7 @@ function choose(tab) {
     t.tabIndex = on ? 0 : -1;
     $(t.getAttribute("aria-controls")).hidden = !on;
   }
+  server.shown(tab.id === "tab-server");
   tab.focus();
 }
 tabs.forEach((tab, k) => {
@@ -109,14 +153,27 @@ tabs.forEach((tab, k) => {
   };
 });
 
+// --- light and dark ------------------------------------------------------------------------------------------------------
+
+function paint() {
+  const theme = $("theme").value;
+  if (theme) document.documentElement.dataset.theme = theme;
+  else delete document.documentElement.dataset.theme;
+  localStorage.setItem("antiphon-theme", theme);
+}
+$("theme").value = localStorage.getItem("antiphon-theme") || "";
+$("theme").onchange = paint;
+paint();
+
 $("key").value = sessionStorage.getItem("antiphon-key") || "";
 $("key").onchange = () => {
   sessionStorage.setItem("antiphon-key", page.key);
   look();
 };
-if (!navigator.mediaDevices) for (const tab of ["talk", "captions", "camera"]) page.fail(tab, new Error(INSECURE));
 new Talk(page);
-new Captions(page);
-new Speech(page);
-new Camera(page);
+new CaptionsTab(page);
+new SpeechTab(page);
+new CameraTab(page);
+const server = new ServerTab(page);
+if (!navigator.mediaDevices) for (const tab of ["talk", "captions", "camera"]) page.fail(tab, new Error(INSECURE));
 look();

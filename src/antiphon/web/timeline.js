@@ -1,26 +1,35 @@
-// The last seconds of a conversation, drawn; times are of performance.now(), in ms.
+// The last seconds of a conversation, drawn: both waveforms, and what happened when. Times are of performance.now(),
+// in ms.
 
 const SPAN_MS = 20000,
-  LANES = ["you", "thinking", "answer"],
-  NAMES = { you: "You", thinking: "Thinking", answer: "Answer" },
+  HEIGHT = 176,
+  // By name: what is written before it, the colour, and its place. A voice has a waveform, thinking does not.
+  LANES = {
+    user: { title: "You", color: "mine", y: 8, height: 56 },
+    thinking: { title: "Thinking", color: "think", y: 70, height: 14 },
+    assistant: { title: "Answer", color: "theirs", y: 90, height: 56 },
+  },
+  NAMES = Object.keys(LANES),
   LABEL_PX = 70;
 
 export class Timeline {
   spans = []; // {lane, from, to}
   marks = []; // {at, text}
+  levels = []; // {at, microphone, answer}: how loud both sides were
   constructor(canvas) {
     this.canvas = canvas;
     this.draw = this.draw.bind(this);
     // A window that was turned or resized: what is still is drawn anew, at the time at which it stopped.
     new ResizeObserver(() => this.painted && this.paint(this.painted)).observe(canvas);
   }
-  start() {
-    this.running = true;
+  /** `read`: says how loud both sides are now. */
+  start(read) {
+    this.read = read;
     requestAnimationFrame(this.draw);
   }
   stop() {
-    this.running = false;
-    for (const lane of LANES) this.end(lane);
+    this.read = null;
+    for (const lane of NAMES) this.end(lane);
     this.paint(performance.now());
   }
   begin(lane, at = performance.now()) {
@@ -37,50 +46,68 @@ export class Timeline {
     return this.spans.find((s) => s.lane === lane && s.to === null);
   }
   draw(now) {
-    if (!this.running) return;
-    if (now - (this.painted || 0) > 60) this.paint(now);
+    if (!this.read) return;
+    if (now - (this.painted || 0) > 30) {
+      this.levels.push({ at: now, ...this.read() });
+      this.paint(now);
+    }
     requestAnimationFrame(this.draw);
+  }
+  /** A colour of the style sheet, as the canvas takes it. */
+  color(name) {
+    this.canvas.style.color = `var(--${name})`;
+    return getComputedStyle(this.canvas).color;
   }
   paint(now) {
     this.painted = now;
     const from = now - SPAN_MS;
     this.spans = this.spans.filter((s) => s.to === null || s.to > from);
     this.marks = this.marks.filter((m) => m.at > from);
+    this.levels = this.levels.filter((l) => l.at > from);
     const { canvas } = this,
       ratio = devicePixelRatio || 1,
-      width = canvas.clientWidth,
-      height = 132;
-    if (canvas.width !== width * ratio) {
-      canvas.width = width * ratio;
-      canvas.height = height * ratio;
+      width = canvas.clientWidth;
+    if (canvas.width !== Math.round(width * ratio)) {
+      canvas.width = Math.round(width * ratio);
+      canvas.height = HEIGHT * ratio;
     }
-    const pen = canvas.getContext("2d"),
-      style = getComputedStyle(document.documentElement);
-    const color = (name) => style.getPropertyValue(`--${name}`).trim();
-    const paint = { you: color("mine"), thinking: color("think"), answer: color("theirs") };
+    const pen = canvas.getContext("2d");
     pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.clearRect(0, 0, width, height);
+    pen.clearRect(0, 0, width, HEIGHT);
     pen.font = "12px system-ui, sans-serif";
     const x = (t) => LABEL_PX + ((t - from) / SPAN_MS) * (width - LABEL_PX);
-    LANES.forEach((lane, k) => {
-      const y = 14 + k * 34;
-      pen.fillStyle = color("soft");
-      pen.fillText(NAMES[lane], 4, y + 14);
-      pen.fillStyle = paint[lane];
-      for (const s of this.spans.filter((s) => s.lane === lane)) {
+    const soft = this.color("soft");
+    for (const name of NAMES) {
+      const { title, color, y, height } = LANES[name],
+        paint = this.color(color),
+        middle = y + height / 2;
+      pen.fillStyle = soft;
+      pen.fillText(title, 4, middle + 4);
+      pen.fillStyle = paint;
+      // Who has the floor, as a band; the voice is drawn over it.
+      pen.globalAlpha = name === "thinking" ? 1 : 0.18;
+      for (const s of this.spans.filter((s) => s.lane === name)) {
         const left = Math.max(LABEL_PX, x(s.from)),
           right = x(s.to ?? now);
-        if (right > LABEL_PX) pen.fillRect(left, y, Math.max(2, right - left), 20);
+        if (right > LABEL_PX) pen.fillRect(left, y, Math.max(2, right - left), height);
       }
-    });
+      pen.globalAlpha = 1;
+      if (name === "thinking") continue;
+      const side = name === "user" ? "microphone" : "answer";
+      for (const level of this.levels) {
+        // The ear hears in ratios: the root keeps a quiet voice visible.
+        const half = Math.max(0.5, (Math.sqrt(level[side]) * height) / 2);
+        pen.fillRect(x(level.at) - 1, middle - half, 1.5, 2 * half);
+      }
+    }
+    pen.fillStyle = this.color("stop");
     for (const m of this.marks) {
       const left = x(m.at);
       if (left < LABEL_PX) continue;
-      pen.fillStyle = color("stop");
-      pen.fillRect(left, 4, 1.5, 112);
+      pen.fillRect(left, 4, 1.5, HEIGHT - 24);
       // Beside its line: on the left of it where the right has no room.
       const wide = pen.measureText(m.text).width;
-      pen.fillText(m.text, left + 4 + wide > width ? left - 4 - wide : left + 4, 128);
+      pen.fillText(m.text, left + 4 + wide > width ? left - 4 - wide : left + 4, HEIGHT - 6);
     }
   }
 }

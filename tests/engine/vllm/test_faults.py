@@ -176,7 +176,7 @@ def test_when_a_server_hangs_then_the_other_one_is_asked_and_others_are_not_slow
 
 def test_when_the_only_server_hangs_then_the_generation_ends_with_an_error(server: MakeServer) -> None:
     one = server()
-    held = engine(one, first_s=0.1, next_s=0.1)
+    held = engine(one, first_s=0.5, next_s=0.5)
 
     async def main() -> None:
         session = await held.open()

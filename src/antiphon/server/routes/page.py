@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mimetypes
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -55,8 +56,13 @@ async def asset(request: Request) -> Response:
     return _file(request.path_params["name"])
 
 
-def _file(name: str) -> Response:
-    path = WEB / name
+async def client_module(request: Request) -> Response:
+    """GET /web/client/{name}: a file of the module that the page is built on; 404 for anything else."""
+    return _file(request.path_params["name"], WEB / "client")
+
+
+def _file(name: str, folder: Traversable = WEB) -> Response:
+    path = folder / name
     if "/" in name or name.startswith(".") or not path.is_file():
         return error_response(404, f"There is no {name} here.", code="not_found")
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"

@@ -12,7 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from antiphon import __version__
+from antiphon.capacity.certificate import Kind
 from antiphon.errors import Unauthorized
+from antiphon.loading.loaded import LoadedModels
 from antiphon.server.auth import bearer
 from antiphon.server.body import json_response
 from antiphon.server.state import ServerState
@@ -36,11 +38,13 @@ class Health(msgspec.Struct):
 class Readiness(msgspec.Struct):
     """The body of /ready. `models` are the ids of the loaded ones; fields that are not known yet are left out.
 
-    `lost`: the lanes and engines that compute nothing any more, each with the reason.
+    `serves`: what sessions may be for. `lost`: the lanes and engines that compute nothing any more, each with the
+    reason.
     """
 
     status: Literal["ready", "loading", "draining", "model_lost"]
     models: list[str] | UnsetType = UNSET
+    serves: tuple[Kind, ...] | UnsetType = UNSET
     sessions: int | UnsetType = UNSET
     lost: dict[str, str] | UnsetType = UNSET
 
@@ -60,8 +64,24 @@ async def ready(request: Request) -> Response:
     if state.models is None:
         return json_response(Readiness("loading"), 503)
     if lost := state.models.lost():
-        return json_response(Readiness("model_lost", list(state.models.names), state.num_sessions, lost), 503)
-    return json_response(Readiness("ready", list(state.models.names), state.num_sessions))
+        names = list(state.models.names)
+        return json_response(Readiness("model_lost", names, sessions=state.num_sessions, lost=lost), 503)
+    models = state.models
+    return json_response(Readiness("ready", list(models.names), served_kinds(models), state.num_sessions))
+
+
+def served_kinds(models: LoadedModels) -> tuple[Kind, ...]:
+    """What these models can be used for, in the order of the certificate's kinds."""
+    hears = models.transcriber is not None and models.vad is not None
+    converses = models.conversation_model is not None
+    has: dict[Kind, bool] = {
+        "captions": hears,
+        "conversation": converses,
+        "speech": models.synthesizer is not None,
+        "video": models.video_model is not None,
+        "duplex": converses,
+    }
+    return tuple(kind for kind, is_there in has.items() if is_there)
 
 
 async def metrics(request: Request) -> Response:

@@ -1,0 +1,9 @@
+// @ts-check
+// The client of antiphon for browsers: conversations, captions, speech, and questions about a camera or a screen.
+// The page at / is built on it. README.md beside it says how to begin.
+
+export { Captions } from "./captions.js";
+export { Conversation } from "./conversation.js";
+export { ServerError } from "./errors.js";
+export { SpokenText } from "./speech.js";
+export { Watch } from "./watch.js";

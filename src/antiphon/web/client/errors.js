@@ -1,0 +1,88 @@
+// @ts-check
+// What went wrong, in words that say what to do about it.
+
+/** @type {Record<string, (what: string) => string>} */
+const DEVICES = {
+  NotAllowedError: (what) => `The ${what} is not allowed. Allow it in the address bar of the browser, then try again.`,
+  NotFoundError: (what) => `No ${what} was found. Connect one, then try again.`,
+  NotReadableError: (what) => `The ${what} is in use by another program. Close that program, then try again.`,
+  OverconstrainedError: (what) => `The chosen ${what} is not there any more. Choose another one in the options.`,
+};
+const AGAIN = "Try again in a moment.";
+export const NO_KEY = "This server wants an API key.";
+export const WRONG_KEY = "The API key is wrong.";
+export const INSECURE =
+  "A browser gives the microphone and the camera only to https pages and to localhost. Open this page by https.";
+
+/** What a server or a browser refuses. `code`: the server's, or "". */
+export class ServerError extends Error {
+  /**
+   * @param {string} message
+   * @param {string} [code]
+   */
+  constructor(message, code = "") {
+    super(message);
+    this.code = code;
+  }
+}
+
+/**
+ * Ask for a device. What the browser refuses is said of `what`, for one "microphone".
+ * @param {string} what
+ * @param {(media: MediaDevices) => Promise<MediaStream>} ask
+ */
+export async function device(what, ask) {
+  if (!navigator.mediaDevices) throw new Error(INSECURE);
+  try {
+    return await ask(navigator.mediaDevices);
+  } catch (error) {
+    const said = DEVICES[/** @type {Error} */ (error).name];
+    throw said ? new Error(said(what), { cause: error }) : error;
+  }
+}
+
+/**
+ * @param {string} key
+ * @param {Record<string, string>} [headers]
+ * @returns {Record<string, string>}
+ */
+export function withKey(key, headers = {}) {
+  return key ? { ...headers, Authorization: `Bearer ${key}` } : headers;
+}
+
+/**
+ * The error of an HTTP answer that is none of success.
+ * @param {Response} answer
+ * @param {string} key
+ */
+export async function failed(answer, key) {
+  if (answer.status === 401) return new ServerError(key ? WRONG_KEY : NO_KEY, "invalid_api_key");
+  const text = await answer.text();
+  let said = "",
+    code = "";
+  try {
+    ({ message: said = "", code = "" } = JSON.parse(text).error ?? {});
+  } catch {
+    /* not JSON: a proxy's page */
+  }
+  if (answer.status === 429 || answer.status === 503)
+    return new ServerError(`The server is full or not ready. ${said} ${AGAIN}`.replace("  ", " "), code);
+  return new ServerError(said || `The server answered with status ${answer.status}. ${AGAIN}`, code);
+}
+
+/**
+ * Why a WebSocket was refused: a browser does not tell a page, so the server is asked in another way.
+ * @param {import("./server.js").Server} server
+ * @param {string} [needs]
+ */
+export async function refused(server, needs = "") {
+  try {
+    const ready = await (await fetch(server.url("ready"))).json();
+    if (ready.status !== "ready") return new ServerError(`The server is not ready: ${ready.status}. ${AGAIN}`);
+    const models = await server.fetch("v1/models");
+    if (!models.ok) return await failed(models, server.key);
+  } catch {
+    return new ServerError("The server does not answer. See whether it runs, then try again.");
+  }
+  return new ServerError(`The server did not accept the connection. It is full${needs && `, or ${needs}`}. ${AGAIN}`);
+}

@@ -1,0 +1,87 @@
+// @ts-check
+// Text to speech: the sound is played while it is still being made.
+
+import { fromPcm16, Player, RATE } from "./audio.js";
+import { failed } from "./errors.js";
+import { Server, Teller } from "./server.js";
+
+/**
+ * @typedef {object} Options
+ * @property {string} [voice]
+ * @property {number} [speed] 0.25 to 4
+ *
+ * @typedef {object} SpeechTells
+ * @property {{first_ms: number, seconds: number, made_ms: number | null}} made when its first sound came, how much there
+ *   is, and once it is whole, how long that took
+ * @property {boolean} sounding whether something is heard
+ */
+
+/**
+ * One text that is spoken.
+ * @extends {Teller<SpeechTells>}
+ */
+export class SpokenText extends Teller {
+  /**
+   * @param {string} text
+   * @param {Options & import("./server.js").ServerOptions} [options]
+   */
+  constructor(text, options = {}) {
+    super();
+    this.text = text;
+    this.server = new Server(options);
+    this.options = options;
+    /** Hz. */
+    this.rate = RATE;
+    /** @type {Uint8Array[]} mono PCM16 */
+    this.parts = [];
+    this.aborting = new AbortController();
+    /** @type {Player | null} */
+    this.player = null;
+  }
+  /** Speak it; resolves when all of it is made. Rejects with an AbortError once it is stopped. */
+  async speak() {
+    const began = performance.now();
+    this.player = await Player.open(({ sounding }) => this.tell("sounding", sounding));
+    const answer = await this.server.fetch("v1/audio/speech", {
+      method: "POST",
+      signal: this.aborting.signal,
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({
+        model: "default",
+        input: this.text,
+        ...(this.options.voice ? { voice: this.options.voice } : {}),
+        speed: this.options.speed ?? 1,
+        response_format: "pcm",
+        stream: true,
+      }),
+    });
+    if (!answer.ok || !answer.body) throw await failed(answer, this.server.key);
+    this.rate = Number(answer.headers.get("X-Sample-Rate")) || RATE;
+    let rest = new Uint8Array(0),
+      samples = 0,
+      first_ms = -1;
+    const made = (/** @type {number | null} */ made_ms) =>
+      this.tell("made", { first_ms, seconds: samples / this.rate, made_ms });
+    for (const reader = answer.body.getReader(); ;) {
+      const { done, value } = await reader.read();
+      if (done) break;
+      if (first_ms < 0) first_ms = performance.now() - began;
+      const bytes = new Uint8Array(rest.length + value.length);
+      bytes.set(rest);
+      bytes.set(value, rest.length);
+      const even = bytes.length & ~1;
+      rest = bytes.slice(even);
+      samples += even / 2;
+      this.parts.push(bytes.slice(0, even));
+      this.player?.play("speech", fromPcm16(bytes.subarray(0, even)));
+      made(null);
+    }
+    made(performance.now() - began);
+  }
+  /** Be silent, and make no more of it. */
+  stop() {
+    this.aborting.abort();
+    this.player?.flush();
+    this.tell("sounding", false);
+  }
+}

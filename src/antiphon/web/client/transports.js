@@ -1,0 +1,224 @@
+// @ts-check
+// Ways to one session: events in, events out. A WebSocket's answer is played by this code, that of WebRTC by the
+// browser.
+
+import { capture, release, toBase64 } from "./audio.js";
+import { failed } from "./errors.js";
+
+/** @typedef {Record<string, any>} Message an event of the protocol, docs/wire/openai-realtime.md */
+/**
+ * @typedef {object} Listening
+ * @property {MediaStream | null} stream what is heard; it is stopped with the transport
+ * @property {(event: Message) => void} onEvent
+ * @property {(reason: string) => void} onClose called once, unless it was closed from here
+ */
+/**
+ * @typedef {object} Transport
+ * @property {(event: Message) => void} send
+ * @property {() => void} close
+ */
+
+/** @param {Transport} transport */
+const sendsSound = (transport) => (/** @type {ArrayBuffer} */ pcm) =>
+  transport.send({ type: "input_audio_buffer.append", audio: toBase64(pcm) });
+
+/** @implements {Transport} */
+export class SocketTransport {
+  /** @param {WebSocket} socket */
+  constructor(socket) {
+    this.socket = socket;
+    this.stop = () => {};
+  }
+  /** @param {Listening & {server: import("./server.js").Server, path: string}} options */
+  static async open({ server, path, stream, onEvent, onClose }) {
+    const me = new SocketTransport(await server.open(path));
+    me.socket.onmessage = ({ data }) => onEvent(JSON.parse(data));
+    me.socket.onclose = ({ reason, wasClean }) => {
+      me.stop();
+      onClose(reason || (wasClean ? "" : "the connection was lost"));
+    };
+    if (stream) me.stop = await capture(stream, sendsSound(me));
+    return me;
+  }
+  /** @param {Message} event */
+  send(event) {
+    if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(event));
+  }
+  close() {
+    this.stop();
+    this.socket.onclose = null;
+    this.socket.close();
+  }
+}
+
+// How many sent events are kept for a server that may not have had them: 40 s of sound.
+const KEPT = 2000,
+  RETRIES = 7;
+
+/**
+ * A full-duplex session outlives its socket: what the server did not take is sent again; what was missed comes.
+ * @implements {Transport}
+ */
+export class DuplexTransport {
+  /** @param {Listening & {server: import("./server.js").Server}} options */
+  constructor({ server, onEvent, onClose }) {
+    this.server = server;
+    this.onEvent = onEvent;
+    this.onClose = onClose;
+    this.seq = this.first = 0;
+    /** @type {string[]} */
+    this.sent = [];
+    this.open = true;
+    this.live = this.closing = false;
+    this.id = this.token = "";
+    this.stop = () => {};
+    /** @type {WebSocket | null} */
+    this.socket = null;
+  }
+  /** @param {Listening & {server: import("./server.js").Server, session: Message}} options */
+  static async open(options) {
+    const me = new DuplexTransport(options);
+    await me.connect();
+    me.send({ type: "session.update", session: options.session });
+    if (options.stream) me.stop = await capture(options.stream, sendsSound(me));
+    return me;
+  }
+  /** @param {Message} [resume] */
+  async connect(resume) {
+    const socket = await this.server.open("v1/realtime?duplex=1");
+    this.socket = socket;
+    this.live = !resume;
+    socket.onmessage = ({ data }) => this.take(JSON.parse(data), socket);
+    socket.onclose = ({ code, reason }) => this.lost(code, reason);
+    if (resume) socket.send(JSON.stringify(resume));
+  }
+  /**
+   * @param {Message} event
+   * @param {WebSocket} socket
+   */
+  take(event, socket) {
+    if (event.type === "session.created" || event.type === "session.resumed") {
+      this.id = event.session_id;
+      this.token = event.resume_token;
+    }
+    if (event.type === "session.resumed") {
+      this.live = true;
+      const taken = event.received_events ?? this.first + this.sent.length;
+      for (const text of this.sent.slice(Math.max(0, taken - this.first))) socket.send(text);
+    }
+    if (event.type === "session.resync_required" || (event.type === "error" && !this.live)) this.open = false;
+    if (event.server_event_seq) {
+      this.seq = event.server_event_seq;
+      if (this.seq % 20 === 0)
+        socket.send(JSON.stringify({ type: "session.event_ack", server_event_seq: this.seq }));
+    }
+    this.onEvent(event);
+  }
+  /**
+   * @param {number} code
+   * @param {string} reason
+   */
+  async lost(code, reason) {
+    if (this.closing) return;
+    if (!this.open || !this.token || code === 1000) {
+      this.stop();
+      this.onClose(this.open ? reason : "the session could not be resumed");
+      return;
+    }
+    this.live = false;
+    for (let k = 0; k < RETRIES; k++) {
+      await new Promise((resolve) => setTimeout(resolve, 250 * 2 ** k));
+      if (this.closing) return;
+      try {
+        await this.connect({
+          type: "session.resume",
+          session_id: this.id,
+          resume_token: this.token,
+          last_received_server_event_seq: this.seq,
+        });
+        if (this.closing) this.close();
+        return;
+      } catch {
+        /* it is not back yet */
+      }
+    }
+    this.stop();
+    this.onClose("the connection was lost");
+  }
+  /** @param {Message} event */
+  send(event) {
+    const text = JSON.stringify(event);
+    this.sent.push(text);
+    if (this.sent.length > KEPT) {
+      this.sent.shift();
+      this.first++;
+    }
+    if (this.live && this.socket?.readyState === WebSocket.OPEN) this.socket.send(text);
+  }
+  close() {
+    this.closing = true;
+    this.stop();
+    if (this.socket?.readyState === WebSocket.OPEN) this.socket.send('{"type":"session.close"}');
+    this.socket?.close();
+  }
+}
+
+/** @implements {Transport} */
+export class RtcTransport {
+  /**
+   * @param {RTCPeerConnection} peer
+   * @param {MediaStream | null} stream
+   */
+  constructor(peer, stream) {
+    this.peer = peer;
+    this.stream = stream;
+    this.channel = peer.createDataChannel("oai-events");
+  }
+  /** @param {Listening & {server: import("./server.js").Server, onTrack: (sound: MediaStream) => void}} options */
+  static async open({ server, stream, onEvent, onClose, onTrack }) {
+    const me = new RtcTransport(new RTCPeerConnection(), stream);
+    const { peer, channel } = me;
+    /** @type {((error: Error) => void) | null} */
+    let fails = null;
+    for (const track of stream?.getTracks() ?? []) peer.addTrack(track, /** @type {MediaStream} */ (stream));
+    peer.ontrack = ({ streams }) => onTrack(streams[0]);
+    channel.onmessage = ({ data }) => onEvent(JSON.parse(data));
+    channel.onclose = () => onClose("");
+    peer.onconnectionstatechange = () => {
+      if (peer.connectionState === "failed" && fails)
+        fails(
+          new Error("No way to the server was found: WebRTC needs UDP. Choose a WebSocket as the connection."),
+        );
+      else if (["failed", "closed"].includes(peer.connectionState)) onClose(peer.connectionState);
+    };
+    try {
+      await peer.setLocalDescription(await peer.createOffer());
+      const answer = await server.fetch("v1/realtime/calls", {
+        method: "POST",
+        headers: { "Content-Type": "application/sdp" },
+        body: peer.localDescription?.sdp,
+      });
+      if (!answer.ok) throw await failed(answer, server.key);
+      await peer.setRemoteDescription({ type: "answer", sdp: await answer.text() });
+      await new Promise((resolve, reject) => {
+        fails = reject;
+        if (channel.readyState === "open") resolve(null);
+        channel.onopen = resolve;
+      });
+    } catch (error) {
+      me.close();
+      throw error;
+    }
+    fails = null;
+    return me;
+  }
+  /** @param {Message} event */
+  send(event) {
+    if (this.channel.readyState === "open") this.channel.send(JSON.stringify(event));
+  }
+  close() {
+    release(this.stream);
+    this.channel.onclose = null;
+    this.peer.close();
+  }
+}

@@ -1,0 +1,125 @@
+// What the server has room for, read from its metrics.
+
+const $ = (id) => document.getElementById(id);
+const EVERY_MS = 2000;
+const KINDS = {
+  captions: "Captions",
+  conversation: "Conversations",
+  duplex: "Full duplex",
+  speech: "Speech",
+  video: "Camera",
+};
+// What delays an answer, in the order in which a turn meets it.
+const DELAYS = [
+  ["antiphon_turn_stage_seconds", { stage: "endpoint" }, "End noticed"],
+  ["antiphon_turn_stage_seconds", { stage: "final" }, "Transcript"],
+  ["antiphon_turn_stage_seconds", { stage: "first_token" }, "First words"],
+  ["antiphon_turn_stage_seconds", { stage: "first_sound" }, "First sound"],
+  ["antiphon_voice_to_voice_seconds", {}, "Voice to voice"],
+];
+
+/** Samples of Prometheus's text format: [{name, labels, value}]. */
+export function samples(text) {
+  const found = [];
+  for (const line of text.split("\n")) {
+    const [, name, labels, value] = line.match(/^([a-z_]\w*)(?:\{(.*)\})? (\S+)/i) ?? [];
+    if (!name) continue;
+    const pairs = [...(labels ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map(([, k, v]) => [k, v]);
+    found.push({ name, labels: Object.fromEntries(pairs), value: Number(value) });
+  }
+  return found;
+}
+
+/** What a share `q` of a histogram lies below, in seconds; null without an observation. */
+export function quantileOf(all, name, wanted, q) {
+  const buckets = all
+    .filter((s) => s.name === `${name}_bucket` && Object.entries(wanted).every(([k, v]) => s.labels[k] === v))
+    .map(({ labels, value }) => ({ bound: labels.le === "+Inf" ? Infinity : Number(labels.le), value }))
+    .sort((a, b) => a.bound - b.bound);
+  const total = buckets.at(-1)?.value ?? 0;
+  let low = 0,
+    below = 0;
+  if (!total) return null;
+  for (const { bound, value } of buckets) {
+    if (value >= q * total)
+      return bound === Infinity ? low : low + ((bound - low) * (q * total - below)) / Math.max(value - below, 1e-9);
+    [low, below] = [bound, value];
+  }
+  return low;
+}
+
+export class ServerTab {
+  constructor(page) {
+    this.page = page;
+    this.timer = null;
+    $("metrics-key").onchange = () => this.look();
+  }
+
+  /** The tab is shown, or not any more. */
+  shown(is) {
+    clearInterval(this.timer);
+    if (!is) return;
+    this.timer = setInterval(() => this.look(), EVERY_MS);
+    this.look();
+  }
+
+  async look() {
+    const key = $("metrics-key").value.trim();
+    try {
+      const answer = await fetch("metrics", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
+      $("metrics-field").hidden = answer.status !== 401 && !key;
+      if (answer.status === 401) {
+        $("server-board").hidden = true;
+        this.page.fail("server", new Error(key ? "That is not the key of the metrics." : "The metrics want a key."));
+      } else if (!answer.ok) throw new Error(`status ${answer.status}`);
+      else {
+        this.page.clear("server");
+        this.show(samples(await answer.text()));
+        $("server-board").hidden = false;
+      }
+    } catch {
+      $("server-board").hidden = true;
+      this.page.fail("server", new Error("The server does not answer. This page asks again every two seconds."));
+    }
+  }
+
+  show(all) {
+    const value = (name, wanted = {}) =>
+      all.find((s) => s.name === name && Object.entries(wanted).every(([k, v]) => s.labels[k] === v))?.value;
+    const load = value("antiphon_load") ?? 0;
+    $("load").value = Math.min(1, load);
+    $("load-text").textContent = `${Math.round(100 * load)} %`;
+    const red = all.filter((s) => s.name === "antiphon_red" && s.value).map((s) => s.labels.light);
+    $("lights").textContent = red.length ? `No one else is let in now: ${red.join(", ")}` : "There is room.";
+    const held = all.filter((s) => s.name === "antiphon_held_sessions");
+    rows($("kinds"), held, ({ labels: { kind }, value: count }) => [
+      KINDS[kind] ?? kind,
+      count,
+      value("antiphon_headroom_sessions", { kind }) ?? "–",
+      value("antiphon_capacity_sessions", { kind }) ?? "–",
+    ]);
+    rows($("delays"), DELAYS, ([name, labels, title]) => [
+      title,
+      value(`${name}_count`, labels) ?? 0,
+      ...[0.5, 0.95].map((q) => {
+        const found = quantileOf(all, name, labels, q);
+        return found === null ? "–" : Math.round(1000 * found);
+      }),
+    ]);
+  }
+}
+
+function rows(table, all, cells) {
+  table.tBodies[0].replaceChildren(
+    ...all.map((one) => {
+      const row = document.createElement("tr");
+      cells(one).forEach((text, k) => {
+        const cell = document.createElement(k ? "td" : "th");
+        if (!k) cell.scope = "row";
+        cell.textContent = text;
+        row.append(cell);
+      });
+      return row;
+    }),
+  );
+}

@@ -1,0 +1,94 @@
+"""The programs of docs/browser.md in headless Chromium, as they are printed, against a real server at port 8000.
+
+    drive_programs.py FOLDER MICROPHONE.wav CAMERA.y4m
+
+FOLDER has the pages, each by its name; they are served at http://localhost:3000.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+SLOW_MS = 60_000
+ORIGIN_PORT = 3000
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves the folder without a line a request."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing."""
+
+
+def opened(browser: Browser, name: str, errors: list[str]) -> Page:
+    page = browser.new_page()
+    page.on("pageerror", lambda e: errors.append(f"{name}: {e}"))
+    page.goto(f"http://localhost:{ORIGIN_PORT}/{name}.html")
+    return page
+
+
+def captions(page: Page) -> None:
+    page.locator("#start").click()
+    expect(page.locator("#lines")).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
+
+
+def agent(page: Page) -> None:
+    page.locator("#start").click()
+    # The recording is said first; then the model has to call a tool, and to answer with what it gave.
+    expect(page.locator("#lines")).to_contain_text("assistant: ", timeout=SLOW_MS)
+    page.locator("#ask").click()
+    expect(page.locator("#lines")).to_contain_text(
+        re.compile(r"tool: get_weather\(.*Paris.*17 degrees"), timeout=SLOW_MS
+    )
+    expect(page.locator("#lines p").last).to_contain_text(re.compile("assistant: .*(rain|17)", re.I), timeout=SLOW_MS)
+
+
+def narrator(page: Page) -> None:
+    page.locator("#read").click()
+    expect(page.locator("#first")).to_have_text(re.compile(r"first sound after \d+ ms"), timeout=SLOW_MS)
+
+
+def camera(page: Page) -> None:
+    page.locator("#start").click()
+    expect(page.locator("#start")).to_have_text(re.compile(r"([4-9]|\d\d) frames, \d+ of them new"), timeout=SLOW_MS)
+    page.wait_for_timeout(3000)
+    page.locator("#ask").click()
+    expect(page.locator("#said")).to_contain_text(re.compile("EXIT.*42"), timeout=SLOW_MS)
+
+
+def main() -> None:
+    folder, microphone, sign = sys.argv[1:]
+    listener = ThreadingHTTPServer(("127.0.0.1", ORIGIN_PORT), partial(Quiet, directory=folder))
+    threading.Thread(target=listener.serve_forever, daemon=True).start()
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    errors: list[str] = []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=chromium,
+            args=[
+                "--no-sandbox",
+                "--use-fake-ui-for-media-stream",
+                "--use-fake-device-for-media-stream",
+                f"--use-file-for-fake-audio-capture={microphone}%noloop",
+                f"--use-file-for-fake-video-capture={sign}",
+                "--autoplay-policy=no-user-gesture-required",
+            ],
+        )
+        for drive in (captions, agent, narrator, camera):
+            page = opened(browser, drive.__name__, errors)
+            drive(page)
+            page.close()
+            print(f"docs/browser.md, {drive.__name__}.html: works", flush=True)
+        browser.close()
+    assert not errors, errors
+
+
+if __name__ == "__main__":
+    main()
