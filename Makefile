@@ -11,7 +11,7 @@ PURE := tests/audio tests/events tests/fuzz tests/web tests/loading tests/pipeli
         tests/store tests/text tests/traces tests/transports tests/turns tests/vision tests/wire_examples tests/engine/test_lane.py \
         $(wildcard tests/test_*.py)
 
-.PHONY: help serve test quick unit heavy pure fmt lint types docs clients engines kernels browser bench chaos compare house peers ray lock clean
+.PHONY: help serve test quick unit heavy pure fmt lint types docs clients engines kernels browser bench chaos compare house peers ray lock sbom clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -121,6 +121,12 @@ build/triton.stamp: | $(VENV)/pip.stamp
 	rm -rf build/triton
 	$(BIN)/python -m pip install -q --no-compile --no-deps --target build/triton triton==3.6.0 numpy==2.3.5
 	touch $@
+
+sbom: $(VENV)/run.stamp  ## A bill of materials of what is installed, with licences: build/sbom.json (CycloneDX)
+	$(PYTHON) -m venv build/sbom
+	build/sbom/bin/python -m pip install -q cyclonedx-bom==7.5.0
+	build/sbom/bin/cyclonedx-py environment $(VENV) --pyproject pyproject.toml --output-format JSON -o build/sbom.json
+	@echo build/sbom.json
 
 clean:  ## Remove the environment and everything built
 	rm -rf $(VENV) build dist

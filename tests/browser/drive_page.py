@@ -47,8 +47,14 @@ def heard_something(page: Page) -> None:
     assert 0 < sound <= heard < 15_000, (sound, heard)
 
 
+def options(page: Page, *, shown: bool) -> None:
+    page.locator("#options").evaluate("(node, shown) => { node.open = shown; }", shown)
+
+
 def talk(page: Page, transport: str, folder: Path) -> None:
+    options(page, shown=True)
     page.locator("#transport").select_option(transport)
+    options(page, shown=False)
     page.get_by_role("button", name="Start talking").click()
     expect(page.locator("#talk-state")).to_have_text("Listening", timeout=SLOW_MS)
     # The recording is heard and understood …

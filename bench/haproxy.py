@@ -1,0 +1,220 @@
+"""Two hosts behind Debian's HAProxy: what it costs, and what reloads of it do to those who talk.
+
+    python bench/haproxy.py [--sections cost,reloads] [--minutes 5]
+
+HAProxy, the hosts and the callers' sockets are real, on this machine.
+
+- cost: CPU seconds of all server processes for a minute of one session: captions of recordings at the pace of speech,
+  with the models of the profile `light`, by one host alone and by two hosts that share a store, behind HAProxy. One
+  after the other, and again in the other order.
+- reloads: 40 callers talk with two hosts of scripted models while HAProxy is reloaded every 10 s, which cuts all their
+  connections a second later. Each resumes through HAProxy, at whichever host. What was said is checked to be there
+  once, in order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import websockets
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.common import machine, percentile, save, table
+from tests.cluster.balancer import Balancer
+from tests.cluster.callers import ResumingCaller
+from tests.cluster.processes import Cluster, cluster
+
+from antiphon.audio.containers import decode_all
+from antiphon.audio.pcm import Resampler, to_pcm16
+
+RECORDINGS = Path(__file__).resolve().parents[1] / "tests" / "data" / "audio"
+# Little enough that every partial is computed: what is compared is then the same work.
+CAPTIONS, CAPTIONS_S, CHUNK_S = 2, 60.0, 0.1
+RATE_HZ, PAUSE_S = 24_000, 1.0
+CALLERS, RELOAD_EVERY_S, PACE_S = 40, 10.0, 0.05
+FLAGS = ("--sessions-per-key", "500", "--max-sessions", "500", "--max-events-per-s", "2000")
+
+
+# --- cost -------------------------------------------------------------------------------------------------------------
+
+
+def speech() -> bytes:
+    """A minute of recordings with pauses, PCM16."""
+    resampler, parts, length = Resampler(16_000, RATE_HZ), list[np.ndarray](), 0
+    names = sorted(path for path in RECORDINGS.iterdir() if path.name.startswith(("lj-", "ls-")))
+    while length < CAPTIONS_S * RATE_HZ:
+        for path in names:
+            pcm = np.concatenate((decode_all(str(path)), np.zeros(round(PAUSE_S * 16_000), np.float32)))
+            parts.append(resampler.feed(pcm))
+            length += len(parts[-1])
+    return to_pcm16(np.concatenate(parts)[: round(CAPTIONS_S * RATE_HZ)])
+
+
+async def caption(url: str, pcm16: bytes, delay_s: float) -> int:
+    """Send the sound at its pace; return how many events came."""
+    await asyncio.sleep(delay_s)
+    count = 0
+    async with websockets.connect(f"{url}/v1/realtime?intent=transcription", max_size=None) as socket:
+
+        async def read() -> None:
+            nonlocal count
+            async for _ in socket:
+                count += 1
+
+        reader = asyncio.create_task(read())
+        session = {"type": "transcription", "audio": {"input": {"transcription": {"model": "default"}}}}
+        await socket.send(json.dumps({"type": "session.update", "session": session}))
+        step, began_s = round(CHUNK_S * RATE_HZ) * 2, time.monotonic()
+        for number, at in enumerate(range(0, len(pcm16), step)):
+            await asyncio.sleep(began_s + number * CHUNK_S - time.monotonic())
+            chunk = base64.b64encode(pcm16[at : at + step]).decode()
+            await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": chunk}))
+        await asyncio.sleep(2.0)
+        reader.cancel()
+    return count
+
+
+def cpu_s(processes: list[psutil.Process]) -> float:
+    """User and system time of these and their children."""
+    found = [p for one in processes for p in (one, *one.children(recursive=True))]
+    return sum(t.user + t.system for t in (p.cpu_times() for p in found))
+
+
+@contextmanager
+def balanced(hosts: Cluster, hard_stop_s: int = 1) -> Iterator[tuple[Balancer, list[psutil.Process]]]:
+    """HAProxy in front of the hosts, and its processes."""
+    before = {p.pid for p in psutil.Process().children(recursive=True)}
+    balancer = Balancer([f"{host.address}:{host.port}" for host in hosts.hosts], hard_stop_s)
+    try:
+        yield balancer, [p for p in psutil.Process().children() if p.pid not in before]
+    finally:
+        balancer.close()
+
+
+def captioned(num_hosts: int) -> dict[str, float]:
+    """CPU seconds a session-minute, by one host alone or several behind HAProxy."""
+    pcm16 = speech()
+    with cluster("", num_hosts=0) as hosts:
+        for _ in range(num_hosts):
+            hosts.add_host("--profile", "light", module=("antiphon", "serve"))
+        for host in hosts.hosts:
+            host.wait()
+        processes = [psutil.Process(host.popen.pid) for host in hosts.hosts if host.popen]
+
+        async def main(url: str) -> list[int]:
+            return await asyncio.gather(*(caption(url, pcm16, 0.7 * n) for n in range(CAPTIONS)))
+
+        def measured(url: str, processes: list[psutil.Process]) -> dict[str, float]:
+            idle_s, before_s = time.monotonic(), cpu_s(processes)
+            time.sleep(10.0)
+            idle = (cpu_s(processes) - before_s) / (time.monotonic() - idle_s) * 60
+            before_s, began_s = cpu_s(processes), time.monotonic()
+            events = asyncio.run(main(url))
+            took_s = time.monotonic() - began_s
+            used = cpu_s(processes) - before_s
+            minutes = CAPTIONS * CAPTIONS_S / 60
+            return {
+                "cpu_s_a_session_minute": used / minutes,
+                "of_that_idle": idle / 60 * took_s / minutes,
+                "events": sum(events),
+            }
+
+        if num_hosts == 1:
+            return measured(hosts.hosts[0].ws, processes)
+        with balanced(hosts) as (balancer, more):
+            return measured(balancer.ws, [*processes, *more])
+
+
+def cost() -> dict[str, Any]:
+    runs = [(n, captioned(n)) for n in (1, 2, 2, 1)]
+    return {
+        "captions": CAPTIONS,
+        "one host alone": [found for n, found in runs if n == 1],
+        "two behind HAProxy": [found for n, found in runs if n == 2],
+    }
+
+
+# --- reloads ----------------------------------------------------------------------------------------------------------
+
+
+async def talk(callers: list[ResumingCaller], balancer: Balancer, minutes: float) -> dict[str, Any]:
+    """Have all talk while HAProxy is reloaded; judge what they were told."""
+    over, waits_s, reloads = asyncio.Event(), list[float](), 0
+
+    async def one(caller: ResumingCaller, delay_s: float) -> None:
+        await asyncio.sleep(delay_s)
+        async with caller.connected():
+            while not over.is_set():
+                began_s = time.monotonic()
+                await caller.converse(1, spoken=False)
+                waits_s.append(time.monotonic() - began_s)
+                # Who is told something thinks before the next question.
+                await asyncio.sleep(1.0)
+            caller.check()
+
+    async with asyncio.TaskGroup() as group:
+        for number, caller in enumerate(callers):
+            group.create_task(one(caller, number * 0.05))
+        until_s = time.monotonic() + 60 * minutes
+        while time.monotonic() < until_s:
+            await asyncio.sleep(RELOAD_EVERY_S)
+            balancer.reload()
+            reloads += 1
+        await asyncio.sleep(3.0)
+        over.set()
+    resumed_s = [s for caller in callers for s in caller.resumed_s]
+    return {
+        "callers": len(callers),
+        "reloads": reloads,
+        "turns": len(waits_s),
+        "how": dict(Counter(how for caller in callers for how in caller.how)),
+        "resumed_p50_s": percentile(resumed_s, 50),
+        "resumed_p95_s": percentile(resumed_s, 95),
+        "resumed_max_s": max(resumed_s),
+        "turn_p50_s": percentile(waits_s, 50),
+        "turn_max_s": max(waits_s),
+    }
+
+
+def reloaded(minutes: float) -> dict[str, Any]:
+    with cluster("", *FLAGS, num_hosts=2, pace_s=PACE_S) as hosts, balanced(hosts) as (balancer, _):
+        callers = [ResumingCaller(n, [balancer.ws], n) for n in range(CALLERS)]
+        return asyncio.run(talk(callers, balancer, minutes))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--sections", default="cost,reloads")
+    parser.add_argument("--minutes", type=float, default=5.0, help="of reloads")
+    arguments = parser.parse_args()
+    result: dict[str, Any] = {"machine": machine()}
+    if "cost" in arguments.sections:
+        result["cost"] = found = cost()
+        rows = [
+            [name, *(round(v, 2) for v in run.values())]
+            for name, runs in found.items()
+            if isinstance(runs, list)
+            for run in runs
+        ]
+        table("CPU seconds of one session's minute", ["way", "in all", "of that idle", "events"], rows)
+        save("haproxy", result)
+    if "reloads" in arguments.sections:
+        result["reloads"] = found = reloaded(arguments.minutes)
+        table("reloads", list(found), [list(found.values())])
+        save("haproxy", result)
+
+
+if __name__ == "__main__":
+    main()
