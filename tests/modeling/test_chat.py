@@ -368,7 +368,9 @@ def read_written(text: str, size: int) -> tuple[str, str | None]:
         # Another name, and JSON that is about something else.
         ('{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', None),
         # A call, but of what is no tool.
-        ('Well. {"name": "Bob", "arguments": {"age": 3}}', "Well.", ""),
+        ('Well.\n{"name": "Bob", "arguments": {"age": 3}}', "Well.", ""),
+        ('Well:\n{"name": "Bob \\"the\\"", "input": {}}', "Well:", ""),
+        ('{"name": "addition", "arguments": "{\\"a\\": 1}"}', "", ""),
         ('{"name": "Bob", "parameters": 3}', '{"name": "Bob", "parameters": 3}', None),
         (
             'A {set} of [things], `code`, ```py\nx = {"a": 1}\n``` < 3',
@@ -428,15 +430,17 @@ def test_a_call_that_is_repeated_as_json_once_its_result_is_there_is_answered_in
     asyncio.run(main())
 
 
-def test_a_call_of_what_is_no_tool_is_answered_in_words(model: CausalLm) -> None:
+@pytest.mark.parametrize("before", ["", "Well."])
+def test_a_call_of_what_is_no_tool_is_answered_in_words(model: CausalLm, before: str) -> None:
     async def main() -> None:
         chat, started = await model.open(), list[Sampling]()
-        said = '{"name": "block_books", "arguments": {"predecessors": ["printing"]}}'
+        said = f'{before} {{"name": "block_books", "arguments": {{"predecessors": ["printing"]}}}}'.strip()
         ask = [Message("user", "Block books came before printed books.")]
         parts = await reply_that_begins(model, chat, said, ask, started)
         chat.close()
         text = "".join(p.text for p in parts if isinstance(p, TextDelta))
-        assert text[0].isalnum()
+        assert text.startswith(before)
+        assert text.removeprefix(before).strip()[0].isalnum()
         assert not set(text) & set("{}[]<>`")
         assert not [p for p in parts if isinstance(p, ToolCallStarted)]
         assert len(started) == 2

@@ -59,6 +59,7 @@ def written(text: str, size: int, *, parallel: bool = True) -> tuple[str, list[t
         ('{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
         # A call of what is no tool is not told either.
         ('Well. {"name": "books", "arguments": {"of": "wood"}}', "Well. ", []),
+        ('Well: {"name": "add_books", "arguments": "{\\"add\\": 1}"}', "Well: ", []),
         ('It says {"name": "ad', 'It says {"name": "ad', []),
     ],
 )
@@ -79,7 +80,9 @@ def test_json_behind_a_call_of_the_servers_own_is_neither_told_nor_called() -> N
 
 def test_a_server_whose_model_calls_what_is_no_tool_is_asked_again_without_tools() -> None:
     async def main() -> tuple[list[Reply], list[bool]]:
-        answers = says('{"name": "books", ', '"arguments": {"of": "wood"}}'), says("Old ", "books.")
+        # Its second answer has such JSON, too: it is dropped.
+        made_up = says('{"name": "add_books", ', '"input": {"add": "wood"}}')
+        answers = made_up, says("Old ", 'books. {"name": "add", "arguments": {}}')
         async with scripted_server(*answers) as server:
             address = parse_address(f"{server.url}#clever", "--language-model")
             model = await asyncio.to_thread(RemoteLanguageModel, address, "", RemoteSettings())
@@ -93,8 +96,11 @@ def test_a_server_whose_model_calls_what_is_no_tool_is_asked_again_without_tools
                 await model.client.close()
 
     replies, offered = asyncio.run(main())
-    assert read(iter(replies)) == ("Old books.", [], "stop")
+    assert read(iter(replies)) == ("Old books. ", [], "stop")
     assert offered == [True, False]
+    # What the first one took is counted.
+    (done,) = [r for r in replies if isinstance(r, ReplyDone)]
+    assert (done.prompt_tokens, done.completion_tokens) == (14, 4)
 
 
 @pytest.mark.parametrize("choice", ["auto", "none"])

@@ -39,12 +39,12 @@ def written_call(names: Collection[str]) -> regex.Pattern[str]:
     """
     names_of_tools = "|".join(regex.escape(name) for name in sorted(names, key=len, reverse=True))
     return regex.compile(
-        r"(?<!\S)(?:```\w*\s*)?"
+        r"(?<!\w)(?:```\w*\s*)?"
         r"(?:<(?:tools?|tool_calls?|function|functions|function_call|tool_code)>\s*)?"
         r"(?:\[\s*)?"
         r'(?:\{\s*"(?:tool_calls?|function_call|calls?|tools?)"\s*:\s*(?:\[\s*)?)?'
         r"\{\s*"
         r'(?:"id"\s*:\s*"[^"]*"\s*,\s*)?(?:"type"\s*:\s*"function"\s*,\s*)?(?:"function"\s*:\s*\{\s*)?'
         r'"(?:name|function|function_name|tool|tool_name)"\s*:\s*'
-        rf'(?:"(?P<name>{names_of_tools})"|"[^"]*"\s*,\s*"(?:arguments|parameters|args)"\s*:\s*\{{)'
+        rf'(?:"(?P<name>{names_of_tools})"|"(?:[^"\\]|\\.)*"\s*,\s*"(?:arguments|args|input)"\s*:\s*"?\s*\{{)'
     )

@@ -277,16 +277,18 @@ class ChatStream:
                 yield part
             cached = max(held, session.cached) if cached is None else cached
             is_over = options.max_tokens == count or detokenizer.stopped is not None
-            in_words = messages[-1].role == "tool" or reader.written == ""
-            if reader.written is None or is_over or (in_words and reader.prose.strip()):
+            if reader.written is None or is_over or (messages[-1].role == "tool" and reader.prose.strip()):
                 break
             options = replace(options, max_tokens=options.max_tokens and options.max_tokens - count)
-            if in_words:
-                # It has what its call gave and repeats it, or calls what is no tool: it is made to say it in words.
+            if messages[-1].role == "tool":
+                # It has what its call gave, and repeats the call: it is told so in plain words, and made to say it.
                 ids, head = await self._prompt(told_plainly(messages), (), options)
                 tools, rule = (), await model.prepared(prose_grammar())
                 continue
             ids += await asyncio.to_thread(model.template.encode_text, reader.prose) if reader.prose else []
+            if not reader.written:  # There is no such tool: it is made to go on in words.
+                tools, rule = (), await model.prepared(prose_grammar(begun=bool(reader.prose)))
+                continue
             # It is made to write the call again, in the form that is held to the tool's schema.
             ids += model.template.encode_opening(CALL_OPENING)
             options, begun = replace(options, tool_choice=reader.written), True

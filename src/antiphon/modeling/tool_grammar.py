@@ -65,9 +65,12 @@ def call_grammar(tools: Sequence[Tool], closing: int | None, *, begun: bool) -> 
     return Grammar("lark", "\n".join(lines) + "\n", trigger="" if begun else CALL_OPENING)
 
 
-def prose_grammar() -> Grammar:
-    """Return the grammar of a reply that is no call: it begins with a word, and has no brackets, tags or fences."""
-    return Grammar("lark", r"start: /[\p{L}\p{N}'\x22][^{}\[\]<>`]*/" + "\n")
+def prose_grammar(*, begun: bool = False) -> Grammar:
+    """Return the grammar of a reply that is no call: it begins with a word, and has no brackets, tags or fences.
+    `begun`: it goes on behind prose.
+    """
+    space = r"\s*" if begun else ""
+    return Grammar("lark", rf"start: /{space}[\p{{L}}\p{{N}}'\x22][^{{}}\[\]<>`]*/" + "\n")
 
 
 class ProseReader:

@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from antiphon.contracts import LanguageLoad, LanguageProfile, Message, Reply, ReplyOptions
+from antiphon.contracts import LanguageLoad, LanguageProfile, Message, Reply, ReplyDone, ReplyOptions
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.remote import chat_completions, responses
@@ -113,20 +113,29 @@ class RemoteLanguageStream:
         if not model.profile.accepts_media:
             messages = [without_media(m) for m in messages]
         kept = self._fitting(messages, options, limit)
+        void: ReplyDone | None = None
         for attempt in range(4):
             body = await self._body(kept, options)
             begun = False
             try:
-                written = _written_calls(options)
+                written = _written_calls(options, makes=void is None)
                 async with aclosing(model.client.replies(body)) as replies:
                     async for reply in replies:
                         begun = True
+                        if void and isinstance(reply, ReplyDone):
+                            reply = replace(
+                                reply,
+                                prompt_tokens=reply.prompt_tokens + void.prompt_tokens,
+                                completion_tokens=reply.completion_tokens + void.completion_tokens,
+                            )
                         for part in written.feed(reply) if written else (reply,):
                             yield part
-                if not (written and written.is_void):
+                if not (written and written.void):
                     return
                 log.warning("the model called what is no tool; it is asked again without tools")
-                options = replace(options, tool_choice="none")
+                void = written.void
+                left = options.max_tokens and max(1, options.max_tokens - void.completion_tokens)
+                options = replace(options, tool_choice="none", max_tokens=left)
             except RemoteProtocolError as error:
                 if begun or attempt >= 2 or not (changed := self._mended(error, kept, options)):
                     raise
@@ -205,8 +214,10 @@ def _probe(address: ServerAddress, key: str) -> dict[str, Any]:
     return found
 
 
-def _written_calls(options: ReplyOptions) -> WrittenCalls | None:
-    """What makes calls of JSON in the prose of a reply that may call tools; None for one that may not."""
-    if not options.tools or options.tool_choice == "none" or options.schema is not None:
+def _written_calls(options: ReplyOptions, *, makes: bool) -> WrittenCalls | None:
+    """What makes calls of JSON in the prose of a reply that may call tools; None for one that may not. `makes` false:
+    what drops such JSON.
+    """
+    if not options.tools or (makes and options.tool_choice == "none") or options.schema is not None:
         return None
-    return WrittenCalls([tool.name for tool in options.tools], parallel=options.parallel_tool_calls)
+    return WrittenCalls([tool.name for tool in options.tools], parallel=options.parallel_tool_calls, makes=makes)

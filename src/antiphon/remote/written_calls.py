@@ -27,17 +27,19 @@ class WrittenCalls:
     From where such JSON begins, prose is held until the end. `parallel` false: only the first of several is made.
     Arguments are as the model wrote them: nothing holds them to the tool's schema.
 
-    `is_void`: the reply was nothing but a call of what is no tool. Nothing was yielded, its end neither: it is for the
-    caller to ask again without tools.
+    `makes` false: such JSON is dropped, and no call is made of it.
+
+    `void`: the end of a reply that was nothing but a call of what is no tool, which is not yielded: it is for the
+    caller to ask again without tools. None for any other.
     """
 
-    is_void = False
+    void: ReplyDone | None = None
 
-    def __init__(self, names: Collection[str], *, parallel: bool = True) -> None:
-        self._names, self._parallel = frozenset(names), parallel
+    def __init__(self, names: Collection[str], *, parallel: bool = True, makes: bool = True) -> None:
+        self._names, self._parallel, self._makes = frozenset(names), parallel, makes
         self._pattern = written_call(names)
         self._held = self._before = ""
-        self._written = self._told = False
+        self._written = self._told = self._is_known = False
         self._num_calls = 0
 
     def feed(self, reply: Reply) -> Iterator[Reply]:
@@ -59,6 +61,7 @@ class WrittenCalls:
         found = self._pattern.search(self._before + self._held, len(self._before), partial=True)
         cut = found.start() - len(self._before) if found else len(self._held)
         self._written = bool(found and not found.partial)
+        self._is_known = bool(found and found["name"])
         prose, self._held = self._held[:cut], self._held[cut:]
         if prose:
             self._told = self._told or not prose.isspace()
@@ -72,9 +75,9 @@ class WrittenCalls:
             yield done
             return
         # Behind a call that the server has made, JSON is what the model says of it.
-        calls = [] if self._num_calls else calls_in(self._held, self._names)
-        self.is_void = not (calls or self._num_calls or self._told or any(name in self._held for name in self._names))
-        if self.is_void:
+        calls = calls_in(self._held, self._names) if self._makes and self._is_known and not self._num_calls else []
+        if self._makes and not (self._is_known or self._num_calls or self._told):
+            self.void = done
             return
         if not calls and not self._num_calls:
             log.warning("the model's server sent a call as JSON that cannot be read; nothing is made of it")

@@ -8,32 +8,38 @@ import { SpeechTab } from "./speech.js";
 import { Talk } from "./talk.js";
 
 const $ = (id) => document.getElementById(id);
-const AT_THE_TOP = { [NO_KEY]: "Enter it at the top of this page.", [WRONG_KEY]: "Correct it at the top of this page." };
+const AT_THE_TOP = {
+  [NO_KEY]: "Enter it at the top of this page.",
+  [WRONG_KEY]: "Correct it at the top of this page.",
+};
 
 const page = {
   voices: [],
-  // What is done once a server that went away is back, by tab.
+  // What begins again by itself once the server is ready, by tab: {again, at}, `at` in ms of performance.now().
   returns: new Map(),
   get key() {
     return $("key").value.trim();
   },
   /** Say beside the button of a tab what went wrong. */
   fail(tab, error) {
-    const text = error.message || String(error);
-    $(`${tab}-error`).textContent = AT_THE_TOP[text] ? `${text} ${AT_THE_TOP[text]}` : text;
+    const said = error.message || String(error),
+      text = AT_THE_TOP[said] ? `${said} ${AT_THE_TOP[said]}` : said,
+      place = $(`${tab}-error`);
+    if (place.textContent === text) return;
+    place.textContent = text;
     console.error(error);
   },
   clear(tab) {
     $(`${tab}-error`).textContent = "";
     this.returns.delete(tab);
   },
-  /** A session ended that nobody has stopped: say so, and what to do once the server is there. */
-  lost(tab, button, reason, again) {
-    this.fail(tab, new Error(`It ended: ${reason}. ${again ? "It goes on" : `Press “${button}”`} once the server is ready.`));
-    this.returns.set(tab, () => {
-      this.clear(tab);
-      again?.();
-    });
+  /**
+   * A session ended that nobody has stopped: say so, and what to do. `again`: begins it anew once the server is ready;
+   * the more `failures` there were, the later.
+   */
+  lost(tab, advice, reason, again, failures = 1) {
+    this.fail(tab, new Error(`It ended: ${reason}. ${advice}`));
+    if (again) this.returns.set(tab, { again, at: performance.now() + Math.min(60, 2 ** failures) * 1000 });
     look();
   },
   /** Names of devices are known once a microphone may be used. */
@@ -125,14 +131,20 @@ async function look() {
       if (page.voices.includes(chosen)) $(id).value = chosen;
     }
     $("status").textContent = `Ready: ${ready.models.join(", ")}`;
-    for (const back of [...page.returns.values()]) back();
+    for (const [tab, { again, at }] of [...page.returns]) {
+      if (performance.now() >= at) {
+        page.clear(tab);
+        again();
+      }
+    }
+    if (page.returns.size) looking = setTimeout(look, 1000);
   } catch {
     $("status").textContent = "The server does not answer";
     looking = setTimeout(look, 2000);
   }
 }
 
-// --- tabs ----------------------------------------------------------------------------------------------------------------
+// --- tabs ------------------------------------------------------------------------------------------------------------
 
 const tabs = [...document.querySelectorAll("[role=tab]")];
 function choose(tab) {
@@ -153,7 +165,7 @@ tabs.forEach((tab, k) => {
   };
 });
 
-// --- light and dark ------------------------------------------------------------------------------------------------------
+// --- light and dark --------------------------------------------------------------------------------------------------
 
 function paint() {
   const theme = $("theme").value;

@@ -29,7 +29,7 @@ export class CameraTab {
     watch.on("error", (error) => this.page.fail("camera", error));
     watch.on("end", (reason) => {
       this.paint();
-      if (reason) this.page.lost("camera", source === "camera" ? "Start camera" : "Share a screen", reason);
+      if (reason) this.page.lost("camera", "Start it again.", reason);
     });
     watch.video.hidden = true;
     try {

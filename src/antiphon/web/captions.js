@@ -2,6 +2,7 @@
 
 import { Captions } from "./client/antiphon.js";
 import { save, srt } from "./files.js";
+import { keptInView } from "./log.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -11,6 +12,7 @@ export class CaptionsTab {
     this.captions = null;
     this.lines = new Map(); // by item: {node, from, to, text}, times in ms of the whole page's captions
     this.elapsed_ms = 0;
+    this.failures = 0; // how often they ended one after the other without a word
     $("captions-start").onclick = () => (this.captions?.open ? this.captions.stop() : this.start());
     $("captions-copy").onclick = () => navigator.clipboard?.writeText(this.text());
     $("captions-text").onclick = () => save("captions.txt", "text/plain", this.text() + "\n");
@@ -53,18 +55,25 @@ export class CaptionsTab {
       language: $("language").value.trim(),
     });
     this.captions = captions;
-    captions.on("line", (line) => this.show(line, offset_ms));
+    captions.on("line", (line) => {
+      this.failures = 0;
+      keptInView($("captions-log"), () => this.show(line, offset_ms));
+    });
     captions.on("error", (error) => this.page.fail("captions", error));
     captions.on("end", (reason) => {
       this.state(reason ? `Stopped: ${reason}` : "Stopped");
       // Whoever reads captions cannot press a button: they go on by themselves once the server is back.
-      if (reason) this.page.lost("captions", "Start captions", reason, () => this.captions === captions && this.start());
+      if (reason) {
+        this.failures += 1;
+        const again = () => this.captions === captions && !captions.open && this.start();
+        this.page.lost("captions", "It goes on once the server is ready.", reason, again, this.failures);
+      }
     });
     try {
       await captions.start();
       this.state("Listening");
     } catch (error) {
-      this.page.fail("captions", error);
+      if (error.name !== "AbortError") this.page.fail("captions", error);
     }
     $("captions-start").disabled = false;
   }
@@ -87,6 +96,5 @@ export class CaptionsTab {
     }
     $("captions-copy").disabled = $("captions-text").disabled = !this.said().length;
     $("captions-srt").disabled = !this.timed().length;
-    $("captions-log").scrollTop = $("captions-log").scrollHeight;
   }
 }

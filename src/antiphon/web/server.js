@@ -57,16 +57,25 @@ export class ServerTab {
 
   /** The tab is shown, or not any more. */
   shown(is) {
-    clearInterval(this.timer);
-    if (!is) return;
-    this.timer = setInterval(() => this.look(), EVERY_MS);
-    this.look();
+    this.isShown = is;
+    if (is) this.look();
   }
 
+  /** Read the metrics now, and again and again while the tab is shown. */
   async look() {
+    clearTimeout(this.timer);
+    const mine = (this.looks = (this.looks ?? 0) + 1);
+    await this.read();
+    if (this.isShown && mine === this.looks) this.timer = setTimeout(() => this.look(), EVERY_MS);
+  }
+
+  async read() {
     const key = $("metrics-key").value.trim();
     try {
-      const answer = await fetch("metrics", { headers: key ? { Authorization: `Bearer ${key}` } : {} });
+      const answer = await fetch("metrics", {
+        headers: key ? { Authorization: `Bearer ${key}` } : {},
+        signal: AbortSignal.timeout(5000),
+      });
       $("metrics-field").hidden = answer.status !== 401 && !key;
       if (answer.status === 401) {
         $("server-board").hidden = true;
@@ -90,7 +99,8 @@ export class ServerTab {
     $("load").value = Math.min(1, load);
     $("load-text").textContent = `${Math.round(100 * load)} %`;
     const red = all.filter((s) => s.name === "antiphon_red" && s.value).map((s) => s.labels.light);
-    $("lights").textContent = red.length ? `No one else is let in now: ${red.join(", ")}` : "There is room.";
+    const room = red.length ? `No one else is let in now: ${red.join(", ")}` : "There is room.";
+    if ($("lights").textContent !== room) $("lights").textContent = room;
     const held = all.filter((s) => s.name === "antiphon_held_sessions");
     rows($("kinds"), held, ({ labels: { kind }, value: count }) => [
       KINDS[kind] ?? kind,

@@ -1,6 +1,12 @@
 // The times of each turn: those of the last one in large figures, all of the session's beside them, and a table.
 
-const STAGES = { ended: "End noticed", transcript: "Transcript", words: "First words", sound: "First sound", heard: "Heard" };
+const STAGES = {
+  ended: "End noticed",
+  transcript: "Transcript",
+  words: "First words",
+  sound: "First sound",
+  heard: "Heard",
+};
 const NAMES = Object.keys(STAGES);
 
 /** The value below which a share `q` of the values lies, between two of them where need be. */

@@ -1,6 +1,7 @@
 // One conversation on the page: its lines, its times, and both waveforms.
 
 import { Conversation } from "./client/antiphon.js";
+import { keptInView } from "./log.js";
 import { Stages } from "./stages.js";
 import { Timeline } from "./timeline.js";
 
@@ -68,7 +69,7 @@ export class Talk {
       $("talk-start").textContent = "Stop talking";
       $("talk-start").setAttribute("aria-pressed", "true");
     } catch (error) {
-      this.page.fail("talk", error);
+      if (error.name !== "AbortError") this.page.fail("talk", error);
     }
     $("talk-start").disabled = false;
   }
@@ -83,7 +84,7 @@ export class Talk {
     $("talk-start").textContent = "Start talking";
     $("talk-start").setAttribute("aria-pressed", "false");
     $("talk-state").textContent = reason ? `Ended: ${reason}` : "Not connected";
-    if (reason) this.page.lost("talk", "Start talking", reason);
+    if (reason) this.page.lost("talk", `Press “Start talking” to begin again.`, reason);
   }
 
   write() {
@@ -106,14 +107,18 @@ export class Talk {
       const head = document.createElement("b");
       head.textContent = NAMES[who];
       node.append(head, ...["heard", "unheard", "cut"].map((name) => span(name)));
-      $("talk-log").append(node);
+      keptInView($("talk-log"), () => $("talk-log").append(node));
       this.nodes.set(id, node);
     }
-    const [, said, unheard, lost] = node.children;
-    said.textContent = who === "user" && final && !text ? "(nothing understood)" : text.slice(0, heard);
-    unheard.textContent = cut ? "" : text.slice(heard);
-    lost.textContent = cut ? text.slice(heard) : "";
-    $("talk-log").scrollTop = $("talk-log").scrollHeight;
+    const said = who === "user" && final && !text ? "(nothing understood)" : text.slice(0, heard),
+      rest = text.slice(heard);
+    keptInView($("talk-log"), () => {
+      // Twenty times a second most of it is as it was: only what changed is told to screen readers.
+      [said, cut ? "" : rest, cut ? rest : ""].forEach((part, k) => {
+        const place = node.children[k + 1];
+        if (place.textContent !== part) place.textContent = part;
+      });
+    });
   }
 }
 

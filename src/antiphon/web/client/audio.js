@@ -5,18 +5,26 @@ import { device as ask } from "./errors.js";
 
 export const RATE = 24000;
 
-/** @type {AudioContext | null} */
+/** @type {Promise<AudioContext> | null} */
 let context = null;
+
+async function made() {
+  const ctx = new AudioContext({ latencyHint: "interactive" });
+  await ctx.audioWorklet.addModule(new URL("./worklets.js", import.meta.url));
+  return ctx;
+}
 
 /** The one audio context of all sessions; made on the first click, as browsers ask. */
 export async function audio() {
-  if (!context) {
-    const made = new AudioContext({ latencyHint: "interactive" });
-    await made.audioWorklet.addModule(new URL("./worklets.js", import.meta.url));
-    context = made;
+  context ??= made();
+  try {
+    const ctx = await context;
+    await ctx.resume();
+    return ctx;
+  } catch (error) {
+    context = null;
+    throw error;
   }
-  await context.resume();
-  return context;
 }
 
 /**
@@ -25,7 +33,7 @@ export async function audio() {
  * @param {HTMLMediaElement | null} [element]
  */
 export async function through(device, element) {
-  const player = /** @type {any} */ (element ?? context);
+  const player = /** @type {any} */ (element ?? (await context));
   if (player?.setSinkId) await player.setSinkId(device);
 }
 
@@ -67,6 +75,7 @@ export async function capture(stream, onPcm) {
   return () => {
     source.disconnect();
     node.port.onmessage = null;
+    node.port.postMessage({ close: true });
     release(stream);
   };
 }
@@ -149,8 +158,12 @@ export class Player {
     });
     return heard.finally(() => this.waiting.delete(id));
   }
+  /** Be silent for good. */
   close() {
+    this.node.port.onmessage = null;
+    this.node.port.postMessage({ close: true });
     this.node.disconnect();
+    for (const resolve of this.waiting.values()) resolve({});
   }
 }
 

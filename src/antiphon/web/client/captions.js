@@ -35,6 +35,7 @@ export class Captions extends Teller {
     this.transport = null;
     /** @type {Meter | null} */
     this.meter = null;
+    this.starts = 0;
     /** @type {Map<string, Line>} */
     this.lines = new Map();
   }
@@ -47,40 +48,65 @@ export class Captions extends Teller {
   }
   /** Ask for the microphone, and begin. Rejects where either is refused. */
   async start() {
-    if (this.transport) throw new Error("these captions have begun already");
+    if (this.transport) throw new Error("These captions have begun already.");
+    const mine = ++this.starts;
+    // A start that was overtaken by another, or by a stop, gives back what it was given.
+    const still = () => {
+      if (mine !== this.starts) throw new DOMException("The captions were stopped.", "AbortError");
+    };
     this.lines.clear();
     const { language } = this.options;
-    const stream = await microphone(this.options.microphone, false);
+    /** @type {MediaStream | null} */
+    let stream = null;
+    /** @type {SocketTransport | null} */
+    let transport = null;
+    /** @type {Meter | null} */
+    let meter = null;
     try {
-      this.meter = await Meter.of(stream);
-      this.transport = await SocketTransport.open({
+      stream = await microphone(this.options.microphone, false);
+      still();
+      stream.getAudioTracks()[0].onended = () => {
+        if (mine === this.starts) this.end("the microphone was disconnected");
+      };
+      meter = await Meter.of(stream);
+      transport = await SocketTransport.open({
         server: this.server,
         path: "v1/realtime?intent=transcription",
         stream,
-        onEvent: (event) => this.take(event),
-        onClose: (reason) => this.end(reason),
+        onEvent: (event) => {
+          if (mine === this.starts) this.take(event);
+        },
+        onClose: (reason) => {
+          if (mine === this.starts) this.end(reason);
+        },
       });
+      still();
     } catch (error) {
       release(stream);
-      this.meter?.close();
+      transport?.close();
+      meter?.close();
       throw error;
     }
+    Object.assign(this, { transport, meter });
     const transcription = { model: "default", ...(language ? { language } : {}) };
-    this.transport.send({
+    transport.send({
       type: "session.update",
       session: { type: "transcription", audio: { input: { transcription } } },
     });
   }
+  /** End them, also those that are just beginning. */
   stop() {
-    if (this.transport) this.end("");
+    this.end("");
   }
   /** @param {string} reason */
   end(reason) {
-    this.transport?.close();
+    const { transport } = this;
+    this.starts += 1;
     this.transport = null;
+    transport?.close();
     this.meter?.close();
     this.meter = null;
-    this.tell("end", reason);
+    if (transport) this.tell("end", reason);
   }
   /**
    * @param {string} id
@@ -91,6 +117,8 @@ export class Captions extends Teller {
     Object.assign(line, change);
     this.lines.set(id, line);
     this.tell("line", { ...line });
+    // What is final does not change: all day long, only its place in time may still come.
+    if (line.final && line.to !== null) this.lines.delete(id);
   }
   /** @param {import("./transports.js").Message} event */
   take(event) {
@@ -101,6 +129,10 @@ export class Captions extends Teller {
       this.change(id, { text: (this.lines.get(id)?.text ?? "") + event.delta });
     else if (type.endsWith("input_audio_transcription.completed"))
       this.change(id, { text: event.transcript, final: true });
+    else if (type.endsWith("input_audio_transcription.failed")) {
+      this.change(id, { final: true });
+      this.tell("error", new ServerError(event.error?.message ?? "What was said was not understood."));
+    }
     else if (type === "error") this.tell("error", new ServerError(event.error.message, event.error.code));
   }
 }

@@ -32,6 +32,9 @@ import { DuplexTransport, RtcTransport, SocketTransport } from "./transports.js"
  * @property {boolean} cut whether it was cut short: the server forgets what was not heard
  * @property {boolean} final
  *
+ * @typedef {Line & {total_s: number, heard_s: number, kept: string | null, silenced: boolean}} Item `silenced`: it was
+ *   cut here, and is neither played nor heard any more; `kept`: what the server remembers of it
+ *
  * @typedef {"ended" | "transcript" | "words" | "sound" | "heard"} Stage the turn's end is noticed, its transcript is
  *   there, the first words of the answer, its first sound, and when that was played
  *
@@ -64,7 +67,8 @@ export class Conversation extends Teller {
     super();
     this.server = new Server(options);
     /** @type {Options} */
-    this.options = options;
+    this.options = { ...options };
+    this.starts = 0;
     /** @type {import("./transports.js").Transport | null} */
     this.transport = null;
     /** @type {Player | null} */
@@ -73,7 +77,7 @@ export class Conversation extends Teller {
     this.element = null;
     /** @type {{microphone?: Meter, answer?: Meter}} */
     this.meters = {};
-    /** @type {Map<string, Line & {total_s: number, heard_s: number, kept: string | null}>} */
+    /** @type {Map<string, Item>} */
     this.items = new Map();
     /** @type {Map<string, Promise<string>>} calls of tools that are under way, by their id */
     this.calls = new Map();
@@ -82,8 +86,10 @@ export class Conversation extends Teller {
     this.turns = this.rounds = this.acked_s = 0;
     /** @type {string | null} the item, or with WebRTC the response, that sounds */
     this.playing = null;
-    /** @type {Set<string>} responses that are under way */
-    this.responses = new Set();
+    /** @type {Map<string, boolean>} responses that are under way, and whether they were cut: their sound is dropped */
+    this.responses = new Map();
+    // Whether one was asked for that has not begun, and whether anything was spoken.
+    this.asked = this.spoken = false;
     /** @type {(() => void)[]} who waits until there is none */
     this.idlers = [];
     /** @type {Set<string>} items whose sound has not begun to be played */
@@ -108,46 +114,74 @@ export class Conversation extends Teller {
 
   /** Ask for the microphone, and begin. Rejects where either is refused. */
   async start() {
-    if (this.transport) throw new Error("this conversation has begun already");
+    if (this.transport) throw new Error("This conversation has begun already.");
+    const mine = ++this.starts;
+    // A start that was overtaken by another, or by a stop, gives back what it was given.
+    const still = () => {
+      if (mine !== this.starts) throw new DOMException("The conversation was stopped.", "AbortError");
+    };
     this.items.clear();
     this.calls.clear();
     this.waiting.clear();
     this.responses.clear();
     this.turn = this.playing = this.began = null;
     this.turns = this.rounds = this.acked_s = 0;
+    this.asked = this.spoken = false;
     const { options, server } = this;
-    const stream = await microphone(options.microphone, !options.headphones);
-    const common = {
-      server,
-      stream,
-      onEvent: (/** @type {import("./transports.js").Message} */ event) => this.take(event),
-      onClose: (/** @type {string} */ reason) => this.end(reason),
-    };
+    /** @type {MediaStream | null} */
+    let stream = null;
+    /** @type {Player | null} */
+    let player = null;
+    /** @type {import("./transports.js").Transport | null} */
+    let transport = null;
     try {
-      this.meters.microphone = await Meter.of(stream);
+      stream = await microphone(options.microphone, !options.headphones);
+      still();
+      stream.getAudioTracks()[0].onended = () => {
+        if (mine === this.starts) this.end("the microphone was disconnected");
+      };
+      const common = {
+        server,
+        stream,
+        onEvent: (/** @type {import("./transports.js").Message} */ event) => {
+          if (mine === this.starts) this.take(event);
+        },
+        onClose: (/** @type {string} */ reason) => {
+          if (mine === this.starts) this.end(reason);
+        },
+      };
+      const meter = await Meter.of(stream);
+      still();
+      this.meters.microphone = meter;
       if (options.transport === "webrtc") {
-        this.transport = await RtcTransport.open({ ...common, onTrack: (sound) => this.listen(sound) });
+        transport = await RtcTransport.open({ ...common, onTrack: (sound) => this.listen(sound) });
       } else {
-        this.player = await Player.open((playing) => this.played(playing));
-        this.meters.answer = this.player.meter;
-        if (options.loudspeaker) await through(options.loudspeaker);
-        this.transport = this.duplex
+        player = await Player.open((playing) => this.played(playing));
+        still();
+        this.player = player;
+        this.meters.answer = player.meter;
+        if (options.loudspeaker !== undefined) await through(options.loudspeaker);
+        transport = this.duplex
           ? await DuplexTransport.open({ ...common, session: this.session() })
           : await SocketTransport.open({ ...common, path: "v1/realtime" });
       }
+      still();
     } catch (error) {
       release(stream);
-      this.end("", false);
+      transport?.close();
+      player?.close();
+      if (mine === this.starts) this.end("", false);
       throw error;
     }
+    this.transport = transport;
     this.began = performance.now();
     if (!this.duplex) this.send("session.update", { session: this.session() });
     this.state("listening");
   }
 
-  /** End the session. */
+  /** End the session, also one that is just beginning. */
   stop() {
-    if (this.transport) this.end("");
+    this.end("");
   }
 
   /**
@@ -156,6 +190,7 @@ export class Conversation extends Teller {
    */
   end(reason, tells = true) {
     const { transport } = this;
+    this.starts += 1;
     this.transport = null;
     transport?.close();
     for (const meter of Object.values(this.meters)) meter?.close();
@@ -164,7 +199,7 @@ export class Conversation extends Teller {
     this.player = null;
     if (this.element) this.element.srcObject = null;
     this.element = null;
-    for (const resolve of this.idlers.splice(0)) resolve();
+    this.wake();
     if (tells && transport) this.state("ended", reason);
   }
 
@@ -183,18 +218,25 @@ export class Conversation extends Teller {
    * @param {string} text
    */
   async write(text) {
-    const { transport } = this;
-    if (this.responses.size || this.playing || this.waiting.size) this.interrupt();
-    await this.idle();
-    if (transport !== this.transport) return;
-    this.begin(performance.now());
+    if (!(await this.takeFloor())) return;
     const item = { type: "message", role: "user", content: [{ type: "input_text", text }] };
     this.send("conversation.item.create", { item });
     this.respond();
   }
 
+  /** Cut what is said short, and begin a turn; false where the session has ended meanwhile. */
+  async takeFloor() {
+    const mine = this.starts;
+    if (this.responses.size || this.playing || this.waiting.size) this.interrupt();
+    await this.idle();
+    if (mine !== this.starts) return false;
+    this.begin(performance.now());
+    return true;
+  }
+
   /** The user's turn is over; where `turns` is "manual". */
-  endTurn() {
+  async endTurn() {
+    if (!(await this.takeFloor())) return;
     this.send("input_audio_buffer.commit");
     this.respond();
   }
@@ -207,16 +249,21 @@ export class Conversation extends Teller {
   }
 
   /** Resolves once no response is under way; a server makes one at a time. */
-  idle() {
-    /** @type {Promise<void>} */
-    const idle = new Promise((resolve) => {
-      if (!this.responses.size) resolve();
-      else this.idlers.push(resolve);
-    });
-    return idle;
+  async idle() {
+    while (this.transport && (this.responses.size || this.asked)) {
+      /** @type {Promise<void>} */
+      const changed = new Promise((resolve) => this.idlers.push(resolve));
+      await changed;
+    }
+  }
+
+  /** Somebody may go on who waited for `idle`. */
+  wake() {
+    for (const resolve of this.idlers.splice(0)) resolve();
   }
 
   respond(fields = {}) {
+    this.asked = true;
     this.send("response.create", fields);
   }
 
@@ -231,8 +278,7 @@ export class Conversation extends Teller {
 
   session() {
     const { instructions, voice, turns = "pause", tools } = this.options;
-    const spoken = [...this.items.values()].some((i) => i.total_s);
-    const voiced = voice && !spoken ? { voice } : {};
+    const voiced = voice && !this.spoken ? { voice } : {};
     const common = {
       ...(instructions === undefined ? {} : { instructions }),
       ...(tools
@@ -297,8 +343,13 @@ export class Conversation extends Teller {
         this.words(event.item_id, "user", event.transcript, { whole: true, final: true });
         this.stage("transcript", now);
         break;
+      case "conversation.item.input_audio_transcription.failed":
+        this.words(event.item_id, "user", "", { final: true });
+        this.fail(new ServerError(event.error?.message ?? "What was said was not understood.", event.error?.code));
+        break;
       case "response.created":
-        this.responses.add(event.response.id);
+        this.asked = false;
+        this.responses.set(event.response.id, false);
         this.span("thinking", true, now);
         this.state("thinking");
         break;
@@ -310,7 +361,10 @@ export class Conversation extends Teller {
       case "response.output_audio.delta": {
         const pcm = fromPcm16(bytesOf(event.delta)),
           item = this.items.get(event.item_id);
+        this.spoken = true;
         if (item) item.total_s += pcm.length / RATE;
+        // What was under way when it was cut is not played any more.
+        if (item?.silenced || this.responses.get(event.response_id)) break;
         this.stage("sound", now);
         this.span("thinking", false, now);
         if (this.player) {
@@ -320,6 +374,7 @@ export class Conversation extends Teller {
         break;
       }
       case "output_audio_buffer.started":
+        this.spoken = true;
         this.stage("sound", now);
         this.sounds(event.response_id, now);
         break;
@@ -367,6 +422,8 @@ export class Conversation extends Teller {
         break;
       }
       case "error":
+        this.asked = false;
+        this.wake();
         if (!HARMLESS.includes(event.error.code)) this.fail(new ServerError(event.error.message, event.error.code));
         break;
     }
@@ -380,7 +437,7 @@ export class Conversation extends Teller {
     this.span("thinking", false, now);
     const { status, status_details: why } = response;
     this.responses.delete(response.id);
-    if (!this.responses.size) for (const resolve of this.idlers.splice(0)) resolve();
+    this.wake();
     if (status === "failed") {
       const code = why?.error?.code ?? "";
       this.fail(new ServerError(`The answer failed: ${code || "the server does not say why"}. Ask again.`, code));
@@ -414,6 +471,7 @@ export class Conversation extends Teller {
    * @param {string} item
    */
   async call(name, given, item) {
+    const mine = this.starts;
     let output;
     try {
       const result = await this.options.tools?.[name].run(JSON.parse(given || "{}"));
@@ -423,24 +481,24 @@ export class Conversation extends Teller {
       console.warn(`the tool ${name} failed`, error);
       output = JSON.stringify({ error: String(error) });
     }
-    this.words(item, "tool", ` → ${output}`, { final: true });
+    if (mine === this.starts) this.words(item, "tool", ` → ${output}`, { final: true });
     return output;
   }
 
   /** @param {boolean} goesOn whether the user has left the floor to the answer */
   async answerCalls(goesOn) {
-    const { transport } = this,
+    const mine = this.starts,
       calls = [...this.calls];
     this.calls.clear();
     for (const [call_id, result] of calls) {
       const output = await result;
       // The session may be another one by now.
-      if (transport !== this.transport) return;
+      if (mine !== this.starts) return;
       this.send("conversation.item.create", { item: { type: "function_call_output", call_id, output } });
     }
     // Somebody may have spoken meanwhile, and be answered.
     if (goesOn) await this.idle();
-    if (!goesOn || transport !== this.transport) return;
+    if (!goesOn || mine !== this.starts) return;
     this.rounds += 1;
     this.respond(this.rounds >= MAX_CALL_ROUNDS ? { response: { tool_choice: "none" } } : {});
   }
@@ -449,13 +507,16 @@ export class Conversation extends Teller {
 
   /** @param {MediaStream} sound */
   async listen(sound) {
+    const mine = this.starts;
     const element = (this.element = new Audio());
     element.autoplay = true;
     element.srcObject = sound;
     try {
-      if (this.options.loudspeaker) await through(this.options.loudspeaker, element);
+      if (this.options.loudspeaker !== undefined) await through(this.options.loudspeaker, element);
       await element.play();
-      if (this.transport || this.element === element) this.meters.answer = await Meter.of(sound);
+      const meter = await Meter.of(sound);
+      if (mine === this.starts) this.meters.answer = meter;
+      else meter.close();
     } catch (error) {
       this.fail(error);
     }
@@ -479,41 +540,73 @@ export class Conversation extends Teller {
   /** @param {import("./audio.js").Playing} playing */
   played({ sounding, item: id, heard }) {
     const now = performance.now();
-    const item = this.items.get((sounding ? id : this.playing) ?? "");
     if (sounding && id) {
+      const item = this.items.get(id);
+      if (item?.silenced) return;
+      if (this.playing && this.playing !== id) this.wholly(this.playing);
       this.waiting.delete(id);
       this.sounds(id, now);
-      if (item) item.heard_s = heard;
       if (this.duplex) this.acknowledge(id, heard);
+      if (!item) return;
+      item.heard_s = heard;
+      this.show(item);
     } else if (this.playing) {
-      if (item?.final) {
-        item.heard_s = item.total_s;
-        if (this.duplex) this.acknowledge(this.playing, item.total_s, true);
-      }
+      const item = this.items.get(this.playing);
+      // More of it may come.
+      if (!item || item.final) this.wholly(this.playing);
       this.playing = null;
       this.span("assistant", false, now);
-      this.state(item && !item.final ? "thinking" : "listening");
+      this.state(this.responses.size ? "thinking" : "listening");
     }
-    if (item) this.show(item);
+  }
+
+  /**
+   * An item was played to its end.
+   * @param {string} id
+   */
+  wholly(id) {
+    const item = this.items.get(id);
+    if (!item) return;
+    item.heard_s = item.total_s;
+    if (this.duplex) this.acknowledge(id, item.total_s, true);
+    this.show(item);
   }
 
   /** The user speaks, or asks for silence: stop what sounds, and tell the server how much of it was heard. */
   async silence() {
-    // What waits is dropped too, and a voice that was held is held no more.
-    const id = this.playing;
+    const { player } = this;
+    // WebRTC's sound is the server's to stop.
+    if (!player) return;
+    const sounding = this.playing,
+      cut = sounding ? [sounding, ...this.waiting] : [...this.waiting];
+    for (const id of this.responses.keys()) this.responses.set(id, true);
+    for (const id of cut) {
+      const item = this.items.get(id);
+      if (item) item.silenced = true;
+    }
     this.waiting.clear();
-    const flushed = this.player?.flush();
-    if (!id || !flushed) return;
-    this.mark("interrupted", performance.now());
-    const heard = (await flushed)[id];
-    if (heard === undefined) return;
-    if (this.duplex) this.acknowledge(id, heard / RATE, true);
-    else
-      this.send("conversation.item.truncate", {
-        item_id: id,
-        content_index: 0,
-        audio_end_ms: Math.round((heard / RATE) * 1000),
-      });
+    this.playing = null;
+    const flushed = player.flush();
+    if (!cut.length) return;
+    const now = performance.now();
+    if (sounding) this.span("assistant", false, now);
+    this.mark("interrupted", now);
+    if (!this.responses.size) this.state("listening");
+    const heard = await flushed;
+    if (player !== this.player) return;
+    for (const id of cut) {
+      // Of what has not begun to sound, nothing was heard.
+      const heard_s = (heard[id] ?? 0) / RATE;
+      const item = this.items.get(id);
+      if (item) item.heard_s = heard_s;
+      if (this.duplex) this.acknowledge(id, heard_s, true);
+      else
+        this.send("conversation.item.truncate", {
+          item_id: id,
+          content_index: 0,
+          audio_end_ms: Math.round(1000 * heard_s),
+        });
+    }
   }
 
   /**
@@ -545,7 +638,8 @@ export class Conversation extends Teller {
   item(id, who) {
     let item = this.items.get(id);
     if (!item) {
-      item = { id, who, text: "", heard: 0, cut: false, final: false, total_s: 0, heard_s: 0, kept: null };
+      const line = { id, who, text: "", heard: 0, cut: false, final: false };
+      item = { ...line, total_s: 0, heard_s: 0, kept: null, silenced: false };
       this.items.set(id, item);
       this.show(item);
     }
@@ -564,7 +658,7 @@ export class Conversation extends Teller {
     this.show(item);
   }
 
-  /** @param {Line & {total_s: number, heard_s: number, kept: string | null}} item */
+  /** @param {Item} item */
   show(item) {
     const { id, who, text, final, kept, total_s, heard_s } = item;
     let heard = text.length;

@@ -11,8 +11,8 @@ import { Server, Teller } from "./server.js";
  * @property {number} [speed] 0.25 to 4
  *
  * @typedef {object} SpeechTells
- * @property {{first_ms: number, seconds: number, made_ms: number | null}} made when its first sound came, how much there
- *   is, and once it is whole, how long that took
+ * @property {{first_ms: number, seconds: number, made_ms: number | null}} made when its first sound came, how much
+ *   there is, and once it is whole, how long that took
  * @property {boolean} sounding whether something is heard
  */
 
@@ -32,6 +32,7 @@ export class SpokenText extends Teller {
     this.options = options;
     /** Hz. */
     this.rate = RATE;
+    this.isMade = false;
     /** @type {Uint8Array[]} mono PCM16 */
     this.parts = [];
     this.aborting = new AbortController();
@@ -41,7 +42,11 @@ export class SpokenText extends Teller {
   /** Speak it; resolves when all of it is made. Rejects with an AbortError once it is stopped. */
   async speak() {
     const began = performance.now();
-    this.player = await Player.open(({ sounding }) => this.tell("sounding", sounding));
+    if (this.player) throw new Error("This text was spoken already: make another one.");
+    this.player = await Player.open(({ sounding }) => {
+      this.tell("sounding", sounding);
+      if (!sounding && this.isMade) this.close();
+    });
     const answer = await this.server.fetch("v1/audio/speech", {
       method: "POST",
       signal: this.aborting.signal,
@@ -52,11 +57,11 @@ export class SpokenText extends Teller {
         ...(this.options.voice ? { voice: this.options.voice } : {}),
         speed: this.options.speed ?? 1,
         response_format: "pcm",
+        sample_rate: RATE,
         stream: true,
       }),
     });
     if (!answer.ok || !answer.body) throw await failed(answer, this.server.key);
-    this.rate = Number(answer.headers.get("X-Sample-Rate")) || RATE;
     let rest = new Uint8Array(0),
       samples = 0,
       first_ms = -1;
@@ -76,12 +81,16 @@ export class SpokenText extends Teller {
       this.player?.play("speech", fromPcm16(bytes.subarray(0, even)));
       made(null);
     }
+    this.isMade = true;
     made(performance.now() - began);
+  }
+  close() {
+    this.player?.close();
   }
   /** Be silent, and make no more of it. */
   stop() {
     this.aborting.abort();
-    this.player?.flush();
+    this.close();
     this.tell("sounding", false);
   }
 }

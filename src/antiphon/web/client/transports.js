@@ -18,9 +18,53 @@ import { failed } from "./errors.js";
  * @property {() => void} close
  */
 
+const LOST = "the connection was lost";
+
 /** @param {Transport} transport */
 const sendsSound = (transport) => (/** @type {ArrayBuffer} */ pcm) =>
   transport.send({ type: "input_audio_buffer.append", audio: toBase64(pcm) });
+
+/** The end of a transport: told once, and until it is open, as the error of opening it. */
+class Ending {
+  /** @param {(reason: string) => void} onClose */
+  constructor(onClose) {
+    this.onClose = onClose;
+    this.isOpen = this.isOver = false;
+    /** @type {(error: Error) => void} */
+    this.reject = () => {};
+    /** @type {Promise<never>} rejects where it ends before it is open */
+    this.early = new Promise((_, reject) => (this.reject = reject));
+    this.early.catch(() => {});
+  }
+  /** @param {string} reason */
+  tell(reason) {
+    if (this.isOver) return;
+    this.isOver = true;
+    if (this.isOpen) this.onClose(reason);
+    else this.reject(new Error(`The connection ended before it began${reason && `: ${reason}`}.`));
+  }
+  /**
+   * Do the last step of opening; nothing is left open where it fails, or the transport ends meanwhile.
+   * @template {Transport} T
+   * @param {T} transport
+   * @param {Promise<void>} step
+   */
+  async opened(transport, step) {
+    try {
+      await Promise.race([step, this.early]);
+    } catch (error) {
+      transport.close();
+      // A microphone that came later is given back.
+      step.then(
+        () => transport.close(),
+        () => {},
+      );
+      throw error;
+    }
+    this.isOpen = true;
+    return transport;
+  }
+}
 
 /** @implements {Transport} */
 export class SocketTransport {
@@ -31,14 +75,17 @@ export class SocketTransport {
   }
   /** @param {Listening & {server: import("./server.js").Server, path: string}} options */
   static async open({ server, path, stream, onEvent, onClose }) {
-    const me = new SocketTransport(await server.open(path));
+    const me = new SocketTransport(await server.open(path)),
+      ending = new Ending(onClose);
     me.socket.onmessage = ({ data }) => onEvent(JSON.parse(data));
     me.socket.onclose = ({ reason, wasClean }) => {
       me.stop();
-      onClose(reason || (wasClean ? "" : "the connection was lost"));
+      ending.tell(reason || (wasClean ? "the server has closed it" : LOST));
     };
-    if (stream) me.stop = await capture(stream, sendsSound(me));
-    return me;
+    const listen = async () => {
+      if (stream) me.stop = await capture(stream, sendsSound(me));
+    };
+    return ending.opened(me, listen());
   }
   /** @param {Message} event */
   send(event) {
@@ -68,8 +115,10 @@ export class DuplexTransport {
     this.seq = this.first = 0;
     /** @type {string[]} */
     this.sent = [];
-    this.open = true;
-    this.live = this.closing = false;
+    this.resumable = true;
+    this.live = this.closing = this.resuming = false;
+    /** What is done once the server has answered a request to resume. */
+    this.answered = () => {};
     this.id = this.token = "";
     this.stop = () => {};
     /** @type {WebSocket | null} */
@@ -77,11 +126,14 @@ export class DuplexTransport {
   }
   /** @param {Listening & {server: import("./server.js").Server, session: Message}} options */
   static async open(options) {
-    const me = new DuplexTransport(options);
+    const ending = new Ending(options.onClose),
+      me = new DuplexTransport({ ...options, onClose: (reason) => ending.tell(reason) });
     await me.connect();
     me.send({ type: "session.update", session: options.session });
-    if (options.stream) me.stop = await capture(options.stream, sendsSound(me));
-    return me;
+    const listen = async () => {
+      if (options.stream) me.stop = await capture(options.stream, sendsSound(me));
+    };
+    return ending.opened(me, listen());
   }
   /** @param {Message} [resume] */
   async connect(resume) {
@@ -89,7 +141,9 @@ export class DuplexTransport {
     this.socket = socket;
     this.live = !resume;
     socket.onmessage = ({ data }) => this.take(JSON.parse(data), socket);
-    socket.onclose = ({ code, reason }) => this.lost(code, reason);
+    socket.onclose = ({ code, reason }) => {
+      if (socket === this.socket) this.lost(code, reason);
+    };
     if (resume) socket.send(JSON.stringify(resume));
   }
   /**
@@ -105,30 +159,38 @@ export class DuplexTransport {
       this.live = true;
       const taken = event.received_events ?? this.first + this.sent.length;
       for (const text of this.sent.slice(Math.max(0, taken - this.first))) socket.send(text);
+      this.answered();
     }
-    if (event.type === "session.resync_required" || (event.type === "error" && !this.live)) this.open = false;
+    // The host that had it may not be known to be dead yet: then it is asked again.
+    if (event.type === "session.resync_required" || (event.type === "error" && !this.live)) {
+      this.resumable = Boolean(event.error?.retryable);
+      this.answered();
+    }
     if (event.server_event_seq) {
       this.seq = event.server_event_seq;
       if (this.seq % 20 === 0)
         socket.send(JSON.stringify({ type: "session.event_ack", server_event_seq: this.seq }));
     }
-    this.onEvent(event);
+    if (event.type !== "error" || this.live) this.onEvent(event);
   }
   /**
    * @param {number} code
    * @param {string} reason
    */
   async lost(code, reason) {
-    if (this.closing) return;
-    if (!this.open || !this.token || code === 1000) {
-      this.stop();
-      this.onClose(this.open ? reason : "the session could not be resumed");
+    this.live = false;
+    this.answered();
+    if (this.closing || this.resuming) return;
+    if (!this.token || code === 1000) {
+      this.over(reason || "the server has closed it");
       return;
     }
-    this.live = false;
-    for (let k = 0; k < RETRIES; k++) {
+    this.resuming = true;
+    for (let k = 0; k < RETRIES && this.resumable; k++) {
       await new Promise((resolve) => setTimeout(resolve, 250 * 2 ** k));
       if (this.closing) return;
+      /** @type {Promise<void>} */
+      const answered = new Promise((resolve) => (this.answered = resolve));
       try {
         await this.connect({
           type: "session.resume",
@@ -136,14 +198,26 @@ export class DuplexTransport {
           resume_token: this.token,
           last_received_server_event_seq: this.seq,
         });
-        if (this.closing) this.close();
-        return;
+        await answered;
       } catch {
-        /* it is not back yet */
+        continue; // it is not back yet
       }
+      if (this.closing) this.close();
+      if (this.closing || this.live) {
+        this.resuming = false;
+        return;
+      }
+      const refused = this.socket;
+      this.socket = null;
+      refused?.close();
     }
+    this.over(this.resumable ? LOST : "the session could not be resumed");
+  }
+  /** @param {string} reason */
+  over(reason) {
+    this.closing = true;
     this.stop();
-    this.onClose("the connection was lost");
+    this.onClose(reason);
   }
   /** @param {Message} event */
   send(event) {
@@ -176,22 +250,20 @@ export class RtcTransport {
   }
   /** @param {Listening & {server: import("./server.js").Server, onTrack: (sound: MediaStream) => void}} options */
   static async open({ server, stream, onEvent, onClose, onTrack }) {
-    const me = new RtcTransport(new RTCPeerConnection(), stream);
-    const { peer, channel } = me;
-    /** @type {((error: Error) => void) | null} */
-    let fails = null;
+    const me = new RtcTransport(new RTCPeerConnection(), stream),
+      ending = new Ending(onClose),
+      { peer, channel } = me;
     for (const track of stream?.getTracks() ?? []) peer.addTrack(track, /** @type {MediaStream} */ (stream));
     peer.ontrack = ({ streams }) => onTrack(streams[0]);
     channel.onmessage = ({ data }) => onEvent(JSON.parse(data));
-    channel.onclose = () => onClose("");
+    channel.onclose = () => ending.tell("the server has hung up");
     peer.onconnectionstatechange = () => {
-      if (peer.connectionState === "failed" && fails)
-        fails(
-          new Error("No way to the server was found: WebRTC needs UDP. Choose a WebSocket as the connection."),
+      if (peer.connectionState === "failed")
+        ending.tell(
+          ending.isOpen ? LOST : "no way to the server was found. WebRTC needs UDP: choose a WebSocket instead",
         );
-      else if (["failed", "closed"].includes(peer.connectionState)) onClose(peer.connectionState);
     };
-    try {
+    const connect = async () => {
       await peer.setLocalDescription(await peer.createOffer());
       const answer = await server.fetch("v1/realtime/calls", {
         method: "POST",
@@ -200,17 +272,12 @@ export class RtcTransport {
       });
       if (!answer.ok) throw await failed(answer, server.key);
       await peer.setRemoteDescription({ type: "answer", sdp: await answer.text() });
-      await new Promise((resolve, reject) => {
-        fails = reject;
+      await new Promise((resolve) => {
         if (channel.readyState === "open") resolve(null);
         channel.onopen = resolve;
       });
-    } catch (error) {
-      me.close();
-      throw error;
-    }
-    fails = null;
-    return me;
+    };
+    return ending.opened(me, connect());
   }
   /** @param {Message} event */
   send(event) {

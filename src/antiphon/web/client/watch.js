@@ -6,6 +6,7 @@ import { bytesOf, fromPcm16, Player, release, toBase64 } from "./audio.js";
 import { device, ServerError } from "./errors.js";
 import { Server, Teller } from "./server.js";
 
+const LOST = "the connection was lost";
 const EVERY_MS = 500,
   WIDTH = 960,
   QUALITY = 0.8,
@@ -57,30 +58,38 @@ export class Watch extends Teller {
     let stream = null;
     /** @type {WebSocket | null} */
     let socket = null;
+    /** @type {Player | null} */
+    let player = null;
     try {
       stream =
         source === "camera"
           ? await device("camera", (media) => media.getUserMedia({ video: { width: { ideal: 1280 } } }))
           : await device("screen", (media) => media.getDisplayMedia({ video: true }));
       still();
-      this.player ??= await Player.open();
+      player = await Player.open();
       socket = await this.server.open("v1/video/chat/stream", "it has no language model");
+      const opened = socket;
+      socket.onclose = ({ reason, wasClean }) => {
+        if (this.socket === opened) this.stop(reason || (wasClean ? "the server has closed it" : LOST));
+      };
+      socket.onmessage = ({ data }) => {
+        if (this.socket === opened) this.take(JSON.parse(data));
+      };
       still();
       this.video.srcObject = stream;
       await this.video.play();
       still();
+      if (socket.readyState !== WebSocket.OPEN) throw new Error(`It ended before it began: ${LOST}.`);
     } catch (error) {
       release(stream);
       socket?.close();
+      player?.close();
       if (mine === this.starts) this.stop();
       throw error;
     }
-    Object.assign(this, { stream, socket, answer: null });
-    stream.getVideoTracks()[0].onended = () => this.stop();
-    socket.onmessage = ({ data }) => this.take(JSON.parse(data));
-    const opened = socket;
-    socket.onclose = ({ reason, wasClean }) => {
-      if (this.socket === opened) this.stop(reason || (wasClean ? "" : "the connection was lost"));
+    Object.assign(this, { stream, socket, player, answer: null });
+    stream.getVideoTracks()[0].onended = () => {
+      if (this.stream === stream) this.stop();
     };
     this.send({ type: "session.config", frame_filter: "blocks", max_frames: 120, max_memory_s: 600 });
     this.began = performance.now();
@@ -95,7 +104,8 @@ export class Watch extends Teller {
     const open = this.socket;
     this.socket = this.stream = null;
     open?.close();
-    this.player?.flush();
+    this.player?.close();
+    this.player = null;
     this.video.srcObject = null;
     if (open) this.tell("end", reason);
   }

@@ -11,10 +11,12 @@ class Microphone extends AudioWorkletProcessor {
     this.count = 0;
     this.out = new Int16Array(480);
     this.filled = 0;
+    this.closed = false;
+    this.port.onmessage = ({ data }) => (this.closed = data.close);
   }
   process([input]) {
     const sound = input[0];
-    if (!sound) return true;
+    if (!sound || this.closed) return !this.closed;
     for (const sample of sound) {
       // The mean of the samples that fall on one: a low-pass good enough for speech.
       this.sum += sample;
@@ -47,8 +49,12 @@ class Player extends AudioWorkletProcessor {
     this.held = false;
     this.gain = 1;
     this.played = new Map(); // by item: samples at 24 kHz that were heard
+    this.closed = false;
     this.port.onmessage = ({ data }) => {
-      if (data.flush) {
+      if (data.close) {
+        this.closed = true;
+        this.queue = [];
+      } else if (data.flush) {
         const heard = Object.fromEntries(this.played);
         this.queue = [];
         this.at = 0;
@@ -60,6 +66,7 @@ class Player extends AudioWorkletProcessor {
     };
   }
   process(_, [output]) {
+    if (this.closed) return false;
     const out = output[0],
       step = RATE / sampleRate;
     let item = null;
@@ -81,6 +88,8 @@ class Player extends AudioWorkletProcessor {
       if (this.at >= head.pcm.length) {
         this.at -= head.pcm.length;
         this.queue.shift();
+        // What was played whole is not asked for any more.
+        if (this.queue.length && this.queue[0].item !== head.item) this.played.delete(head.item);
       }
     }
     // Held, it has not ended.
