@@ -77,6 +77,11 @@ def talk(page: Page, transport: str, folder: Path) -> None:
     expect(cut).to_have_text(re.compile(r"\w{3,}"), timeout=SLOW_MS)
     kept = page.locator("#talk-log .them").last.locator("span").first.inner_text()
     assert kept, "nothing of 2.5 seconds was heard"
+    # It stays so: whatever was still under way neither sounds nor counts as heard.
+    page.wait_for_timeout(1500)
+    expect(cut).to_have_text(re.compile(r"\w{3,}"))
+    assert page.locator("#talk-log .them").last.locator("span").first.inner_text() == kept
+    expect(page.locator("#talk-state")).to_have_text("Listening")
     page.screenshot(path=folder / f"interrupted-{transport}.png", full_page=True)
     page.get_by_role("button", name="Stop").first.click()
     expect(page.locator("#talk-state")).to_have_text("Not connected")

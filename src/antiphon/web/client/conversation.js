@@ -94,6 +94,8 @@ export class Conversation extends Teller {
     this.idlers = [];
     /** @type {Set<string>} items whose sound has not begun to be played */
     this.waiting = new Set();
+    /** @type {Set<string>} items of which more sound may come; some of it may have been played */
+    this.unfinished = new Set();
     /** @type {number | null} */
     this.began = null;
   }
@@ -123,6 +125,7 @@ export class Conversation extends Teller {
     this.items.clear();
     this.calls.clear();
     this.waiting.clear();
+    this.unfinished.clear();
     this.responses.clear();
     this.turn = this.playing = this.began = null;
     this.turns = this.rounds = this.acked_s = 0;
@@ -368,7 +371,8 @@ export class Conversation extends Teller {
         this.stage("sound", now);
         this.span("thinking", false, now);
         if (this.player) {
-          this.waiting.add(event.item_id);
+          if (this.playing !== event.item_id) this.waiting.add(event.item_id);
+          this.unfinished.add(event.item_id);
           this.player.play(event.item_id, pcm);
         }
         break;
@@ -443,6 +447,7 @@ export class Conversation extends Teller {
       this.fail(new ServerError(`The answer failed: ${code || "the server does not say why"}. Ask again.`, code));
     }
     for (const { id } of response.output) {
+      this.unfinished.delete(id);
       const item = this.items.get(id);
       if (!item) continue;
       item.final = true;
@@ -578,16 +583,17 @@ export class Conversation extends Teller {
     // WebRTC's sound is the server's to stop.
     if (!player) return;
     const sounding = this.playing,
-      cut = sounding ? [sounding, ...this.waiting] : [...this.waiting];
+      cut = new Set([...(sounding ? [sounding] : []), ...this.waiting, ...this.unfinished]);
     for (const id of this.responses.keys()) this.responses.set(id, true);
     for (const id of cut) {
       const item = this.items.get(id);
       if (item) item.silenced = true;
     }
     this.waiting.clear();
+    this.unfinished.clear();
     this.playing = null;
     const flushed = player.flush();
-    if (!cut.length) return;
+    if (!cut.size) return;
     const now = performance.now();
     if (sounding) this.span("assistant", false, now);
     this.mark("interrupted", now);
