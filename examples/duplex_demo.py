@@ -117,7 +117,7 @@ async def main() -> None:
     args = parser.parse_args()
     with wave.open(args.file, "rb") as file:
         if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, IN_HZ):
-            sys.exit(f"{args.file} is not 16-bit mono at 16 kHz: ffmpeg -i {args.file} -ac 1 -ar 16000 question.wav")
+            sys.exit(f"{args.file} is not 16-bit mono at 16 kHz: ffmpeg -i {args.file} -ac 1 -ar 16000 mono16.wav")
         pcm = file.readframes(file.getnframes())
     player = Player(args.out)
     async with websockets.connect(args.url, max_size=None) as socket:

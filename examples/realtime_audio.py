@@ -27,7 +27,7 @@ def recording(path: str) -> bytes:
     """The samples of a WAV file: 16-bit PCM, mono, 16 kHz."""
     with wave.open(path, "rb") as file:
         if (file.getnchannels(), file.getsampwidth(), file.getframerate()) != (1, 2, RATE_HZ):
-            sys.exit(f"{path} is not 16-bit mono at 16 kHz: ffmpeg -i {path} -ac 1 -ar 16000 speech.wav")
+            sys.exit(f"{path} is not 16-bit mono at 16 kHz: ffmpeg -i {path} -ac 1 -ar 16000 mono16.wav")
         return file.readframes(file.getnframes())
 
 

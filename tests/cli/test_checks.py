@@ -294,3 +294,7 @@ def test_when_a_checkpoint_is_converted_then_no_progress_bar_is_drawn_among_the_
     _in_own_process(write_variable, tmp_path / "seen")
     assert (tmp_path / "seen").read_text() == "1"
     assert os.environ.get("TQDM_DISABLE") == before
+
+
+def test_a_folder_of_models_that_is_not_there_is_told_at_once(refused: Refused) -> None:
+    assert "--models-from /nowhere: there is no such folder" in refused("serve", "--models-from", "/nowhere", status=2)

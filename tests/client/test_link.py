@@ -67,9 +67,27 @@ def test_a_server_that_takes_a_resume_and_breaks_again_is_given_up() -> None:
     assert 1 < connections < 20
 
 
+def test_a_session_whose_host_is_lost_goes_on_at_the_next_one() -> None:
+    firsts: list[str] = []
+
+    async def handle(socket: ServerConnection) -> None:
+        first = json.loads(await socket.recv())
+        firsts.append(first["type"])
+        if len(firsts) == 1:
+            await say(socket, **CREATED)
+            await socket.close(1011, "host_lost")
+            return
+        await say(socket, type="session.resumed", received_events=1, resume_token="u")
+        await socket.close(1000, "session_closed")
+
+    assert scripted_by(handle, until_ended) == ""
+    assert firsts == ["session.update", "session.resume"]
+
+
 @pytest.mark.parametrize(
     ("code", "reason", "told"),
     [
+        (1011, "internal_error", "internal_error"),
         (1001, "session_expired", "session_expired"),
         (1001, "server_shutting_down", "server_shutting_down"),
         (1000, "session_replaced", "session_replaced"),

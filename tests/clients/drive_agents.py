@@ -36,7 +36,7 @@ async def talk(url, *, tool):
                 raise RuntimeError(event.error)
             if event.type == "audio":
                 sound += len(event.audio.data)
-            if (event.type == "tool_end" and tool) or (event.type == "agent_end" and not tool):
+            if (event.type == "tool_end" and tool) or (event.type == "agent_end" and sound and not tool):
                 return kinds, sound
     return kinds, sound
 

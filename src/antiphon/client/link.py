@@ -36,6 +36,8 @@ SETTLED_S = 5.0
 MAX_INCOMING_BYTES = 64 << 20
 # Close codes by which the server ends a session for good, and reasons of 1001 that do.
 FINAL_CLOSE_CODES = frozenset({1000, 1002, 1003, 1007, 1008, 1009, 1011})
+# A door that found no host for a session yet: its key in the store may not have run out.
+HOST_LOST = "host_lost"
 FINAL_REASONS = frozenset({"idle_timeout", "server_shutting_down", "session_expired"})
 # Statuses of refused upgrades that a later try may change.
 TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
@@ -262,7 +264,8 @@ class ResumingLink:
                     await socket.send(acknowledgement)
         except ConnectionClosed as closed:
             code, reason = (closed.rcvd.code, closed.rcvd.reason) if closed.rcvd else (1006, "")
-            if code in FINAL_CLOSE_CODES or reason in FINAL_REASONS or self._leaves:
+            is_final = (code in FINAL_CLOSE_CODES and reason != HOST_LOST) or reason in FINAL_REASONS
+            if is_final or self._leaves:
                 raise _ended_by(code, reason, last) from closed
             if not self._held.can_resume:
                 raise _TryAgain("connection_lost", str(closed)) from closed

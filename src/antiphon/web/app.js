@@ -109,6 +109,14 @@ function lacks(serves) {
 }
 
 let looking = null;
+
+/** See that the server is still there. */
+async function watch() {
+  const answer = await fetch("ready").catch(() => null);
+  if (answer?.ok) looking = setTimeout(watch, 10000);
+  else look();
+}
+
 async function look() {
   clearTimeout(looking);
   try {
@@ -137,7 +145,7 @@ async function look() {
         again();
       }
     }
-    if (page.returns.size) looking = setTimeout(look, 1000);
+    looking = setTimeout(page.returns.size ? look : watch, page.returns.size ? 1000 : 10000);
   } catch {
     $("status").textContent = "The server does not answer";
     looking = setTimeout(look, 2000);

@@ -28,6 +28,8 @@ def check_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -
 
 def check_names(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
     """Raise SettingsError for a name of no model and a folder of no checkpoint. What is in one is not looked at."""
+    if (folder := settings.models.models_from) and not Path(folder).expanduser().is_dir():
+        raise SettingsError(f"--models-from {folder}: there is no such folder")
     if "transcriber" in roles:
         _check_transcriber(settings.models.transcriber)
     if "synthesizer" in roles:

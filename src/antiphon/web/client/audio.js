@@ -87,6 +87,7 @@ export class Meter {
     this.source = node;
     this.analyser = new AnalyserNode(node.context, { fftSize: 2048 });
     this.samples = new Float32Array(this.analyser.fftSize);
+    this.isClosed = false;
     node.connect(this.analyser);
   }
   /** @param {MediaStream} stream */
@@ -101,7 +102,9 @@ export class Meter {
     return Math.min(1, highest);
   }
   close() {
-    this.source.disconnect(this.analyser);
+    // Once: who plays and who measures may both end it.
+    if (!this.isClosed) this.source.disconnect(this.analyser);
+    this.isClosed = true;
   }
 }
 
@@ -162,6 +165,7 @@ export class Player {
   close() {
     this.node.port.onmessage = null;
     this.node.port.postMessage({ close: true });
+    this.meter.close();
     this.node.disconnect();
     for (const resolve of this.waiting.values()) resolve({});
   }
