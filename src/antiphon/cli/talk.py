@@ -25,13 +25,14 @@ from antiphon.client import (
     ResponseEnds,
     ResponseWords,
     ServerError,
+    SessionEnded,
     UserSaid,
     UserSpeaks,
     UserWords,
 )
 from antiphon.client.devices import INPUT_HZ, OUTPUT_HZ, HeardFile, sound_devices, sound_files
 from antiphon.client.devices.playback import Playback
-from antiphon.errors import SettingsError
+from antiphon.errors import RemoteError, SettingsError
 from antiphon.settings import Settings
 
 # A recording that is heard is over, and answered, when nothing has happened and nothing was played for so long.
@@ -62,6 +63,13 @@ class TalkRequest:
         return sound_devices(playback, self.microphone, self.loudspeaker)
 
 
+# What to do where a conversation with a server ends, by the code of its end.
+HINTS = {
+    "connection_lost": "no server answers there, or not any more (antiphon serve starts one)",
+    "invalid_api_key": "this server wants a key that it knows: --key KEY, or ANTIPHON_TALK_KEY",
+}
+
+
 async def run(settings: Settings, request: TalkRequest, url: str | None, key: str | None) -> None:
     """Talk with the server at a URL, or with one that is started for this. Raises as `talk`, and as Server."""
     if url:
@@ -70,7 +78,12 @@ async def run(settings: Settings, request: TalkRequest, url: str | None, key: st
         except ValueError as error:
             raise SettingsError(f"--url: {error}") from None
         async with client:
-            await talk(client, request)
+            try:
+                await talk(client, request)
+            except SessionEnded as ended:
+                if hint := HINTS.get(ended.code):
+                    raise RemoteError(f"{url}: {hint}") from ended
+                raise
         return
     local = replace(settings, server=replace(settings.server, port=0))
     async with Server(settings=local) as server, server.client() as client:

@@ -13,6 +13,9 @@ const AT_THE_TOP = {
   [WRONG_KEY]: "Correct it at the top of this page.",
 };
 
+/** A server's reasons are codes, such as server_shutting_down. */
+const inWords = (reason) => reason.replaceAll("_", " ");
+
 const page = {
   voices: [],
   // What begins again by itself once the server is ready, by tab: {again, at}, `at` in ms of performance.now().
@@ -38,7 +41,7 @@ const page = {
    * the more `failures` there were, the later.
    */
   lost(tab, advice, reason, again, failures = 1) {
-    this.fail(tab, new Error(`It ended: ${reason}. ${advice}`));
+    this.fail(tab, new Error(`It ended: ${inWords(reason)}. ${advice}`));
     if (again) this.returns.set(tab, { again, at: performance.now() + Math.min(60, 2 ** failures) * 1000 });
     look();
   },

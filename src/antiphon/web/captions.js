@@ -61,7 +61,7 @@ export class CaptionsTab {
     });
     captions.on("error", (error) => this.page.fail("captions", error));
     captions.on("end", (reason) => {
-      this.state(reason ? `Stopped: ${reason}` : "Stopped");
+      this.state(reason ? `Stopped: ${reason.replaceAll("_", " ")}` : "Stopped");
       // Whoever reads captions cannot press a button: they go on by themselves once the server is back.
       if (reason) {
         this.failures += 1;

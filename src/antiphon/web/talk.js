@@ -83,7 +83,7 @@ export class Talk {
     this.timeline.stop();
     $("talk-start").textContent = "Start talking";
     $("talk-start").setAttribute("aria-pressed", "false");
-    $("talk-state").textContent = reason ? `Ended: ${reason}` : "Not connected";
+    $("talk-state").textContent = reason ? `Ended: ${reason.replaceAll("_", " ")}` : "Not connected";
     if (reason) this.page.lost("talk", `Press “Start talking” to begin again.`, reason);
   }
 

@@ -81,7 +81,7 @@ def sound_files(playback: Playback, microphone: str, loudspeaker: str | None = N
         except OSError as error:
             raise SettingsError(f"{error.filename}: {error.strerror}") from None
         except MediaError as error:
-            raise SettingsError(f"{microphone}: {error}") from None
+            raise SettingsError(str(error)) from None
         if out:
             out.setparams((1, 2, OUTPUT_HZ, 0, "NONE", ""))
         yield HeardFile(pcm, playback, out)
