@@ -191,7 +191,15 @@ async def talk(callers: list[ResumingCaller], balancer: Balancer, minutes: float
 def reloaded(minutes: float) -> dict[str, Any]:
     with cluster("", *FLAGS, num_hosts=2, pace_s=PACE_S) as hosts, balanced(hosts) as (balancer, _):
         callers = [ResumingCaller(n, [balancer.ws], n) for n in range(CALLERS)]
-        return asyncio.run(talk(callers, balancer, minutes))
+        try:
+            return asyncio.run(talk(callers, balancer, minutes))
+        except BaseException:
+            # What the hosts said goes with their folder.
+            for host in hosts.hosts:
+                kept = Path(f"haproxy-{host.name}.log")
+                kept.write_text(host.log)
+                print(f"{host.name}: {kept}", file=sys.stderr)
+            raise
 
 
 def main() -> None:
