@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 import threading
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import chromium
 from accessible import everybody_can_use
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
@@ -259,7 +259,6 @@ def refusals(browser: Browser) -> None:
 def main() -> None:
     folder = Path(sys.argv[1])
     folder.mkdir(parents=True, exist_ok=True)
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     threading.Thread(target=listener.serve_forever, daemon=True).start()
     with sync_playwright() as playwright:
         flags = [
@@ -267,7 +266,7 @@ def main() -> None:
             "--use-fake-device-for-media-stream",
             f"--host-resolver-rules=MAP {UNTRUSTED} 127.0.0.1",
         ]
-        browser = playwright.chromium.launch(executable_path=chromium, args=flags)
+        browser = playwright.chromium.launch(executable_path=chromium.path(), args=flags)
         at_rest(browser, folder)
         lacks(browser)
         metrics(browser, folder)

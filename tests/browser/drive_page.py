@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import io
 import re
-import shutil
 import sys
 import wave
 from pathlib import Path
 
 from accessible import everybody_can_use
+from chromium import launched
 from playwright.sync_api import Page, expect, sync_playwright
 
 SLOW_MS = 30_000
@@ -180,19 +180,8 @@ def watch(page: Page, folder: Path) -> None:
 def main() -> None:
     url, recording, sign, folder, transport = *sys.argv[1:4], Path(sys.argv[4]), (sys.argv[5:] or [""])[0]
     folder.mkdir(parents=True, exist_ok=True)
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium,
-            args=[
-                "--no-sandbox",
-                "--use-fake-ui-for-media-stream",
-                "--use-fake-device-for-media-stream",
-                f"--use-file-for-fake-audio-capture={recording}{'' if transport == 'returns' else '%noloop'}",
-                f"--use-file-for-fake-video-capture={sign}",
-                "--autoplay-policy=no-user-gesture-required",
-            ],
-        )
+        browser = launched(playwright, recording, sign, loops=transport == "returns")
         page = browser.new_page()
         errors: list[str] = []
         page.on("pageerror", lambda e: errors.append(str(e)))

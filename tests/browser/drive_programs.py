@@ -8,12 +8,12 @@ FOLDER has the pages, each by its name; they are served at http://localhost:3000
 from __future__ import annotations
 
 import re
-import shutil
 import sys
 import threading
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
+from chromium import launched
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 SLOW_MS = 60_000
@@ -43,10 +43,16 @@ def agent(page: Page) -> None:
     page.locator("#start").click()
     # The recording is said first; then the model has to call a tool, and to answer with what it gave.
     expect(page.locator("#lines")).to_contain_text("assistant: ", timeout=SLOW_MS)
-    page.locator("#ask").click()
-    expect(page.locator("#lines")).to_contain_text(
-        re.compile(r"tool: get_weather\(.*Paris.*17 degrees"), timeout=SLOW_MS
-    )
+    # What the small model says is drawn: not each time is it a call.
+    called = re.compile(r"tool: get_weather\(.*Paris.*17 degrees")
+    for _ in range(4):
+        page.locator("#ask").click()
+        try:
+            expect(page.locator("#lines")).to_contain_text(called, timeout=15_000)
+            break
+        except AssertionError:
+            continue
+    expect(page.locator("#lines")).to_contain_text(called)
     expect(page.locator("#lines p").last).to_contain_text(re.compile("assistant: .*(rain|17)", re.I), timeout=SLOW_MS)
 
 
@@ -67,20 +73,9 @@ def main() -> None:
     folder, microphone, sign = sys.argv[1:]
     listener = ThreadingHTTPServer(("127.0.0.1", ORIGIN_PORT), partial(Quiet, directory=folder))
     threading.Thread(target=listener.serve_forever, daemon=True).start()
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     errors: list[str] = []
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=chromium,
-            args=[
-                "--no-sandbox",
-                "--use-fake-ui-for-media-stream",
-                "--use-fake-device-for-media-stream",
-                f"--use-file-for-fake-audio-capture={microphone}%noloop",
-                f"--use-file-for-fake-video-capture={sign}",
-                "--autoplay-policy=no-user-gesture-required",
-            ],
-        )
+        browser = launched(playwright, microphone, sign)
         for drive in (captions, agent, narrator, camera):
             page = opened(browser, drive.__name__, errors)
             drive(page)

@@ -56,7 +56,7 @@ const DETECTION = {
 /** How long after the user's last sound the server notices the end, which is not in its times. */
 const PAUSE_MS = { pause: 500, complete: 300, manual: 0 };
 // Who calls tools for ever is told to answer.
-const MAX_CALL_ROUNDS = 8;
+const MAX_CALL_ROUNDS = 4;
 // A race that users cannot see: the answer had ended already.
 const HARMLESS = ["response_cancel_not_active", "playback_ack_too_late"];
 

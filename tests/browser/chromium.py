@@ -1,0 +1,26 @@
+"""Debian's Chromium, headless, with files for a microphone and a camera."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from playwright.sync_api import Browser, Playwright
+
+
+def path() -> str | None:
+    """Where Chromium is; None: playwright looks for one of its own."""
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def launched(playwright: Playwright, microphone: str | Path, camera: str | Path, *, loops: bool = False) -> Browser:
+    """Start it; it may use both at once. `loops`: the microphone's file begins anew at its end."""
+    flags = [
+        "--no-sandbox",
+        "--use-fake-ui-for-media-stream",
+        "--use-fake-device-for-media-stream",
+        f"--use-file-for-fake-audio-capture={microphone}{'' if loops else '%noloop'}",
+        f"--use-file-for-fake-video-capture={camera}",
+        "--autoplay-policy=no-user-gesture-required",
+    ]
+    return playwright.chromium.launch(executable_path=path(), args=flags)
