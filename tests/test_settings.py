@@ -71,6 +71,16 @@ def test_what_takes_several_values_may_be_named_in_the_singular(name: str, tmp_p
         assert getattr(settings.server, name + "s") == ("a", "b")
 
 
+def test_when_the_settings_file_cannot_be_read_then_the_error_names_the_flag(tmp_path: Path) -> None:
+    file = tmp_path / "antiphon.toml"
+    with pytest.raises(SettingsError, match=f"^--config {file}: No such file"):
+        load({}, {}, file)
+    for content in (b"[server", b"\xff"):
+        file.write_bytes(content)
+        with pytest.raises(SettingsError, match=f"^--config {file}: "):
+            load({}, {}, file)
+
+
 def test_variables_that_are_not_ours_are_left_alone() -> None:
     load({}, {"PATH": "/bin", "ANTIPHON_CERTIFY_KEY": "key", "ANTIPHON_TEST_PACE_S": "1"})
 

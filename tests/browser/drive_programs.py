@@ -40,6 +40,8 @@ def captions(page: Page) -> None:
 
 
 def agent(page: Page) -> None:
+    page.locator("#ask").click()
+    expect(page.locator("#start")).to_contain_text("start it first")
     page.locator("#start").click()
     # The recording is said first; then the model has to call a tool, and to answer with what it gave.
     expect(page.locator("#lines")).to_contain_text("assistant: ", timeout=SLOW_MS)

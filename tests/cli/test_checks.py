@@ -20,6 +20,7 @@ from antiphon.errors import ModelError, SettingsError, StoreError
 from antiphon.loading.loader import store_of
 from antiphon.server.process.listening import bind
 from antiphon.settings import Settings
+from antiphon.store import Store
 from antiphon.store.registry import SILERO, SMART_TURN
 from tests.conftest import DATA
 
@@ -73,7 +74,7 @@ def test_when_a_folder_cannot_be_had_then_serve_stops_at_once(refused: Refused, 
         assert f"--record {folder}: " in refused("serve", "--port", "0", *home, "--record", folder)
         assert f"--home {folder}: " in refused("serve", "--port", "0", "--home", folder)
         assert f"--home {folder}: " in refused("pull", "--home", folder)
-        assert folder in refused("serve", "--port", "0", *home, "--state", folder)
+        assert f"--state: {folder}: " in refused("serve", "--port", "0", *home, "--state", folder)
     assert f"--home {file}: " in refused("doctor", "--home", file)
     assert f"--home {file}: " in refused("pull", "--list", "--home", file)
 
@@ -131,6 +132,20 @@ def test_when_models_are_named_that_are_not_there_then_serve_stops_at_once(
     assert "there are hibari-heart" in refused(*serve, "--synthesizer", "nobody", status=2)
     told = refused("pull", "--home", str(tmp_path), "--transcriber", "nobody", status=2)
     assert told.endswith("there are whisper-base, whisper-tiny.en\n")
+
+
+def test_pull_fetches_what_is_named_and_nothing_else(
+    refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = ("--home", str(tmp_path))
+    assert "did you mean hibari-emma?" in refused("pull", "hibari-ema", *home, status=2)
+    assert "did you mean smollm2-135m-instruct?" in refused("pull", "smollm", *home, status=2)
+    fetched: list[str] = []
+    monkeypatch.setattr(Store, "pull", lambda _, model, __: fetched.append(model.id))
+    for module in ("antiphon.loading.loader", "antiphon.cli.start.models"):
+        monkeypatch.setattr(f"{module}.prepare", lambda settings, store, model: tmp_path)
+    assert main(["pull", "hibari-emma", "resemblyzer", *home]) == 0
+    assert fetched == ["hibari-emma", "resemblyzer"]
 
 
 def test_when_a_device_is_not_there_then_it_is_named_with_what_there_is(

@@ -156,6 +156,10 @@ def test_an_update_tells_in_its_answer_what_it_has_not_read() -> None:
     assert [w["param"] for w in created["warnings"]] == ["sesion", "session.instrctions", "session.audio.input.formt"]
     (updated,) = told(wire, {"type": "session.update", "event_id": "a", "instructions": "x", "tempo": 2})
     assert [w["param"] for w in updated["warnings"]] == ["tempo"]
+    # Null turns a thing off, so its name matters where it is nearly one of ours.
+    fields = {"turn_detecton": None, "mood": None}
+    (updated,) = told(wire, {"type": "session.update", "event_id": "a", "session": fields})
+    assert [w["param"] for w in updated["warnings"]] == ["session.turn_detecton"]
     (updated,) = told(wire, {"type": "session.update", "event_id": "a", "session": {"instructions": "x"}})
     assert "warnings" not in updated
 

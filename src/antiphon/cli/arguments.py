@@ -140,6 +140,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_pull(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("models", nargs="*", metavar="MODEL", help="fetch these alone, by the names of --list")
     parser.add_argument("--list", action="store_true", help="list the models and what is here, fetch nothing")
 
 
@@ -252,7 +253,12 @@ COMMANDS: Mapping[str, Command] = {
         ("server", "resume", "cluster", "memory", "audio", "models", "engine", "remote", "speech", "video"),
         _add_serve,
     ),
-    "pull": Command("fetch the models of a profile", "", ("models", "engine", "remote", "speech"), _add_pull),
+    "pull": Command(
+        "fetch the models of a profile, or those that are named",
+        "",
+        ("models", "engine", "remote", "speech"),
+        _add_pull,
+    ),
     "transcribe": Command(
         "turn a file, or standard input, into text as it is read", "FILE", ("models",), _add_transcribe
     ),

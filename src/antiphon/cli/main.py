@@ -37,11 +37,6 @@ os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 # `transformers` draws bars while it loads weights, which would stand among the lines of a log.
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
-CLIENT_LINE = (
-    "python -c \"import openai,sys; print(openai.OpenAI(base_url='{url}/v1', api_key='none')"
-    ".audio.transcriptions.create(model='default', file=open(sys.argv[1],'rb')).text)\" FILE"
-)
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that `argv` (otherwise the process's arguments) names, until it ends.
@@ -126,8 +121,10 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
             return _serve_ray(serve_here, settings, args)
 
         def ready(url: str) -> None:
-            print(f"\n  antiphon is ready at {url}   (what it serves: open {url}/)", flush=True)
-            print(f"  try it:  antiphon transcribe FILE\n  or:      {CLIENT_LINE.format(url=url)}\n", flush=True)
+            key = ' -H "authorization: Bearer KEY"' if settings.server.api_keys else ""
+            print(f"\n  antiphon is ready at {url}", flush=True)
+            print(f"  try it:  open {url}/ in a browser, or hand it a recording:", flush=True)
+            print(f"           curl {url}/v1/audio/transcriptions{key} -F model=default -F file=@FILE\n", flush=True)
 
         anyio.run(serve, settings, ready, bound)
     return 0
@@ -183,7 +180,7 @@ def _fetch(settings: Settings, roles: Collection[ModelRole] | None = None, *, ch
 
 def _pull(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.start.checks import check_names
-    from antiphon.cli.start.models import fetch, store_for
+    from antiphon.cli.start.models import fetch_models, registered, store_for
     from antiphon.cli.start.preparation import check_home, with_profile
     from antiphon.loading.loader import prepare
     from antiphon.loading.selection import local_models
@@ -193,10 +190,12 @@ def _pull(settings: Settings, args: argparse.Namespace) -> int:
     if not args.list:
         # The device is that of another machine where an image is built.
         check_names(settings)
-        settings = with_profile(settings)
-        fetch(settings)
+        if not args.models:
+            settings = with_profile(settings)
+        wanted_models = [registered(name) for name in args.models] or local_models(settings)
+        fetch_models(settings, wanted_models)
         store = store_for(settings)
-        for wanted in local_models(settings):
+        for wanted in wanted_models:
             print(f"{wanted.id:28} {prepare(settings, store, wanted)}")
         return 0
     store = store_for(settings)

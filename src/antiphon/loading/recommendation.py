@@ -60,5 +60,6 @@ def recommended(profile: str, speed: Speed, free_gb: float, among: Collection[st
         if name in among and (not choice or (fits and quick)):
             choice = name
         missing = "" if fits else f", which needs {MEMORY_GB[name]:g} GB"
-        notes.append(f"{name} after {its.clause_s:.1f} s{missing}")
-    return choice or "light", f"answers begin to be spoken: {'; '.join(notes)} (objective {OBJECTIVE_S:g} s)"
+        notes.append(f"{its.clause_s:.1f} s with {name}{missing}")
+    rule = f"the largest within {OBJECTIVE_S:g} s is taken, default up to {LIGHT_FROM_S:g} s"
+    return choice or "light", f"an answer begins to be spoken after {', '.join(notes)}; {rule}"

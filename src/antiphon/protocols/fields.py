@@ -103,7 +103,8 @@ def _type_info(kind: Hashable) -> inspect.Type:
 
 def _unknown(value: Any, kind: inspect.Type, where: str) -> Iterator[tuple[str, frozenset[str]]]:
     """The paths of what a value has that its type knows nothing of, each with the names that its object may have. What
-    is null says nothing, and what is left as it was sent (Raw, object) is not looked into.
+    is null says nothing, unless its name is nearly one of ours; what is left as it was sent (Raw, object) is not looked
+    into.
     """
     match kind:
         case inspect.UnionType(types=kinds):
@@ -119,7 +120,7 @@ def _unknown(value: Any, kind: inspect.Type, where: str) -> Iterator[tuple[str, 
                 path = f"{where}.{name}" if where else name
                 if name in known:
                     yield from _unknown(inner, known[name], path)
-                elif name != kind.tag_field and inner is not None:
+                elif name != kind.tag_field and (inner is not None or nearest(name, frozenset(known))):
                     yield path, frozenset(known)
         case inspect.ListType(item_type=item) if isinstance(value, list):
             for number, inner in enumerate(value):

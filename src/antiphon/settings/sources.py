@@ -188,8 +188,10 @@ def _meant(name: str, names: Iterable[str]) -> str:
 def _from_toml(file: Path, known: Mapping[str, Option]) -> dict[str, Value]:
     try:
         data = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise SettingsError(f"{file}: {error}") from None
+    except OSError as error:
+        raise SettingsError(f"--config {file}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise SettingsError(f"--config {file}: {error}") from None
     chosen: dict[str, Value] = {}
     for section, values in data.items():
         own = {o.name: o for o in known.values() if o.section == section}

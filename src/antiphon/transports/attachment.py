@@ -188,6 +188,12 @@ class Attachment:
         self.num_received = num_received
         self.outbox.continue_from(last_received, first_frame, frames)
 
+    def doubts(self, token: str) -> bool:
+        """Whether a client that shows this token may have given up meanwhile: it was sent before the transport that is
+        attached got a newer one, and nobody was heard there yet.
+        """
+        return bool(self._place.state.has_transport and self._token and self._token.is_previous(token))
+
     # --- the two states -----------------------------------------------------------------------------------------------
 
     def _apply(self, event: AttachmentEvent) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from antiphon.transports.transport import TransportClosed
@@ -31,6 +32,14 @@ class WebSocketTransport:
         text: str | None = message.get("text")
         data: bytes = message.get("bytes") or b""
         return data if text is None else text
+
+    async def has_left(self, within_s: float) -> bool:
+        """Wait `within_s` seconds for the client to disconnect. A frame that it sends instead is received later."""
+        with anyio.move_on_after(within_s):
+            if self._first is None:
+                self._first = await self.receive()
+                return self._first is None
+        return False
 
     async def send(self, data: str | bytes) -> None:
         """Send a text frame, or a binary one for bytes. Waits while the socket's send buffer is full.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 from base64 import b64encode
 from collections.abc import Iterator
@@ -22,8 +23,10 @@ from antiphon.cli.replay import compare
 from antiphon.errors import Refused
 from antiphon.recording.tape import Tape
 from antiphon.recording.timeline import render
+from antiphon.server.live import handshake
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
+from antiphon.signals import become
 from tests.scripted import FRAME, speech
 from tests.server.scripted import Echo, serving, with_resume
 
@@ -284,6 +287,54 @@ def test_when_a_client_resumes_then_its_earlier_connection_is_replaced(scripted:
         # The session goes on with its history.
         await turn(client, 4)
         assert scripted[2].asked[-1] == ("w1 w2 w3", "w1 w2 w3", "w4 w5 w6")
+        await client.socket.close()
+
+    run(main())
+
+
+def test_an_attempt_that_its_client_has_given_up_replaces_nobody(
+    scripted: tuple[str, ServerState, Echo], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that hangs for a moment reads two attempts, the older one last, and by then nobody is behind it."""
+    monkeypatch.setattr(handshake, "GIVEN_UP_S", LIMIT_S)
+    caplog.set_level(logging.INFO)
+
+    async def main() -> None:
+        url, state, _ = scripted
+        client = await opened(url)
+        await turn(client)
+        used, attachment = client.token, state.resumable[client.session_id].attachment
+        client.cut()
+        await client.come_back()
+        # The client has not said anything over its new connection, so its earlier token might be all that it has.
+        assert attachment.doubts(used)
+        late = await dial(f"{url}/v1/realtime?duplex=1")
+        about = {"session_id": client.session_id, "resume_token": used, "last_received_server_event_seq": 0}
+        await late.send(json.dumps({"type": "session.resume", **about}))
+        late.transport.abort()
+        await become(lambda: any("was given up" in message for message in caplog.messages), 0.01)
+        await turn(client, 4)
+        assert not [event for event in client.seen if event["type"] == "session.replaced"]
+        await client.socket.close()
+
+    run(main())
+
+
+def test_an_attempt_with_the_token_of_before_is_served_if_its_client_stays(
+    scripted: tuple[str, ServerState, Echo], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message with the newer token was lost with its connection, which the server takes for alive."""
+    monkeypatch.setattr(handshake, "GIVEN_UP_S", 0.05)
+
+    async def main() -> None:
+        url, _, _ = scripted
+        client = await opened(url)
+        await turn(client)
+        used = client.token
+        await client.come_back()
+        client.token = used
+        assert (await client.come_back())["type"] == "session.resumed"
+        await turn(client, 4)
         await client.socket.close()
 
     run(main())

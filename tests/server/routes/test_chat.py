@@ -212,7 +212,9 @@ def test_when_a_body_is_not_a_request_then_it_is_refused(talker: Process) -> Non
     assert httpx.post(url, content=b"{").status_code == 400
     assert httpx.post(url, content=b"\xff\xfe").status_code == 400
     assert httpx.post(url, json={"messages": ASK}).json()["error"]["param"] == "model"
-    assert httpx.get(url).status_code == 405
+    refused = httpx.get(url)
+    assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
+    assert refused.json()["error"]["message"] == "GET is not for this path, POST is."
 
 
 def test_when_no_language_model_is_loaded_then_it_is_a_404(server: Process) -> None:

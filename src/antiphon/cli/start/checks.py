@@ -59,8 +59,12 @@ def check_certificate(settings: Settings) -> None:
 def check_state(settings: Settings) -> None:
     """Open the store of conversations that outlive the server, and close it again. Raises StoreError, SettingsError."""
     resume = settings.resume
-    if resume.state:
+    if not resume.state:
+        return
+    try:
         open_store(resume.state, resume.state_hours * 3600, resume.host_ttl_s).close()
+    except StoreError as error:
+        raise StoreError(f"--state: {error}") from None
 
 
 def _check_transcriber(name: str) -> None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Sequence
+from difflib import get_close_matches
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
+from antiphon.errors import SettingsError
 from antiphon.extras import require_extra
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import ALL_ROLES, LocalModel, local_models, spec_of
 from antiphon.roles import ModelRole
 from antiphon.settings import Settings, options
-from antiphon.store import Model, Store
+from antiphon.store import MODELS, Model, Store
 
 # The settings that decide which files are wanted, and where they are kept.
 PULLED_BY = (
@@ -60,13 +62,26 @@ def check_extras(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -
         require_extra(spec_of(model).extra, f"{model.role} model {model.id}")
 
 
+def registered(name: str) -> Model:
+    """The model of this name in the registry. Raises SettingsError, with the name that may be meant."""
+    if name not in MODELS:
+        close = [known for known in MODELS if known.startswith(name)] or get_close_matches(name, list(MODELS), 1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        raise SettingsError(f"there is no model {name}{meant} (antiphon pull --list has them all)")
+    return MODELS[name]
+
+
 def fetch(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
     """Fetch what is missing of the models of these roles, and prepare them for loading. Raises StoreError, and
     SettingsError as `check_extras`.
     """
     check_extras(settings, roles)
+    fetch_models(settings, local_models(settings, roles))
+
+
+def fetch_models(settings: Settings, wanted: Collection[Model | LocalModel]) -> None:
+    """Fetch what is missing of these models, and prepare them for loading. Raises StoreError."""
     store = store_for(settings)
-    wanted = local_models(settings, roles)
     missing = [m for m in wanted if not isinstance(m, LocalModel) and store.missing(m)]
     if missing:
         _download(store, missing)

@@ -319,6 +319,10 @@ class ResumeToken:
             self._hash = self._previous_hash
         return is_current or is_previous
 
+    def is_previous(self, value: str) -> bool:
+        """Whether this is the previous token, while that is valid: whoever shows it has not seen the current one."""
+        return bool(self._previous_hash) and hmac.compare_digest(_digest(value), self._previous_hash)
+
     def confirm(self) -> None:
         """End the previous token: the client was heard on its new connection, so it has the current one."""
         self._previous_hash = b""

@@ -35,7 +35,7 @@ from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.live.moving.persistence import (
     SESSION_ELSEWHERE,
 )
-from antiphon.server.live.moving.take_up import take_up
+from antiphon.server.live.moving.take_up import is_lost, take_up
 from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
@@ -60,6 +60,8 @@ _PARAMETERS: Mapping[str, Sequence[str]] = {
 }
 # How long a client that resumes, or speaks full duplex, may wait with its first frame, in seconds.
 FIRST_FRAME_S = 10.0
+# A client that gave up an attempt to resume is seen to have left within so many seconds of it being read.
+GIVEN_UP_S = 0.5
 # What may come before the first frame of a WebSocket that can only resume a session is whole.
 MAX_RESUME_BYTES = 64 << 10
 
@@ -201,14 +203,17 @@ async def _resume(
         request = resume_from(message)
         if request.session_id in state.overflowed:
             raise JournalGap("journal_overflow")
-        is_live = request.session_id in state.resumable
-        if not is_live and await take_up(state, caller, request, websocket, first):
+        is_here = request.session_id in state.resumable and not await is_lost(state, caller, request.session_id)
+        if not is_here and await take_up(state, caller, request, websocket, first):
             return
         session = state.resumable.get(request.session_id)
         if session is None or session.caller != caller:
             raise RemoteProtocolError("unknown_session", "There is no such session to resume.", "session_id")
         how: HowResumed = "relayed" if websocket.headers.get(RELAYED_HEADER) else "attached"
         transport = WebSocketTransport(websocket)
+        if session.attachment.doubts(request.token) and await transport.has_left(GIVEN_UP_S):
+            log.info("session %s: an attempt to resume it was given up", session.id)
+            return
         await session.attachment.resume(request.token, request.last_received, transport, how)
     except Refused as refusal:
         await _refuse_for_room(state, websocket, refusal)

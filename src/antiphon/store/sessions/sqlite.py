@@ -88,7 +88,7 @@ class SqliteHome:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._path.touch(mode=0o600)
         except OSError as error:
-            raise StoreError(f"{self._path}: {error}") from None
+            raise StoreError(f"{folder}: {error.strerror}; a folder is needed that can be written to") from None
         with self._one_process(), self._reading() as db:
             self._prepare(db)
 

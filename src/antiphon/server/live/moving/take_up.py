@@ -31,6 +31,7 @@ from antiphon.server.live.moving.tail import messages_of
 from antiphon.server.live.open_wire import prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import Caller, ServerState
+from antiphon.signals import become
 from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession
 from antiphon.transports.websocket import WebSocketTransport
 
@@ -38,8 +39,30 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 # A client waits so many TTLs of a host for one that cannot be reached and does not count as dead.
 PATIENCE = 2
+# How often a session that ends is looked at, in seconds.
+GONE_S = 0.01
 # How often a host that lives and cannot be reached is tried again, in seconds.
 RETRY_S = 0.25
+
+
+async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
+    """Whether another host has claimed a session that is live here, because this one counted as dead. It ends here, and
+    is gone once this returns. A store that cannot be read says nothing: the session stays.
+    """
+    session, store = state.resumable.get(session_id), state.session_store
+    if session is None or store is None or session.caller != caller:
+        return False
+    try:
+        row = await anyio.to_thread.run_sync(partial(store.get, session_id))
+    except StoreError as error:
+        log.warning("session %s: who has it cannot be read: %s", session_id, error)
+        return False
+    if row is None or row.owner in ("", state.host_name):
+        return False
+    log.warning("session %s is the host's %s by now", session_id, row.owner)
+    session.attachment.abandon()
+    await become(lambda: state.resumable.get(session_id) is not session, GONE_S)
+    return True
 
 
 async def take_up(
