@@ -118,11 +118,14 @@ def test_without_extras_a_file_is_transcribed_and_the_server_hears() -> None:
     [
         (("say", "Hello."), r"hibari-heart needs hibari, which is not installed: pip install 'antiphon\[speech\]'"),
         (
-            ("serve", "--language-model", SMALL, "--synthesizer", "none"),
+            ("serve", "--port", "0", "--language-model", SMALL, "--synthesizer", "none"),
             r"needs torch, which is not installed: pip install 'antiphon\[talk\]'",
         ),
-        (("serve", "--profile", "light"), r"needs torch, which is not installed: pip install 'antiphon\[talk\]'"),
-        (("serve", "--device", "cuda"), r"PyTorch, which is not installed"),
+        (
+            ("serve", "--port", "0", "--profile", "light"),
+            r"needs torch, which is not installed: pip install 'antiphon\[talk\]'",
+        ),
+        (("serve", "--port", "0", "--device", "cuda"), r"PyTorch, which is not installed"),
     ],
 )
 def test_without_extras_a_command_that_needs_one_says_so_in_a_line(arguments: tuple[str, ...], says: str) -> None:

@@ -23,7 +23,7 @@ from antiphon.capacity.machine import differs, machine
 from antiphon.capacity.page import page
 from antiphon.capacity.recordings import read_recordings, speech_end_s
 from antiphon.capacity.search import ALLOWED, EDGE_TURNS, SessionSearch, Trial, is_lost, percentile
-from antiphon.cli.operating.certify import kinds_of
+from antiphon.cli.operating.certify import RECORDINGS, kinds_of
 from antiphon.errors import SettingsError
 from tests.conftest import DATA, SMALL, VOICE, Serve
 
@@ -169,6 +169,10 @@ def test_a_certificate_of_another_machine_is_known_as_such() -> None:
     assert differs(machine()) == []
     assert differs(machine() | {"cpu": "another", "cores": 1000}) == ["cpu", "cores"]
     assert differs({}) == []
+
+
+def test_without_another_folder_the_recordings_of_the_checkout_are_taken() -> None:
+    assert read_recordings(RECORDINGS)
 
 
 def test_kinds_are_named() -> None:

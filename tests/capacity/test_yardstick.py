@@ -112,6 +112,24 @@ def test_a_server_that_knows_no_transcription_sessions_is_asked_for_one_that_doe
     assert asked[1]["audio"]["input"]["turn_detection"]["create_response"] is False
 
 
+def test_the_one_caller_asks_for_the_turn_detection_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("antiphon.capacity.yardstick.AFTER_FAILURE_S", 0.0)
+    asked = list[dict[str, Any]]()
+
+    async def answer(socket: Any) -> None:
+        async for message in socket:
+            asked.append(json.loads(message)["session"])
+            await socket.send(json.dumps({"type": "error", "error": {"message": "no"}}))
+
+    async def act() -> None:
+        async with answering(answer) as url:
+            caller = SoleCaller(url, "", read_recordings(DATA), 1, lambda _: None, "semantic_vad")
+            await caller.measure(["conversation"])
+
+    asyncio.run(act())
+    assert {session["audio"]["input"]["turn_detection"]["type"] for session in asked} == {"semantic_vad"}
+
+
 def test_a_server_that_speaks_another_language_is_told_of_and_measured_as_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from websockets.asyncio.server import ServerConnection, serve
 
-from antiphon.client import Client, ClientConversation, ResponseEnds, ResponseWords, SessionEnded, SyncClient
+from antiphon.client import Client, ClientConversation, ResponseEnds, ResponseWords, SessionEnded, SyncClient, link
 from antiphon.client.audio import WireAudio, pcm16
 from antiphon.settings import Settings
+from antiphon.signals import become
 from tests.server.scripted import serving
 
 LIMIT_S = 30
@@ -171,6 +172,33 @@ def test_a_server_that_is_full_says_so_at_once() -> None:
                 return refused.value.code
 
         assert asyncio.run(asyncio.wait_for(main(), LIMIT_S)) in ("rate_limit_exceeded", "resource_exhausted")
+
+
+def test_when_nobody_takes_what_comes_then_no_more_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit, size, count = 100_000, 10_000, 200
+    monkeypatch.setattr(link, "MAX_INCOMING_BYTES", limit)
+
+    async def handle(socket: ServerConnection) -> None:
+        await say(socket, **CREATED)
+        for number in range(count):
+            await say(socket, type="of_our_own", number=number, text="x" * size)
+        await socket.wait_closed()
+
+    async def main() -> list[Any]:
+        async with serve(handle, "127.0.0.1", 0) as server:
+            port = next(iter(server.sockets)).getsockname()[1]
+            carried = link.ResumingLink(f"ws://127.0.0.1:{port}", headers={}, query={})
+            carried.start()
+            await become(lambda: carried._incoming_bytes > limit, 0.001)
+            # More is there to be read.
+            for _ in range(100):
+                await asyncio.sleep(0.001)
+            assert carried._incoming_bytes < limit + 2 * size
+            messages = [await carried.receive() for _ in range(count + 1)]
+            await carried.close()
+            return [message["number"] for message in messages[1:] if isinstance(message, dict)]
+
+    assert asyncio.run(asyncio.wait_for(main(), LIMIT_S)) == list(range(count))
 
 
 def test_what_cannot_be_is_refused_before_anything_is_sent() -> None:

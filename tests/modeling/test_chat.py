@@ -28,7 +28,7 @@ from antiphon.loading.selection import LANGUAGE_ROLES, selected_models
 from antiphon.modeling.chat import ChatModel, ChatStream
 from antiphon.modeling.chat_template import text_size, token_ids
 from antiphon.modeling.detokenizer import Detokenizer, held_back
-from antiphon.modeling.tool_grammar import CallReader
+from antiphon.modeling.tool_grammar import CallReader, call_grammar
 from antiphon.settings import load as load_settings
 from tests.conftest import SMALL
 from tests.engine.contract.resubmitting import ResubmittingEngine
@@ -394,8 +394,9 @@ async def reply_that_begins(
     async def generated(session: LocalSession, params: Sampling) -> AsyncGenerator[Token, None]:
         started.append(params)
         if len(started) > 1:
-            async for token in generate(session, params):
-                yield token
+            async with aclosing(generate(session, params)) as tokens:
+                async for token in tokens:
+                    yield token
             return
         for number in model.tokenizer.backend_tokenizer.encode(said, add_special_tokens=False).ids:
             session.append([number])
@@ -470,6 +471,61 @@ def test_a_call_that_is_written_as_json_is_written_again_as_its_schema_says(mode
         assert "kelvin" not in model.tokenizer.decode([r for r in chat.rows if isinstance(r, int)])
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("before", ["", "Well."])
+def test_a_call_that_has_nothing_of_what_was_said_is_answered_in_words(model: CausalLm, before: str) -> None:
+    """Small models call a tool whatever is said; the city is then any."""
+
+    async def main() -> None:
+        chat, started = await model.open(), list[Sampling]()
+        said = f'{before} {{"name": "get_weather", "arguments": {{"city": "London", "unit": "celsius"}}}}'.strip()
+        ask = [Message("user", "Good morning!")]
+        parts = await reply_that_begins(model, chat, said, ask, started)
+        chat.close()
+        text = "".join(p.text for p in parts if isinstance(p, TextDelta))
+        assert text.startswith(before)
+        assert text.removeprefix(before).strip()[0].isalnum()
+        assert not [p for p in parts if isinstance(p, ToolCallStarted | ToolCallDelta)]
+        # The JSON, the call that was withdrawn, and the words.
+        assert len(started) == 3
+        held = model.tokenizer.decode([r for r in chat.rows if isinstance(r, int)])
+        assert "tool_call" not in held.partition("Good morning!")[2]
+        done = parts[-1]
+        assert isinstance(done, ReplyDone)
+        # All of it counts, once.
+        assert (done.completion_tokens < 90) == (done.reason == "stop")
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("is_meant", [False, True])
+def test_of_a_call_that_is_doubted_nothing_is_given_out_until_it_is_whole(size: int, is_meant: bool) -> None:
+    text, asked = '\n{"name": "add", "arguments": {"a": 1, "b": {"c": 2}}}\n</tool_call>', list[tuple[str, str]]()
+
+    def judge(name: str, arguments: str) -> bool:
+        asked.append((name, arguments))
+        return is_meant
+
+    reader, parts = CallReader(iter("abcd"), begun=True, is_meant=judge), list[Reply]()
+    for at in range(0, len(text), size):
+        assert not parts
+        parts += reader.feed(text[at : at + size])
+    parts += reader.flush()
+    assert asked == [("add", '{"a": 1, "b": {"c": 2}}')]
+    whole = [ToolCallStarted("a", "add"), ToolCallDelta('{"a": 1, "b": {"c": 2}}')]
+    assert (parts, reader.written, reader.calls) == ((whole, None, 1) if is_meant else ([], "", 0))
+
+
+def test_a_call_has_no_arguments_but_those_that_its_tool_lists() -> None:
+    open_ended = Tool("note", "", {"type": "object", "properties": {"text": {"type": "string"}}})
+    lenient = Tool("note", "", {**open_ended.parameters, "additionalProperties": True})
+    assert (
+        '"additionalProperties": false, "type": "object", "properties"'
+        in call_grammar((open_ended,), 1, begun=True).text
+    )
+    assert '"additionalProperties": true' in call_grammar((lenient,), 1, begun=True).text
 
 
 @pytest.mark.parametrize("size", [1, 3, 1000])

@@ -138,7 +138,8 @@ async def _ready_url(process: asyncio.subprocess.Process) -> str:
 class Certifier:
     """Measures one server. `url`, `key`: where and how it is reached. `data`: the folder of recordings.
 
-    `minutes`: for each kind's search; 0: nothing is searched. `say`: told of each step as it ends.
+    `minutes`: for each kind's search; 0: nothing is searched. `say`: told of each step as it ends. `turn_detection`: of
+    the one caller's conversations.
     """
 
     def __init__(
@@ -150,7 +151,9 @@ class Certifier:
         minutes: float,
         say: Say,
         objectives: Mapping[Kind, Objective] = OBJECTIVES,
+        turn_detection: str = "server_vad",
     ) -> None:
+        self._turn_detection = turn_detection
         self._url, self._key, self._data, self._say = url, key, data, say
         self.minutes, self._objectives, self._seed = minutes, objectives, 0
 
@@ -166,7 +169,9 @@ class Certifier:
 
     async def alone(self, kinds: Collection[Kind], turns: int) -> Yardstick:
         """Measure what one caller of these kinds gets, in so many turns of each sort."""
-        found = await SoleCaller(self._url, self._key, read_recordings(self._data), turns, self._say).measure(kinds)
+        recordings = read_recordings(self._data)
+        caller = SoleCaller(self._url, self._key, recordings, turns, self._say, self._turn_detection)
+        found = await caller.measure(kinds)
         for name, value in lines_of(found):
             self._say(f"{name:<44}{value}")
         return found

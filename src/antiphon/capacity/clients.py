@@ -327,10 +327,12 @@ class Loudspeaker:
         return self._until_s
 
 
-def conversation_session(instructions: str = INSTRUCTIONS, max_tokens: int = 60) -> dict[str, Any]:
-    """The session of a client that talks."""
+def conversation_session(
+    instructions: str = INSTRUCTIONS, max_tokens: int = 60, turns: str = "server_vad"
+) -> dict[str, Any]:
+    """The session of a client that talks. `turns`: how their ends are found."""
     fields = {
-        "input": {"format": {"type": "audio/pcm", "rate": WIRE_HZ}, "turn_detection": {"type": "server_vad"}},
+        "input": {"format": {"type": "audio/pcm", "rate": WIRE_HZ}, "turn_detection": {"type": turns}},
         "output": {"format": {"type": "audio/pcm", "rate": WIRE_HZ}},
     }
     return {"type": "realtime", "instructions": instructions, "max_output_tokens": max_tokens, "audio": fields}

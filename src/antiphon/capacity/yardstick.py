@@ -114,14 +114,23 @@ class CutAnswer:
 
 
 class SoleCaller:
-    """Measures one server with one session at a time. `turns`: of each kind of turn. `say`: told what is being done."""
+    """Measures one server with one session at a time. `turns`: of each kind of turn. `say`: told what is being done.
+    `turn_detection`: how the server is to find the ends of turns.
+    """
 
     def __init__(
-        self, url: str, key: str, recordings: Sequence[Recording], turns: int, say: Callable[[str], None]
+        self,
+        url: str,
+        key: str,
+        recordings: Sequence[Recording],
+        turns: int,
+        say: Callable[[str], None],
+        turn_detection: str = "server_vad",
     ) -> None:
         self._url, self._key, self._turns, self._say = url.replace("http", "ws", 1), key, turns, say
         self._chances = Chances(recordings, random.Random(7))
         self._errors = set[str]()
+        self._turn_detection = turn_detection
 
     async def measure(self, kinds: Collection[Kind] = YARDSTICK_KINDS) -> Yardstick:
         """Do all of these kinds that the server can do; what it cannot is told in `errors`."""
@@ -163,7 +172,7 @@ class SoleCaller:
             found.append(await answered("conversation", socket, microphone.say(recording), recording, events))
 
         self._say("one caller: questions")
-        await self._turns_of(CONVERSATION_PATH, (conversation_session(),), turn)
+        await self._turns_of(CONVERSATION_PATH, (conversation_session(turns=self._turn_detection),), turn)
         return found
 
     async def _hesitate(self) -> list[bool]:
@@ -173,7 +182,7 @@ class SoleCaller:
             found.append(await _is_taken_over(microphone.say(hesitating(self._chances.recording())), events))
 
         self._say("one caller: questions with a pause")
-        await self._turns_of(CONVERSATION_PATH, (conversation_session(),), turn)
+        await self._turns_of(CONVERSATION_PATH, (conversation_session(turns=self._turn_detection),), turn)
         return found
 
     async def _speak_into(self) -> list[CutAnswer]:
@@ -185,7 +194,7 @@ class SoleCaller:
                 found.append(cut)
 
         self._say("one caller: answers that are spoken into")
-        session = conversation_session(instructions=LONG_ANSWERS, max_tokens=LONG_TOKENS)
+        session = conversation_session(LONG_ANSWERS, LONG_TOKENS, self._turn_detection)
         for _ in range(self._turns):
             if not await self._turns_of(CONVERSATION_PATH, (session,), turn, turns=1):
                 break

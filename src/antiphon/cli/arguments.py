@@ -242,6 +242,12 @@ def _add_certify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--key", help="its API key; better set ANTIPHON_CERTIFY_KEY")
     parser.add_argument("--check", type=Path, metavar="FILE", help="try a certificate's numbers once more")
     parser.add_argument("--turns-alone", type=int, default=20, help="of one caller, of each kind of turn; 0: none")
+    parser.add_argument(
+        "--turn-detection",
+        choices=("server_vad", "semantic_vad"),
+        default="server_vad",
+        help="how the ends of the one caller's turns are found",
+    )
     parser.add_argument("--no-mixture", action="store_true", help="measure no mixture of kinds")
     parser.add_argument("serve", nargs="*", metavar="FLAG", help="behind --: flags of the server that is started")
 

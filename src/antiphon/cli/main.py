@@ -361,6 +361,7 @@ def _certify(settings: Settings, args: argparse.Namespace) -> int:
         serve=args.serve,
         mixed=not args.no_mixture,
         turns_alone=args.turns_alone,
+        turn_detection=args.turn_detection,
     )
     return run(options)
 

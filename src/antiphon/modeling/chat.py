@@ -17,12 +17,10 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from transformers import GenerationConfig
 
 from antiphon.contracts import (
     LanguageLoad,
@@ -35,7 +33,7 @@ from antiphon.contracts import (
 )
 from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session, Sink
 from antiphon.errors import EngineError, GrammarError, ModelError, RemoteProtocolError
-from antiphon.events.tools import Tool
+from antiphon.events.tools import Tool, has_what_was_said
 from antiphon.modeling.chat_template import MAX_CHARS_PER_TOKEN, ChatTemplate, text_size, told_plainly
 from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import (
@@ -52,6 +50,7 @@ from antiphon.modeling.media_rows import (
     runs,
 )
 from antiphon.modeling.omni.hidden_rows import HiddenRows
+from antiphon.modeling.tensors import SamplingDefaults
 from antiphon.modeling.tool_grammar import (
     CALL_CLOSING,
     CALL_OPENING,
@@ -69,39 +68,6 @@ log = logging.getLogger(__name__)
 MAX_SPARE_PARTS = 8
 # Bound: the encoded parts of all conversations take at most one byte for so many of the KV's budget.
 KV_PER_MEDIA = 4
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """How the model's makers sample it, from the generation_config.json of its checkpoint.
-
-    Fields are as in Sampling, and take the place of what a request leaves open.
-    """
-
-    temperature: float
-    top_p: float
-    top_k: int
-    min_p: float
-    repetition_penalty: float
-
-    @classmethod
-    def read(cls, folder: Path) -> SamplingDefaults:
-        """Return the defaults of a checkpoint's folder: greedy sampling where the file does not ask for another."""
-        try:
-            config = GenerationConfig.from_pretrained(folder)
-        except OSError:
-            config = GenerationConfig()  # type: ignore[no-untyped-call]
-        return cls(
-            temperature=_or(config.temperature, 1.0) if config.do_sample else 0.0,
-            top_p=_or(config.top_p, 1.0),
-            top_k=int(_or(config.top_k, 0)),
-            min_p=_or(config.min_p, 0.0),
-            repetition_penalty=_or(config.repetition_penalty, 1.0),
-        )
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
 
 
 class ChatModel:
@@ -245,13 +211,15 @@ class ChatStream:
         ids, head = await self._prompt(messages, tools, options)
         if begun:
             ids += model.template.encode_opening(CALL_OPENING)
-        num_prompt, count = len(ids), 0
+        num_prompt, count, limit = len(ids), 0, options.max_tokens
         cached, rule = None, await model.grammar(options, begun=begun)
+        # What was said before a call that is written again, and the rows up to there.
+        prose, before = "", list[ChatRow]()
         while True:
             params = self._sampling(options, len(ids), rule)
             held = self._align(ids, head)
             detokenizer = Detokenizer(model.tokenizer.backend_tokenizer, options.stop)
-            reader = self._reader(() if options.schema is not None else tools, begun=begun)
+            reader = self._reader(() if options.schema is not None else tools, messages if before else (), begun=begun)
             try:
                 async with aclosing(session.generate(params)) as tokens:
                     async for token in tokens:
@@ -276,33 +244,41 @@ class ChatStream:
             for part in itertools.chain(reader.feed(detokenizer.flush()), reader.flush()):
                 yield part
             cached = max(held, session.cached) if cached is None else cached
-            is_over = options.max_tokens == count or detokenizer.stopped is not None
+            is_over = limit == count or detokenizer.stopped is not None
             if reader.written is None or is_over or (messages[-1].role == "tool" and reader.prose.strip()):
                 break
-            options = replace(options, max_tokens=options.max_tokens and options.max_tokens - count)
+            options = replace(options, max_tokens=limit and limit - count)
             if messages[-1].role == "tool":
                 # It has what its call gave, and repeats the call: it is told so in plain words, and made to say it.
                 ids, head = await self._prompt(told_plainly(messages), (), options)
                 tools, rule = (), await model.prepared(prose_grammar())
                 continue
             ids += await asyncio.to_thread(model.template.encode_text, reader.prose) if reader.prose else []
-            if not reader.written:  # There is no such tool: it is made to go on in words.
-                tools, rule = (), await model.prepared(prose_grammar(begun=bool(reader.prose)))
+            prose += reader.prose
+            if not reader.written:
+                # There is no such tool, or the call has nothing of what was said: it is made to go on in words.
+                ids, before, tools = before or ids, [], ()
+                rule = await model.prepared(prose_grammar(begun=bool(prose)))
                 continue
             # It is made to write the call again, in the form that is held to the tool's schema.
-            ids += model.template.encode_opening(CALL_OPENING)
+            before, ids = ids, [*ids, *model.template.encode_opening(CALL_OPENING)]
             options, begun = replace(options, tool_choice=reader.written), True
             rule = await model.grammar(options, begun=begun)
-        is_cut = session.finish is Finish.LENGTH or (reader.written is not None and options.max_tokens == count)
+        is_cut = session.finish is Finish.LENGTH or (reader.written is not None and limit == count)
         reason = "length" if is_cut else "tool_calls" if reader.calls else "stop"
         yield ReplyDone(reason, num_prompt, cached, count)  # type: ignore[arg-type]
 
-    def _reader(self, tools: Sequence[Tool], *, begun: bool) -> CallReader | ProseReader:
-        """What tells prose and calls apart. A model whose tokens somebody follows writes calls as it was trained to."""
+    def _reader(self, tools: Sequence[Tool], doubted_in: Sequence[Message], *, begun: bool) -> CallReader | ProseReader:
+        """What tells prose and calls apart. A model whose tokens somebody follows writes calls as it was trained to.
+
+        `doubted_in`: the conversation that a call has to have something of; empty: it need not.
+        """
         if not tools:
             return ProseReader()
         is_followed = begun or self.on_token or self.hidden
-        return CallReader(self._call_ids, begun=begun, names=() if is_followed else [tool.name for tool in tools])
+        names = () if is_followed else [tool.name for tool in tools]
+        is_meant = partial(has_what_was_said, tools, [m.text for m in doubted_in]) if doubted_in else None
+        return CallReader(self._call_ids, begun=begun, names=names, is_meant=is_meant)
 
     def close(self, *, keep: bool = False) -> None:
         """Give back the conversation's KV; `keep`: leave it to later conversations that begin alike."""
@@ -324,7 +300,7 @@ class ChatStream:
         return ids, head
 
     def _sampling(self, options: ReplyOptions, prompt: int, grammar: Grammar | None) -> Sampling:
-        model, defaults = self._model, self._model.defaults
+        model, sampled = self._model, self._model.defaults.unless(options)
         if any(not 0 <= token < model.engine.vocabulary_size for token in options.bias):
             size = model.engine.vocabulary_size
             raise RemoteProtocolError("invalid_value", f"The model has {size} tokens, from 0 on.", "logit_bias")
@@ -332,11 +308,11 @@ class ChatStream:
         wanted = options.max_tokens or max(room, model.profile.context_tokens // 4)
         return Sampling(
             max_tokens=wanted,
-            temperature=_or(options.temperature, defaults.temperature),
-            top_k=int(_or(options.top_k, defaults.top_k)),
-            top_p=_or(options.top_p, defaults.top_p),
-            min_p=_or(options.min_p, defaults.min_p),
-            repetition_penalty=_or(options.repetition_penalty, defaults.repetition_penalty),
+            temperature=sampled.temperature,
+            top_k=sampled.top_k,
+            top_p=sampled.top_p,
+            min_p=sampled.min_p,
+            repetition_penalty=sampled.repetition_penalty,
             presence_penalty=options.presence_penalty,
             frequency_penalty=options.frequency_penalty,
             seed=options.seed,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,6 +17,9 @@ import msgspec
 import torch
 from safetensors import safe_open
 from torch import nn
+from transformers import GenerationConfig
+
+from antiphon.contracts import ReplyOptions
 
 Config = TypeVar("Config")
 Value = TypeVar("Value")
@@ -25,6 +29,49 @@ class CheckpointType(msgspec.Struct, frozen=True):
     """What config.json says of the kind of its model: read first, since the other fields differ between kinds."""
 
     model_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingDefaults:
+    """How the model's makers sample it, from the generation_config.json of its checkpoint.
+
+    Fields are as in Sampling, and take the place of what a request leaves open.
+    """
+
+    temperature: float
+    top_p: float
+    top_k: int
+    min_p: float
+    repetition_penalty: float
+
+    @classmethod
+    def read(cls, folder: Path) -> SamplingDefaults:
+        """Return the defaults of a checkpoint's folder: greedy sampling where the file does not ask for another."""
+        try:
+            config = GenerationConfig.from_pretrained(folder)
+        except OSError:
+            config = GenerationConfig()  # type: ignore[no-untyped-call]
+        return cls(
+            temperature=_or(config.temperature, 1.0) if config.do_sample else 0.0,
+            top_p=_or(config.top_p, 1.0),
+            top_k=int(_or(config.top_k, 0)),
+            min_p=_or(config.min_p, 0.0),
+            repetition_penalty=_or(config.repetition_penalty, 1.0),
+        )
+
+    def unless(self, options: ReplyOptions) -> SamplingDefaults:
+        """Return how a reply is sampled: as its options say, and where they leave it open, as the makers do."""
+        return SamplingDefaults(
+            temperature=_or(options.temperature, self.temperature),
+            top_p=_or(options.top_p, self.top_p),
+            top_k=int(_or(options.top_k, self.top_k)),
+            min_p=_or(options.min_p, self.min_p),
+            repetition_penalty=_or(options.repetition_penalty, self.repetition_penalty),
+        )
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value
 
 
 def read_config(path: Path, kind: type[Config]) -> Config:

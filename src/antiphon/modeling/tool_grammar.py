@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from antiphon.contracts import Reply, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
@@ -53,7 +53,7 @@ def call_grammar(tools: Sequence[Tool], closing: int | None, *, begun: bool) -> 
     options = [
         {
             "type": "object",
-            "properties": {"name": {"const": t.name}, "arguments": dict(t.parameters) or {"type": "object"}},
+            "properties": {"name": {"const": t.name}, "arguments": _arguments(t)},
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
@@ -63,6 +63,13 @@ def call_grammar(tools: Sequence[Tool], closing: int | None, *, begun: bool) -> 
     end = f'"{CALL_CLOSING}"' if closing is None else f"<[{closing}]>"
     lines = [f'start: "\\n" call "\\n" {end}', f"call: %json {json.dumps(schema)}"]
     return Grammar("lark", "\n".join(lines) + "\n", trigger="" if begun else CALL_OPENING)
+
+
+def _arguments(tool: Tool) -> Mapping[str, Any]:
+    """The schema of a tool's arguments. Where it lists them, a model may write no others, unless it says so."""
+    if "properties" in tool.parameters:
+        return {"additionalProperties": False, **tool.parameters}
+    return tool.parameters or {"type": "object"}
 
 
 def prose_grammar(*, begun: bool = False) -> Grammar:
@@ -100,10 +107,20 @@ class CallReader:
 
     `names`: of the tools; where JSON in the prose begins to call one of them, `written` is its name, and neither the
     JSON nor what follows it is given out. It is "" where what it calls is no tool. `prose` is all that was before.
+
+    `is_meant`: asked of a call's name and arguments; until it is asked, nothing of the call is given out. Where it is
+    not meant, `written` is "" and nothing of it is given out.
     """
 
-    def __init__(self, ids: Iterator[str], *, begun: bool = False, names: Sequence[str] = ()) -> None:
-        self._ids = ids
+    def __init__(
+        self,
+        ids: Iterator[str],
+        *,
+        begun: bool = False,
+        names: Sequence[str] = (),
+        is_meant: Callable[[str, str], bool] | None = None,
+    ) -> None:
+        self._ids, self._is_meant = ids, is_meant
         self._written_call = written_call(names) if names else None
         self.written: str | None = None
         self.prose = self._text = ""
@@ -174,7 +191,10 @@ class CallReader:
 
     def _call(self, body: str, *, done: bool) -> Iterator[Reply]:
         head = _HEAD.match(body)
-        if not head:
+        if not head or (self._is_meant and not done):
+            return
+        if self._is_meant and not self._is_meant(json.loads(head[1]), body[head.end() :].rstrip().removesuffix("}")):
+            self.written = ""
             return
         if not self._open:
             self._open = True

@@ -109,10 +109,11 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
         case HTTPException():
             # The router itself raises 404 and 405; routes raise a status for a value that they do not accept.
             code = _CODES.get(error.status_code, "invalid_value")
-            allowed = (error.headers or {}).get("Allow")
+            # Starlette has the methods in any order.
+            allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
             told = f"{connection.scope.get('method')} is not for this path, {allowed} is." if allowed else error.detail
             response = error_response(error.status_code, told, code=code)
-            response.headers.update(error.headers or {})
+            response.headers.update({**(error.headers or {}), **({"Allow": allowed} if allowed else {})})
             return response
         case ClientDisconnect():
             return error_response(

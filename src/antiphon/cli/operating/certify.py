@@ -21,7 +21,7 @@ from antiphon.errors import RemoteError, SettingsError
 # Seconds that a server may take to accept a connection, and to answer on it.
 REACHED_S = 5.0
 # The recordings of a checkout.
-RECORDINGS = Path(__file__).resolve().parents[3] / "tests" / "data"
+RECORDINGS = Path(__file__).resolve().parents[4] / "tests" / "data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +38,7 @@ class CertifyOptions:
     serve: Sequence[str]
     mixed: bool
     turns_alone: int
+    turn_detection: str
 
 
 def run(options: CertifyOptions) -> int:
@@ -92,7 +93,15 @@ async def _run(options: CertifyOptions, kinds: Sequence[Kind], data: Path, befor
         objectives = OBJECTIVES
         if before:
             objectives = objectives | {k: before.kinds[k].objective for k in KINDS if k in before.kinds}
-        certifier = Certifier(url, options.key, data, minutes=options.minutes, say=say, objectives=objectives)
+        certifier = Certifier(
+            url,
+            options.key,
+            data,
+            minutes=options.minutes,
+            say=say,
+            objectives=objectives,
+            turn_detection=options.turn_detection,
+        )
         if before:
             return await _check(certifier, before, kinds)
         found = await certify(

@@ -1,0 +1,87 @@
+"""Lines of code that a user writes for the same three programs, with our client and with others.
+
+    python bench/lines.py [--url http://127.0.0.1:8000]
+
+The programs are in bench/programs: captions of a recording, an agent with a tool, a narrator that is given text in
+pieces. Each of them runs against a server of the default models at that URL, in the environment of `make clients`, and
+has to do what it is for: the words of the recording, an answer that tells what the tool returned, two spoken sentences.
+Then its lines are counted that are neither blank nor comments, those of imports apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import subprocess
+import sys
+import tempfile
+import wave
+from pathlib import Path
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from bench.common import machine, save, table
+from tests.clients.run import environment
+
+PROGRAMS = Path(__file__).resolve().parent / "programs"
+TASKS = ("captions", "agent", "narrator")
+# Each with the environment that has it: "" is ours.
+CLIENTS = {"antiphon": "", "openai": "agents", "livekit": "livekit", "pipecat": "pipecat"}
+SAID = "Welcome to the meeting. The first point is the budget."
+LIMIT_S, TRIES = 120, 3
+
+
+def lines(program: Path) -> tuple[int, int]:
+    """The lines of a program that are neither blank nor comments, without those of imports; and those of imports."""
+    source = program.read_text(encoding="utf-8")
+    imports = {
+        line
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    code = [n for n, line in enumerate(source.splitlines(), 1) if line.strip() and not line.lstrip().startswith("#")]
+    return len([n for n in code if n not in imports]), len([n for n in code if n in imports])
+
+
+def works(task: str, name: str, url: str, folder: Path) -> bool:
+    """Run a program, and return whether it did what it is for."""
+    python = environment(CLIENTS[name]) if CLIENTS[name] else Path(sys.executable)
+    source = (PROGRAMS / f"{task}_{name}.py").read_text(encoding="utf-8")
+    program = folder / "program.py"
+    program.write_text(source.replace("127.0.0.1:8000", url.partition("//")[2]), encoding="utf-8")
+    told = subprocess.run([python, program], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    if told.returncode:
+        print(told.stderr[-500:], file=sys.stderr)
+        return False
+    if task == "captions":
+        return "meeting" in told.stdout and "budget" in told.stdout
+    if task == "agent":
+        return "17" in told.stdout
+    with wave.open(str(folder / "story.wav")) as file:
+        return file.getnframes() > 2 * file.getframerate()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of a server with the default models")
+    url = parser.parse_args().url
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        body = {"model": "default", "voice": "heart", "input": SAID, "response_format": "wav"}
+        (folder / "speech.wav").write_bytes(httpx.post(f"{url}/v1/audio/speech", json=body).content)
+        for task in TASKS:
+            for name in CLIENTS:
+                # A small model does not call its tool each time.
+                assert any(works(task, name, url, folder) for _ in range(TRIES)), f"{task} with {name} does not work"
+                code, imports = lines(PROGRAMS / f"{task}_{name}.py")
+                found.setdefault(name, {})[task] = {"code": code, "imports": imports}
+    rows = [(name, *(f"{of[task]['code']} + {of[task]['imports']}" for task in TASKS)) for name, of in found.items()]
+    table("lines of code + of imports", ("", *TASKS), rows)
+    print(f"written: {save('lines', {'machine': machine(), 'lines': found})}")
+
+
+if __name__ == "__main__":
+    main()

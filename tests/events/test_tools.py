@@ -1,0 +1,65 @@
+"""Which calls have anything of what was said: those of small models are asked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from antiphon.events.tools import Tool, has_what_was_said
+
+TEXT = {"type": "string"}
+WEATHER = Tool("get_weather", "The weather in a city now.", {"type": "object", "properties": {"city": TEXT}})
+TIMER = Tool(
+    "set_timer", "Set a timer.", {"type": "object", "properties": {"minutes": {"type": "integer"}, "label": TEXT}}
+)
+LIGHT = Tool(
+    "switch_light",
+    "Switch the light of a room.",
+    {"type": "object", "properties": {"room": TEXT, "state": {"type": "string", "enum": ["on", "off"]}}},
+)
+SHARES = Tool("getSharePrice", "What a share costs.", {"type": "object", "properties": {"symbol": TEXT}})
+LIST = Tool("add_items", "", {"type": "object", "properties": {"items": {"type": "array", "items": TEXT}}})
+TOOLS = [WEATHER, TIMER, LIGHT, SHARES, LIST]
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "arguments", "meant"),
+    [
+        (["How is it in Rome?"], "get_weather", {"city": "Rome"}, True),
+        (["Good morning!"], "get_weather", {"city": "London"}, False),
+        (["What is two plus two?"], "get_weather", {"city": "London"}, False),
+        # What it is about was said, though not with which arguments.
+        (["What is the weather in the capital of France?"], "get_weather", {"city": "Paris"}, True),
+        (["How much does a share of Apple cost?"], "getSharePrice", {"symbol": "AAPL"}, True),
+        (["Set a timer for half an hour."], "set_timer", {"minutes": 30, "label": "Go to sleep"}, True),
+        (["Put on Miles Davis."], "set_timer", {"minutes": 30, "label": "Go to sleep"}, False),
+        # Numbers, and one of a list, cannot be judged.
+        (["Wake me at some point."], "set_timer", {"minutes": 20}, True),
+        (["It is dark."], "switch_light", {"state": "on"}, True),
+        (["It is dark."], "switch_light", {"room": "garage", "state": "on"}, False),
+        # It was said before, by whomever.
+        (["You live in Oslo.", "Do I need an umbrella?"], "get_weather", {"city": "Oslo"}, True),
+        (["Shall I look at Bonn?", "Yes."], "get_weather", {"city": "Bonn"}, True),
+        # What a tool is about counts in the last message alone.
+        (["How is the weather in Bonn?", "Thank you."], "get_weather", {"city": "Paris"}, False),
+        # Forms of a word, and of a name in another language.
+        (["Wie ist es in Rom?"], "get_weather", {"city": "Rome"}, True),
+        (["Put two lemons there."], "add_items", {"items": ["lemon"]}, True),
+        (["Hello."], "add_items", {"items": ["milk", "eggs"]}, False),
+        # In another script nothing can be compared.
+        (["東京は寒いですか"], "get_weather", {"city": "Tokyo"}, True),
+        ([], "get_weather", {"city": "London"}, True),
+        (["Hello."], "get_weather", {}, True),
+        (["Hello."], "nothing", {"city": "London"}, True),
+    ],
+)
+def test_a_call_that_has_nothing_of_what_was_said_is_told(
+    said: list[str], name: str, arguments: dict[str, object], meant: bool
+) -> None:
+    assert has_what_was_said(TOOLS, said, name, json.dumps(arguments)) is meant
+
+
+@pytest.mark.parametrize("arguments", ['{"city": "Lon', "[1]", '"London"', ""])
+def test_what_is_no_object_is_not_judged(arguments: str) -> None:
+    assert has_what_was_said(TOOLS, ["Good morning!"], "get_weather", arguments)
