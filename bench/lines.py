@@ -4,8 +4,8 @@
 
 The programs are in bench/programs: captions of a recording, an agent with a tool, a narrator that is given text in
 pieces. Each of them runs against a server of the default models at that URL, in the environment of `make clients`, and
-has to do what it is for: the words of the recording, an answer that tells what the tool returned, two spoken sentences.
-Then its lines are counted that are neither blank nor comments, those of imports apart.
+has to do what it is for: the words of the recording, an answer with what the tool returned, two seconds of speech.
+Then its lines are counted that are neither blank nor comments, and its imports apart.
 """
 
 from __future__ import annotations
@@ -33,16 +33,12 @@ LIMIT_S, TRIES = 120, 3
 
 
 def lines(program: Path) -> tuple[int, int]:
-    """The lines of a program that are neither blank nor comments, without those of imports; and those of imports."""
+    """The lines of a program that are neither blank nor comments nor imports, and how many imports it has."""
     source = program.read_text(encoding="utf-8")
-    imports = {
-        line
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)
-    }
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    imported = {line for node in imports for line in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
     code = [n for n, line in enumerate(source.splitlines(), 1) if line.strip() and not line.lstrip().startswith("#")]
-    return len([n for n in code if n not in imports]), len([n for n in code if n in imports])
+    return len([n for n in code if n not in imported]), len(imports)
 
 
 def works(task: str, name: str, url: str, folder: Path) -> bool:
@@ -51,7 +47,9 @@ def works(task: str, name: str, url: str, folder: Path) -> bool:
     source = (PROGRAMS / f"{task}_{name}.py").read_text(encoding="utf-8")
     program = folder / "program.py"
     program.write_text(source.replace("127.0.0.1:8000", url.partition("//")[2]), encoding="utf-8")
-    told = subprocess.run([python, program], cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    (folder / "story.wav").unlink(missing_ok=True)
+    command = ["timeout", str(LIMIT_S), python, program]
+    told = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if told.returncode:
         print(told.stderr[-500:], file=sys.stderr)
         return False
@@ -79,7 +77,7 @@ def main() -> None:
                 code, imports = lines(PROGRAMS / f"{task}_{name}.py")
                 found.setdefault(name, {})[task] = {"code": code, "imports": imports}
     rows = [(name, *(f"{of[task]['code']} + {of[task]['imports']}" for task in TASKS)) for name, of in found.items()]
-    table("lines of code + of imports", ("", *TASKS), rows)
+    table("lines of code + imports", ("", *TASKS), rows)
     print(f"written: {save('lines', {'machine': machine(), 'lines': found})}")
 
 

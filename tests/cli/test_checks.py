@@ -312,4 +312,6 @@ def test_when_a_checkpoint_is_converted_then_no_progress_bar_is_drawn_among_the_
 
 
 def test_a_folder_of_models_that_is_not_there_is_told_at_once(refused: Refused) -> None:
-    assert "--models-from /nowhere: there is no such folder" in refused("serve", "--models-from", "/nowhere", status=2)
+    assert "--models-from /nowhere: there is no such folder" in refused(
+        "serve", "--port", "0", "--models-from", "/nowhere", status=2
+    )

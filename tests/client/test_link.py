@@ -189,11 +189,11 @@ def test_when_nobody_takes_what_comes_then_no_more_is_read(monkeypatch: pytest.M
             port = next(iter(server.sockets)).getsockname()[1]
             carried = link.ResumingLink(f"ws://127.0.0.1:{port}", headers={}, query={})
             carried.start()
-            await become(lambda: carried._incoming_bytes > limit, 0.001)
+            await become(lambda: carried.incoming_bytes > limit, 0.001)
             # More is there to be read.
             for _ in range(100):
                 await asyncio.sleep(0.001)
-            assert carried._incoming_bytes < limit + 2 * size
+            assert carried.incoming_bytes < limit + 2 * size
             messages = [await carried.receive() for _ in range(count + 1)]
             await carried.close()
             return [message["number"] for message in messages[1:] if isinstance(message, dict)]

@@ -20,7 +20,11 @@ LIGHT = Tool(
 )
 SHARES = Tool("getSharePrice", "What a share costs.", {"type": "object", "properties": {"symbol": TEXT}})
 LIST = Tool("add_items", "", {"type": "object", "properties": {"items": {"type": "array", "items": TEXT}}})
-TOOLS = [WEATHER, TIMER, LIGHT, SHARES, LIST]
+MONEY = Tool("moveMoney", "Eine Überweisung.", {"type": "object", "properties": {"to": TEXT}})
+MODE = Tool("set_mode", "", {"type": "object", "properties": {"mode": {"$ref": "#/$defs/Mode"}, "note": TEXT}})
+TOOLS = [WEATHER, TIMER, LIGHT, SHARES, LIST, MONEY, MODE]
+# The system speaks, and does not ask.
+SYSTEM = ("system", "You are a voice assistant at home. Answer briefly about the weather.")
 
 
 @pytest.mark.parametrize(
@@ -28,6 +32,7 @@ TOOLS = [WEATHER, TIMER, LIGHT, SHARES, LIST]
     [
         (["How is it in Rome?"], "get_weather", {"city": "Rome"}, True),
         (["Good morning!"], "get_weather", {"city": "London"}, False),
+        (["I had a long day in the office."], "get_weather", {"city": "London"}, False),
         (["What is two plus two?"], "get_weather", {"city": "London"}, False),
         # What it is about was said, though not with which arguments.
         (["What is the weather in the capital of France?"], "get_weather", {"city": "Paris"}, True),
@@ -49,6 +54,14 @@ TOOLS = [WEATHER, TIMER, LIGHT, SHARES, LIST]
         (["Hello."], "add_items", {"items": ["milk", "eggs"]}, False),
         # In another script nothing can be compared.
         (["東京は寒いですか"], "get_weather", {"city": "Tokyo"}, True),
+        (["Какая погода в Москве?"], "get_weather", {"city": "Moscow"}, True),
+        (["Quel temps fait-il à Londres ?"], "get_weather", {"city": "London"}, True),
+        (["Wie ist es in München?"], "get_weather", {"city": "Munchen"}, True),
+        # The tool is told of in another language, and its name is one word.
+        (["Mach eine Überweisung."], "moveMoney", {"to": "Anna"}, True),
+        (["Move some money."], "moveMoney", {"to": "Anna"}, True),
+        (["I am going to bed."], "set_mode", {"mode": "night"}, True),
+        (["I am going to bed."], "set_mode", {"note": "Good night"}, False),
         ([], "get_weather", {"city": "London"}, True),
         (["Hello."], "get_weather", {}, True),
         (["Hello."], "nothing", {"city": "London"}, True),
@@ -57,9 +70,10 @@ TOOLS = [WEATHER, TIMER, LIGHT, SHARES, LIST]
 def test_a_call_that_has_nothing_of_what_was_said_is_told(
     said: list[str], name: str, arguments: dict[str, object], meant: bool
 ) -> None:
-    assert has_what_was_said(TOOLS, said, name, json.dumps(arguments)) is meant
+    asked = [SYSTEM, *(("assistant" if text.startswith("Shall") else "user", text) for text in said)]
+    assert has_what_was_said(TOOLS, asked, name, json.dumps(arguments)) is meant
 
 
 @pytest.mark.parametrize("arguments", ['{"city": "Lon', "[1]", '"London"', ""])
 def test_what_is_no_object_is_not_judged(arguments: str) -> None:
-    assert has_what_was_said(TOOLS, ["Good morning!"], "get_weather", arguments)
+    assert has_what_was_said(TOOLS, [("user", "Good morning!")], "get_weather", arguments)

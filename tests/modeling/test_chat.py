@@ -528,6 +528,22 @@ def test_a_call_has_no_arguments_but_those_that_its_tool_lists() -> None:
     assert '"additionalProperties": true' in call_grammar((lenient,), 1, begun=True).text
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"required": ["place"]},
+        {"allOf": [{"properties": {"place": {"type": "string"}}}], "required": ["place"]},
+        {"anyOf": [{"required": ["place"]}, {"required": ["city"]}]},
+        {"patternProperties": {"^x-": {"type": "string"}}},
+    ],
+)
+@pytest.mark.anyio
+async def test_a_schema_that_says_more_than_its_list_is_kept_to_as_it_is(model: CausalLm, more: dict[str, Any]) -> None:
+    tool = Tool("weather", "", {"type": "object", "properties": {"city": {"type": "string"}}, **more})
+    assert "additionalProperties" not in call_grammar((tool,), 1, begun=True).text.partition('"arguments"')[2][:60]
+    assert await model.grammar(ReplyOptions(tools=(tool,)), begun=False)
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 def test_prose_and_calls_are_separated_however_the_text_is_cut(size: int) -> None:
     text = (

@@ -180,19 +180,23 @@ def _fetch(settings: Settings, roles: Collection[ModelRole] | None = None, *, ch
 
 def _pull(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.start.checks import check_names
-    from antiphon.cli.start.models import fetch_models, registered, store_for
+    from antiphon.cli.start.models import check_extras, fetch_models, registered, store_for
     from antiphon.cli.start.preparation import check_home, with_profile
     from antiphon.loading.loader import prepare
     from antiphon.loading.selection import local_models
     from antiphon.store.registry import MODELS, PROFILES
 
+    if args.list and args.models:
+        raise SettingsError("pull: either --list, or the names of models")
     check_home(settings, create=not args.list)
     if not args.list:
         # The device is that of another machine where an image is built.
         check_names(settings)
         if not args.models:
             settings = with_profile(settings)
-        wanted_models = [registered(name) for name in args.models] or local_models(settings)
+            check_extras(settings)
+        named = [registered(name) for name in dict.fromkeys(args.models)]
+        wanted_models = named or local_models(settings)
         fetch_models(settings, wanted_models)
         store = store_for(settings)
         for wanted in wanted_models:

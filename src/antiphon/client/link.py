@@ -98,6 +98,11 @@ class ResumingLink:
             self._keep(opening)
 
     @property
+    def incoming_bytes(self) -> int:
+        """The size of the server's messages that nobody has taken yet."""
+        return self._incoming_bytes
+
+    @property
     def session_id(self) -> str:
         """The session's id; "" until the server has said it."""
         return self._held.session_id

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import regex
 
-# Words of so many letters that begin alike are taken for forms of one word ("rain", "raining"; "Rom", "Rome").
-ALIKE_LETTERS = 5
+# Words that begin alike for so many letters, or for all three of a short one, are taken for forms of one word ("rain",
+# "raining"; "Londres", "London"; "Rom", "Rome").
+ALIKE_LETTERS = 4
 # A word of a tool's description tells what it is about if it has so many letters, and is none of these.
 TELLING_LETTERS = 4
 UNTELLING = regex.compile(
+    "the|and|for|you|are|can|has|not|"
     "about|after|also|another|anything|before|call|called|does|from|function|give|given|have|into|know|need|only|other|"
     "please|should|some|somebody|something|tell|that|their|them|then|there|these|they|this|tool|user|want|wants|what|"
     "when|where|which|will|with|would|your"
 )
 _WORD = regex.compile(r"\p{L}+")
+# Where a word begins inside a name.
+_HUMP = regex.compile(r"(?<=\p{Ll})(?=\p{Lu})")
 # The JSON schema of an object. A model is shown it, and its grammar keeps to it: nothing else looks into it.
 JsonSchema = Mapping[str, Any]
 
@@ -61,12 +66,13 @@ def written_call(names: Collection[str]) -> regex.Pattern[str]:
     )
 
 
-def has_what_was_said(tools: Sequence[Tool], said: Sequence[str], name: str, arguments: str) -> bool:
-    """Return whether a call has anything of a conversation: a word of it in an argument, or in its last message a word
-    of what the tool is about. True where that cannot be judged: a call of no free text, or in another script.
+def has_what_was_said(tools: Sequence[Tool], said: Sequence[tuple[str, str]], name: str, arguments: str) -> bool:
+    """Return whether a call has anything of a conversation: a word of it in an argument, or in the user's last message
+    a word of what the tool is about. True where that cannot be judged: a call of no free text, or what was said in
+    another script than Latin.
 
-    `said`: the texts of the conversation's messages, in their order. `arguments`: JSON text. Small models make a call
-    of anything, with arguments that nobody has said.
+    `said`: the roles and texts of the conversation's messages, in their order. `arguments`: JSON text. Small models
+    make a call of anything, with arguments that nobody has said.
     """
     tool = next((tool for tool in tools if tool.name == name), None)
     try:
@@ -75,21 +81,35 @@ def has_what_was_said(tools: Sequence[Tool], said: Sequence[str], name: str, arg
         return True
     if tool is None or not isinstance(given, dict):
         return True
-    values = [word for key, value in given.items() if not _is_chosen(tool, key) for word in _words_in(value)]
-    heard = _words(" ".join(said))
-    if not values or not any(word.isascii() for word in heard):
+    values = {word for key, value in given.items() if not _is_chosen(tool, key) for word in _words_in(value)}
+    values = {word for word in values if _tells(word, 3)} or values
+    asked = _words(next((text for role, text in reversed(said) if role == "user"), ""))
+    if not values or not asked or not all(word.isascii() for word in asked):
         return True
-    about = _words(json.dumps([tool.name.replace("_", " "), tool.description, tool.parameters.get("properties")]))
-    telling = {word for word in about if len(word) >= TELLING_LETTERS and not UNTELLING.fullmatch(word)}
-    latest = next((text for text in reversed(said) if text.strip()), "")
-    return _meet(values, heard) or _meet(telling, _words(latest))
+    about = {word for word in _words_about(tool) if _tells(word, TELLING_LETTERS)}
+    return _meet(values, _words(" ".join(text for _, text in said))) or _meet(about, asked)
+
+
+def _words_about(tool: Tool) -> Iterator[str]:
+    """The words of a tool's name and description, and of those of its parameters."""
+    properties = tool.parameters.get("properties")
+    listed = properties.items() if isinstance(properties, Mapping) else ()
+    told = [tool.name, tool.description]
+    for key, schema in listed:
+        told += [key, str(schema.get("description", "")) if isinstance(schema, Mapping) else ""]
+    yield from _words(_HUMP.sub(" ", " ".join(told)).replace("_", " "))
 
 
 def _is_chosen(tool: Tool, key: str) -> bool:
-    """Whether an argument is one of a list, of which any may be meant."""
+    """Whether an argument is one of a list, of which any may be meant, or may be: its schema says no plain type."""
     properties = tool.parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
-    return isinstance(schema, Mapping) and ("enum" in schema or "const" in schema)
+    if not isinstance(schema, Mapping):
+        return False
+    inner = schema.get("items")
+    return any(
+        "enum" in one or "const" in one or "type" not in one for one in (schema, inner) if isinstance(one, Mapping)
+    )
 
 
 def _words_in(value: Any) -> Iterator[str]:
@@ -102,15 +122,24 @@ def _words_in(value: Any) -> Iterator[str]:
 
 
 def _words(text: str) -> set[str]:
-    return {word.lower() for word in _WORD.findall(text)}
+    """The words of a text in lower case, without accents."""
+    plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
+    return {word.lower() for word in _WORD.findall(plain)}
+
+
+def _tells(word: str, letters: int) -> bool:
+    return len(word) >= letters and not UNTELLING.fullmatch(word)
 
 
 def _meet(some: Collection[str], others: Collection[str]) -> bool:
     """Whether a word is in both, or begins alike."""
-    return any(
-        one == other
-        or (min(len(one), len(other)) > 2 and one[:ALIKE_LETTERS] == other[:ALIKE_LETTERS])
-        or (len(one) > 2 < len(other) and (one.startswith(other) or other.startswith(one)))
-        for one in some
-        for other in others
+    return bool(
+        set(some) & set(others)
+        or _beginnings(some, ALIKE_LETTERS) & _beginnings(others, ALIKE_LETTERS)
+        or {word for word in some if len(word) == 3} & _beginnings(others, 3)
+        or {word for word in others if len(word) == 3} & _beginnings(some, 3)
     )
+
+
+def _beginnings(words: Collection[str], letters: int) -> set[str]:
+    return {word[:letters] for word in words if len(word) >= letters}

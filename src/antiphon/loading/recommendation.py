@@ -61,5 +61,5 @@ def recommended(profile: str, speed: Speed, free_gb: float, among: Collection[st
             choice = name
         missing = "" if fits else f", which needs {MEMORY_GB[name]:g} GB"
         notes.append(f"{its.clause_s:.1f} s with {name}{missing}")
-    rule = f"the largest within {OBJECTIVE_S:g} s is taken, default up to {LIGHT_FROM_S:g} s"
+    rule = f"the largest within {OBJECTIVE_S:g} s is taken; the profile default up to {LIGHT_FROM_S:g} s"
     return choice or "light", f"an answer begins to be spoken after {', '.join(notes)}; {rule}"

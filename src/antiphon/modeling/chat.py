@@ -277,7 +277,9 @@ class ChatStream:
             return ProseReader()
         is_followed = begun or self.on_token or self.hidden
         names = () if is_followed else [tool.name for tool in tools]
-        is_meant = partial(has_what_was_said, tools, [m.text for m in doubted_in]) if doubted_in else None
+        # What is heard or seen cannot be compared with words.
+        is_judged = doubted_in and not any(m.parts for m in doubted_in)
+        is_meant = partial(has_what_was_said, tools, [(m.role, m.text) for m in doubted_in]) if is_judged else None
         return CallReader(self._call_ids, begun=begun, names=names, is_meant=is_meant)
 
     def close(self, *, keep: bool = False) -> None:

@@ -27,6 +27,8 @@ from antiphon.modeling.detokenizer import held_back
 
 # The tags around a call.
 CALL_OPENING, CALL_CLOSING = "<tool_call>", "</tool_call>"
+# What a schema of arguments has that lists them, and says nothing else of them.
+_LISTING = frozenset({"type", "properties", "required", "title", "description", "$defs", "definitions", "$schema"})
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
 
 
@@ -66,8 +68,9 @@ def call_grammar(tools: Sequence[Tool], closing: int | None, *, begun: bool) -> 
 
 
 def _arguments(tool: Tool) -> Mapping[str, Any]:
-    """The schema of a tool's arguments. Where it lists them, a model may write no others, unless it says so."""
-    if "properties" in tool.parameters:
+    """The schema of a tool's arguments. Where it does no more than to list them, a model may write no others."""
+    listed, required = tool.parameters.get("properties"), tool.parameters.get("required", ())
+    if isinstance(listed, Mapping) and set(tool.parameters) <= _LISTING and set(required) <= set(listed):
         return {"additionalProperties": False, **tool.parameters}
     return tool.parameters or {"type": "object"}
 

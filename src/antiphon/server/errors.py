@@ -111,7 +111,7 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
             code = _CODES.get(error.status_code, "invalid_value")
             # Starlette has the methods in any order.
             allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-            told = f"{connection.scope.get('method')} is not for this path, {allowed} is." if allowed else error.detail
+            told = f"This path takes {allowed}, not {connection.scope.get('method')}." if allowed else error.detail
             response = error_response(error.status_code, told, code=code)
             response.headers.update({**(error.headers or {}), **({"Allow": allowed} if allowed else {})})
             return response

@@ -8,7 +8,7 @@ when: the session's `lifecycle` and the state of the attachment.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 import anyio
@@ -151,13 +151,26 @@ class Attachment:
             self._lifecycle.apply(LifecycleEvent.ABANDONED)
             self._changed.notify()
 
-    async def resume(self, token: str, last_received: int, transport: Transport, how: HowResumed = "attached") -> None:
+    async def resume(
+        self,
+        token: str,
+        last_received: int,
+        transport: Transport,
+        how: HowResumed = "attached",
+        *,
+        has_left: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
         """Serve over `transport` from now on, until it is gone. A transport that is still attached is closed.
 
-        `last_received`: the number of the last frame that the client has. Raises RemoteProtocolError
+        `last_received`: the number of the last frame that the client has. `has_left`: waits a moment for the client to
+        leave; asked where it may have given up, and then nothing is replaced. Raises RemoteProtocolError
         (`unknown_session`, `invalid_resume_token`, `invalid_event_ack`) and JournalGap before anything is replaced.
         """
         async with self._resuming:
+            self._check(token)
+            if has_left and self.doubts(token) and await self._has_given_up(token, has_left):
+                log.info("session %s: an attempt to resume it was given up", self._session.id)
+                return
             self._check(token)
             # A client that cannot be served must not end the connection of one that is.
             self.outbox.check_rewind(last_received)
@@ -193,6 +206,21 @@ class Attachment:
         attached got a newer one, and nobody was heard there yet.
         """
         return bool(self._place.state.has_transport and self._token and self._token.is_previous(token))
+
+    async def _has_given_up(self, token: str, has_left: Callable[[], Awaitable[bool]]) -> bool:
+        """Whether a client that is doubted leaves while it is: the doubt ends with the transport that is attached."""
+        left = False
+        async with anyio.create_task_group() as group:
+
+            async def until_gone() -> None:
+                while self.doubts(token):
+                    await self._changed.wait()
+                group.cancel_scope.cancel()
+
+            group.start_soon(until_gone)
+            left = await has_left()
+            group.cancel_scope.cancel()
+        return left
 
     # --- the two states -----------------------------------------------------------------------------------------------
 

@@ -24,6 +24,7 @@ from antiphon.errors import Refused
 from antiphon.recording.tape import Tape
 from antiphon.recording.timeline import render
 from antiphon.server.live import handshake
+from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from antiphon.signals import become
@@ -313,6 +314,43 @@ def test_an_attempt_that_its_client_has_given_up_replaces_nobody(
         await late.send(json.dumps({"type": "session.resume", **about}))
         late.transport.abort()
         await become(lambda: any("was given up" in message for message in caplog.messages), 0.01)
+        await turn(client, 4)
+        assert not [event for event in client.seen if event["type"] == "session.replaced"]
+        await client.socket.close()
+
+    run(main())
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["in their order", "the older one last"])
+def test_of_attempts_that_are_read_at_once_the_one_whose_client_is_there_has_the_session(
+    scripted: tuple[str, ServerState, Echo], monkeypatch: pytest.MonkeyPatch, order: tuple[int, int]
+) -> None:
+    """A server that was held up reads them together, and answers none until it has written the newer token."""
+    monkeypatch.setattr(handshake, "GIVEN_UP_S", LIMIT_S)
+    resumed = LiveRealtime.resumed
+
+    async def slowly(live: LiveRealtime, *given: Any) -> Any:
+        await asyncio.sleep(0.2)
+        return await resumed(live, *given)
+
+    async def main() -> None:
+        url, _, _ = scripted
+        client = await opened(url)
+        await turn(client)
+        client.cut()
+        monkeypatch.setattr(LiveRealtime, "resumed", slowly)
+        sockets = [await dial(f"{url}/v1/realtime?resume={client.session_id}") for _ in range(2)]
+        about = {"session_id": client.session_id, "resume_token": client.token}
+        for at in order:
+            request = {"type": "session.resume", **about, "last_received_server_event_seq": client.last}
+            await sockets[at].send(json.dumps(request))
+        # The first was given up.
+        sockets[0].transport.abort()
+        client.socket = sockets[1]
+        while (event := json.loads(await client.socket.recv()))["type"] != "session.resumed":
+            assert event["type"] != "session.replaced", event
+        client.token = event["resume_token"]
+        await asyncio.sleep(0.5)
         await turn(client, 4)
         assert not [event for event in client.seen if event["type"] == "session.replaced"]
         await client.socket.close()

@@ -214,7 +214,7 @@ def test_when_a_body_is_not_a_request_then_it_is_refused(talker: Process) -> Non
     assert httpx.post(url, json={"messages": ASK}).json()["error"]["param"] == "model"
     refused = httpx.get(url)
     assert (refused.status_code, refused.headers["allow"]) == (405, "POST")
-    assert refused.json()["error"]["message"] == "GET is not for this path, POST is."
+    assert refused.json()["error"]["message"] == "This path takes POST, not GET."
 
 
 def test_when_no_language_model_is_loaded_then_it_is_a_404(server: Process) -> None:

@@ -21,6 +21,9 @@ from antiphon.store.sessions import (
     StoredSession,
     TailChunk,
 )
+from antiphon.store.sessions.postgres import PostgresHome
+from antiphon.store.sessions.redis import RedisHome
+from antiphon.store.sessions.sqlite import SqliteHome
 from tests.store.sessions.conftest import Open
 from tests.store.sessions.homes import HomeKit, row
 
@@ -55,6 +58,31 @@ def test_when_a_session_was_stored_then_every_host_finds_all_of_its_latest_row(o
     assert other.get("row-2") is None
     store.close()
     assert other.get("row-1") == latest
+
+
+@pytest.mark.parametrize("last", ["forget", "put"])
+def test_what_waits_to_be_written_does_not_hide_another_owner(
+    opened: Open, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    """The first owner hung, and does not know that it has the session no more."""
+    store, other, name = opened(), opened(), f"hidden-{last}"
+    before = row(name, owner="a/1")
+    store.put(before).result(WAIT_S)
+    taken = claimed(other.claim(name, "b/1", 1))
+    may_write = threading.Event()
+    for kind in (SqliteHome, RedisHome, PostgresHome):
+
+        def slowly(home: Any, writes: Any, write: Callable[..., Any] = kind.write) -> Any:
+            may_write.wait(WAIT_S)
+            return write(home, writes)
+
+        monkeypatch.setattr(kind, "write", slowly)
+    written = store.forget(before.hold) if last == "forget" else store.put(before)
+    assert store.get(name) == taken
+    may_write.set()
+    with pytest.raises(SupersededError):
+        written.result(WAIT_S)
+    assert other.get(name) == taken
 
 
 def test_when_a_store_is_closed_then_what_waits_is_written_first(opened: Open) -> None:

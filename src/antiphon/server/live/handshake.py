@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import anyio
@@ -211,10 +212,9 @@ async def _resume(
             raise RemoteProtocolError("unknown_session", "There is no such session to resume.", "session_id")
         how: HowResumed = "relayed" if websocket.headers.get(RELAYED_HEADER) else "attached"
         transport = WebSocketTransport(websocket)
-        if session.attachment.doubts(request.token) and await transport.has_left(GIVEN_UP_S):
-            log.info("session %s: an attempt to resume it was given up", session.id)
-            return
-        await session.attachment.resume(request.token, request.last_received, transport, how)
+        await session.attachment.resume(
+            request.token, request.last_received, transport, how, has_left=partial(transport.has_left, GIVEN_UP_S)
+        )
     except Refused as refusal:
         await _refuse_for_room(state, websocket, refusal)
     except JournalGap as gap:

@@ -107,12 +107,21 @@ class QueuedStore:
         with self._lock:
             found = self._pending.get(session_id) or self._in_hand.get(session_id)
             write = replace(found.write) if found else None
+        if write and (newer := self._newer(write)):
+            return newer
         if write and write.forgets:
             return None
         row = write.row if write and write.row else self._home.read(session_id)
         if row and write and write.hold == row.hold:
             row = replace(row, owner=write.next_owner, restores=0 if write.releases else row.restores)
         return row
+
+    def _newer(self, write: Write) -> StoredSession | None:
+        """The row of another owner since, which a write that waits will not change; None where that cannot be read."""
+        with suppress(StoreError):
+            row = self._home.read(write.hold.session_id)
+            return row if row and row.fence > write.hold.fence else None
+        return None
 
     def tail(self, session_id: str) -> tuple[TailChunk, ...]:
         """As SessionStore says."""

@@ -221,7 +221,7 @@ export class Conversation extends Teller {
    * @param {string} text
    */
   async write(text) {
-    if (!this.transport) throw new Error("The conversation has not begun: start it first.");
+    if (!this.transport) throw new Error("No conversation is open: start it first.");
     if (!(await this.takeFloor())) return;
     const item = { type: "message", role: "user", content: [{ type: "input_text", text }] };
     this.send("conversation.item.create", { item });

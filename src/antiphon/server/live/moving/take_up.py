@@ -39,15 +39,17 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 # A client waits so many TTLs of a host for one that cannot be reached and does not count as dead.
 PATIENCE = 2
-# How often a session that ends is looked at, in seconds.
-GONE_S = 0.01
+# How often a session that ends is looked at, and how long it may take, in seconds.
+GONE_S, GONE_WITHIN_S = 0.01, 5.0
 # How often a host that lives and cannot be reached is tried again, in seconds.
 RETRY_S = 0.25
 
 
 async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
     """Whether another host has claimed a session that is live here, because this one counted as dead. It ends here, and
-    is gone once this returns. A store that cannot be read says nothing: the session stays.
+    is gone once this returns, whatever token the client has: what the store says of it is true without. A store that
+    cannot be read says nothing: the session stays. Raises RemoteProtocolError (`session_elsewhere`) where it takes
+    longer than GONE_WITHIN_S to end.
     """
     session, store = state.resumable.get(session_id), state.session_store
     if session is None or store is None or session.caller != caller:
@@ -61,8 +63,10 @@ async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
         return False
     log.warning("session %s is the host's %s by now", session_id, row.owner)
     session.attachment.abandon()
-    await become(lambda: state.resumable.get(session_id) is not session, GONE_S)
-    return True
+    with anyio.move_on_after(GONE_WITHIN_S):
+        await become(lambda: state.resumable.get(session_id) is not session, GONE_S)
+        return True
+    raise session_elsewhere()
 
 
 async def take_up(
