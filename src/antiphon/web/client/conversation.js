@@ -221,7 +221,6 @@ export class Conversation extends Teller {
    * @param {string} text
    */
   async write(text) {
-    if (!this.transport) throw new Error("No conversation is open: start it first.");
     if (!(await this.takeFloor())) return;
     const item = { type: "message", role: "user", content: [{ type: "input_text", text }] };
     this.send("conversation.item.create", { item });
@@ -230,6 +229,7 @@ export class Conversation extends Teller {
 
   /** Cut what is said short, and begin a turn; false where the session has ended meanwhile. */
   async takeFloor() {
+    if (!this.transport) throw new Error("No conversation is open: start it first.");
     const mine = this.starts;
     if (this.responses.size || this.playing || this.waiting.size) this.interrupt();
     await this.idle();
