@@ -178,8 +178,12 @@ def test_when_a_client_commits_or_asks_and_sends_nothing_more_then_it_is_answere
                 await socket.send(json.dumps({"type": kind}))
             return await answered(socket)
 
-    events = run(main())
-    assert [e["type"] for e in events].count("response.created") == 1
+    # Tiny random weights say nothing now and then.
+    for _ in range(5):
+        events = run(main())
+        assert [e["type"] for e in events].count("response.created") == 1
+        if "response.output_text.delta" in [e["type"] for e in events]:
+            break
     assert "response.output_text.delta" in [e["type"] for e in events]
 
 
