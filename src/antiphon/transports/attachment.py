@@ -167,7 +167,7 @@ class Attachment:
         (`unknown_session`, `invalid_resume_token`, `invalid_event_ack`) and JournalGap before anything is replaced.
         """
         async with self._resuming:
-            self._check(token)
+            # Before `_check`, by which the token of before would take the place of the newer one.
             if has_left and self.doubts(token) and await self._has_given_up(token, has_left):
                 log.info("session %s: an attempt to resume it was given up", self._session.id)
                 return

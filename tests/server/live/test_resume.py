@@ -314,6 +314,8 @@ def test_an_attempt_that_its_client_has_given_up_replaces_nobody(
         await late.send(json.dumps({"type": "session.resume", **about}))
         late.transport.abort()
         await become(lambda: any("was given up" in message for message in caplog.messages), 0.01)
+        # Nor does it end the token of the one that is there.
+        assert (await client.come_back())["type"] == "session.resumed"
         await turn(client, 4)
         assert not [event for event in client.seen if event["type"] == "session.replaced"]
         await client.socket.close()
