@@ -11,7 +11,7 @@ PURE := tests/audio tests/events tests/fuzz tests/web tests/loading tests/pipeli
         tests/store tests/text tests/traces tests/transports tests/turns tests/vision tests/wire_examples tests/engine/test_lane.py \
         $(wildcard tests/test_*.py)
 
-.PHONY: help serve test quick unit heavy pure fmt lint types docs clients engines kernels browser bench chaos compare house peers ray lock sbom clean
+.PHONY: help serve test quick unit heavy pure fmt lint types docs clients engines image kernels browser bench chaos compare house peers ray lock sbom clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -61,6 +61,10 @@ clients: $(VENV)/dev.stamp  ## Third-party clients in environments of their own 
 
 engines: $(VENV)/dev.stamp  ## Language models on other servers (llama.cpp, vLLM, another antiphon) behind a real server
 	$(BIN)/python tests/engines/run.py
+
+image: $(VENV)/dev.stamp  ## Build the image with buildah and run it with podman, and the compose file with what Debian has
+	$(BIN)/python tests/deploy/image.py $(ARGS)
+	$(BIN)/python tests/deploy/compose.py $(ARGS)
 
 ray: $(VENV)/dev.stamp  ## Hosts and doors on a real Ray Serve, in an environment of its own (0.4 GB)
 	$(BIN)/python tests/ray_serve/run.py $(ARGS)

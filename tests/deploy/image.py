@@ -1,0 +1,245 @@
+"""The image, built and run as docs/deploy.md says: `make image`.
+
+    python tests/deploy/image.py [--volume FROM:TO:ro]…
+
+buildah builds it without a daemon, on a base that is made of Debian's packages (`BASE` names another one), and podman
+runs it as strictly as the chart does. `--volume`: what the build and the fetching of models see besides, as settings of
+pip. Each line is something that a container did. Root runs this, with Debian's buildah, debootstrap and podman.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+
+import httpx
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.engines.run import TEXT, talking
+from tests.store.servers import free_port
+
+ROOT = Path(__file__).resolve().parents[2]
+TAG = "localhost/antiphon-tested"
+RECORDING = ROOT / "tests" / "data" / "audio" / "tau2-yes.flac"
+# As the chart runs it: no root that can be written to, no capabilities, nothing more to be gained.
+STRICT = ("--read-only", "--tmpfs", "/tmp", "--cap-drop", "all", "--security-opt", "no-new-privileges")
+# Podman's own may be above what this machine lets it set.
+LIMITS = ("--ulimit", "nofile=16384:16384", "--ulimit", "nproc=16384:16384")
+KEY = "secret"
+USER = "10001"
+READY_S, STOP_S = 300.0, 30
+
+
+def say(text: str) -> None:
+    print(f"  {text}", flush=True)
+
+
+def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run podman. Raises CalledProcessError, with what it said on stderr printed, where it fails and `check` is set."""
+    done = subprocess.run(["podman", *arguments], capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        print(done.stderr, file=sys.stderr)
+        done.check_returncode()
+    return done
+
+
+@cache
+def runtime() -> str:
+    """The runtime that runs containers here: it depends on the kernel's groups."""
+    for name in ("crun", "runc"):
+        if podman("run", "--rm", "--runtime", name, *LIMITS, TAG, "--version", check=False).returncode == 0:
+            return name
+    raise RuntimeError("neither crun nor runc runs a container here")
+
+
+class Container:
+    """A container of the image that runs, strictly, with the volume of models."""
+
+    def __init__(self, volume: Path, *options: str, command: Sequence[str] = ()) -> None:
+        self.id = podman(
+            *(
+                "run",
+                "--detach",
+                "--runtime",
+                runtime(),
+                *LIMITS,
+                *STRICT,
+                "--volume",
+                f"{volume}:/var/lib/antiphon",
+                *options,
+                TAG,
+                *command,
+            )
+        ).stdout.strip()
+
+    def asked(self, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in it."""
+        return podman("exec", self.id, *command, check=False)
+
+    def is_healthy(self) -> bool:
+        """Whether the image's own check passes."""
+        return podman("healthcheck", "run", self.id, check=False).returncode == 0
+
+    def stop(self) -> tuple[int, float]:
+        """End it by SIGTERM. Returns its exit status, and how long it took, in seconds."""
+        begun_s = time.monotonic()
+        podman("stop", "--time", str(STOP_S), self.id)
+        took_s = time.monotonic() - begun_s
+        return int(podman("wait", self.id).stdout), took_s
+
+    def close(self) -> None:
+        podman("rm", "--force", "--time", "0", self.id, check=False)
+
+
+@contextmanager
+def container(volume: Path, *options: str, command: Sequence[str] = ()) -> Iterator[Container]:
+    """A container that is removed at the end of the block; its log is printed where the block fails."""
+    found = Container(volume, *options, command=command)
+    try:
+        yield found
+    except BaseException:
+        print(podman("logs", "--tail", "40", found.id, check=False), file=sys.stderr)
+        raise
+    finally:
+        found.close()
+
+
+def build(options: Sequence[str]) -> None:
+    begun_s = time.monotonic()
+    variables = os.environ | {"TAG": TAG, "BASE": os.environ.get("BASE", "debootstrap")}
+    subprocess.run(["sh", ROOT / "deploy" / "build.sh", "--isolation", "chroot", *options], env=variables, check=True)
+    (found,) = json.loads(podman("inspect", "--type", "image", TAG).stdout)
+    assert found["User"] == found["Config"]["User"] == f"{USER}:{USER}", found["User"]
+    assert found["Healthcheck"]["Test"], "the image has no check of its health"
+    say(f"built in {time.monotonic() - begun_s:.0f} s: {found['Size'] / 1e9:.1f} GB, user {found['User']}")
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    """Wait until a function returns True. Raises TimeoutError."""
+    until_s = time.monotonic() + READY_S
+    while not true():
+        if time.monotonic() > until_s:
+            raise TimeoutError
+        time.sleep(0.2)
+
+
+def ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/ready", trust_env=False).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def transcribed(url: str) -> str:
+    """What the server at `url` hears in a recording."""
+    answer = httpx.post(
+        f"{url}/v1/audio/transcriptions",
+        files={"file": (RECORDING.name, RECORDING.read_bytes())},
+        data={"model": "whisper-1"},
+        headers={"authorization": f"Bearer {KEY}"},
+        timeout=120,
+        trust_env=False,
+    )
+    answer.raise_for_status()
+    return str(answer.json()["text"])
+
+
+def spoken(url: str) -> int:
+    """How many bytes of sound the server at `url` speaks."""
+    answer = httpx.post(
+        f"{url}/v1/audio/speech",
+        json={"model": "tts-1", "input": "Good morning.", "voice": "alloy", "response_format": "pcm"},
+        headers={"authorization": f"Bearer {KEY}"},
+        timeout=120,
+        trust_env=False,
+    )
+    answer.raise_for_status()
+    return len(answer.content)
+
+
+async def answered(url: str) -> str:
+    """What the server at `url` answers in a conversation."""
+    async with talking(url, key=KEY, **TEXT) as talk:
+        response = await talk.answer("Say hello.")
+    assert response["status"] == "completed", response
+    return str(response["output"][0]["content"][0]["text"])
+
+
+def serve(volume: Path) -> None:
+    """The image's own command, and a door, which share a network as a pod's containers do."""
+    port, door_port = free_port(), free_port()
+    url, door = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{door_port}"
+    keys = ("--env", f"ANTIPHON_API_KEYS={KEY}")
+    published = ("--publish", f"127.0.0.1:{port}:8000", "--publish", f"127.0.0.1:{door_port}:8001")
+    begun_s = time.monotonic()
+    with container(volume, *keys, *published) as host:
+        wait_for(lambda: ready(url))
+        say(f"ready {time.monotonic() - begun_s:.0f} s after it was started, the volume filled")
+        assert host.asked("id", "-u").stdout.strip() == USER
+        assert host.asked("sh", "-c", "touch /opt/antiphon/x").returncode
+        assert host.asked("sh", "-c", "touch /var/lib/antiphon/x").returncode == 0
+        assert host.is_healthy()
+        say(f"it is healthy, runs as {USER}, and can write to its volume alone")
+        heard = transcribed(url)
+        assert "yes" in heard.lower(), heard
+        say(f"it transcribes {heard!r}, speaks {spoken(url)} bytes and answers {asyncio.run(answered(url))!r}")
+        gate = ("serve", "--role", "door", "--port", "8001", "--behind", "http://127.0.0.1:8000", "--allow-anonymous")
+        shared = ("--network", f"container:{host.id}", "--env", "ANTIPHON_PORT=8001")
+        with container(volume, *shared, command=gate) as beside:
+            wait_for(lambda: ready(door))
+            assert beside.is_healthy()
+            assert transcribed(door) == heard
+            say(f"a door in front of it is healthy, and carries a conversation: {asyncio.run(answered(door))!r}")
+            status, took_s = beside.stop()
+            assert status == 0, status
+            say(f"the door ended with 0 in {took_s:.1f} s")
+        status, took_s = host.stop()
+        assert status == 0, status
+        say(f"it ended with 0 in {took_s:.1f} s")
+
+
+def alone(volume: Path) -> None:
+    """From the filled volume it needs no network."""
+    with container(volume, "--network", "none", "--env", f"ANTIPHON_API_KEYS={KEY}") as host:
+        asked = "import http.client; c = http.client.HTTPConnection('127.0.0.1', 8000); c.request('GET', '/ready');"
+        asked += "raise SystemExit(c.getresponse().status != 200)"
+        wait_for(lambda: host.asked("python3", "-c", asked).returncode == 0)
+        say("from the filled volume it is ready without a network")
+    with container(volume, "--network", "none") as host:
+        status = int(podman("wait", host.id).stdout)
+        said = podman("logs", host.id).stderr + podman("logs", host.id).stdout
+        assert status != 0
+        assert "ANTIPHON_API_KEYS" in said, said
+        say(f"without keys, at an address that others reach, it ends with {status} and says which setting to give")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--volume", action="append", default=[])
+    seen = [option for volume in parser.parse_args().volume for option in ("--volume", volume)]
+    build(seen)
+    with tempfile.TemporaryDirectory(prefix="antiphon-image-") as folder:
+        volume = Path(folder)
+        os.chown(volume, int(USER), int(USER))
+        begun_s = time.monotonic()
+        with container(volume, *seen, command=["pull"]) as pulled:
+            status = int(podman("wait", pulled.id).stdout)
+            assert status == 0, status
+        size = sum(file.stat().st_size for file in volume.rglob("*") if file.is_file() and not file.is_symlink())
+        say(f"`pull` filled the volume in {time.monotonic() - begun_s:.0f} s: {size / 1e9:.1f} GB")
+        serve(volume)
+        alone(volume)
+
+
+if __name__ == "__main__":
+    main()
