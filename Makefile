@@ -59,12 +59,13 @@ chaos: $(VENV)/dev.stamp  ## 500 hosts killed and 200 connections cut under call
 clients: $(VENV)/dev.stamp  ## Third-party clients in environments of their own (1 GB) against a real server
 	$(BIN)/python tests/clients/run.py
 
-engines: $(VENV)/dev.stamp  ## Language models on other servers (llama.cpp, vLLM, another antiphon) behind a real server
-	$(BIN)/python tests/engines/run.py
+engines: $(VENV)/dev.stamp  ## Language models on other servers (llama.cpp, vLLM, Ray Serve LLM, another antiphon) behind a real server
+	$(BIN)/python tests/engines/run.py $(ARGS)
 
-image: $(VENV)/dev.stamp  ## Build the image with buildah and run it with podman, and the compose file with what Debian has
+image: $(VENV)/dev.stamp  ## Build the image with buildah and run it, the compose file and the units with podman
 	$(BIN)/python tests/deploy/image.py $(ARGS)
 	$(BIN)/python tests/deploy/compose.py $(ARGS)
+	$(BIN)/python tests/deploy/units.py $(ARGS)
 
 ray: $(VENV)/dev.stamp  ## Hosts and doors on a real Ray Serve, in an environment of its own (0.4 GB)
 	$(BIN)/python tests/ray_serve/run.py $(ARGS)

@@ -205,6 +205,19 @@ def test_a_unit_starts_antiphon_with_flags_that_there_are(unit: str) -> None:
     assert int(stop_s) > float(args.drain_s or variables.get("ANTIPHON_DRAIN_S", 60))
 
 
+@pytest.mark.parametrize("unit", ["antiphon.service", "antiphon-door.service"])
+def test_systemd_takes_a_unit(unit: str, tmp_path: Path) -> None:
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("systemd is not installed")
+    file = tmp_path / unit
+    # What it starts has to be there.
+    file.write_text((DEPLOY / "systemd" / unit).read_text().replace("/opt/antiphon/bin/antiphon", sys.executable))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", file], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_haproxy_takes_its_file(tmp_path: Path) -> None:
     if not shutil.which("haproxy"):
         pytest.skip("haproxy is not installed")

@@ -25,7 +25,6 @@ config = LLMConfig(
         "enable_prompt_tokens_details": True,
         "enable_auto_tool_choice": True,
         "tool_call_parser": "hermes",
-        "structured_outputs_config": {"backend": "guidance"},
     },
 )
 serve.run(build_openai_app({"llm_configs": [config]}), blocking=True)

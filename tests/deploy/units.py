@@ -1,0 +1,128 @@
+"""The systemd units, started by a real systemd in a container of the image: the third part of `make image`.
+
+    python tests/deploy/units.py [--volume FROM:TO:ro]…
+
+The container has Debian's systemd and Redis besides; a host and a door run in it by `deploy/systemd`. `--volume`: what
+the fetching of models sees besides, as settings of pip. Each line is something that systemd or a client did. Root runs
+this, with Debian's buildah and podman.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.deploy.image import KEY, LIMITS, ROOT, TAG, podman, ready, runtime, say, transcribed, wait_for
+from tests.engines.run import TEXT, talking
+from tests.store.servers import free_port
+
+WITH_SYSTEMD = "localhost/antiphon-systemd"
+UNITS = ROOT / "deploy" / "systemd"
+STORE = "ANTIPHON_STATE=redis://127.0.0.1:6379/0"
+SETTINGS = f"ANTIPHON_API_KEYS={KEY}\n{STORE}\nANTIPHON_PORT=8001\nANTIPHON_ADVERTISE=http://127.0.0.1:8001\n"
+
+
+def build() -> None:
+    """The image with systemd and Redis. It is made of the image that is tested, whose files lie where units want them."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "Dockerfile"
+        packages = "systemd redis-server"
+        file.write_text(
+            f"FROM {TAG}\n"
+            "USER root\n"
+            f"RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends {packages}\n"
+        )
+        command = ["buildah", "bud", "-q", "--layers", "--isolation", "chroot", "-f", str(file), "-t", WITH_SYSTEMD]
+        subprocess.run([*command, folder], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+class Machine:
+    """A container that systemd runs, with the units in their place."""
+
+    def __init__(self, folder: Path, volumes: list[str], port: int) -> None:
+        (folder / "settings").write_text(SETTINGS)
+        (folder / "store").write_text(f"{STORE}\n")
+        for file in folder.iterdir():
+            file.chmod(0o600)
+        seen = [option for volume in volumes for option in ("--volume", volume)]
+        self.id = podman(
+            *("run", "--detach", "--systemd", "always", "--privileged", "--runtime", runtime(), *LIMITS, *seen),
+            *("--volume", f"{folder}:/etc/antiphon:ro", "--volume", f"{UNITS}:/units:ro"),
+            *("--publish", f"127.0.0.1:{port}:8000", "--entrypoint", "/lib/systemd/systemd", WITH_SYSTEMD),
+        ).stdout.strip()
+
+    def __call__(self, *command: str) -> str:
+        return podman("exec", self.id, *command).stdout.strip()
+
+    def property_of(self, unit: str, name: str) -> str:
+        return self("systemctl", "show", "--value", "--property", name, unit)
+
+
+@contextmanager
+def machine(volumes: list[str], port: int) -> Iterator[Machine]:
+    with tempfile.TemporaryDirectory(prefix="antiphon-units-") as folder:
+        found = Machine(Path(folder), volumes, port)
+        try:
+            yield found
+        except BaseException:
+            said = podman("exec", found.id, "journalctl", "--no-pager", "--lines", "60", check=False)
+            print(said.stdout, said.stderr, file=sys.stderr)
+            raise
+        finally:
+            podman("rm", "--force", "--volumes", "--time", "0", found.id, check=False)
+
+
+async def goes_on(at: Machine, url: str) -> None:
+    """The host is killed under a conversation; systemd starts it again, and the client is answered."""
+    async with talking(url, key=KEY, **TEXT) as talk:
+        first = await talk.answer("My name is Ada.")
+        killed = at.property_of("antiphon", "MainPID")
+        begun_s = time.monotonic()
+        at("sh", "-c", f"kill -KILL {killed}")
+        second = await talk.answer("What is my name?")
+        took_s = time.monotonic() - begun_s
+    assert second["status"] == "completed", second
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"], second["usage"]
+    assert at.property_of("antiphon", "MainPID") not in (killed, "0")
+    assert at.property_of("antiphon", "NRestarts") == "1"
+    say(f"the host was killed under a conversation, which went on {took_s:.0f} s later, when systemd had started it")
+
+
+def main() -> None:
+    print("units", flush=True)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--volume", action="append", default=[])
+    volumes = parser.parse_args().volume
+    if podman("image", "exists", TAG, check=False).returncode:
+        sys.exit("`make image` first: it builds the image")
+    build()
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with machine(volumes, port) as at:
+        # The user is the image's. The rest are the lines of docs/deploy.md.
+        wait_for(lambda: "running" in podman("exec", at.id, "systemctl", "is-system-running", check=False).stdout)
+        at("runuser", "-u", "antiphon", "--", "env", "ANTIPHON_HOME=/var/lib/antiphon/models", "antiphon", "pull")
+        at("sh", "-c", "cp /units/*.service /etc/systemd/system/ && systemctl daemon-reload")
+        begun_s = time.monotonic()
+        at("systemctl", "enable", "--now", "redis-server", "antiphon", "antiphon-door")
+        wait_for(lambda: ready(url))
+        say(f"a host and a door are ready {time.monotonic() - begun_s:.0f} s after `systemctl enable --now`")
+        say(f"by the door it transcribes {transcribed(url)!r}")
+        asyncio.run(goes_on(at, url))
+        at("systemctl", "stop", "antiphon-door", "antiphon")
+        for unit in ("antiphon", "antiphon-door"):
+            assert at.property_of(unit, "ActiveState") == "inactive", unit
+            assert at.property_of(unit, "Result") == "success", unit
+        say("`systemctl stop` ended both with success")
+
+
+if __name__ == "__main__":
+    main()
