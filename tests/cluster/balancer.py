@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import httpx
 
 from tests.store.servers import free_port
 
+DEPLOYED = Path(__file__).parents[2] / "deploy" / "haproxy.cfg"
 CONFIGURATION = """
 global
     # After a reload the old process lets go of its connections by then.
@@ -41,15 +43,28 @@ def missing() -> str:
     return "" if shutil.which("haproxy") else "haproxy is not installed: apt-get install haproxy"
 
 
-class Balancer:
-    """One HAProxy. `addresses`: HOST:PORT of each server behind it."""
+def deployed(doors: Sequence[str], port: int) -> str:
+    """`deploy/haproxy.cfg`, at this port and in front of these two doors (HOST:PORT)."""
+    text = DEPLOYED.read_text().replace("bind :8000", f"bind 127.0.0.1:{port}")
+    for number, address in enumerate(doors, 1):
+        text, found = re.subn(rf" server door-{number} \S+", f" server door-{number} {address}", text)
+        assert found == 1
+    return text
 
-    def __init__(self, addresses: Sequence[str], hard_stop_s: int = 1) -> None:
+
+class Balancer:
+    """One HAProxy. `addresses`: HOST:PORT of each server behind it. `as_deployed`: by the file of the deployment, in
+    front of two doors, and `hard_stop_s` is the file's.
+    """
+
+    def __init__(self, addresses: Sequence[str], hard_stop_s: int = 1, *, as_deployed: bool = False) -> None:
         self.port = free_port()
-        self.ws = f"ws://127.0.0.1:{self.port}"
+        self.url, self.ws = f"http://127.0.0.1:{self.port}", f"ws://127.0.0.1:{self.port}"
         self._folder = Path(tempfile.mkdtemp(prefix="antiphon-haproxy-"))
         servers = "\n".join(f"    server host{n} {address}" for n, address in enumerate(addresses))
         text = CONFIGURATION.format(folder=self._folder, port=self.port, servers=servers, hard_stop_s=hard_stop_s)
+        if as_deployed:
+            text = deployed(addresses, self.port)
         (self._folder / "haproxy.cfg").write_text(text)
         command = ["haproxy", "-W", "-q", "-f", str(self._folder / "haproxy.cfg")]
         with (self._folder / "log").open("w") as log:

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
-import subprocess
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,10 +16,8 @@ from antiphon.capacity.certificate import Certificate, CertifiedKind, Objective,
 from tests.cluster import balancer
 from tests.cluster.callers import StockCaller
 from tests.cluster.processes import Cluster, cluster
-from tests.store.servers import free_port
 
 pytestmark = pytest.mark.server
-DEPLOY = Path(__file__).parents[3] / "deploy"
 TALK = "/v1/realtime?model=gpt-realtime"
 
 
@@ -75,37 +69,23 @@ async def freed(hosts: Cluster) -> None:
 
 
 @pytest.mark.skipif(bool(balancer.missing()), reason=balancer.missing())
-def test_the_haproxy_of_the_deployment_asks_another_door_where_one_is_full(hosts: Cluster, tmp_path: Path) -> None:
-    port = free_port()
-    text = (DEPLOY / "haproxy.cfg").read_text().replace("bind :8000", f"bind 127.0.0.1:{port}")
-    for number in (0, 1):
-        address = hosts.doors[number].url.removeprefix("http://")
-        text = re.sub(rf" server door-{number + 1} \S+", f" server door-{number + 1} {address}", text)
-    (tmp_path / "haproxy.cfg").write_text(text)
-    process = subprocess.Popen(["haproxy", "-q", "-f", str(tmp_path / "haproxy.cfg")])
+def test_the_haproxy_of_the_deployment_asks_another_door_where_one_is_full(hosts: Cluster) -> None:
+    doors = [door.url.removeprefix("http://") for door in hosts.doors[:2]]
+    front = balancer.Balancer(doors, as_deployed=True)
 
     async def act() -> None:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-            until_s = time.monotonic() + 20
-            while True:
-                try:
-                    if (await client.get("/ready")).status_code == 200:
-                        break
-                except httpx.HTTPError:
-                    pass
-                assert time.monotonic() < until_s, "HAProxy does not serve"
-                await asyncio.sleep(0.05)
+        async with httpx.AsyncClient(base_url=front.url, trust_env=False) as client:
             assert (await client.get("/metrics")).status_code == 404
             assert (await client.get("/internal/hosts")).status_code == 404
         # Whichever door it is led to, the free one is found, four times.
         for _ in range(4):
             taken = await knock(hosts.doors[0].ws)
             assert not hasattr(taken, "status_code")
-            caller = StockCaller(1, [f"ws://127.0.0.1:{port}"], 1)
+            caller = StockCaller(1, [front.ws], 1)
             async with caller.connected():
                 await caller.converse(2)
                 caller.check()
-                refused = await knock(f"ws://127.0.0.1:{port}")
+                refused = await knock(front.ws)
                 assert refused.status_code == 503
             await taken.close()
             await freed(hosts)
@@ -113,5 +93,4 @@ def test_the_haproxy_of_the_deployment_asks_another_door_where_one_is_full(hosts
     try:
         asyncio.run(act())
     finally:
-        process.terminate()
-        process.wait(20)
+        front.close()

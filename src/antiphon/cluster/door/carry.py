@@ -1,8 +1,9 @@
 """Carries one client to a host, and to another host when that one goes.
 
-Two tasks read, one from the client and one from the host, and one writes to the host. When the connection to the host
-breaks, the client's frames are kept, the session is resumed at the same host or another, and what is missing on either
-side is sent again: the client sees a pause.
+Two tasks read, one from the client and one from the host. The first writes to the host what it has read, and a third
+does where there is no host, or its socket has to be waited for. When the connection to the host breaks, the client's
+frames are kept, the session is resumed at the same host or another, and what is missing on either side is sent again:
+the client sees a pause.
 """
 
 from __future__ import annotations
@@ -93,7 +94,12 @@ class Carrier:
     async def _read_client(self) -> None:
         while (frame := await self._client.receive()) is not None:
             self._held.keep(frame)
-            self._changed.notify()
+            alone = self._held.unsent_bytes == len(frame)
+            if alone and (host := self._host) and not host.transport.get_write_buffer_size():
+                # Nothing waits, neither here nor in the socket: it goes at once, without the other task.
+                await self._write_next(host)
+            else:
+                self._changed.notify()
             while self._held.unsent_bytes > MAX_UNSENT_BYTES:
                 await self._changed.wait()
         self._client_left = True
@@ -125,18 +131,25 @@ class Carrier:
     async def _write_host(self) -> None:
         """Send the client's frames to whatever host there is, in their order."""
         while True:
-            host = self._host
-            frame = self._held.next_frame() if host else None
-            if host is None or frame is None:
+            if self._host and await self._write_next(self._host):
+                self._changed.notify()
+            else:
                 await self._changed.wait()
-                continue
-            try:
-                await host.send(frame)
-            except ConnectionClosed:
-                # What was not received is sent again when the session is resumed.
-                if self._host is host:
-                    self._host = None
-            self._changed.notify()
+
+    async def _write_next(self, host: ClientConnection) -> bool:
+        """Send the host the next frame of the client; False where it has all.
+
+        Two tasks do it, and frames keep their order: one that waits for the socket has written its frame.
+        """
+        if (frame := self._held.next_frame()) is None:
+            return False
+        try:
+            await host.send(frame)
+        except ConnectionClosed:
+            # What was not received is sent again when the session is resumed.
+            if self._host is host:
+                self._host = None
+        return True
 
     async def _read_hosts(self, host: ClientConnection) -> tuple[int, str]:
         """Pass on what comes from the host, and from those that follow it. Returns how the client is closed."""

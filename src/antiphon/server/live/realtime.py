@@ -213,14 +213,14 @@ class LiveRealtime:
         A conversation that another host can go on with is given away instead.
         """
         if self._persistence.can_move and self._conversation and self._live.lifecycle is Lifecycle.OPEN:
-            self._live.start(partial(self._move, self._conversation))
+            self._live.start(partial(self._move, self._conversation, within_s))
         else:
             end = partial(self._end, "server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
             self._live.end_once(lambda: not self._session or self._session.is_silent, within_s, end)
 
-    async def _move(self, conversation: RealtimeConversation) -> None:
+    async def _move(self, conversation: RealtimeConversation, within_s: float) -> None:
         """Give the session away at a boundary; `_give_away` tells its client once it has ended here."""
-        await wait_for_boundary(conversation)
+        await wait_for_boundary(conversation, within_s)
         conversation.leave_open_turn()
         self._is_moving = True
         self._live.end(CLOSE_MOVED, MOVED)

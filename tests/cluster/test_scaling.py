@@ -1,0 +1,124 @@
+"""Hosts come and go without Ray: behind doors, and Debian's HAProxy with the deployment's file.
+
+The callers know nothing of resuming. `tests/ray_serve` does the same on Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from tests.cluster import balancer
+from tests.cluster.callers import StockCaller
+from tests.cluster.processes import Cluster, Host, cluster
+from tests.store.servers import RedisServer
+
+pytestmark = [
+    pytest.mark.server,
+    pytest.mark.skipif(bool(balancer.missing()), reason=balancer.missing()),
+    pytest.mark.skipif(bool(RedisServer.missing()), reason=RedisServer.missing()),
+]
+# Answers are made as fast as they are heard: a word is 0.3 s of sound. A story is of so many words.
+NUM_CALLERS, LIMIT_S, PACE_S, STORY = 4, 120.0, 0.3, 20
+# Who was answered thinks before the next question.
+THINKS_S = 0.3
+
+
+@pytest.fixture
+def hosts() -> Iterator[Cluster]:
+    """Two hosts, and two doors that find them in their store."""
+    redis = RedisServer()
+    redis.start()
+    try:
+        with cluster(redis.url, "--drain-s", "15", "--sessions-per-key", "100", num_hosts=2, pace_s=PACE_S) as found:
+            for _ in range(2):
+                found.add_door()
+            for door in found.doors:
+                door.wait()
+            yield found
+    finally:
+        redis.close()
+
+
+@asynccontextmanager
+async def talking(url: str) -> AsyncIterator[Callable[[], object]]:
+    """Callers that talk while the block runs; none may miss anything, or be cut. Yields what waits until each of them
+    has been answered twice more.
+    """
+    callers = [StockCaller(n, [url], n) for n in range(NUM_CALLERS)]
+    over = False
+
+    async def talk(caller: StockCaller) -> None:
+        async with caller.connected():
+            while not over:
+                await caller.converse(1, num_words=1)
+                await asyncio.sleep(THINKS_S)
+            caller.check()
+
+    async def go_on() -> None:
+        said = [len(caller.said) for caller in callers]
+        while not all(len(c.said) >= n + 2 for c, n in zip(callers, said, strict=True)):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+    async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as group:
+        for caller in callers:
+            group.create_task(talk(caller))
+        await go_on()
+        yield go_on
+        over = True
+
+
+def drain(host: Host) -> None:
+    """Have a host hand its sessions over, and end."""
+    host.send(signal.SIGTERM)
+    assert host.end() == 0
+
+
+def test_hosts_are_added_taken_away_replaced_and_killed_and_a_stock_client_misses_nothing(hosts: Cluster) -> None:
+    front = balancer.Balancer([door.url.removeprefix("http://") for door in hosts.doors], as_deployed=True)
+    first, second = hosts.hosts
+
+    async def act() -> None:
+        async with talking(front.ws) as go_on:
+            # One more, which somebody comes to once the doors have found it.
+            third = await asyncio.to_thread(hosts.add_host)
+            await asyncio.to_thread(third.wait)
+            async with AsyncExitStack() as connected:
+                number = NUM_CALLERS
+                while not await asyncio.to_thread(third.num_sessions):
+                    listener = StockCaller(number, [front.ws], number)
+                    await connected.enter_async_context(listener.connected())
+                    await listener.converse(1, num_words=1)
+                    number += 1
+                before = len(listener.view.heard_at_s)
+                story = asyncio.create_task(listener.converse(1, num_words=STORY))
+                while len(listener.view.heard_at_s) == before:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+                # It is taken away: whoever was at it is elsewhere, and has heard the end of a long answer.
+                await asyncio.to_thread(drain, third)
+                await story
+                await listener.converse(1)
+                assert set(listener.view.responses.values()) == {"completed"}
+                listener.check()
+            await go_on()
+            # Both are replaced, one after the other, and HAProxy reloads meanwhile.
+            for host in (first, second):
+                await asyncio.to_thread(drain, host)
+                front.reload()
+                host.start()
+                await asyncio.to_thread(host.wait)
+                await go_on()
+            # One is killed, and its supervisor says so.
+            await asyncio.to_thread(first.kill)
+            await asyncio.to_thread(hosts.unregister, first)
+            await go_on()
+            assert await asyncio.to_thread(second.num_sessions) == NUM_CALLERS
+
+    try:
+        asyncio.run(act())
+    finally:
+        front.close()
