@@ -22,7 +22,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,19 @@ async def caption(url: str, pcm16: bytes, delay_s: float) -> int:
     return count
 
 
-def cpu_s(processes: list[psutil.Process]) -> float:
-    """User and system time of these and their children."""
-    found = [p for one in processes for p in (one, *one.children(recursive=True))]
-    return sum(t.user + t.system for t in (p.cpu_times() for p in found))
+def cpu_s(processes: list[psutil.Process]) -> dict[psutil.Process, float]:
+    """User and system time of each of these and of their descendants, in seconds."""
+    found = {}
+    for process in [p for one in processes for p in (one, *one.children(recursive=True))]:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            found[process] = times.user + times.system
+    return found
+
+
+def used_s(processes: list[psutil.Process], before: dict[psutil.Process, float]) -> float:
+    """What these and their descendants have used since; what has ended meanwhile is left out."""
+    return sum(s - before.get(process, 0.0) for process, s in cpu_s(processes).items())
 
 
 @contextmanager
@@ -110,13 +119,15 @@ def measured(url: str, processes: list[psutil.Process]) -> dict[str, float]:
     async def main() -> list[int]:
         return await asyncio.gather(*(caption(url, pcm16, 0.7 * n) for n in range(CAPTIONS)))
 
-    idle_s, before_s = time.monotonic(), cpu_s(processes)
+    # What has just started still does so.
+    time.sleep(5.0)
+    idle_s, before = time.monotonic(), cpu_s(processes)
     time.sleep(10.0)
-    idle = (cpu_s(processes) - before_s) / (time.monotonic() - idle_s) * 60
-    before_s, began_s = cpu_s(processes), time.monotonic()
+    idle = used_s(processes, before) / (time.monotonic() - idle_s) * 60
+    began_s, before = time.monotonic(), cpu_s(processes)
     events = asyncio.run(main())
     took_s = time.monotonic() - began_s
-    used = cpu_s(processes) - before_s
+    used = used_s(processes, before)
     minutes = CAPTIONS * CAPTIONS_S / 60
     return {
         "cpu_s_a_session_minute": used / minutes,

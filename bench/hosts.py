@@ -201,11 +201,14 @@ async def streamed(urls: Sequence[str], headers: dict[str, str], seconds: float 
             answered = asyncio.Event()
 
             async def read() -> None:
-                async for frame in socket:
-                    # The first bytes say it; who reads all of each event measures itself.
-                    if frame.startswith('{"type":"error"'):
-                        took.append((time.monotonic() - sent_s) * 1000)
-                        answered.set()
+                try:
+                    async for frame in socket:
+                        # The first bytes say it; who reads all of each event measures itself.
+                        if frame.startswith('{"type":"error"'):
+                            took.append((time.monotonic() - sent_s) * 1000)
+                            answered.set()
+                finally:
+                    answered.set()
 
             reader = asyncio.create_task(read())
             begun_s = time.monotonic() + number / len(urls) / FRAMES_PER_S
@@ -218,6 +221,7 @@ async def streamed(urls: Sequence[str], headers: dict[str, str], seconds: float 
                     sent_s = time.monotonic()
                     await socket.send(ASKED)
                     await answered.wait()
+                    assert not reader.done(), "the socket was closed"
             reader.cancel()
 
     async with asyncio.TaskGroup() as group:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
+import psutil
 
 from tests.store.servers import free_port
 
@@ -80,6 +81,10 @@ class Balancer:
             return httpx.get(f"http://127.0.0.1:{self.port}/ready", trust_env=False, timeout=1).status_code == 200
         except httpx.HTTPError:
             return False
+
+    def workers(self) -> set[int]:
+        """The processes that carry connections: after a reload, a new one and those that still have some."""
+        return {p.pid for p in psutil.Process(self._popen.pid).children()}
 
     def reload(self) -> None:
         """Have a new process take over, which cuts all connections a while later."""

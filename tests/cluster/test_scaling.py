@@ -14,7 +14,7 @@ import pytest
 
 from tests.cluster import balancer
 from tests.cluster.callers import StockCaller
-from tests.cluster.processes import Cluster, Host, cluster
+from tests.cluster.processes import Cluster, Host, cluster, until
 from tests.store.servers import RedisServer
 
 pytestmark = [
@@ -23,7 +23,7 @@ pytestmark = [
     pytest.mark.skipif(bool(RedisServer.missing()), reason=RedisServer.missing()),
 ]
 # Answers are made as fast as they are heard: a word is 0.3 s of sound. A story is of so many words.
-NUM_CALLERS, LIMIT_S, PACE_S, STORY = 4, 120.0, 0.3, 20
+NUM_CALLERS, LIMIT_S, PACE_S, STORY = 4, 120.0, 0.3, 28
 # Who was answered thinks before the next question.
 THINKS_S = 0.3
 
@@ -34,7 +34,7 @@ def hosts() -> Iterator[Cluster]:
     redis = RedisServer()
     redis.start()
     try:
-        with cluster(redis.url, "--drain-s", "15", "--sessions-per-key", "100", num_hosts=2, pace_s=PACE_S) as found:
+        with cluster(redis.url, "--drain-s", "30", "--sessions-per-key", "100", num_hosts=2, pace_s=PACE_S) as found:
             for _ in range(2):
                 found.add_door()
             for door in found.doors:
@@ -108,7 +108,13 @@ def test_hosts_are_added_taken_away_replaced_and_killed_and_a_stock_client_misse
             # Both are replaced, one after the other, and HAProxy reloads meanwhile.
             for host in (first, second):
                 await asyncio.to_thread(drain, host)
+                before = front.workers()
                 front.reload()
+                await asyncio.to_thread(until, lambda before=before: front.workers() - before)
+                late = StockCaller(99, [front.ws], 99)
+                async with late.connected():
+                    await late.converse(1)
+                    late.check()
                 host.start()
                 await asyncio.to_thread(host.wait)
                 await go_on()

@@ -36,7 +36,6 @@ from tests.engines.run import TEXT, talking
 HERE = Path(__file__).resolve().parent
 FILE = ROOT / "deploy" / "compose.yaml"
 SERVERS = "localhost/antiphon-servers"
-BASE = "localhost/antiphon-base"
 URL = "http://127.0.0.1:8000"
 # Debian has no Grafana, and the others are started only where they are asked for.
 LEFT_OUT = ("grafana", "postgres", "vllm")
@@ -53,16 +52,17 @@ network_backend = "netavark"
 
 
 def build_servers() -> None:
-    """An image with Debian's HAProxy, Redis and Prometheus, on the base of the image."""
-    if podman("image", "exists", SERVERS, check=False).returncode == 0:
-        return
+    """An image with Debian's HAProxy, Redis and Prometheus, of the image that is tested: its base is what there is."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "Dockerfile"
         packages = "haproxy redis-server prometheus"
         file.write_text(
-            f"FROM {BASE}\nRUN apt-get update -qq && apt-get install -y -qq --no-install-recommends {packages}\n"
+            f"FROM {TAG}\n"
+            "USER root\n"
+            "ENTRYPOINT []\n"
+            f"RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends {packages}\n"
         )
-        command = ["buildah", "bud", "-q", "--isolation", "chroot", "-f", str(file), "-t", SERVERS, folder]
+        command = ["buildah", "bud", "-q", "--layers", "--isolation", "chroot", "-f", str(file), "-t", SERVERS, folder]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -163,12 +163,15 @@ async def goes_on(of: Composed) -> None:
         assert first["status"] == "completed", first
         used = first["usage"]["input_tokens"]
         for host in HOSTS:
-            os.kill(of.state(host)["Pid"], signal.SIGKILL)
+            pid = of.state(host)["Pid"]
+            assert pid > 0, f"{host} does not run"
+            os.kill(pid, signal.SIGKILL)
             begun_s = time.monotonic()
             response = await talk.answer("What is my name?")
             took_s = time.monotonic() - begun_s
             assert response["status"] == "completed", response
             assert response["usage"]["input_tokens"] > used, response["usage"]
+            used = response["usage"]["input_tokens"]
             say(f"{host} was killed: {response['output'][0]['content'][0]['text']!r} after {took_s:.1f} s")
             # Docker would do it by the file's `restart`; podman 4.3 leaves alone what depends on one that has ended.
             begun_s = time.monotonic()
@@ -198,8 +201,10 @@ def main() -> None:
         wait_for(lambda: ready(URL))
         say(f"ready {time.monotonic() - begun_s:.0f} s after `up`, the models' volume empty")
         say(f"it transcribes {transcribed(URL)!r}")
-        refused = httpx.post(f"{URL}/v1/audio/speech", json={"input": "a", "model": "tts-1", "voice": "alloy"})
-        hidden = [httpx.get(f"{URL}{path}").status_code for path in ("/metrics", "/internal/hosts")]
+        asked = {"input": "a", "model": "tts-1", "voice": "alloy"}
+        with httpx.Client(base_url=URL, trust_env=False) as client:
+            refused = client.post("/v1/audio/speech", json=asked)
+            hidden = [client.get(path).status_code for path in ("/metrics", "/internal/hosts")]
         assert (refused.status_code, hidden) == (401, [404, 404]), (refused, hidden)
         say("without a key it answers 401, and what is internal is not found")
         wait_for(lambda: all_ready(of))

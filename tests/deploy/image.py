@@ -45,8 +45,8 @@ def say(text: str) -> None:
 
 
 def podman(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    """Run podman. Raises CalledProcessError, with what it said on stderr printed, where it fails and `check` is set."""
-    done = subprocess.run(["podman", *arguments], capture_output=True, text=True, check=False)
+    """Run podman, within READY_S. Raises TimeoutExpired, and CalledProcessError where it fails and `check` is set."""
+    done = subprocess.run(["podman", *arguments], capture_output=True, text=True, check=False, timeout=READY_S)
     if check and done.returncode:
         print(done.stderr, file=sys.stderr)
         done.check_returncode()

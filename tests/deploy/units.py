@@ -41,7 +41,7 @@ def build() -> None:
             f"RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends {packages}\n"
         )
         command = ["buildah", "bud", "-q", "--layers", "--isolation", "chroot", "-f", str(file), "-t", WITH_SYSTEMD]
-        subprocess.run([*command, folder], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run([*command, folder], check=True, stdout=subprocess.DEVNULL)
 
 
 class Machine:
@@ -84,7 +84,7 @@ async def goes_on(at: Machine, url: str) -> None:
     """The host is killed under a conversation; systemd starts it again, and the client is answered."""
     async with talking(url, key=KEY, **TEXT) as talk:
         first = await talk.answer("My name is Ada.")
-        killed = at.property_of("antiphon", "MainPID")
+        killed, restarts = at.property_of("antiphon", "MainPID"), int(at.property_of("antiphon", "NRestarts"))
         begun_s = time.monotonic()
         at("sh", "-c", f"kill -KILL {killed}")
         second = await talk.answer("What is my name?")
@@ -92,7 +92,7 @@ async def goes_on(at: Machine, url: str) -> None:
     assert second["status"] == "completed", second
     assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"], second["usage"]
     assert at.property_of("antiphon", "MainPID") not in (killed, "0")
-    assert at.property_of("antiphon", "NRestarts") == "1"
+    assert int(at.property_of("antiphon", "NRestarts")) == restarts + 1
     say(f"the host was killed under a conversation, which went on {took_s:.0f} s later, when systemd had started it")
 
 
@@ -108,7 +108,8 @@ def main() -> None:
     url = f"http://127.0.0.1:{port}"
     with machine(volumes, port) as at:
         # The user is the image's. The rest are the lines of docs/deploy.md.
-        wait_for(lambda: "running" in podman("exec", at.id, "systemctl", "is-system-running", check=False).stdout)
+        started = ("running", "degraded")
+        wait_for(lambda: podman("exec", at.id, "systemctl", "is-system-running", check=False).stdout.strip() in started)
         at("runuser", "-u", "antiphon", "--", "env", "ANTIPHON_HOME=/var/lib/antiphon/models", "antiphon", "pull")
         at("sh", "-c", "cp /units/*.service /etc/systemd/system/ && systemctl daemon-reload")
         begun_s = time.monotonic()

@@ -111,20 +111,23 @@ class Other:
         elif self.name.startswith("vllm"):
             self.process = self._start_vllm()
         elif self.name == "ray-llm":
+            # The environment first: it is made anew with all that is in its folder.
+            python = with_vllm("ray_llm")
             script = [HERE / "serve_ray_llm.py", self.folder, self.model, str(self.port)]
-            self.process = self._wait_for([with_vllm("ray_llm"), *script])
+            self.process = self._wait_for([python, *script])
         else:
             file = store_of(load().models).home / "models" / MODEL / "model.gguf"
             python = environment("llamacpp", HERE)
             self.process = started([python, HERE / "serve_llamacpp.py", file, str(self.port)])
 
     def _start_vllm(self) -> subprocess.Popen[str]:
+        # The environment first: it is made anew with all that is in its folder.
+        python = with_vllm("vllm")
         flags = ["--max-model-len", "2048", "--max-num-seqs", "16", "--max-num-batched-tokens", "256"]
         flags += ["--block-size", "32", "--enable-prompt-tokens-details", "--enable-auto-tool-choice"]
         flags += ["--tool-call-parser", "hermes", "--structured-outputs-config", '{"backend":"guidance"}']
         flags += ["--dtype", "float32" if self.weights == "fp32" else "bfloat16", "--served-model-name", self.model]
         where = ["--host", "127.0.0.1", "--port", str(self.port), "--model", str(self.folder)]
-        python = with_vllm("vllm")
         return self._wait_for([python, "-m", "vllm.entrypoints.openai.api_server", *where, *flags])
 
     def _wait_for(self, command: list[str | Path]) -> subprocess.Popen[str]:
@@ -143,9 +146,13 @@ class Other:
         while process.poll() is None and time.monotonic() < until_s:
             time.sleep(1)
             with suppress(httpx.HTTPError):
-                answer = httpx.post(f"http://127.0.0.1:{self.port}/v1/chat/completions", json=asked, timeout=START_S)
-                if answer.status_code == 200:
+                url = f"http://127.0.0.1:{self.port}/v1/chat/completions"
+                limit_s = max(1.0, until_s - time.monotonic())
+                if httpx.post(url, json=asked, timeout=limit_s, trust_env=False).status_code == 200:
                     return process
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         raise RuntimeError(f"{self.name} did not start")
 
     def stop(self, *, hard: bool = False) -> None:

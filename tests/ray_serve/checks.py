@@ -349,10 +349,12 @@ def served(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
             for line in process.stdout:
                 if re.search(r"ready at http://127\.0\.0\.1:\d+ ", line):
                     break
+            assert process.poll() is None, "it did not start"
             yield process, port
-        finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
+        finally:
+            process.kill()
 
 
 def command() -> None:

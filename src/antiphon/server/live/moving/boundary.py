@@ -12,8 +12,8 @@ from antiphon.signals import become
 
 # How long the user may go on speaking, in seconds: the turn is heard again by the next host.
 MAX_TURN_S = 3.0
-# What is left of a drain, in seconds, for the session to be written and taken up elsewhere.
-HAND_OVER_S = 3.0
+# What is left of a drain, in seconds, for the session to be worked off and written; of a short one, half.
+HAND_OVER_S = 5.0
 # Sessions that are given away at once do not all resume at once: each waits up to this long before it looks.
 MAX_JITTER_S = 0.5
 # What is heard ends by the clock, which wakes nobody.
@@ -24,8 +24,8 @@ async def wait_for_boundary(conversation: RealtimeConversation, within_s: float)
     """Wait until neither side of a conversation speaks. `within_s`: how long the drain lasts. A response that is longer
     is interrupted and cut to what was heard; a turn that goes on for too long is heard again by the next host.
     """
-    await anyio.sleep(random.uniform(0, min(MAX_JITTER_S, within_s)))
-    with anyio.move_on_after(max(0.0, within_s - HAND_OVER_S)):
+    with anyio.move_on_after(within_s - min(HAND_OVER_S, within_s / 2)):
+        await anyio.sleep(random.uniform(0, MAX_JITTER_S))
         with anyio.move_on_after(MAX_TURN_S):
             await become(lambda: not (conversation.user_speaks or conversation.unread_items), POLL_S)
         await become(
