@@ -30,7 +30,7 @@ import yaml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.clients.run import environment
-from tests.deploy.image import KEY, ROOT, TAG, podman, ready, runtime, say, transcribed, wait_for
+from tests.deploy.image import KEY, ROOT, TAG, build_with, podman, ready, runtime, say, transcribed, wait_for
 from tests.engines.run import TEXT, talking
 
 HERE = Path(__file__).resolve().parent
@@ -49,21 +49,6 @@ runtime = "{runtime}"
 [network]
 network_backend = "netavark"
 """
-
-
-def build_servers() -> None:
-    """An image with Debian's HAProxy, Redis and Prometheus, of the image that is tested: its base is what there is."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "Dockerfile"
-        packages = "haproxy redis-server prometheus"
-        file.write_text(
-            f"FROM {TAG}\n"
-            "USER root\n"
-            "ENTRYPOINT []\n"
-            f"RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends {packages}\n"
-        )
-        command = ["buildah", "bud", "-q", "--layers", "--isolation", "chroot", "-f", str(file), "-t", SERVERS, folder]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def replaced(volumes: list[str]) -> dict[str, Any]:
@@ -194,7 +179,7 @@ def main() -> None:
     volumes = parser.parse_args().volume
     if podman("image", "exists", TAG, check=False).returncode:
         sys.exit("`make image` first: it builds the image")
-    build_servers()
+    build_with(SERVERS, "haproxy redis-server prometheus")
     with composed(volumes) as of:
         begun_s = time.monotonic()
         of("up", "--detach")

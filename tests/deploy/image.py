@@ -124,6 +124,16 @@ def build(options: Sequence[str]) -> None:
     say(f"built in {time.monotonic() - begun_s:.0f} s: {found['Size'] / 1e9:.1f} GB, user {found['User']}")
 
 
+def build_with(name: str, packages: str) -> None:
+    """Build an image of this name: the one that is tested, with these packages of Debian's, as root."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "Dockerfile"
+        install = f"apt-get update -qq && apt-get install -y -qq --no-install-recommends {packages}"
+        file.write_text(f"FROM {TAG}\nUSER root\nENTRYPOINT []\nRUN {install}\n")
+        command = ["buildah", "bud", "-q", "--layers", "--isolation", "chroot", "-f", str(file), "-t", name, folder]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+
+
 def wait_for(true: Callable[[], bool]) -> None:
     """Wait until a function returns True. Raises TimeoutError."""
     until_s = time.monotonic() + READY_S

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import subprocess
 import sys
 import tempfile
 import time
@@ -20,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests.deploy.image import KEY, LIMITS, ROOT, TAG, podman, ready, runtime, say, transcribed, wait_for
+from tests.deploy.image import KEY, LIMITS, ROOT, TAG, build_with, podman, ready, runtime, say, transcribed, wait_for
 from tests.engines.run import TEXT, talking
 from tests.store.servers import free_port
 
@@ -28,20 +27,6 @@ WITH_SYSTEMD = "localhost/antiphon-systemd"
 UNITS = ROOT / "deploy" / "systemd"
 STORE = "ANTIPHON_STATE=redis://127.0.0.1:6379/0"
 SETTINGS = f"ANTIPHON_API_KEYS={KEY}\n{STORE}\nANTIPHON_PORT=8001\nANTIPHON_ADVERTISE=http://127.0.0.1:8001\n"
-
-
-def build() -> None:
-    """The image with systemd and Redis, of the image that is tested: its files lie where the units want them."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "Dockerfile"
-        packages = "systemd redis-server"
-        file.write_text(
-            f"FROM {TAG}\n"
-            "USER root\n"
-            f"RUN apt-get update -qq && apt-get install -y -qq --no-install-recommends {packages}\n"
-        )
-        command = ["buildah", "bud", "-q", "--layers", "--isolation", "chroot", "-f", str(file), "-t", WITH_SYSTEMD]
-        subprocess.run([*command, folder], check=True, stdout=subprocess.DEVNULL)
 
 
 class Machine:
@@ -103,7 +88,8 @@ def main() -> None:
     volumes = parser.parse_args().volume
     if podman("image", "exists", TAG, check=False).returncode:
         sys.exit("`make image` first: it builds the image")
-    build()
+    # Its files lie where the units want them.
+    build_with(WITH_SYSTEMD, "systemd redis-server")
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with machine(volumes, port) as at:
