@@ -10,7 +10,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.capacity.certificate import KINDS, Certificate, CertifiedKind, Kind, Objective
-from antiphon.capacity.headroom import LIMITS, MOST_YOUNG, YOUNG_PART, YOUNG_S, Headroom
+from antiphon.capacity.headroom import (
+    DEPARTURES_S,
+    LIMITS,
+    MAX_RETRY_S,
+    MIN_RETRY_S,
+    MOST_YOUNG,
+    RETURN_S,
+    SHEDS_S,
+    YOUNG_PART,
+    YOUNG_S,
+    Headroom,
+)
 from antiphon.capacity.lights import GREEN, GREEN_AFTER_S, RED_AFTER_S, Light
 from antiphon.errors import Refused
 
@@ -203,7 +214,7 @@ def test_who_is_gone_is_not_young_any_more() -> None:
         box.now_s = number * 0.1
         assert box.tries("speech")
         box.held.clear()
-        box.headroom.left(box.now_s)
+        box.headroom.left(box.now_s, box.now_s, "speech")
     assert box.fill("speech") == 2
 
 
@@ -222,3 +233,75 @@ def test_the_load_is_of_what_may_be_held() -> None:
     assert headroom.load({"captions": 3, "conversation": 1}) == pytest.approx((0.3 + 0.25) / 0.5)
     assert headroom.room("conversation", {"captions": 1}) == 1
     assert Headroom(certificate(captions=100), 8).room("captions", {"captions": 5}) == 3
+
+
+def turn_red(headroom: Headroom, name: str, now_s: float, falls_s: float = 0.0) -> None:
+    for at_s in (now_s - RED_AFTER_S, now_s):
+        headroom.lights.see({name: 10 * LIMITS.get(name, 2.0)}, at_s, {name: falls_s})
+
+
+def test_a_client_that_comes_back_is_no_new_burden() -> None:
+    headroom = Headroom(None, 256)
+    turn_red(headroom, "finals", 10.0)
+    headroom.left(0.0, 10.0, "captions", "Anna")
+    for kind, client in (("captions", "Bob"), ("captions", ""), ("conversation", "Anna")):
+        with pytest.raises(Refused, match="finals"):
+            headroom.admit(kind, {}, 11.0, client=client)
+    headroom.admit("captions", {}, 11.0, client="Anna")
+    with pytest.raises(Refused):
+        headroom.admit("captions", {"captions": 1}, 11.0, client="Anna")
+
+
+def test_a_client_that_comes_back_late_is_new() -> None:
+    headroom = Headroom(None, 256)
+    turn_red(headroom, "finals", 10.0)
+    headroom.left(0.0, 10.0, "captions", "Anna")
+    with pytest.raises(Refused, match="finals"):
+        headroom.admit("captions", {}, 10.0 + RETURN_S + 0.1, client="Anna")
+
+
+def test_a_light_that_stays_red_and_memory_refuse_clients_that_come_back_too() -> None:
+    headroom = Headroom(None, 256)
+    turn_red(headroom, "finals", 10.0)
+    headroom.left(0.0, 10.0 + SHEDS_S, "captions", "Anna")
+    with pytest.raises(Refused, match="finals"):
+        headroom.admit("captions", {}, 10.0 + SHEDS_S, client="Anna")
+    full = Headroom(None, 256)
+    turn_red(full, "system", 10.0)
+    full.left(0.0, 10.0, "captions", "Anna")
+    with pytest.raises(Refused, match="system"):
+        full.admit("captions", {}, 10.0, client="Anna")
+
+
+def test_clients_that_come_back_are_no_burst() -> None:
+    headroom = Headroom(None, 256, burst=1)
+    headroom.admit("captions", {}, 0.0, client="Bob")
+    headroom.left(-9.0, 1.0, "captions", "Anna")
+    headroom.admit("captions", {"captions": 1}, 1.5, client="Anna")
+    with pytest.raises(Refused, match="just begun") as refused:
+        headroom.admit("captions", {"captions": 2}, 1.5, client="Carla")
+    assert refused.value.retry_after_s == pytest.approx(YOUNG_S - 1.5), "when Bob is young no longer"
+
+
+def test_a_refusal_by_a_light_names_the_seconds_until_it_can_be_green() -> None:
+    headroom = Headroom(None, 256)
+    turn_red(headroom, "finals", 10.0, falls_s=7.0)
+    with pytest.raises(Refused) as refused:
+        headroom.check("captions", {}, 10.0)
+    assert refused.value.retry_after_s == pytest.approx(7.0 + GREEN_AFTER_S)
+    headroom.lights.see({"finals": 0.1}, 17.0)
+    with pytest.raises(Refused) as refused:
+        headroom.check("captions", {}, 20.0)
+    assert refused.value.retry_after_s == pytest.approx(GREEN_AFTER_S - 3.0)
+
+
+def test_a_full_server_names_the_time_that_its_sessions_take_to_end() -> None:
+    headroom = Headroom(None, 256)
+    assert headroom.next_end_s(0.0) == MAX_RETRY_S
+    for at_s in range(20):
+        headroom.left(0.0, float(at_s), "captions")
+    assert headroom.next_end_s(20.0) == pytest.approx(DEPARTURES_S / 20)
+    for _ in range(200):
+        headroom.left(0.0, 20.0, "captions")
+    assert headroom.next_end_s(20.0) == MIN_RETRY_S
+    assert headroom.next_end_s(81.0) == MAX_RETRY_S

@@ -1,5 +1,6 @@
-"""Whether one more session fits: by a certificate, by the lights, and by how many have just come. Pure: the time is an
-argument, and nothing is remembered but what was admitted and seen.
+"""Decides whether one more session fits: by a certificate, by the lights, and by the sessions of the last seconds.
+
+Pure: the time is an argument. A client that left within RETURN_S and comes back takes its old place: it adds no load.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ FINALS_S = 2.0
 # Without a certificate, what sessions cost is seen this many seconds after they came. Those that are younger may be so
 # many (`--burst-sessions`), or this part of the older ones.
 YOUNG_S, MOST_YOUNG, MOST_YOUNG_GPU, YOUNG_PART = 5.0, 8, 64, 0.25
-# When a client that was refused may come again: a session that is over makes room; a light is red for some seconds.
-RETRY_FULL_S, RETRY_RED_S, RETRY_YOUNG_S = 10.0, 6.0, 2.0
+# A client that begins a session within RETURN_S of the end of its last one adds no load. A light that is red for
+# SHEDS_S refuses these clients too: the sessions of now are more than the machine holds.
+RETURN_S, SHEDS_S = 10.0, 30.0
+# Sessions that ended within DEPARTURES_S tell when the next one ends; MAX_RETRY_S where none did.
+DEPARTURES_S, MAX_RETRY_S, MIN_RETRY_S, MAX_DEPARTURES = 60.0, 10.0, 1.0, 4096
 # Sums of shares are not exact.
 ROUNDING = 1e-9
 
@@ -38,37 +42,77 @@ class Headroom:
         self.lights = Lights(LIMITS | {"finals": finals_s})
         # When the youngest sessions were admitted. Bound: the burst, or a part of the sessions.
         self._young_s: deque[float] = deque()
+        # Places that became free within DEPARTURES_S: when, and whose they were. One that its client took again has
+        # the client "".
+        self._departures: deque[tuple[float, Kind, str]] = deque(maxlen=MAX_DEPARTURES)
 
-    def admit(self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, resumes: bool = False) -> None:
+    def admit(
+        self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, resumes: bool = False, client: str = ""
+    ) -> None:
         """Take in one session of a kind beside those that are `held`, or raise Refused, which says why.
 
-        The caller adds the session to `held` before it asks again, and calls `left` with the same `now_s` when it is
-        over. `resumes`: a session that lived elsewhere is
-        refused only where it was certified that it does not fit.
+        The caller adds the session to `held` before it asks again, and calls `left` when the session ends.
+
+        Args:
+            resumes: The session lived on another host. It is refused only by a certificate.
+            client: Who begins it, to recognize a client that comes back; "" recognizes none.
         """
         if not resumes or self.certificate:
-            self.check(kind, held, now_s, lights=not resumes)
-        if not self.certificate and not resumes:
+            self.check(kind, held, now_s, lights=not resumes, client=client)
+        if resumes:
+            return
+        if (place := self._left_place(kind, client, now_s)) is not None:
+            self._departures[place] = (self._departures[place][0], kind, "")
+        elif not self.certificate:
             self._young_s.append(now_s)
 
-    def left(self, admitted_s: float) -> None:
-        """A session that was admitted at this time is over: it is not young any more."""
+    def left(self, admitted_s: float, now_s: float, kind: Kind, client: str = "") -> None:
+        """Note that a session admitted at `admitted_s` has ended: its client may come back in its place."""
         with suppress(ValueError):
             self._young_s.remove(admitted_s)
+        self._departures.append((now_s, kind, client))
 
-    def check(self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, lights: bool = True) -> None:
+    def check(
+        self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, lights: bool = True, client: str = ""
+    ) -> None:
         """Raise Refused as `admit` does, and take nothing in. `lights`: whether a red one refuses."""
-        if lights and (red := self.lights.red):
-            raise Refused(f"the server has no headroom now ({', '.join(red)})", RETRY_RED_S)
+        returns = self._left_place(kind, client, now_s) is not None
+        red = self.lights.red_since(now_s - SHEDS_S) if returns else self.lights.red
+        if lights and red:
+            retry_s = max(MIN_RETRY_S, self.lights.clears_s(now_s))
+            raise Refused(f"the server has no headroom now ({', '.join(red)})", retry_s)
         if self.certificate:
             if self._share(held) + self._share({kind: 1}) > self._most(kind, held) + ROUNDING:
-                raise Refused(f"the server holds as many sessions as it was certified for ({kind})", RETRY_FULL_S)
+                reason = f"the server holds as many sessions as it was certified for ({kind})"
+                raise Refused(reason, self.next_end_s(now_s))
+            return
+        if returns:
             return
         while self._young_s and now_s - self._young_s[0] >= YOUNG_S:
             self._young_s.popleft()
         older = max(0, sum(held.values()) - len(self._young_s))
         if len(self._young_s) >= max(self.burst, int(YOUNG_PART * older)):
-            raise Refused("many sessions have just begun", RETRY_YOUNG_S)
+            raise Refused("many sessions have just begun", max(MIN_RETRY_S, YOUNG_S - (now_s - self._young_s[0])))
+
+    def next_end_s(self, now_s: float) -> float:
+        """Return the seconds until a session ends, by those of the last minute: between MIN_ and MAX_RETRY_S."""
+        while self._departures and now_s - self._departures[0][0] > DEPARTURES_S:
+            self._departures.popleft()
+        if not self._departures:
+            return MAX_RETRY_S
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, DEPARTURES_S / len(self._departures)))
+
+    def _left_place(self, kind: Kind, client: str, now_s: float) -> int | None:
+        """Return the index of the newest place that this client left within RETURN_S; None where there is none."""
+        if not client:
+            return None
+        for index in range(len(self._departures) - 1, -1, -1):
+            left_s, of_kind, by = self._departures[index]
+            if now_s - left_s > RETURN_S:
+                return None
+            if (of_kind, by) == (kind, client):
+                return index
+        return None
 
     def load(self, held: Mapping[Kind, int]) -> float:
         """What part of what may be held these sessions take: 1 where nobody else is admitted."""

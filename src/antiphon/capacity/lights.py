@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 RED_AFTER_S, GREEN_AFTER_S, GREEN = 0.5, 5.0, 0.7
 # Of what fills: it stays where it is when nobody is admitted any more, so that a little less has to do.
 FILLS, GREEN_FILL = ("memory", "system", "kv"), 0.97
+NOTHING: Mapping[str, float] = {}
 
 
 @dataclass(slots=True)
@@ -18,13 +19,24 @@ class Light:
     limit: float
     green: float = GREEN
     value: float = 0.0
-    red: bool = False
     # Since when the signal is on the side that would change the light; None where it is not.
     _since_s: float | None = field(default=None, repr=False)
 
-    def see(self, value: float, now_s: float) -> None:
-        """Take in what the signal is now. Times have to rise."""
-        self.value = value
+    # When it turned red; None while it is green.
+    red_since_s: float | None = field(default=None, repr=False)
+    # Seconds until the signal itself is low again, if nothing is added to it.
+    _falls_s: float = field(default=0.0, repr=False)
+
+    @property
+    def red(self) -> bool:
+        return self.red_since_s is not None
+
+    def see(self, value: float, now_s: float, falls_s: float = 0.0) -> None:
+        """Take in the signal's value now. Times have to rise.
+
+        `falls_s`: seconds until the value is low again if nothing is added, for a signal over a window of time.
+        """
+        self.value, self._falls_s = value, falls_s
         changing = value < self.green * self.limit if self.red else value >= self.limit
         if not changing:
             self._since_s = None
@@ -32,7 +44,13 @@ class Light:
         if self._since_s is None:
             self._since_s = now_s
         if now_s - self._since_s >= (GREEN_AFTER_S if self.red else RED_AFTER_S):
-            self.red, self._since_s = not self.red, None
+            self.red_since_s, self._since_s = None if self.red else now_s, None
+
+    def clears_s(self, now_s: float) -> float:
+        """Return the seconds until the light can be green again."""
+        if self._since_s is None:
+            return self._falls_s + GREEN_AFTER_S
+        return max(0.0, GREEN_AFTER_S - (now_s - self._since_s))
 
 
 class Lights:
@@ -41,15 +59,32 @@ class Lights:
     def __init__(self, limits: Mapping[str, float]) -> None:
         self._lights = {name: Light(limit, GREEN_FILL if name in FILLS else GREEN) for name, limit in limits.items()}
 
-    def see(self, values: Mapping[str, float], now_s: float) -> None:
-        """Take in what the signals are now. Raises KeyError for one that has no limit."""
+    def see(self, values: Mapping[str, float], now_s: float, falls_s: Mapping[str, float] = NOTHING) -> None:
+        """Take in the signals' values now, and for those over a window when they fall (`Light.see`).
+
+        Raises KeyError for a signal without a limit.
+        """
         for name, value in values.items():
-            self._lights[name].see(value, now_s)
+            self._lights[name].see(value, now_s, falls_s.get(name, 0.0))
 
     @property
     def red(self) -> tuple[str, ...]:
-        """The names of those that are red."""
+        """The names of the red lights."""
         return tuple(name for name, light in self._lights.items() if light.red)
+
+    def red_since(self, since_s: float) -> tuple[str, ...]:
+        """The names of the lights that no returning client may pass: red since then or longer, or one that fills."""
+        lights = ((name, light) for name, light in self._lights.items() if light.red_since_s is not None)
+        return tuple(name for name, light in lights if name in FILLS or (light.red_since_s or 0.0) <= since_s)
+
+    def green_below(self, name: str) -> float:
+        """Return the value below which a red light may turn green. Raises KeyError for an unknown name."""
+        light = self._lights[name]
+        return light.green * light.limit
+
+    def clears_s(self, now_s: float) -> float:
+        """Return the seconds until the last red light can be green; 0 where none is red."""
+        return max((light.clears_s(now_s) for light in self._lights.values() if light.red), default=0.0)
 
     def states(self) -> dict[str, bool]:
         """Whether each is red, by name."""

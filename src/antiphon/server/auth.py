@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
@@ -44,6 +46,7 @@ def identify(connection: HTTPConnection, *, short: bool = False) -> Caller:
     caller = state.caller(key, short=short)
     if caller is None:
         raise Unauthorized(WRONG_KEY if key else NO_KEY)
+    caller = replace(caller, address=connection.client.host if connection.client else "")
     current_request().key = caller.label
     current_owner.set(caller.key)
     return caller

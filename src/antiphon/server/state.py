@@ -96,11 +96,18 @@ class Caller:
     """What a request shows of who sent it.
 
     `key`: an API key, or the one that a client secret was made with; "" where the server asks for none. `granted`: the
-    session that the client secret opens, as JSON; None for an API key, which may open anything.
+    session that the client secret opens, as JSON; None for an API key, which may open anything. `address`: where the
+    connection comes from: the client's, or that of the proxy in front.
     """
 
     key: str = ""
     granted: msgspec.Raw | None = None
+    address: str = field(default="", compare=False)
+
+    @property
+    def client(self) -> str:
+        """The address and the key: who comes back, as well as a server can tell."""
+        return f"{self.address} {self.key}"
 
     @property
     def label(self) -> str:
@@ -322,9 +329,9 @@ class ServerState:
         with self.memory.opened(caller.key) as account:
             account.check(0)
         with self._place(self._by_key, caller, "sessions"):
-            now_s = time.monotonic()
+            now_s, client = time.monotonic(), caller.client
             if self.asks_headroom:
-                self.headroom.admit(kind, self._by_kind, now_s, resumes=resumes)
+                self.headroom.admit(kind, self._by_kind, now_s, resumes=resumes, client=client)
             self.num_admitted += 1
             self._by_kind[kind] += 1
             place = Place(kind, self._by_kind)
@@ -333,18 +340,18 @@ class ServerState:
                 yield
             finally:
                 place.release()
-                self.headroom.left(now_s)
+                self.headroom.left(now_s, time.monotonic(), kind, client)
                 with suppress(ValueError):
                     # Left in another task than the one that came: a call outlives its request.
                     _current_place.reset(token)
 
-    def refuse_early(self, kind: Kind) -> None:
+    def refuse_early(self, caller: Caller, kind: Kind) -> None:
         """Raise Refused where a client could only begin a session now, and would find no place for one.
 
         For clients that say after the upgrade whether they resume a session: while there is one to resume, all pass.
         """
         if self.asks_headroom and not self.resumable and self.session_store is None:
-            self.headroom.check(kind, self._by_kind, time.monotonic())
+            self.headroom.check(kind, self._by_kind, time.monotonic(), client=caller.client)
 
     @contextmanager
     def await_first_event(self, caller: Caller) -> Iterator[None]:
@@ -360,9 +367,10 @@ class ServerState:
     def _place(self, held: Counter[str], caller: Caller, what: str) -> Iterator[None]:
         server = self.settings.server
         if held.total() >= server.max_sessions:
-            raise Refused(f"the server holds {server.max_sessions} {what}", 10.0)
+            raise Refused(f"the server holds {server.max_sessions} {what}", self.headroom.next_end_s(time.monotonic()))
         if held[caller.key] >= server.sessions_per_key:
-            raise Refused(f"this key holds {server.sessions_per_key} {what}", 10.0, by_own_limit=True)
+            retry_s = self.headroom.next_end_s(time.monotonic())
+            raise Refused(f"this key holds {server.sessions_per_key} {what}", retry_s, by_own_limit=True)
         held[caller.key] += 1
         try:
             yield

@@ -128,7 +128,7 @@ async def serve_by_first_frame(
     """
     query = websocket.query_params
     if dialect is not None and opening is not None and not names_session(websocket):
-        state.refuse_early(kind_of(dialect, opening))
+        state.refuse_early(caller, kind_of(dialect, opening))
     await accept(websocket, dialect)
     transport = WebSocketTransport(websocket)
     begins = dialect is not None and dialect.client_first

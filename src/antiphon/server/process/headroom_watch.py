@@ -11,13 +11,16 @@ import anyio.to_thread
 
 from antiphon.capacity.machine import differs
 from antiphon.loading.loaded import LoadedModels
+from antiphon.server.process.recent import Window
 from antiphon.server.state import ServerState
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 0.25
-# The last seconds that percentiles are of. A finals' percentile is of five and more.
-LOOP_S, WAIT_S, FINALS_S, LEAST_FINALS = 2.0, 5.0, 30.0, 5
+# The event loop's lag is a percentile of the last LOOP_S. The other two are evidence only where several are late: one
+# late final beside four others is chance, and refuses nobody.
+LOOP_S = 2.0
+WINDOWS = {"wait": Window(5.0, 5.0), "final": Window(30.0, 10.0)}
 
 
 async def watch_headroom(state: ServerState, models: LoadedModels) -> None:
@@ -31,8 +34,9 @@ async def watch_headroom(state: ServerState, models: LoadedModels) -> None:
         log.warning("the certificate is of another machine: its %s differ", ", ".join(others))
     before: dict[str, bool] = {}
     while True:
-        state.headroom.lights.see(signals(state, models), time.monotonic())
-        states = state.headroom.lights.states()
+        lights = state.headroom.lights
+        lights.see(signals(state, models), time.monotonic(), falls_s(state))
+        states = lights.states()
         for name, red in states.items():
             if red != before.get(name, False):
                 log.warning("headroom: %s is %s", name, "red: no session is admitted" if red else "green again")
@@ -46,11 +50,21 @@ def signals(state: ServerState, models: LoadedModels) -> dict[str, float]:
     return {
         "loop": recent.p95("loop", LOOP_S),
         "lane": max((lane.overdue_s() for lane in models.lanes), default=0.0),
-        "wait": recent.p95("wait", WAIT_S, LEAST_FINALS),
-        "finals": recent.p95("final", FINALS_S, LEAST_FINALS),
+        "wait": recent.sustained("wait", WINDOWS["wait"]),
+        "finals": recent.sustained("final", WINDOWS["final"]),
         "memory": memory.num_bytes / memory.limit_bytes,
         "system": used_of_system(),
         "kv": promised_kv(models),
+    }
+
+
+def falls_s(state: ServerState) -> dict[str, float]:
+    """Return for each signal over a window when it is low again, in seconds, if nothing is added."""
+    recent, green = state.metrics.recent, state.headroom.lights.green_below
+    return {
+        "loop": LOOP_S,
+        "wait": recent.falls_s("wait", WINDOWS["wait"], green("wait")),
+        "finals": recent.falls_s("final", WINDOWS["final"], green("finals")),
     }
 
 

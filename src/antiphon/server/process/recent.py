@@ -5,9 +5,19 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 # Of each name, the newest that are kept.
 MOST = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """When measurements are evidence, in seconds: `enough` of them within `long_s`, or two within `short_s`."""
+
+    long_s: float
+    short_s: float
+    enough: int = 20
 
 
 class Recent:
@@ -21,8 +31,33 @@ class Recent:
         """Add one measurement, of now."""
         self._values.setdefault(name, deque(maxlen=MOST)).append((self._clock(), value))
 
-    def p95(self, name: str, within_s: float, at_least: int = 1) -> float:
-        """Return the 95th percentile of those of the last seconds; 0 where there are fewer than `at_least`."""
+    def p95(self, name: str, within_s: float) -> float:
+        """Return the 95th percentile of the values of the last `within_s` seconds; 0 where there are none."""
+        found = sorted(value for _, value in self._within(name, within_s))
+        return found[int(0.95 * (len(found) - 1))] if found else 0.0
+
+    def sustained(self, name: str, window: Window) -> float:
+        """Return a value that enough measurements reach to blame the load, not chance.
+
+        It is the larger of two: the 95th percentile of `window.long_s`, where that has `window.enough` values, and the
+        second largest value of `window.short_s`.
+        """
+        late = sorted(value for _, value in self._within(name, window.short_s))[-2:]
+        second = late[0] if len(late) == 2 else 0.0
+        enough = len(self._within(name, window.long_s)) >= window.enough
+        return max(second, self.p95(name, window.long_s) if enough else 0.0)
+
+    def falls_s(self, name: str, window: Window, limit: float) -> float:
+        """Return the seconds until `sustained` is below `limit`, if no more measurements come."""
+        now_s, values = self._clock(), self._within(name, window.long_s)
+        late = [at_s for at_s, value in values if value >= limit]
+        # Of the newest ones, the last but `spared` has to leave its window.
+        spared = int(0.05 * len(values)) if len(values) >= window.enough else len(late)
+        ends = [at_s + window.short_s for at_s in late[-2:-1]] + [
+            at_s + window.long_s for at_s in late[: -spared or None]
+        ]
+        return max(0.0, max(ends, default=now_s) - now_s)
+
+    def _within(self, name: str, within_s: float) -> list[tuple[float, float]]:
         since_s = self._clock() - within_s
-        found = sorted(value for at_s, value in tuple(self._values.get(name, ())) if at_s >= since_s)
-        return found[int(0.95 * (len(found) - 1))] if len(found) >= at_least else 0.0
+        return [pair for pair in tuple(self._values.get(name, ())) if pair[0] >= since_s]
