@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.server.process.recent import Recent, Window
+from antiphon.server.process.recent import Evidence, Recent
 
-FINALS = Window(long_s=30.0, short_s=10.0)
+FINALS = Evidence(long_s=30.0, short_s=10.0)
 
 
 class Clock:

@@ -11,7 +11,7 @@ import anyio.to_thread
 
 from antiphon.capacity.machine import differs
 from antiphon.loading.loaded import LoadedModels
-from antiphon.server.process.recent import Window
+from antiphon.server.process.recent import Evidence
 from antiphon.server.state import ServerState
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ EVERY_S = 0.25
 # The event loop's lag is a percentile of the last LOOP_S. The other two are evidence only where several are late: one
 # late final beside four others is chance, and refuses nobody.
 LOOP_S = 2.0
-WINDOWS = {"wait": Window(5.0, 5.0), "final": Window(30.0, 10.0)}
+WINDOWS = {"wait": Evidence(5.0, 5.0), "final": Evidence(30.0, 10.0)}
 
 
 async def watch_headroom(state: ServerState, models: LoadedModels) -> None:

@@ -12,7 +12,7 @@ MOST = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class Evidence:
     """When measurements are evidence, in seconds: `enough` of them within `long_s`, or two within `short_s`."""
 
     long_s: float
@@ -36,26 +36,25 @@ class Recent:
         found = sorted(value for _, value in self._within(name, within_s))
         return found[int(0.95 * (len(found) - 1))] if found else 0.0
 
-    def sustained(self, name: str, window: Window) -> float:
+    def sustained(self, name: str, evidence: Evidence) -> float:
         """Return a value that enough measurements reach to blame the load, not chance.
 
-        It is the larger of two: the 95th percentile of `window.long_s`, where that has `window.enough` values, and the
-        second largest value of `window.short_s`.
+        It is the larger of two: the 95th percentile of `long_s`, where that has `enough` values, and the
+        second largest value of `short_s`.
         """
-        late = sorted(value for _, value in self._within(name, window.short_s))[-2:]
+        late = sorted(value for _, value in self._within(name, evidence.short_s))[-2:]
         second = late[0] if len(late) == 2 else 0.0
-        enough = len(self._within(name, window.long_s)) >= window.enough
-        return max(second, self.p95(name, window.long_s) if enough else 0.0)
+        enough = len(self._within(name, evidence.long_s)) >= evidence.enough
+        return max(second, self.p95(name, evidence.long_s) if enough else 0.0)
 
-    def falls_s(self, name: str, window: Window, limit: float) -> float:
+    def falls_s(self, name: str, evidence: Evidence, limit: float) -> float:
         """Return the seconds until `sustained` is below `limit`, if no more measurements come."""
-        now_s, values = self._clock(), self._within(name, window.long_s)
+        now_s, values = self._clock(), self._within(name, evidence.long_s)
         late = [at_s for at_s, value in values if value >= limit]
-        # Of the newest ones, the last but `spared` has to leave its window.
-        spared = int(0.05 * len(values)) if len(values) >= window.enough else len(late)
-        ends = [at_s + window.short_s for at_s in late[-2:-1]] + [
-            at_s + window.long_s for at_s in late[: -spared or None]
-        ]
+        spared = int(0.05 * len(values)) if len(values) >= evidence.enough else len(late)
+        # The second newest late value leaves the short window, and the newest that is not spared the long one.
+        ends = [at_s + evidence.short_s for at_s in late[-2:-1]]
+        ends += [at_s + evidence.long_s for at_s in late[: len(late) - spared]]
         return max(0.0, max(ends, default=now_s) - now_s)
 
     def _within(self, name: str, within_s: float) -> list[tuple[float, float]]:
