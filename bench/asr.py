@@ -24,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.common import HERE, Server, machine, save, server
+from bench.hearing.beside import beside
 from bench.hearing.client import whole_files
 from bench.hearing.clips import PAUSE, Clip, loaded, made, read_manifest, spread
 from bench.hearing.context import context, joined
@@ -43,7 +44,7 @@ from antiphon.store.registry import profile
 
 TRANSCRIBING = ("quality", "languages", "ghosts", "keyterms", "context", "latency", "streams")
 TALKING = ("silent", "words")
-SECTIONS = (*TRANSCRIBING, *TALKING, "long", "peers")
+SECTIONS = (*TRANSCRIBING, *TALKING, "long", "beside", "peers")
 KINDS = (
     "asr_read",
     "asr_nonnative",
@@ -79,6 +80,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--speed", type=float, default=1.0, help="times real time, where only words are measured")
     parser.add_argument("--streams", default="1,5,10,15,20", help="numbers of the streams section")
     parser.add_argument("--load-seconds", type=float, default=60.0, help="of each number of streams")
+    parser.add_argument("--beside-seconds", type=float, default=600.0, help="of each part of the beside section")
     parser.add_argument("--ghost-minutes", type=float, default=30.0, help="of noise, live and in one file")
     parser.add_argument("--silent-clients", default="1,3,8", help="numbers of the silent section")
     parser.add_argument("--silences", default="1.5", help="seconds of silence that they send after a question")
@@ -160,6 +162,12 @@ def plain(everything: list[Clip]) -> list[Clip]:
     )
 
 
+async def beside_others(srv: Server, args: argparse.Namespace, everything: list[Clip]) -> dict[str, Any]:
+    """The section of a server that admits by its headroom."""
+    clips = plain(everything)
+    return await beside(srv, clips, await whole_files(srv, clips), args.beside_seconds)
+
+
 async def talk(srv: Server, args: argparse.Namespace, document: dict[str, Any]) -> None:
     """The sections of a server that also speaks."""
     if "silent" in args.sections:
@@ -193,6 +201,9 @@ def main() -> None:
     if "long" in args.sections:
         with server(*chosen, *NO_VOICE, "--session-s", "0") as srv:
             document["long"] = asyncio.run(long_session(srv, plain(everything), args.minutes))
+    if "beside" in args.sections:
+        with server(*chosen, *NO_VOICE, "--headroom") as srv:
+            document["beside"] = asyncio.run(beside_others(srv, args, everything))
     if "peers" in args.sections:
         compare(args, everything, document)
     name = "asr" if args.profile == "default" else f"asr-{args.profile}"

@@ -17,12 +17,11 @@ from antiphon.capacity.headroom import (
     MIN_RETRY_S,
     MOST_YOUNG,
     RETURN_S,
-    SHEDS_S,
     YOUNG_PART,
     YOUNG_S,
     Headroom,
 )
-from antiphon.capacity.lights import GREEN, GREEN_AFTER_S, RED_AFTER_S, Light
+from antiphon.capacity.lights import FAR, GREEN, GREEN_AFTER_S, RED_AFTER_S, SHEDS_S, Light
 from antiphon.errors import Refused
 
 
@@ -260,17 +259,27 @@ def test_a_client_that_comes_back_late_is_new() -> None:
         headroom.admit("captions", {}, 10.0 + RETURN_S + 0.1, client="Anna")
 
 
-def test_a_light_that_stays_red_and_memory_refuse_clients_that_come_back_too() -> None:
+def test_only_a_signal_far_over_its_limit_for_a_while_refuses_clients_that_come_back() -> None:
+    for factor, is_refused in ((FAR - 0.1, False), (FAR, True)):
+        headroom = Headroom(None, 256)
+        for at_s in (0.0, RED_AFTER_S, SHEDS_S):
+            headroom.lights.see({"loop": factor * LIMITS["loop"]}, at_s)
+        headroom.left(0.0, SHEDS_S, "captions", "Anna")
+        assert headroom.lights.red == ("loop",)
+        if is_refused:
+            with pytest.raises(Refused, match="loop"):
+                headroom.admit("captions", {}, SHEDS_S, client="Anna")
+        else:
+            headroom.admit("captions", {}, SHEDS_S, client="Anna")
+
+
+def test_memory_that_is_short_refuses_clients_that_come_back() -> None:
     headroom = Headroom(None, 256)
-    turn_red(headroom, "finals", 10.0)
-    headroom.left(0.0, 10.0 + SHEDS_S, "captions", "Anna")
-    with pytest.raises(Refused, match="finals"):
-        headroom.admit("captions", {}, 10.0 + SHEDS_S, client="Anna")
-    full = Headroom(None, 256)
-    turn_red(full, "system", 10.0)
-    full.left(0.0, 10.0, "captions", "Anna")
+    for at_s in (0.0, RED_AFTER_S):
+        headroom.lights.see({"system": LIMITS["system"]}, at_s)
+    headroom.left(0.0, RED_AFTER_S, "captions", "Anna")
     with pytest.raises(Refused, match="system"):
-        full.admit("captions", {}, 10.0, client="Anna")
+        headroom.admit("captions", {}, RED_AFTER_S, client="Anna")
 
 
 def test_clients_that_come_back_are_no_burst() -> None:

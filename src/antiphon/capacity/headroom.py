@@ -19,9 +19,8 @@ FINALS_S = 2.0
 # Without a certificate, what sessions cost is seen this many seconds after they came. Those that are younger may be so
 # many (`--burst-sessions`), or this part of the older ones.
 YOUNG_S, MOST_YOUNG, MOST_YOUNG_GPU, YOUNG_PART = 5.0, 8, 64, 0.25
-# A client that begins a session within RETURN_S of the end of its last one adds no load. A light that is red for
-# SHEDS_S refuses these clients too: the sessions of now are more than the machine holds.
-RETURN_S, SHEDS_S = 10.0, 30.0
+# A client that begins a session within RETURN_S of the end of its last one adds no load.
+RETURN_S = 10.0
 # Sessions that ended within DEPARTURES_S tell when the next one ends; MAX_RETRY_S where none did.
 DEPARTURES_S, MAX_RETRY_S, MIN_RETRY_S, MAX_DEPARTURES = 60.0, 10.0, 1.0, 4096
 # Sums of shares are not exact.
@@ -77,7 +76,7 @@ class Headroom:
     ) -> None:
         """Raise Refused as `admit` does, and take nothing in. `lights`: whether a red one refuses."""
         returns = self._left_place(kind, client, now_s) is not None
-        red = self.lights.red_since(now_s - SHEDS_S) if returns else self.lights.red
+        red = self.lights.sheds(now_s) if returns else self.lights.red
         if lights and red:
             retry_s = max(MIN_RETRY_S, self.lights.clears_s(now_s))
             raise Refused(f"the server has no headroom now ({', '.join(red)})", retry_s)

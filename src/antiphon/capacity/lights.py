@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 RED_AFTER_S, GREEN_AFTER_S, GREEN = 0.5, 5.0, 0.7
 # Of what fills: it stays where it is when nobody is admitted any more, so that a little less has to do.
 FILLS, GREEN_FILL = ("memory", "system", "kv"), 0.97
+# A signal at FAR times its limit for SHEDS_S: the machine cannot hold even the sessions of now.
+FAR, SHEDS_S = 2.0, 30.0
 NOTHING: Mapping[str, float] = {}
 
 
@@ -22,14 +24,11 @@ class Light:
     # Since when the signal is on the side that would change the light; None where it is not.
     _since_s: float | None = field(default=None, repr=False)
 
-    # When it turned red; None while it is green.
-    red_since_s: float | None = field(default=None, repr=False)
+    red: bool = False
+    # Since when the value has been at FAR times the limit or more; None where it is not.
+    far_since_s: float | None = field(default=None, repr=False)
     # Seconds until the signal itself is low again, if nothing is added to it.
     _falls_s: float = field(default=0.0, repr=False)
-
-    @property
-    def red(self) -> bool:
-        return self.red_since_s is not None
 
     def see(self, value: float, now_s: float, falls_s: float = 0.0) -> None:
         """Take in the signal's value now. Times have to rise.
@@ -37,6 +36,10 @@ class Light:
         `falls_s`: seconds until the value is low again if nothing is added, for a signal over a window of time.
         """
         self.value, self._falls_s = value, falls_s
+        if value < FAR * self.limit:
+            self.far_since_s = None
+        elif self.far_since_s is None:
+            self.far_since_s = now_s
         changing = value < self.green * self.limit if self.red else value >= self.limit
         if not changing:
             self._since_s = None
@@ -44,7 +47,7 @@ class Light:
         if self._since_s is None:
             self._since_s = now_s
         if now_s - self._since_s >= (GREEN_AFTER_S if self.red else RED_AFTER_S):
-            self.red_since_s, self._since_s = None if self.red else now_s, None
+            self.red, self._since_s = not self.red, None
 
     def clears_s(self, now_s: float) -> float:
         """Return the seconds until the light can be green again."""
@@ -72,10 +75,13 @@ class Lights:
         """The names of the red lights."""
         return tuple(name for name, light in self._lights.items() if light.red)
 
-    def red_since(self, since_s: float) -> tuple[str, ...]:
-        """The names of the lights that no returning client may pass: red since then or longer, or one that fills."""
-        lights = ((name, light) for name, light in self._lights.items() if light.red_since_s is not None)
-        return tuple(name for name, light in lights if name in FILLS or (light.red_since_s or 0.0) <= since_s)
+    def sheds(self, now_s: float) -> tuple[str, ...]:
+        """The names of the red lights that refuse clients that come back too: the sessions of now are too many."""
+        return tuple(name for name in self.red if name in FILLS or self._is_far(self._lights[name], now_s))
+
+    @staticmethod
+    def _is_far(light: Light, now_s: float) -> bool:
+        return light.far_since_s is not None and now_s - light.far_since_s >= SHEDS_S
 
     def green_below(self, name: str) -> float:
         """Return the value below which a red light may turn green. Raises KeyError for an unknown name."""

@@ -1,0 +1,83 @@
+"""Captions clip by clip, each in a session of its own, alone on the machine and beside a process that takes a core."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from bench.common import Server, table
+from bench.hearing.client import Client, FileText, Heard
+from bench.hearing.clips import Clip
+from bench.hearing.figures import Reading, errors_row, readings
+from bench.hearing.latency import GAP_S, STREAMS_ENDPOINT_MS, delays_row
+from websockets.exceptions import InvalidStatus
+
+from antiphon.audio import SAMPLE_RATE_HZ
+
+CALLERS = 4
+SESSION = {"transcription": {"language": "en"}, "turn_detection": {"silence_duration_ms": STREAMS_ENDPOINT_MS}}
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """A process beside the server that computes without a pause."""
+    process = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Caller:
+    """Plays clips in an order of its own, a new session for each; a refused one comes back as Retry-After asks."""
+
+    def __init__(self, srv: Server, clips: Sequence[Clip], number: int) -> None:
+        self._server = srv
+        self._order = random.Random(number).sample(clips, len(clips))
+        self.heard: list[tuple[Clip, Heard]] = []
+        self.waits_s: list[float] = []
+
+    async def call(self, until_s: float) -> None:
+        silence = np.zeros(int(GAP_S * SAMPLE_RATE_HZ), np.float32)
+        for clip in self._order:
+            while time.monotonic() < until_s:
+                try:
+                    async with Client(self._server, chunk_s=0.1, session=SESSION) as client:
+                        self.heard.append((clip, client.begin()))
+                        await client.play(np.concatenate((clip.pcm, silence)))
+                        await client.drained()
+                    break
+                except InvalidStatus as refusal:
+                    self.waits_s.append(float(refusal.response.headers.get("Retry-After", "1")))
+                    await asyncio.sleep(self.waits_s[-1])
+
+
+async def played(srv: Server, clips: Sequence[Clip], files: dict[str, FileText], seconds: float) -> dict[str, Any]:
+    """What CALLERS hear in `seconds`: refusals, delays, and word errors beside those of whole files."""
+    callers = [Caller(srv, clips, number) for number in range(CALLERS)]
+    until_s = time.monotonic() + seconds
+    await asyncio.gather(*(caller.call(until_s) for caller in callers))
+    pairs = [pair for caller in callers for pair in caller.heard]
+    found: list[Reading] = [r for clip, heard in pairs for r in readings([clip], {clip.id: heard}, files)]
+    waits_s = [wait_s for caller in callers for wait_s in caller.waits_s]
+    delays = delays_row([clip for clip, _ in pairs], [heard for _, heard in pairs])
+    return {"refused": len(waits_s), "longest_retry_s": max(waits_s, default=0.0), **delays, **errors_row(found)}
+
+
+async def beside(srv: Server, clips: Sequence[Clip], files: dict[str, FileText], seconds: float) -> dict[str, Any]:
+    """The same, alone and beside a busy process. The server has to admit by its headroom."""
+    rows = {"alone": await played(srv, clips, files, seconds)}
+    with busy():
+        rows["beside a busy process"] = await played(srv, clips, files, seconds)
+    head = ("clips", "refused", "final_p50", "final_p95", "no_final", "live", "file", "failures")
+    title = f"{CALLERS} captions at once, a session for each clip (seconds; word errors in %)"
+    table(title, ("", *head), [(name, *(row[k] for k in head)) for name, row in rows.items()])
+    return rows
