@@ -6,12 +6,8 @@ export OMP_WAIT_POLICY ?= PASSIVE
 export GOMP_SPINCOUNT ?= 30000
 
 CODE := src tests bench examples docs deploy
-# Tests that start no server process and load no model.
-PURE := tests/audio tests/events tests/fuzz tests/web tests/loading tests/pipelines tests/protocols tests/recording tests/sessions \
-        tests/store tests/text tests/traces tests/transports tests/turns tests/vision tests/wire_examples tests/engine/test_lane.py \
-        $(wildcard tests/test_*.py)
 
-.PHONY: help serve test quick unit heavy pure fmt lint types docs clients engines image kernels browser bench chaos compare house peers ray lock sbom clean
+.PHONY: help serve test quick affected unit heavy pure fmt lint types docs clients engines image kernels browser bench chaos compare house peers ray lock sbom clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -21,8 +17,11 @@ serve: $(VENV)/run.stamp  ## Fetch the models and serve on http://127.0.0.1:8000
 
 test: lint types docs unit  ## Everything CI runs
 
-quick: $(VENV)/dev.stamp  ## Lint, types and all tests without models or servers; for every save
-	@$(MAKE) --no-print-directory -j2 lint types pure
+quick: $(VENV)/dev.stamp  ## Lint, types, and the quick tests of what changed since BASE (HEAD): after every change
+	@$(MAKE) --no-print-directory -j2 lint types affected
+
+affected: $(VENV)/dev.stamp
+	$(BIN)/python -m tests.affected $(if $(BASE),--base $(BASE))
 
 unit: $(VENV)/dev.stamp build/oldest-transformers.stamp
 	$(BIN)/antiphon pull --profile default
@@ -33,8 +32,8 @@ heavy: $(VENV)/dev.stamp build/oldest-transformers.stamp  ## Tests that take hal
 	$(BIN)/antiphon pull --profile default --language-model smollm2-135m-instruct --speaker-model resemblyzer
 	$(BIN)/python -m pytest -m heavy
 
-pure: $(VENV)/dev.stamp
-	$(BIN)/python -m pytest -m "not server" $(wildcard $(PURE))
+pure: $(VENV)/dev.stamp  ## All tests that start no server, load no model and take less than a second
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not server and not slow and not heavy" --durations 5 --durations-min 1
 
 fmt: $(VENV)/dev.stamp  ## Format the code, and mend what the linter can
 	$(BIN)/ruff check --fix $(CODE)

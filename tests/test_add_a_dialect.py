@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "add-a-dialect.md"
 TABLE = "src/antiphon/protocols/dialects.py"
@@ -34,6 +36,7 @@ def run(folder: Path, *command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_the_example_is_one_folder_and_one_line_and_its_client_gets_captions(tmp_path: Path) -> None:
     files = dict(BLOCK.findall(PAGE.read_text(encoding="utf-8")))
     line, scenario_line = files.pop(TABLE), files.pop(SCENARIOS)

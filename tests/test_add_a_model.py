@@ -40,6 +40,7 @@ def run(folder: Path, *command: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_an_example_is_one_folder_and_one_line_and_its_test_passes(name: str, tmp_path: Path) -> None:
     files, (line,) = blocks(name)

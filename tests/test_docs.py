@@ -238,6 +238,7 @@ def sent(lines: list[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any
             yield from ((asked, b) for b in (line.get("body"), line.get("data")) if isinstance(b, dict))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trace", sorted(file.stem for file in RECORDED.glob("*.jsonl")))
 def test_every_frame_of_the_traces_is_documented(trace: str) -> None:
     lines = [json.loads(line) for line in (RECORDED / f"{trace}.jsonl").read_text(encoding="utf-8").splitlines()]

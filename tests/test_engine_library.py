@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.engine.local import tiny
@@ -27,6 +28,7 @@ def likeliest(rows: list[int], count: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_the_example_runs_and_a_request_goes_on_without_the_last_token_of_the_one_before(tmp_path: Path) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     assert LOAD in example

@@ -113,6 +113,7 @@ def test_without_extras_a_file_is_transcribed_and_the_server_hears() -> None:
     assert server.returncode == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

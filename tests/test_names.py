@@ -40,6 +40,7 @@ def trees(paths: list[Path]) -> dict[Path, ast.Module]:
     return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
 
 
+@pytest.mark.slow
 def test_a_public_class_name_means_one_thing() -> None:
     places = defaultdict(list)
     for path, tree in trees(SOURCES).items():

@@ -212,6 +212,7 @@ def flags(command: str) -> set[str]:
     return set(re.findall(r"(?<!\S)--?[a-z][a-z-]*", shown.getvalue()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", ALL_PAGES)
 def test_commands_and_flags_exist(page: str) -> None:
     for _, command, *words in mentions(page, "antiphon"):

@@ -25,6 +25,9 @@ from antiphon.loading.selection import SPEECH_ROLES, TRANSCRIPTION_ROLES, select
 from antiphon.sessions.speech.session import SpeechSession
 from antiphon.settings import load as load_settings
 
+# Most tests here load a model.
+pytestmark = pytest.mark.slow
+
 SHORT = "Hello there, how are you today?"
 LONG = (
     "When the train finally arrived at the small station in the valley, the passengers, who had been waiting for "

@@ -114,6 +114,7 @@ def converse(model: MiniCpmO, options: NativeOptions, check: Callable[[int, Mini
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_decisions_tokens_and_codes_are_the_released_ones(folder: Path) -> None:
     recorder = Recorder()
     model = MiniCpmO(

@@ -41,6 +41,7 @@ def whisper(models: LoadedModels) -> WhisperTranscriber:
     return models.required_transcriber
 
 
+@pytest.mark.slow
 def test_when_a_window_has_a_prefix_then_the_decode_continues_it(
     whisper: WhisperTranscriber, recordings: dict[str, Recording]
 ) -> None:
@@ -96,6 +97,7 @@ def test_when_log_probabilities_are_asked_for_then_every_token_has_its_own(
     assert len({p.probability for p in pieces}) > len(pieces) // 2
 
 
+@pytest.mark.slow
 def test_a_likely_language_is_kept_in_short_speech_and_given_up_where_another_is_clear(
     whisper: WhisperTranscriber, recordings: dict[str, Recording]
 ) -> None:
@@ -118,6 +120,7 @@ def test_a_hint_can_never_become_a_control_token(whisper: WhisperTranscriber, te
     assert all(i < tokenizer.eot for i in ids)
 
 
+@pytest.mark.slow
 def test_a_keyterm_turns_a_wrong_word_right(whisper: WhisperTranscriber, recordings: dict[str, Recording]) -> None:
     pcm = recordings["barista-19d5be84"].pcm
 
@@ -140,6 +143,7 @@ def test_a_hint_is_bounded(whisper: WhisperTranscriber, recordings: dict[str, Re
     assert "surpassed" in "".join(p.text for p in asyncio.run(whisper.decode(window)).pieces)
 
 
+@pytest.mark.slow
 def test_windows_decoded_in_a_batch_equal_those_decoded_alone(recordings: dict[str, Recording]) -> None:
     settings = load_settings({}, os.environ)
     folder = store_of(settings.models).require(MODELS["whisper-base"])
@@ -160,6 +164,7 @@ def test_windows_decoded_in_a_batch_equal_those_decoded_alone(recordings: dict[s
     batched.close()
 
 
+@pytest.mark.slow
 def test_when_many_windows_wait_then_finals_and_first_words_come_before_later_partials_by_their_deadlines(
     recordings: dict[str, Recording],
 ) -> None:
@@ -189,6 +194,7 @@ def test_when_many_windows_wait_then_finals_and_first_words_come_before_later_pa
     assert not lone.replace(waiting[0], Window(pcm))
 
 
+@pytest.mark.slow
 def test_when_there_is_a_model_for_partials_then_it_decodes_those_of_a_known_language_and_no_final(
     recordings: dict[str, Recording], monkeypatch: pytest.MonkeyPatch
 ) -> None:

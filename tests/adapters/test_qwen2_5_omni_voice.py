@@ -130,6 +130,7 @@ def test_the_voices_are_the_checkpoints(model: Qwen25Omni) -> None:
     assert model.profile.voices == ("chelsie", "ethan")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROMPTS)
 def test_codes_are_those_of_the_published_model(model: Qwen25Omni, published: Published, name: str) -> None:
     model.thinker.stop_tokens = frozenset()
@@ -148,6 +149,7 @@ def test_codes_are_those_of_the_published_model(model: Qwen25Omni, published: Pu
     assert len(made.audio) == len(expected.audio) == len(expected.codes) * tiny.CODE_SAMPLES
 
 
+@pytest.mark.slow
 def test_codes_of_a_video_with_its_sound(model: Qwen25Omni, published: Published) -> None:
     model.thinker.stop_tokens = frozenset()
     part = video([frame(i) for i in range(4)], 1.0, sound(4.3), model.profile.video_window_s)
@@ -164,6 +166,7 @@ def test_codes_of_a_video_with_its_sound(model: Qwen25Omni, published: Published
     assert (made.text, made.codes) == (expected.text, expected.codes)
 
 
+@pytest.mark.slow
 def test_when_a_conversation_goes_on_then_only_what_is_new_is_computed(model: Qwen25Omni, published: Published) -> None:
     model.thinker.stop_tokens = frozenset()
     assert model.talker
@@ -190,6 +193,7 @@ def test_when_a_conversation_goes_on_then_only_what_is_new_is_computed(model: Qw
     )
 
 
+@pytest.mark.slow
 def test_a_reply_that_ends_by_itself_is_spoken_to_its_last_word(model: Qwen25Omni, published: Published) -> None:
     messages = PROMPTS["sound"]
     said = published.generate(messages, None).text
@@ -231,6 +235,7 @@ def streamed(model: Qwen25Omni, codes: list[int], step: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(asyncio.run(run())))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 4, 7, 8, 9, 31, 60])
 def test_streamed_audio_has_every_sample_whatever_the_codes_come_in(model: Qwen25Omni, count: int) -> None:
     codes = np.random.default_rng(1).integers(0, tiny.CODES - 4, count).tolist()
@@ -239,6 +244,7 @@ def test_streamed_audio_has_every_sample_whatever_the_codes_come_in(model: Qwen2
     torch.testing.assert_close(streamed(model, codes, 5), audio, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_when_the_context_is_all_there_is_then_streamed_audio_is_the_whole_turns(
     model: Qwen25Omni, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -262,6 +268,7 @@ def test_no_code_is_chosen_that_is_no_audio(folder: Path) -> None:
     loaded.close()
 
 
+@pytest.mark.slow
 def test_when_a_response_is_closed_then_the_next_one_is_as_without_it(model: Qwen25Omni, published: Published) -> None:
     model.thinker.stop_tokens = frozenset()
 
@@ -312,6 +319,7 @@ def test_when_a_checkpoint_has_no_voice_then_the_synthesizer_speaks(tmp_path: Pa
     loaded.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["auto", "int8"])
 def test_when_weights_are_rounded_then_it_speaks(folder: Path, weights: str) -> None:
     loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights=weights))

@@ -102,6 +102,7 @@ async def follow(model: Qwen3Asr, stream: Qwen3AsrStream, name: str) -> int:
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GOLDEN)
 def test_every_chunk_of_a_stream_gives_the_published_tokens(folder: Path, unguarded: None, name: str) -> None:
     async def act(model: Qwen3Asr) -> None:
@@ -119,6 +120,7 @@ def test_every_chunk_of_a_stream_gives_the_published_tokens(folder: Path, unguar
     run(folder, act)
 
 
+@pytest.mark.slow
 def test_when_sessions_share_the_engine_or_decodes_are_cancelled_then_tokens_are_the_same(
     folder: Path, unguarded: None
 ) -> None:

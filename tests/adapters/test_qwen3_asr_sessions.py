@@ -155,6 +155,7 @@ def test_without_it_each_window_after_a_pause_is_heard_by_itself(
     assert [(len(w.pcm) // SAMPLE_RATE_HZ, w.prefix, w.context) for w in heard.asked] == [(3, (), "")] * 2
 
 
+@pytest.mark.slow
 def test_when_the_audio_is_as_long_as_it_may_be_then_its_text_goes_on(folder: Path, unguarded: None) -> None:
     tuning = replace(KEPT, max_audio_s=12.0, max_prefix_tokens=400)
     heard = play(folder, said(0, 3, 6, 9), tuning)
@@ -180,6 +181,7 @@ def test_when_an_utterance_is_said_again_then_all_of_it_is_decoded_again(folder:
     ]
 
 
+@pytest.mark.slow
 def test_after_many_pauses_audio_text_and_kv_are_no_more_than_at_first(folder: Path) -> None:
     """The model loops on every window: what it is given of that does not grow, and neither does what it writes."""
     tuning = replace(KEPT, max_audio_s=12.0, max_prefix_tokens=64)

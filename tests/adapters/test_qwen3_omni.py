@@ -80,6 +80,7 @@ def whole(folder: Path) -> Whole:
     return Whole(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROMPTS)
 def test_text_and_audio_are_those_of_the_published_model(model: Qwen3Omni, whole: Whole, name: str) -> None:
     async def run() -> Made:
@@ -102,6 +103,7 @@ VIDEOS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VIDEOS)
 def test_frames_and_sound_are_interleaved_as_by_the_published_processor(
     model: Qwen3Omni, whole: Whole, name: str
@@ -125,6 +127,7 @@ def test_frames_and_sound_are_interleaved_as_by_the_published_processor(
     assert_equal(asyncio.run(run()), whole.generate(messages, stop))
 
 
+@pytest.mark.slow
 def test_when_a_conversation_goes_on_then_both_decoders_compute_only_what_is_new(
     model: Qwen3Omni, whole: Whole
 ) -> None:
@@ -157,6 +160,7 @@ def test_when_a_conversation_goes_on_then_both_decoders_compute_only_what_is_new
     assert talker_rows < users.shape[1] + 9 + 2 * (FRAMES + 12)
 
 
+@pytest.mark.slow
 def test_when_other_conversations_run_and_are_broken_off_then_responses_do_not_change(
     model: Qwen3Omni, whole: Whole
 ) -> None:
@@ -191,6 +195,7 @@ def test_when_other_conversations_run_and_are_broken_off_then_responses_do_not_c
         assert asyncio.run(engine.state()).sessions == 0
 
 
+@pytest.mark.slow
 def test_voices_differ_and_each_equals_the_published_one(model: Qwen3Omni, whole: Whole) -> None:
     stop = whole.stop(PROMPTS["text"])
     other = whole.generate(PROMPTS["text"], stop, "chelsie")
@@ -263,6 +268,7 @@ def test_when_the_model_calls_a_tool_then_the_call_is_not_spoken(model: Qwen3Omn
     assert asyncio.run(spoken([9, 9, 9, opening, 9], [5, 6, 1])) == []
 
 
+@pytest.mark.slow
 def test_when_media_leave_a_conversation_then_only_the_last_few_are_held(model: Qwen3Omni) -> None:
     async def run() -> None:
         stream = await model.open()
@@ -331,6 +337,7 @@ def test_when_there_is_no_talker_then_it_hears_and_writes(folder: Path, tmp_path
     loaded.close()
 
 
+@pytest.mark.slow
 def test_when_rows_leave_the_context_before_they_are_computed_then_the_response_is_spoken(
     model: Qwen3Omni, whole: Whole
 ) -> None:
@@ -393,6 +400,7 @@ def test_when_conversations_hold_all_the_media_they_may_then_new_ones_are_refuse
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_when_a_part_is_in_many_requests_then_it_is_encoded_once(model: Qwen3Omni) -> None:
     encoded: list[MediaPart] = []
 

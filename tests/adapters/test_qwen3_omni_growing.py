@@ -119,6 +119,7 @@ def test_when_a_turn_is_taken_in_while_it_goes_on_then_kv_and_text_are_those_of_
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_when_a_turn_grew_then_text_and_audio_are_those_of_the_published_model(model: Qwen3Omni, whole: Whole) -> None:
     part, turn = clip(16.3, 2), object()
     stop = whole.stop(said(part))

@@ -91,6 +91,7 @@ def of(kind: str) -> list[dict[str, Any]]:
     return [c for c in CASES if c["kind"] == kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["custom_voice", "voice_design", "base"])
 def test_greedy_codes_are_the_published_ones(folders: dict[str, Path], kind: str) -> None:
     async def act(model: Qwen3Tts) -> None:
@@ -191,6 +192,7 @@ def test_audio_comes_in_growing_chunks(folders: dict[str, Path]) -> None:
     run(folders["custom_voice"], act)
 
 
+@pytest.mark.slow
 def test_when_seeds_are_equal_then_the_audio_is_equal(folders: dict[str, Path], tmp_path: Path) -> None:
     folder = tiny.write(tmp_path, "custom_voice")
     (folder / "generation_config.json").unlink()
@@ -295,6 +297,7 @@ def test_when_text_is_live_in_a_cloned_voice_then_its_end_mark_is_not_in_the_pro
     run(folders["base"], act)
 
 
+@pytest.mark.slow
 def test_a_sample_is_encoded_once_and_within_bounds(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def file(samples: int) -> bytes:
         data = to_pcm16(np.resize(tiny.reference(), samples))

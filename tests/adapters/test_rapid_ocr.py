@@ -22,6 +22,7 @@ def page(*lines: str) -> bytes:
     return encoded(image)
 
 
+@pytest.mark.slow
 def test_lines_are_read_from_the_top_and_a_wrong_image_is_refused() -> None:
     async def read() -> None:
         reader = RapidOcr(LaneModelOptions())

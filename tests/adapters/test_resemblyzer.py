@@ -90,6 +90,7 @@ def test_voices_are_told_apart_in_a_conversation(encoder: ResemblyzerEncoder, re
     asyncio.run(main())
 
 
+@pytest.mark.slow
 def test_an_enrolled_voice_is_told_from_others_from_the_first_turn_on(
     encoder: ResemblyzerEncoder, recordings: dict[str, Recording]
 ) -> None:

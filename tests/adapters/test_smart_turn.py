@@ -20,6 +20,7 @@ from tests.conftest import Recording
 PAUSE = np.zeros(3200, np.float32)
 
 
+@pytest.mark.slow
 def test_whole_sentences_are_complete_more_often_than_cut_ones(recordings: dict[str, Recording]) -> None:
     settings = load_settings({}, os.environ)
     (source,) = selected_models(settings, TURN_ROLES)

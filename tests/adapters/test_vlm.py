@@ -155,6 +155,7 @@ def test_an_image_has_the_rows_that_the_published_model_gives_it(folder: Path) -
     torch.testing.assert_close(run(folder, act), expected, atol=2e-2, rtol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prefill", ["eager", "query"])
 def test_when_questions_follow_frames_then_answers_equal_a_rebuild_and_only_new_rows_are_computed(
     folder: Path, prefill: str
@@ -303,6 +304,7 @@ def test_when_an_answer_is_cut_off_then_the_frames_stay(folder: Path) -> None:
     run(folder, act)
 
 
+@pytest.mark.slow
 def test_when_the_context_is_full_then_the_oldest_turns_leave_and_the_system_turn_stays(folder: Path) -> None:
     async def act(model: VisionLanguageModel) -> None:
         model.engine.scheduler.limits = type(model.engine.scheduler.limits)(320)

@@ -61,6 +61,7 @@ async def segments(models: LoadedModels, pcm: Pcm) -> list[TranscriptSegment]:
     return [p async for p in parts if isinstance(p, TranscriptSegment)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ids", "gap_s", "word_times", "once"),
     [(COMMANDS, 0.2, False, "can you help me with something"), (ORDER, 0.05, True, "can you check the status")],
@@ -74,6 +75,7 @@ def test_commands_said_in_a_row_come_once(
     assert heard.startswith(("ten of", "seven of"))
 
 
+@pytest.mark.slow
 def test_what_is_really_said_again_stays(models: LoadedModels, recordings: Recordings) -> None:
     thrice = final(models, in_a_row(recordings, ("tau2-no", "tau2-no", "tau2-no"), 0.1))
     assert thrice == "no no no"
@@ -83,11 +85,13 @@ def test_what_is_really_said_again_stays(models: LoadedModels, recordings: Recor
     assert numbers.startswith(("five five", "5 5"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOISE)
 def test_noise_in_a_file_gives_no_words(models: LoadedModels, recordings: Recordings, name: str) -> None:
     assert asyncio.run(segments(models, recordings[name].pcm)) == []
 
 
+@pytest.mark.slow
 def test_speech_between_noise_is_heard_with_the_times_of_the_file(models: LoadedModels, recordings: Recordings) -> None:
     order = recordings["tau2-check-order-12345"].pcm
     pcm = np.concatenate([recordings[i].pcm for i in (DOG, RAIN)] + [order, recordings[RAIN].pcm])

@@ -95,6 +95,7 @@ def post(url: str, data: bytes, **fields: str) -> httpx.Response:
     return httpx.post(f"{url}{PATH}", data=form, files={"file": ("a.flac", data)}, timeout=LIMIT_S)
 
 
+@pytest.mark.slow
 def test_when_a_small_file_holds_much_then_no_more_than_slabs_of_it_are_ever_held() -> None:
     data = silence(1200)
     assert len(data) < 300_000
@@ -130,6 +131,7 @@ def test_when_a_file_is_within_the_limit_then_its_transcriber_gets_all_of_it_in_
     assert max(transcriber.seconds) < 31
 
 
+@pytest.mark.slow
 def test_when_packets_do_not_tell_their_length_then_the_limit_holds_while_the_file_is_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -68,6 +68,7 @@ def empty(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_when_a_folder_cannot_be_had_then_serve_stops_at_once(refused: Refused, file: str, tmp_path: Path) -> None:
     home = ("--home", str(tmp_path / "home"))
     for folder in ("/proc/antiphon", file):
@@ -224,6 +225,7 @@ def folder_named_wav(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_when_nothing_of_a_text_can_be_spoken_then_there_is_an_error_and_no_file(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -299,6 +301,7 @@ def write_variable(file: Path) -> None:
     file.write_text(os.environ.get("TQDM_DISABLE", "not set"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [None, "0"])
 def test_when_a_checkpoint_is_converted_then_no_progress_bar_is_drawn_among_the_lines_of_the_log(
     before: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

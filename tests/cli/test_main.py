@@ -29,6 +29,7 @@ def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_when_a_file_is_transcribed_then_text_subtitles_or_json_are_printed() -> None:
     file = str(DATA / "audio" / "jfk.flac")
     plain = run("transcribe", file)
@@ -46,6 +47,7 @@ def test_when_a_file_is_transcribed_then_text_subtitles_or_json_are_printed() ->
     assert 9.0 < words[-1]["end"] <= 11.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("live", [False, True])
 def test_when_the_language_is_none_of_the_models_then_the_error_is_one_line(live: bool) -> None:
     with (DATA / "audio" / "jfk.flac").open("rb") as file:
@@ -54,12 +56,14 @@ def test_when_the_language_is_none_of_the_models_then_the_error_is_one_line(live
     assert done.stderr == "antiphon: --language: 'zz' is no language of this model.\n"
 
 
+@pytest.mark.slow
 def test_when_the_file_is_a_dash_then_standard_input_is_transcribed() -> None:
     with (DATA / "audio" / "lj-LJ001-0008.flac").open("rb") as file:
         done = run("transcribe", "-", stdin=file)
     assert "never been surpassed" in done.stdout.lower()
 
 
+@pytest.mark.slow
 def test_when_a_file_cannot_be_decoded_then_the_error_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "a.wav").write_text("no sound")
     for name in (str(tmp_path / "a.wav"), str(tmp_path / "missing.wav")):
@@ -70,6 +74,7 @@ def test_when_a_file_cannot_be_decoded_then_the_error_is_one_line(tmp_path: Path
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_when_a_model_is_missing_offline_then_the_error_names_its_file(tmp_path: Path) -> None:
     done = run("serve", "--port", "0", "--home", str(tmp_path), "--offline")
     assert done.returncode == 1

@@ -140,6 +140,7 @@ def test_without_a_url_a_server_is_started_for_the_conversation(tmp_path: Path) 
     assert len(answered.removeprefix("antiphon: ")) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says", "code"),
     [

@@ -64,6 +64,7 @@ def test_a_voice_is_heard(tmp_path: Path) -> None:
         assert heard.getnframes() > 2 * heard.getframerate()
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_told_in_a_line(tmp_path: Path) -> None:
     done = antiphon("-o", "x.wav")
     assert (done.returncode, done.stderr) == (2, "antiphon: -o: with --hear alone\n")

@@ -135,6 +135,7 @@ def test_of_an_answer_that_is_cut_what_was_played_is_kept(scripted: tuple[str, S
     assert [e.until_ms for e in seen if isinstance(e, Heard)] == [450]
 
 
+@pytest.mark.slow
 def test_two_hundred_cuts_lose_and_double_nothing(scripted: tuple[str, ServerState, Echo]) -> None:
     chance = random.Random(1)
     cuts = 0

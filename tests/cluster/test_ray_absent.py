@@ -9,6 +9,7 @@ from importlib.util import find_spec
 import pytest
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("ray") is not None, reason="Ray is installed")
 def test_without_ray_the_start_says_what_to_install() -> None:
     command = [sys.executable, "-m", "antiphon", "serve", "--ray", "--port", "0"]

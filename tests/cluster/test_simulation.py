@@ -76,6 +76,7 @@ def test_hosts_that_stand_still_never_make_two_owners(tmp_path: Path, seed: int)
     assert counts["two owners"] == counts["sessions without an owner"] == 0
 
 
+@pytest.mark.slow
 def test_a_service_of_two_is_as_full_as_erlangs_formula_says() -> None:
     rate, talk_s = 5.0, 2.4
     service = Service(2, TWO_PLACES, lambda _: rate, policy="doors", tries=2, talk_s=talk_s, comes_again=0, num_doors=1)

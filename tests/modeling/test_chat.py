@@ -33,6 +33,9 @@ from antiphon.settings import load as load_settings
 from tests.conftest import SMALL
 from tests.engine.contract.resubmitting import ResubmittingEngine
 
+# Most tests here load a model.
+pytestmark = pytest.mark.slow
+
 WEATHER = Tool(
     "get_weather",
     "The weather of a city",

@@ -87,6 +87,7 @@ def turn(*parts: MessagePart) -> Message:
     return Message("user", "", parts=parts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eager", [True, False])
 def test_when_questions_follow_then_answers_are_those_to_the_whole_conversation(
     model: Qwen3Omni, whole: Whole, eager: bool
@@ -141,6 +142,7 @@ def test_when_questions_follow_then_answers_are_those_to_the_whole_conversation(
     assert (rows[0] < 30) == eager
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("eager", [True, False])
 def test_when_sound_comes_with_the_frames_then_a_question_costs_what_is_not_complete_yet(
     tmp_path: Path, eager: bool

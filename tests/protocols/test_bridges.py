@@ -195,6 +195,7 @@ def test_worker_each_second_of_audio_gets_one_result() -> None:
     assert configured.config.duplex.voice_reference.startswith(b"RIFF")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
 def test_worker_a_player_whose_only_clock_are_the_results_plays_all_and_never_runs_dry(seed: int) -> None:
     wire, chance = opened_bridge(MinicpmoWorkerBridge), np.random.default_rng(seed)

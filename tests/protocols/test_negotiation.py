@@ -163,6 +163,7 @@ events = st.builds(lambda t, rest: {**rest, "type": t}, names, st.dictionaries(k
 raw = st.one_of(st.binary(max_size=40), st.text(max_size=40), json_values.map(json.dumps), events.map(json.dumps))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.sampled_from([{}, {"dialect": "vllm"}, {"dialect": "openai"}, {"beta": True}, {"model": "default"}]),

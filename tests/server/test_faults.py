@@ -356,6 +356,7 @@ def test_when_two_hundred_sockets_come_and_go_then_each_is_served(server: Proces
     assert asyncio.run(main()) == ["session.created"] * 200
 
 
+@pytest.mark.slow
 def test_when_the_address_is_public_and_no_key_is_set_then_the_server_does_not_start() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "antiphon", "serve", "--host", "0.0.0.0"],

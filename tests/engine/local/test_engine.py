@@ -167,6 +167,7 @@ LAYOUTS: list[dict[str, Any]] = [
 PLANS = st.lists(st.tuples(st.sampled_from([*OPERATIONS, "generate"]), st.integers(0, 10_000)), max_size=25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout.values()))
 @pytest.mark.parametrize("family", FAMILIES)
 @given(plan=PLANS)
@@ -177,6 +178,7 @@ def test_any_interleaving_equals_a_full_forward(
     asyncio.run(run(family, plan, **layout))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout.values()))
 @given(plan=PLANS)
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))

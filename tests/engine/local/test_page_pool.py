@@ -178,6 +178,7 @@ def test_the_bits_in_a_pool_are_those_in_a_tensor_for_each_session(family: str, 
     same_bits(family, plan, kv_pages=200, host_pages=200)
 
 
+@pytest.mark.slow
 @given(plan=PLANS)
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_the_bits_are_the_same_when_room_is_short(plan: list[tuple[str, int]]) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import copy
 import random
 
+import pytest
+
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
@@ -13,6 +15,7 @@ from tests.engine.local.smollm2 import checkpoint
 from tests.engine.local.test_engine import Driver, integrity
 
 
+@pytest.mark.slow
 def test_sessions_side_by_side_equal_full_forwards() -> None:
     model, tokenizer = checkpoint()
     texts = (

@@ -208,6 +208,7 @@ async def hold(url: str, kind: str, turns: int, cuts: int, seed: int) -> Client:
     return client
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["transcription", "conversation", "duplex"])
 def test_when_a_session_is_cut_off_anywhere_then_its_client_gets_what_an_uncut_one_gets(
     scripted: tuple[str, ServerState, Echo], kind: str
@@ -547,6 +548,7 @@ def test_when_no_token_was_asked_for_then_the_session_cannot_be_resumed(
 LONG = json.dumps({"type": "push_text", "text": "word " * 900})
 
 
+@pytest.mark.slow
 def test_when_a_client_does_not_read_then_a_resume_still_replaces_it(scripted: tuple[str, ServerState, Echo]) -> None:
     async def main() -> None:
         client = await opened(scripted[0], session=AUDIO_SESSION)
@@ -595,6 +597,7 @@ def test_when_several_clients_resume_at_once_then_each_is_answered(scripted: tup
     run(main())
 
 
+@pytest.mark.slow
 def test_when_wrong_acknowledgements_flood_in_then_their_errors_stay_bounded(
     scripted: tuple[str, ServerState, Echo],
 ) -> None:

@@ -88,6 +88,7 @@ def test_when_the_stock_client_asks_then_it_gets_a_key(locked: Process) -> None:
     assert made.session.type == "realtime"
 
 
+@pytest.mark.slow
 def test_when_keys_expire_or_are_too_many_then_the_oldest_are_gone() -> None:
     state = ServerState(Settings(), Metrics())
     state.add_secret("old", ClientSecret("me", 0.0, {}))

@@ -424,6 +424,7 @@ def test_when_the_example_gets_typed_questions_then_it_answers_them(server: Proc
         assert process.wait(LIMIT_S) == 0
 
 
+@pytest.mark.slow
 def test_when_a_clip_is_watched_without_a_server_then_the_question_is_answered(
     clip: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ class RandomDecoder(ScriptedTranscriber):
         return Hypothesis(pieces, "en", draw.random() ** 0.1, draw.random() < 0.9, 4, len(pieces), words)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first_probability", [None, 0.4])
 @given(
     seed=st.integers(0, 2**32),

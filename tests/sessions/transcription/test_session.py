@@ -312,6 +312,7 @@ def test_when_the_configuration_changes_then_the_session_goes_on() -> None:
     assert [o.text for o in done(out)] == [text(1, 6), text(7, 6)]
 
 
+@pytest.mark.slow
 def test_after_hours_a_second_costs_the_same_and_no_more_is_held() -> None:
     """Two hours in one session: the windows of the last minutes are no longer than those of the first."""
     transcriber = ScriptedTranscriber()

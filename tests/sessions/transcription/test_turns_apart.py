@@ -103,6 +103,7 @@ def test_when_turns_follow_each_other_then_each_word_comes_once_and_in_order(
         assert [d.text for d in done] == want
 
 
+@pytest.mark.slow
 @given(
     turns=st.lists(st.tuples(st.integers(3, 20), st.floats(0.0, 3.0)), min_size=2, max_size=6),
     live=st.booleans(),

@@ -50,6 +50,7 @@ def stores(home: HomeKit) -> Iterator[dict[str, SessionStore]]:
         store.close()
 
 
+@pytest.mark.slow
 def test_whatever_hosts_do_a_session_has_one_owner(stores: dict[str, SessionStore]) -> None:
     class Hosts(RuleBasedStateMachine):
         @initialize()
