@@ -86,12 +86,15 @@ def test_no_order_of_comings_and_goings_overfills(
     box = Box(Headroom(certificate(mixed, **sessions), 1000))
     for kind, comes in schedule:
         room = box.headroom.room(kind, box.held)
+        assert room is not None
         if comes:
             assert box.tries(kind) == (room > 0)
         elif box.held[kind]:
             box.held[kind] -= 1
         # Of what may be held: less where kinds are mixed. A kind that stays alone keeps what it had alone.
-        assert box.headroom.load(box.held) <= 1 + 1e-6
+        load = box.headroom.load(box.held)
+        assert load is not None
+        assert load <= 1 + 1e-6
 
 
 def test_without_a_certificate_a_burst_is_taken_in_as_a_slow_start() -> None:
@@ -222,3 +225,11 @@ def test_the_load_is_of_what_may_be_held() -> None:
     assert headroom.load({"captions": 3, "conversation": 1}) == pytest.approx((0.3 + 0.25) / 0.5)
     assert headroom.room("conversation", {"captions": 1}) == 1
     assert Headroom(certificate(captions=100), 8).room("captions", {"captions": 5}) == 3
+
+
+def test_without_a_certificate_load_and_room_are_not_known() -> None:
+    bare, captions = Headroom(None, 256), Headroom(certificate(captions=10), 256)
+    assert bare.load({"conversation": 13}) is None
+    assert bare.room("conversation", {"conversation": 13}) is None
+    assert captions.load({"conversation": 64}) == pytest.approx(0.25)
+    assert captions.room("conversation", {}) is None, "not certified"

@@ -26,10 +26,11 @@ from antiphon.settings import Settings, load, options
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "chart"
 KEYS = {"apiKeys": ["secret"], "internalKey": "inner"}
+CERTIFIED = {"host": {"certificate": '{"version": 1}'}}
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "hpa": {"autoscaling": {"by": "hpa"}, "networkPolicy": {"from": {"team": "voice"}}},
-    "keda": {"autoscaling": {"by": "keda"}, "serviceMonitor": {"enabled": True}},
+    "hpa": {"autoscaling": {"by": "hpa"}, **CERTIFIED, "networkPolicy": {"from": {"team": "voice"}}},
+    "keda": {"autoscaling": {"by": "keda"}, **CERTIFIED, "serviceMonitor": {"enabled": True}},
     "managed": {
         "store": {"url": "postgresql://x"},
         "host": {"certificate": '{"version": 1}', "env": {"ANTIPHON_LANGUAGE_MODEL": "none"}},
@@ -62,7 +63,9 @@ def test_every_manifest_of_the_chart_is_one_that_kubernetes_takes(values: dict[s
 
 def test_ray_is_given_two_applications_and_what_serve_needs_to_carry_sessions() -> None:
     (one,) = [
-        m for m in manifests({"mode": "ray", "autoscaling": {"by": "keda", "max": 7}}) if m["kind"] == "RayService"
+        m
+        for m in manifests({"mode": "ray", "autoscaling": {"by": "keda", "max": 7}, **CERTIFIED})
+        if m["kind"] == "RayService"
     ]
     served = yaml.safe_load(one["spec"]["serveConfigV2"])
     hosts, doors = served["applications"]
@@ -95,6 +98,7 @@ def test_the_linter_of_charts_finds_nothing_and_a_service_without_keys_is_refuse
         Chart.load(str(CHART)).render({}, name="voice", namespace="ns")
     for wrong, says in (
         ({"store": {"valkey": {"enabled": False}}}, "hosts need a store"),
+        ({"autoscaling": {"by": "hpa"}}, "autoscaling.by needs host.certificate"),
         ({"existingSecret": "mine", "store": {"url": "redis://x"}}, "leave store.url empty"),
         ({"mode": "ray", "host": {"args": ["--seed", "1"]}}, "host.args are of mode kubernetes"),
     ):

@@ -91,7 +91,7 @@ def _head(url: str, before: Reading, now: Reading) -> str:
         [
             f"{url}  {' '.join(states + [f'{name} is lost' for name in lost]) or 'serves'}",
             f"sessions: {by_dialect}; connections: {now.value('antiphon_connections'):.0f}; refused: {refused:.0f}",
-            f"load: {now.value('antiphon_load'):.0%}; headroom: {_lights(now)}",
+            f"load: {_load(now)}; headroom: {_lights(now)}",
         ]
     )
 
@@ -112,18 +112,22 @@ def _stages(before: Reading, now: Reading) -> Table:
     return table
 
 
+def _load(now: Reading) -> str:
+    loads = now.by("antiphon_load", "")
+    return f"{loads['']:.0%}" if loads else "unknown, no certificate"
+
+
 def _lights(now: Reading) -> str:
     red = [light for light, is_red in now.by("antiphon_red", "light").items() if is_red]
     return f"none, {', '.join(red)} red" if red else "no light is red"
 
 
 def _kinds(now: Reading) -> Table:
-    """Sessions by what they are for; how many were certified is only known with a certificate."""
+    """Sessions by what they are for; with a certificate, how many more are admitted and how many were certified."""
     table = Table("kind", "held", "more", "certified", box=None, pad_edge=False)
-    room, certified = (now.by(f"antiphon_{n}_sessions", "kind") for n in ("headroom", "capacity"))
-    for kind, held in now.by("antiphon_held_sessions", "kind").items():
-        most = f"{certified[kind]:.0f}" if kind in certified else "-"
-        table.add_row(kind, f"{held:.0f}", f"{room.get(kind, 0):.0f}", most)
+    known = [now.by(f"antiphon_{name}_sessions", "kind") for name in ("held", "headroom", "capacity")]
+    for kind in known[0]:
+        table.add_row(kind, *(f"{numbers[kind]:.0f}" if kind in numbers else "-" for numbers in known))
     return table
 
 

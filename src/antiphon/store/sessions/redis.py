@@ -212,7 +212,9 @@ class RedisHome:
 
         def ask() -> None:
             pipe = self._redis.pipeline()
-            values = {"address": host.address, "load": host.load, "draining": int(host.draining)}
+            values: dict[str, str | float] = {"address": host.address, "draining": int(host.draining)}
+            if host.load is not None:
+                values["load"] = host.load
             pipe.hset(_host_key(host.name), mapping=values)
             pipe.pexpire(_host_key(host.name), self._host_ttl_ms)
             pipe.sadd(f"{PREFIX}hosts", host.name)
@@ -240,9 +242,8 @@ class RedisHome:
         found = self._ask(lambda: self._redis.hgetall(_host_key(name)))
         if not found:
             return None
-        return Host(
-            name, found.get(b"address", b"").decode(), float(found.get(b"load", 0)), found.get(b"draining") == b"1"
-        )
+        load = float(found[b"load"]) if b"load" in found else None
+        return Host(name, found.get(b"address", b"").decode(), load, found.get(b"draining") == b"1")
 
     def _names(self) -> list[str]:
         return [name.decode() for name in self._ask(lambda: self._redis.smembers(f"{PREFIX}hosts"))]
