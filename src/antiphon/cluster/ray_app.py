@@ -1,4 +1,4 @@
-"""antiphon on Ray Serve: hosts and doors as applications. The only module that knows Ray, which is `antiphon[ray]`.
+"""antiphon on Ray Serve: hosts and doors as applications. The only module that knows Ray, which is the extra `[ray]`.
 
 Ray places, watches and counts; it carries no frame to a host. A *host* deployment's replica runs one process of
 `antiphon serve`, which listens for itself and tells its address in the store, so that hosts come and go without Serve's

@@ -42,7 +42,7 @@ class ServerSettings:
         low=0,
     )
     otel_endpoint: str = option(
-        "", "Where traces of turns are sent, by OTLP over HTTP (`http://HOST:4318`); needs `antiphon[otel]`."
+        "", "Where traces of turns are sent, by OTLP over HTTP (`http://HOST:4318`); needs the extra `[otel]`."
     )
     otel_objective_s: float = option(1.5, "Turns whose answer is heard later than this are all traced.", low=0)
     otel_sample: float = option(0.01, "Part of the other turns that is traced.", low=0, high=1)
@@ -119,7 +119,7 @@ class ResumeSettings:
         "",
         "Where conversations that can be resumed are kept, so that they survive a restart of the server: a folder, or "
         "the URL of a server that several hosts share, `redis://`, `rediss://` or `postgresql://` "
-        "(`antiphon[redis]`, `antiphon[postgres]`). Set the variable for a URL with a password: other users of the "
+        "(extras `[redis]`, `[postgres]`). Set the variable for a URL with a password: other users of the "
         "machine can read flags.",
     )
     state_hours: float = option(24.0, "Hours after which a conversation there is deleted.", low=0)

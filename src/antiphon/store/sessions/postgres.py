@@ -125,7 +125,7 @@ class PostgresHome:
     """A Home in Postgres. Connects and makes its tables, and raises StoreError where that fails, and for tables of a
     newer format.
 
-    Holds two connections: one for the thread that writes, one for all else. Needs `antiphon[postgres]`, without which
+    Holds two connections: one for the thread that writes, one for all else. Needs the extra `[postgres]`, without which
     it raises SettingsError.
     """
 
@@ -133,7 +133,7 @@ class PostgresHome:
         try:
             import psycopg
         except ImportError:
-            package = "pip install 'antiphon[postgres]'"
+            package = "pip install '.[postgres]'"
             raise SettingsError(f"--state {url.shown} needs the package psycopg: {package}") from None
         self._url = url
         self._max_age_s, self._host_ttl_s = max_age_s, host_ttl_s

@@ -101,8 +101,8 @@ return redis.call('HMGET', KEYS[1], 'version', 'key_hash', 'token', 'snapshot', 
 class RedisHome:
     """A Home in Redis or Valkey. Connects, and raises StoreError where that fails, and for keys of a newer format.
 
-    Rows are deleted by the server itself `max_age_s` after they were written. Needs `antiphon[redis]`, without which it
-    raises SettingsError.
+    Rows are deleted by the server itself `max_age_s` after they were written. Needs the extra `[redis]`, without
+    which it raises SettingsError.
     """
 
     def __init__(self, url: StoreUrl, max_age_s: float, host_ttl_s: float = HOST_TTL_S) -> None:
@@ -111,7 +111,7 @@ class RedisHome:
             from redis.backoff import NoBackoff
             from redis.retry import Retry
         except ImportError:
-            raise SettingsError(f"--state {url.shown} needs the package redis: pip install 'antiphon[redis]'") from None
+            raise SettingsError(f"--state {url.shown} needs the package redis: pip install '.[redis]'") from None
         self._url = url
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
         # Redis deletes at once what lives for 0 ms.
