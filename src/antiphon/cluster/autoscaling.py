@@ -1,8 +1,8 @@
 """How many hosts a service should have, by the loads that they tell. Pure: the time is an argument.
 
-A load is what a host says of itself (`antiphon_load`, with a certificate): 1 when it is full. Hosts are added at once, and
-taken away one at a time, once what is left has been enough for a while: a session that has to move costs its caller a
-pause, and a host that is missing costs the next caller everything.
+A load is what a host with a certificate says of itself (`antiphon_load`): 1 when it is full. Hosts are added at once,
+and taken away one at a time, once what is left has been enough for a while: a session that has to move costs its caller
+a pause, and a host that is missing costs the next caller everything.
 """
 
 from __future__ import annotations

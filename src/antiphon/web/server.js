@@ -80,6 +80,9 @@ export class ServerTab {
       if (answer.status === 401) {
         $("server-board").hidden = true;
         this.page.fail("server", new Error(key ? "That is not the key of the metrics." : "The metrics want a key."));
+      } else if (answer.status === 404) {
+        $("server-board").hidden = true;
+        this.page.fail("server", new Error("The metrics cannot be read at this address: a proxy hides them."));
       } else if (!answer.ok) throw new Error(`status ${answer.status}`);
       else {
         this.page.clear("server");

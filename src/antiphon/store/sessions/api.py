@@ -87,7 +87,8 @@ class Host:
 
     `name`: its full name, with its incarnation behind a slash: a process that starts anew is another host. `address`:
     the base URL at which other hosts reach it; "" where they cannot. `load`: the part that is taken of what its
-    certificate says it holds, in [0, 1]; None without a certificate. `draining`: it takes no new sessions, and gives those away that it has.
+    certificate says it holds, in [0, 1]; None without a certificate. `draining`: it takes no new sessions, and gives
+    those away that it has.
     """
 
     name: str
