@@ -99,4 +99,4 @@ class Headroom:
     def _most(self, kind: Kind, held: Mapping[Kind, int]) -> float:
         """The load that may be reached: less where kinds are mixed."""
         assert self.certificate
-        return self.certificate.mixed if any(held.get(other) for other in KINDS if other != kind) else 1.0
+        return self.certificate.most_mixed if any(held.get(other) for other in KINDS if other != kind) else 1.0
