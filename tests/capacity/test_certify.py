@@ -10,10 +10,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -176,7 +176,7 @@ def test_a_certificate_is_read_as_it_was_written_and_drawn_without_what_it_lacks
     # No mixture was measured: none is told, and what is admitted is careful.
     assert json.loads(file.read_text())["mixed"] is None
     assert "may be mixed" not in drawn
-    assert "may be mixed up to a load of 0.7." in page(replace(certificate(), mixed=0.7))
+    assert "may be mixed up to a load of 0.7." in page(msgspec.structs.replace(certificate(), mixed=0.7))
     assert certificate().most_mixed == DEFAULT_MIXED
     assert "Nothing could be measured" in drawn
 
