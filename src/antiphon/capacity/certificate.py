@@ -113,9 +113,9 @@ class Yardstick(msgspec.Struct, frozen=True):
 class Certificate(msgspec.Struct, frozen=True):
     """What `antiphon certify` found on a machine, on a day.
 
-    `date`: ISO 8601, UTC. `machine`, `settings`: what it was measured on and with. `models`: the loaded ones.
-    `mixed`: the load up to which kinds were measured to be mixed; None where no mixture was. `url`: of a server that was not started for it, else "".
-    `alone`: what one caller gets; None where that was not measured.
+    `date`: ISO 8601, UTC. `machine`, `settings`: what it was measured on and with. `models`: the loaded ones. `mixed`:
+    the load up to which kinds were measured to be mixed; None where no mixture was. `url`: of a server that was not
+    started for it, else "". `alone`: what one caller gets; None where that was not measured.
     """
 
     version: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from antiphon.settings.option import option
+from antiphon.settings.option import KEY, ORIGIN, option
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,12 +19,14 @@ class ServerSettings:
         "variable: other users of the machine can read flags in the list of processes.",
         flag="api-key",
         no_blanks=True,
+        form=KEY,
     )
     metrics_key: str = option(
         "",
         "Key that `/metrics` asks for, as a bearer token; without one it is open. It opens nothing else. Better set "
         "the variable, as for API keys.",
         no_blanks=True,
+        form=KEY,
     )
     allow_anonymous: bool = option(False, "Listen beyond loopback although no API key is set.")
     sessions_per_key: int = option(64, "Live sessions one API key (or all keyless clients together) may hold.", low=1)
@@ -50,6 +52,7 @@ class ServerSettings:
         (),
         "Origin whose pages may use the server, beside its own page, or `*`; several times for several.",
         flag="cors-origin",
+        form=ORIGIN,
     )
     allowed_hosts: tuple[str, ...] = option(
         (),
@@ -167,6 +170,7 @@ class ClusterSettings:
         "Opens a host's paths under `/internal/`, for those who run it: to drain it, to list the hosts of its store, "
         "and to say that one is dead. Without it there are no such paths.",
         secret=True,
+        form=KEY,
     )
 
 
@@ -329,7 +333,7 @@ class EngineOptions:
 class RemoteSettings:
     """The section `[remote]`: a language model on another server (`--language-model URL#MODEL`, `--engine`)."""
 
-    remote_key: str = option("", "The server's API key, sent to it as a bearer token.", secret=True)
+    remote_key: str = option("", "The server's API key, sent to it as a bearer token.", secret=True, form=KEY)
     remote_key_file: str = option("", "File with that key, where the variable is not set.")
     remote_first_token_s: float = option(
         10.0,
