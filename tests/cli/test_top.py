@@ -94,7 +94,7 @@ def test_it_reads_a_server_and_its_key_and_says_what_it_cannot(
         assert main(["top", "--url", url, "--once"]) == 1
         assert "401" in capsys.readouterr().err
         monkeypatch.setenv("ANTIPHON_METRICS_KEY", "of-metrics")
-        assert main(["top", "--url", url, "--once"]) == 0
+        assert main(["top", "--url", f"{url}/metrics", "--once"]) == 0
         assert "sessions: none" in capsys.readouterr().out
     assert main(["top", "--url", url, "--once"]) == 1
     assert "cannot be read" in capsys.readouterr().err

@@ -311,7 +311,9 @@ def _left_out(tape: Tape) -> str:
 def _parts(tape: Tape) -> str:
     if tape.num_parts == 1:
         return ""
-    return f"<p>The session moved: joined from {tape.num_parts} recordings; the gap between two is exact to a second.</p>"
+    return (
+        f"<p>The session moved: joined from {tape.num_parts} recordings; the gap between two is exact to a second.</p>"
+    )
 
 
 def _began(tape: Tape) -> str:

@@ -18,6 +18,10 @@ class Form:
 
 
 KEY = Form(r"[!-~]*", "a key is ASCII without spaces and line ends, as it is sent in a header")
+HOST = Form(
+    r"[^\[\]/:\s]*|(?=.*:.*:)[0-9A-Fa-f:.]+(%[\w.-]+)?",
+    "expected a name or an address, without brackets and without the port, which is --port",
+)
 ORIGIN = Form(
     r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+/?",
     "expected an origin, as browsers send it: http://HOST:PORT or https://HOST, without a path; or *",

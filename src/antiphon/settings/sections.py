@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from antiphon.settings.option import KEY, ORIGIN, option
+from antiphon.settings.option import HOST, KEY, ORIGIN, option
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """The section `[server]`: addresses, API keys, and how many sessions live for how long."""
 
-    host: str = option("127.0.0.1", "Address to listen on.")
+    host: str = option("127.0.0.1", "Address to listen on.", form=HOST)
     port: int = option(8000, "Port to listen on; 0 lets the system choose.", low=0, high=65535)
     api_keys: tuple[str, ...] = option(
         (),
@@ -128,8 +128,8 @@ class ResumeSettings:
     state_hours: float = option(24.0, "Hours after which a conversation there is deleted.", low=0)
     store_speech: bool = option(
         False,
-        "Store what is being said there, too, each second until it is a turn: the next server hears it whole where "
-        "this one dies, also of a client that has not kept it.",
+        "Also store there, each second, the sound of the turn under way: if this server dies, the next one has it, "
+        "even from a client that cannot send it again.",
     )
     host_name: str = option(
         "",

@@ -189,6 +189,7 @@ def top(settings: Settings, url: str, every_s: float, *, once: bool) -> None:
     console = Console(soft_wrap=True)
     key = settings.server.metrics_key
     headers = {"authorization": f"Bearer {key}"} if key else {}
+    url = url.rstrip("/").removesuffix("/metrics")
     with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
         before = _read(client)
         if once:
