@@ -24,6 +24,7 @@ from antiphon.settings import Settings
 from tests.conftest import DATA, SMALL
 
 ROOT = Path(__file__).parents[1]
+CLIENT = ROOT / "docs" / "packages.md"
 # A program with the packages of some extras hidden, and the command's arguments.
 COMMAND = """
 import sys
@@ -90,6 +91,29 @@ def test_a_profile_that_is_chosen_leaves_out_what_cannot_run(
     assert (applied.speech.synthesizer == "none") == ("synthesizer" in without)
 
 
+def test_nothing_says_to_install_a_package_that_is_not_published() -> None:
+    files = [ROOT / "README.md", *(f for folder in ("src", "docs", "deploy") for f in (ROOT / folder).rglob("*"))]
+    texts = [f for f in files if f.suffix in {".py", ".md", ".js", ".html", ".yaml", ".service"}]
+    assert [str(f) for f in texts if re.search(r"(pip|uv) install '?antiphon\b", f.read_text(encoding="utf-8"))] == []
+
+
+def test_the_client_alone_needs_what_its_page_says() -> None:
+    """Every other package of the base is hidden, and those of the extras."""
+    (needed,) = re.findall(r"^pip install ([a-z ]+) && pip install --no-deps \.$", CLIENT.read_text(), re.MULTILINE)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    base = {re.split(r"[\[<>=]", line)[0] for line in project["dependencies"]}
+    assert set(needed.split()) <= base
+    # These come with httpx.
+    others = base - set(needed.split()) - {"anyio", "httpcore"}
+    packages = [name for name, found in packages_distributions().items() if {f.lower() for f in found} & others]
+    program = COMMAND.split("from antiphon.cli", 1)[0] + "import antiphon.client"
+    done = subprocess.run(
+        [sys.executable, "-c", program, ",".join([*packages, HIDDEN])], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"starlette", "ctranslate2", "onnxruntime"} <= set(packages)
+
+
 @pytest.mark.server
 def test_without_extras_a_file_is_transcribed_and_the_server_hears() -> None:
     with subprocess.Popen(
@@ -108,8 +132,8 @@ def test_without_extras_a_file_is_transcribed_and_the_server_hears() -> None:
             server.terminate()
         log = server.communicate(timeout=60)[1]
     assert "country" in heard.json()["text"]
-    assert (offer.status_code, "pip install 'antiphon[webrtc]'" in offer.text) == (501, True)
-    assert "without language and synthesizer model: pip install 'antiphon[talk]'" in log
+    assert (offer.status_code, "pip install '.[webrtc]'" in offer.text) == (501, True)
+    assert "without language and synthesizer model: pip install '.[talk]'" in log
     assert server.returncode == 0
 
 
@@ -117,14 +141,14 @@ def test_without_extras_a_file_is_transcribed_and_the_server_hears() -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("say", "Hello."), r"hibari-heart needs hibari, which is not installed: pip install 'antiphon\[speech\]'"),
+        (("say", "Hello."), r"hibari-heart needs hibari, which is not installed: pip install '\.\[speech\]'"),
         (
             ("serve", "--port", "0", "--language-model", SMALL, "--synthesizer", "none"),
-            r"needs torch, which is not installed: pip install 'antiphon\[talk\]'",
+            r"needs torch, which is not installed: pip install '\.\[talk\]'",
         ),
         (
             ("serve", "--port", "0", "--profile", "light"),
-            r"needs torch, which is not installed: pip install 'antiphon\[talk\]'",
+            r"needs torch, which is not installed: pip install '\.\[talk\]'",
         ),
         (("serve", "--port", "0", "--device", "cuda"), r"PyTorch, which is not installed"),
     ],

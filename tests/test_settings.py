@@ -50,6 +50,17 @@ def test_when_sources_disagree_then_the_later_one_wins(tmp_path: Path) -> None:
         ({}, {"ANTIPHON_API_KEYS": ""}, "", "ANTIPHON_API_KEYS: a value is empty"),
         ({}, {"ANTIPHON_API_KEYS": "key,"}, "", "ANTIPHON_API_KEYS: a value is empty"),
         ({}, {}, '[server]\napi_keys = [""]\n', "api_keys: a value is empty"),
+        ({}, {"ANTIPHON_API_KEYS": "one two"}, "", "^ANTIPHON_API_KEYS: a key is ASCII without spaces and line ends"),
+        ({}, {"ANTIPHON_API_KEYS": "one\ntwo"}, "", "^ANTIPHON_API_KEYS: a key is ASCII"),
+        ({}, {"ANTIPHON_METRICS_KEY": "schlüssel"}, "", "^ANTIPHON_METRICS_KEY: a key is ASCII"),
+        ({}, {"ANTIPHON_INTERNAL_KEY": "a b"}, "", "^ANTIPHON_INTERNAL_KEY: a key is ASCII"),
+        ({"api_keys": ["a b"]}, {}, "", "^--api-key: a key is ASCII"),
+        ({"host": "[::1]"}, {}, "", "^--host: expected a name or an address"),
+        ({"host": "0.0.0.0:8000"}, {}, "", "^--host: expected .* --port"),
+        ({"host": "http://0.0.0.0"}, {}, "", "^--host: expected a name"),
+        ({"cors_origins": ["voice.example.org"]}, {}, "", "^--cors-origin: expected an origin"),
+        ({"cors_origins": ["https://voice.example.org/app"]}, {}, "", "^--cors-origin: expected an origin"),
+        ({}, {"ANTIPHON_CORS_ORIGINS": "https://a.example https://b.example"}, "", "_ORIGINS: expected an origin"),
     ],
 )
 def test_when_a_value_is_wrong_then_the_error_names_its_key(
@@ -66,9 +77,21 @@ def test_when_a_value_is_wrong_then_the_error_names_its_key(
 @pytest.mark.parametrize("name", ["api_key", "cors_origin", "allowed_host", "ice_server"])
 def test_what_takes_several_values_may_be_named_in_the_singular(name: str, tmp_path: Path) -> None:
     file = tmp_path / "antiphon.toml"
-    file.write_text(f'[server]\n{name} = ["a", "b"]\n')
-    for settings in (load({}, {f"ANTIPHON_{name.upper()}": "a,b"}), load({}, {}, file)):
-        assert getattr(settings.server, name + "s") == ("a", "b")
+    file.write_text(f'[server]\n{name} = ["http://a", "http://b"]\n')
+    for settings in (load({}, {f"ANTIPHON_{name.upper()}": "http://a,http://b"}), load({}, {}, file)):
+        assert getattr(settings.server, name + "s") == ("http://a", "http://b")
+
+
+@pytest.mark.parametrize(
+    "host", ["", "::", "::1", "fe80::1%eth0", "::ffff:10.0.0.1", "localhost", "10.0.0.1", "a_b-c.d"]
+)
+def test_a_host_is_a_name_or_an_address(host: str) -> None:
+    assert load({"host": host}).server.host == host
+
+
+def test_a_key_from_a_file_may_end_with_its_line() -> None:
+    settings = load({}, {"ANTIPHON_API_KEYS": "one, two\n", "ANTIPHON_METRICS_KEY": "three\n"})
+    assert (settings.server.api_keys, settings.server.metrics_key) == (("one", "two"), "three")
 
 
 def test_when_the_settings_file_cannot_be_read_then_the_error_names_the_flag(tmp_path: Path) -> None:

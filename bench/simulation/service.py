@@ -49,7 +49,9 @@ class SimHost:
 
     @property
     def load(self) -> float:
-        return self.headroom.load(self.held)
+        load = self.headroom.load(self.held)
+        assert load is not None, "all hosts have a certificate"
+        return load
 
     def admit(self, session: int, now_s: float, *, resumes: bool = False) -> bool:
         """Take a session in, unless there is no headroom for it."""

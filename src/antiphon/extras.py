@@ -32,8 +32,8 @@ def require_extra(extra: str, what: str) -> None:
 
 
 def install_command(extra: str) -> str:
-    """Return the command that installs an extra."""
-    return f"pip install 'antiphon[{extra}]'"
+    """Return the command that installs an extra from a clone: no package is published yet."""
+    return f"pip install '.[{extra}]'"
 
 
 def _is_installed(package: str) -> bool:

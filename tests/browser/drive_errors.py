@@ -171,7 +171,7 @@ def lacks(browser: Browser) -> None:
     page = opened(browser, Server(serves=("captions",)))
     for tab, package in (("talk", "talk"), ("speech", "speech"), ("camera", "video")):
         page.locator(f"#tab-{tab}").click()
-        expect(page.locator(f"#{tab}-lacks")).to_contain_text(f"pip install 'antiphon[{package}]'")
+        expect(page.locator(f"#{tab}-lacks")).to_contain_text(f"pip install '.[{package}]'")
         expect(page.locator(f"#{tab} button.main")).to_be_disabled()
     page.locator("#tab-captions").click()
     expect(page.locator("#captions-lacks")).to_be_hidden()

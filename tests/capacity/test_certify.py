@@ -13,11 +13,22 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
+import msgspec
 import numpy as np
 import pytest
 
-from antiphon.capacity.certificate import KINDS, Certificate, CertifiedKind, Kind, Objective, Step, encode, read
-from antiphon.capacity.certify import HOPELESS, Certifier, Counted
+from antiphon.capacity.certificate import (
+    DEFAULT_MIXED,
+    KINDS,
+    Certificate,
+    CertifiedKind,
+    Kind,
+    Objective,
+    Step,
+    encode,
+    read,
+)
+from antiphon.capacity.certify import HOPELESS, Certifier, Counted, certify, plan
 from antiphon.capacity.clients import OBJECTIVES, Loudspeaker, Turn, wire_pcm
 from antiphon.capacity.machine import differs, machine
 from antiphon.capacity.page import page
@@ -162,6 +173,11 @@ def test_a_certificate_is_read_as_it_was_written_and_drawn_without_what_it_lacks
     assert "&lt;m&gt;" in drawn
     assert "<m>" not in drawn
     assert drawn.count("<circle") == 1
+    # No mixture was measured: none is told, and what is admitted is careful.
+    assert json.loads(file.read_text())["mixed"] is None
+    assert "may be mixed" not in drawn
+    assert "may be mixed up to a load of 0.7." in page(msgspec.structs.replace(certificate(), mixed=0.7))
+    assert certificate().most_mixed == DEFAULT_MIXED
     assert "Nothing could be measured" in drawn
 
 
@@ -291,3 +307,34 @@ def test_a_number_is_tried_again_for_one_step_or_for_minutes(minutes: float, sec
     found = asyncio.run(certifier.held("speech", 7))
     assert certifier.tried == ([240.0] if seconds == [None] else seconds)
     assert (found.sessions, found.turns, found.met) == (7, 10 * len(seconds), True)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "sole", "minutes", "says"),
+    [
+        (
+            ("captions", "speech"),
+            ("captions",),
+            10.0,
+            r"one caller .*20 turns.*, then captions, speech .*10 min each.*mix",
+        ),
+        (("speech",), (), 2.0, r": speech \(at most 2 min\)$"),
+        (("captions",), ("captions",), 0.0, r"--turns-alone 0 leaves it out\)$"),
+    ],
+)
+def test_it_says_first_what_it_measures_and_for_how_long(
+    kinds: tuple[Kind, ...], sole: tuple[Kind, ...], minutes: float, says: str
+) -> None:
+    assert re.search(says, plan(kinds, sole, minutes, 20, mixed=True))
+
+
+def test_of_one_kind_no_mixture_is_certified() -> None:
+    class Alone(Box):
+        async def models(self) -> tuple[str, ...]:
+            return ()
+
+    box, told = Alone(3, 1.0), list[str]()
+    box.say = told.append
+    found = asyncio.run(certify(box, ("speech",), flags=(), url="", mixed=True, turns_alone=20))
+    assert told[0] == "to be measured: speech (at most 1 min)"
+    assert (found.kinds["speech"].sessions, found.mixed) == (3, None)

@@ -96,12 +96,15 @@ def test_no_order_of_comings_and_goings_overfills(
     box = Box(Headroom(certificate(mixed, **sessions), 1000))
     for kind, comes in schedule:
         room = box.headroom.room(kind, box.held)
+        assert room is not None
         if comes:
             assert box.tries(kind) == (room > 0)
         elif box.held[kind]:
             box.held[kind] -= 1
         # Of what may be held: less where kinds are mixed. A kind that stays alone keeps what it had alone.
-        assert box.headroom.load(box.held) <= 1 + 1e-6
+        load = box.headroom.load(box.held)
+        assert load is not None
+        assert load <= 1 + 1e-6
 
 
 def test_without_a_certificate_a_burst_is_taken_in_as_a_slow_start() -> None:
@@ -314,3 +317,11 @@ def test_a_full_server_names_the_time_that_its_sessions_take_to_end() -> None:
         headroom.left(0.0, 20.0, "captions")
     assert headroom.next_end_s(20.0) == MIN_RETRY_S
     assert headroom.next_end_s(81.0) == MAX_RETRY_S
+
+
+def test_without_a_certificate_load_and_room_are_not_known() -> None:
+    bare, captions = Headroom(None, 256), Headroom(certificate(captions=10), 256)
+    assert bare.load({"conversation": 13}) is None
+    assert bare.room("conversation", {"conversation": 13}) is None
+    assert captions.load({"conversation": 64}) == pytest.approx(0.25)
+    assert captions.room("conversation", {}) is None, "not certified"

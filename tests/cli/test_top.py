@@ -73,6 +73,17 @@ def test_the_board_has_what_was_in_between_and_what_is_now() -> None:
     assert rows["language"][:3] == ["language", "final", "1"]
 
 
+def test_without_a_certificate_the_board_names_no_load_and_no_room() -> None:
+    metrics = Metrics()
+    metrics.watch_headroom(Headroom(None, 256), lambda: {"conversation": 13})
+    text = metrics.text().decode()
+    assert "\nantiphon_load" not in text
+    assert "\nantiphon_headroom_sessions" not in text
+    lines = shown(reading(metrics), reading(metrics))
+    assert ["load:", "unknown,", "no", "certificate;", "headroom:", "no", "light", "is", "red"] in lines
+    assert ["conversation", "13", "-", "-"] in lines
+
+
 def test_it_reads_a_server_and_its_key_and_says_what_it_cannot(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,9 +92,12 @@ def test_it_reads_a_server_and_its_key_and_says_what_it_cannot(
         url = ws.replace("ws", "http", 1)
         monkeypatch.delenv("ANTIPHON_METRICS_KEY", raising=False)
         assert main(["top", "--url", url, "--once"]) == 1
-        assert "401" in capsys.readouterr().err
+        assert "answers 401 for /metrics: it wants a key: ANTIPHON_METRICS_KEY" in capsys.readouterr().err
+        monkeypatch.setenv("ANTIPHON_METRICS_KEY", "wrong")
+        assert main(["top", "--url", url, "--once"]) == 1
+        assert "it takes another key than ANTIPHON_METRICS_KEY" in capsys.readouterr().err
         monkeypatch.setenv("ANTIPHON_METRICS_KEY", "of-metrics")
-        assert main(["top", "--url", url, "--once"]) == 0
+        assert main(["top", "--url", f"{url}/metrics", "--once"]) == 0
         assert "sessions: none" in capsys.readouterr().out
     assert main(["top", "--url", url, "--once"]) == 1
     assert "cannot be read" in capsys.readouterr().err
@@ -99,7 +113,7 @@ def test_the_board_has_what_is_held_and_why_nobody_is_let_in() -> None:
     now = reading(metrics)
     lines = shown(now, now)
     assert ["captions", "2", "6", "8"] in lines
-    assert ["speech", "0", "153", "-"] in lines
+    assert ["speech", "0", "-", "-"] in lines, "not certified: how many more is not known"
     assert ["load:", "25%;", "headroom:", "no", "light", "is", "red"] in lines
     (whole,) = (line for line in lines if line[:3] == ["voice", "to", "voice"])
     assert whole[3] == "1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from contextlib import nullcontext
 
 import pytest
 
@@ -65,3 +66,11 @@ def test_a_load_that_hovers_anywhere_does_not_make_the_number_swing(seed: int) -
 def test_rules_that_cannot_be_held_together_are_refused(rules: dict[str, float]) -> None:
     with pytest.raises(SettingsError):
         scaler(**rules)
+
+
+@pytest.mark.parametrize(
+    ("most", "certificate", "refused"), [(3, "", True), (3, "certificate.json", False), (1, "", False)]
+)
+def test_hosts_are_not_scaled_by_a_load_that_they_do_not_know(most: int, certificate: str, refused: bool) -> None:
+    with pytest.raises(SettingsError, match="--certificate") if refused else nullcontext():
+        ScalingRules(most=most).check_certificate(certificate)

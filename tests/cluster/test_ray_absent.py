@@ -15,5 +15,5 @@ def test_without_ray_the_start_says_what_to_install() -> None:
     command = [sys.executable, "-m", "antiphon", "serve", "--ray", "--port", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
-    assert "pip install 'antiphon[ray]'" in done.stderr
+    assert "pip install '.[ray]'" in done.stderr
     assert "Traceback" not in done.stderr

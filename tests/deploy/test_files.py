@@ -25,11 +25,14 @@ from antiphon.settings import Settings, load, options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "chart"
+DOCS = DEPLOY.parent / "docs"
+WEB = DEPLOY.parent / "src" / "antiphon" / "web"
 KEYS = {"apiKeys": ["secret"], "internalKey": "inner"}
+CERTIFIED = {"host": {"certificate": '{"version": 1}'}}
 VALUES: dict[str, dict[str, Any]] = {
     "defaults": {},
-    "hpa": {"autoscaling": {"by": "hpa"}, "networkPolicy": {"from": {"team": "voice"}}},
-    "keda": {"autoscaling": {"by": "keda"}, "serviceMonitor": {"enabled": True}},
+    "hpa": {"autoscaling": {"by": "hpa"}, **CERTIFIED, "networkPolicy": {"from": {"team": "voice"}}},
+    "keda": {"autoscaling": {"by": "keda"}, **CERTIFIED, "serviceMonitor": {"enabled": True}},
     "managed": {
         "store": {"url": "postgresql://x"},
         "host": {"certificate": '{"version": 1}', "env": {"ANTIPHON_LANGUAGE_MODEL": "none"}},
@@ -62,7 +65,9 @@ def test_every_manifest_of_the_chart_is_one_that_kubernetes_takes(values: dict[s
 
 def test_ray_is_given_two_applications_and_what_serve_needs_to_carry_sessions() -> None:
     (one,) = [
-        m for m in manifests({"mode": "ray", "autoscaling": {"by": "keda", "max": 7}}) if m["kind"] == "RayService"
+        m
+        for m in manifests({"mode": "ray", "autoscaling": {"by": "keda", "max": 7}, **CERTIFIED})
+        if m["kind"] == "RayService"
     ]
     served = yaml.safe_load(one["spec"]["serveConfigV2"])
     hosts, doors = served["applications"]
@@ -95,6 +100,7 @@ def test_the_linter_of_charts_finds_nothing_and_a_service_without_keys_is_refuse
         Chart.load(str(CHART)).render({}, name="voice", namespace="ns")
     for wrong, says in (
         ({"store": {"valkey": {"enabled": False}}}, "hosts need a store"),
+        ({"autoscaling": {"by": "hpa"}}, "autoscaling.by needs host.certificate"),
         ({"existingSecret": "mine", "store": {"url": "redis://x"}}, "leave store.url empty"),
         ({"mode": "ray", "host": {"args": ["--seed", "1"]}}, "host.args are of mode kubernetes"),
     ):
@@ -203,6 +209,48 @@ def test_a_unit_starts_antiphon_with_flags_that_there_are(unit: str) -> None:
     )
     assert set(variables) <= SETTINGS
     assert int(stop_s) > float(args.drain_s or variables.get("ANTIPHON_DRAIN_S", 60))
+
+
+def test_pages_name_the_file_of_settings_that_the_unit_reads() -> None:
+    units = {unit: (DEPLOY / "systemd" / unit).read_text() for unit in ("antiphon.service", "antiphon-door.service")}
+    read = {unit: re.findall(r"^EnvironmentFile=(.*)$", text, re.MULTILINE) for unit, text in units.items()}
+    pages = {name: (DOCS / name).read_text() for name in ("deploy.md", "hardening.md")}
+    for name, text in (pages | units).items():
+        assert set(re.findall(r"/etc/antiphon/\w+", text)) <= {file for files in read.values() for file in files}, name
+    for page in pages.values():
+        assert read["antiphon.service"][0] in page
+
+
+def test_what_the_shipped_files_write_to_a_disk_is_said_there() -> None:
+    for file in ("systemd/antiphon.service", "compose.yaml"):
+        lines = (DEPLOY / file).read_text().splitlines()
+        (at,) = [k for k, line in enumerate(lines) if re.match(r"(Environment=| +)ANTIPHON_STATE\b", line)]
+        assert "what is said in conversations is" in "".join(lines[at - 2 : at]).lower(), file
+
+
+def test_no_balancer_passes_on_what_is_for_operators() -> None:
+    """The lists of HAProxy, Caddy and nginx are one; what they hide are routes, and the page's are not among them."""
+    page, haproxy = (DOCS / "hardening.md").read_text(), (DEPLOY / "haproxy.cfg").read_text()
+    (exact, below) = re.findall(r"deny deny_status 404 if \{ path (.*?) \} or \{ path_beg (.*?) \}", haproxy)[0]
+    hidden = {*exact.split(), f"{below}*"}
+    (caddy,) = re.findall(r"@private path (.*)$", page, re.MULTILINE)
+    assert set(caddy.split()) == hidden
+    (nginx,) = re.findall(r"location ~ (\S+) \{\n\s*return 404;", page)
+    routes = {*exact.split(), f"{below}drain", f"{below}hosts/a"}
+    open_routes = {"/", "/ready", "/health", "/v1/realtime", "/v1/metrics", "/metricsx"}
+    assert {path for path in routes | open_routes if re.search(nginx, path)} == routes
+    assert {"/metrics", "/internal/*", "/start_profile", "/stop_profile"} <= hidden
+    for script in WEB.glob("*.js"):
+        read = set(re.findall(r"""fetch\(["`]([a-z/]+)""", script.read_text()))
+        # The page says where it cannot read the metrics; without the rest it does not work.
+        assert not {f"/{path}" for path in read - {"metrics"}} & hidden, script
+
+
+def test_prometheus_is_told_where_a_key_of_the_metrics_goes() -> None:
+    text = (DEPLOY / "prometheus.yaml").read_text()
+    (job,) = yaml.safe_load(re.sub(r"# (authorization:)", r"\1", text))["scrape_configs"]
+    assert list(job["authorization"]) == ["credentials_file"]
+    assert "authorization" not in yaml.safe_load(text)["scrape_configs"][0], "compose sets no key"
 
 
 @pytest.mark.parametrize("unit", ["antiphon.service", "antiphon-door.service"])

@@ -145,3 +145,34 @@ def test_when_messages_are_of_any_shape_then_they_are_no_calls() -> None:
     ]
     assert tool_calls(tape_of(odd)) == []
     assert "<html" in render(tape_of(odd[:3] + odd[4:]))
+
+
+def recorded(folder: Path, began: int, events: list[tuple[float, dict[str, Any]]], level: int, *, id: str) -> Path:
+    """Write a recording with a second of sound, 0.5 s after it began."""
+    folder.mkdir()
+    (folder / "session.json").write_text(json.dumps({"version": 1, "id": id, "began": began}))
+    lines = [{"t": 0.5, "sound": [0, 16_000]}, *({"t": at_s, "out": event} for at_s, event in events)]
+    (folder / "events.jsonl").write_text("\n".join(json.dumps(line) for line in lines) + "\n")
+    sound = np.full(16_000, level, "<i2").tobytes()
+    (folder / "in.wav").write_bytes(wav_header(16_000, len(sound)) + sound)
+    return folder
+
+
+def test_when_a_session_moved_then_its_recordings_are_drawn_as_one(tmp_path: Path) -> None:
+    moving, resumed = {"type": "session.moving"}, {"type": "session.resumed"}
+    first = recorded(tmp_path / "1", 100, [(4.0, moving)], 1000, id="sess-1")
+    second = recorded(tmp_path / "2", 107, [(1.0, resumed)], 2000, id="sess-1")
+    recorded(tmp_path / "3", 103, [(1.0, resumed)], 3000, id="sess-2")
+    for folder in (first, second):
+        whole = Tape.read_whole(folder)
+        assert [(e.at_s, type(e)) for e in whole.entries] == [
+            (0.5, RecordedAudio), (4.0, RecordedEvent), (7.5, RecordedAudio), (8.0, RecordedEvent),
+        ]  # fmt: skip
+        sounds = [e for e in whole.entries if isinstance(e, RecordedAudio)]
+        heard = [round(whole.input_pcm[e.start + e.num_samples - 1] * 32768) for e in sounds]
+        assert (heard, whole.facts.began, whole.num_parts) == ([1000, 2000], 100, 2)
+        write_timeline(folder, tmp_path / "t.html")
+        page = (tmp_path / "t.html").read_text()
+        assert "joined from 2 recordings" in page
+        assert page.index("the session moves") < page.index("connection resumed")
+    assert Tape.read_whole(tmp_path / "3").num_parts == 1

@@ -10,6 +10,12 @@ import pytest
 from antiphon.server.process.host_key import as_host
 
 
+@pytest.mark.parametrize(("load", "told"), [(1.5, 1.0), (0.0, 0.0), (None, None)])
+def test_a_host_tells_its_load_where_it_is_known(load: float | None, told: float | None) -> None:
+    state: Any = SimpleNamespace(host_name="a/1", address="", load=lambda: load, draining=False, models="loaded")
+    assert as_host(state).load == told
+
+
 @pytest.mark.parametrize(
     ("models", "draining", "takes_none"), [(None, False, True), ("loaded", False, False), ("loaded", True, True)]
 )

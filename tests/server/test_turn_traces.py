@@ -87,7 +87,7 @@ def test_without_opentelemetry_the_start_says_what_to_install(tmp_path: Path) ->
     host = Host("host", ("tests.cluster.scripted_host",), ("--otel-endpoint", "http://127.0.0.1:9"), tmp_path, env)
     host.start()
     assert host.end() == 2
-    assert "pip install 'antiphon[otel]'" in host.log
+    assert "pip install '.[otel]'" in host.log
 
 
 def test_a_collector_that_is_not_there_stops_nothing(tmp_path: Path) -> None:

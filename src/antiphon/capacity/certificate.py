@@ -113,9 +113,9 @@ class Yardstick(msgspec.Struct, frozen=True):
 class Certificate(msgspec.Struct, frozen=True):
     """What `antiphon certify` found on a machine, on a day.
 
-    `date`: ISO 8601, UTC. `machine`, `settings`: what it was measured on and with. `models`: the loaded ones.
-    `mixed`: the load up to which kinds may be mixed. `url`: of a server that was not started for it, else "".
-    `alone`: what one caller gets; None where that was not measured.
+    `date`: ISO 8601, UTC. `machine`, `settings`: what it was measured on and with. `models`: the loaded ones. `mixed`:
+    the load up to which kinds were measured to be mixed; None where no mixture was. `url`: of a server that was not
+    started for it, else "". `alone`: what one caller gets; None where that was not measured.
     """
 
     version: int
@@ -124,10 +124,15 @@ class Certificate(msgspec.Struct, frozen=True):
     models: tuple[str, ...]
     settings: dict[str, Any]
     kinds: dict[str, CertifiedKind]
-    mixed: float = DEFAULT_MIXED
+    mixed: float | None = None
     mixtures: tuple[Mixture, ...] = ()
     url: str = ""
     alone: Yardstick | None = None
+
+    @property
+    def most_mixed(self) -> float:
+        """The load that is admitted where kinds are mixed."""
+        return DEFAULT_MIXED if self.mixed is None else self.mixed
 
     def share(self, kind: Kind) -> float | None:
         """The part of the machine that one session of a kind takes; None for a kind that was not certified.
@@ -150,7 +155,7 @@ def read(file: Path) -> Certificate:
         raise SettingsError(f"--certificate: {file} is of version {found.version}, and this is {VERSION}")
     if unknown := set(found.kinds) - set(KINDS):
         raise SettingsError(f"--certificate: {file} has unknown kinds: {', '.join(sorted(unknown))}")
-    if not found.kinds or any(k.sessions < 0 for k in found.kinds.values()) or not 0 < found.mixed <= 1:
+    if not found.kinds or any(k.sessions < 0 for k in found.kinds.values()) or not 0 < found.most_mixed <= 1:
         raise SettingsError(f"--certificate: {file} certifies nothing that can be admitted by")
     return found
 

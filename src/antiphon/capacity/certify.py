@@ -19,7 +19,6 @@ import httpx
 import msgspec
 
 from antiphon.capacity.certificate import (
-    DEFAULT_MIXED,
     VERSION,
     Certificate,
     CertifiedKind,
@@ -154,7 +153,7 @@ class Certifier:
         turn_detection: str = "server_vad",
     ) -> None:
         self._turn_detection = turn_detection
-        self._url, self._key, self._data, self._say = url, key, data, say
+        self._url, self._key, self._data, self.say = url, key, data, say
         self.minutes, self._objectives, self._seed = minutes, objectives, 0
 
     async def models(self) -> tuple[str, ...]:
@@ -170,10 +169,13 @@ class Certifier:
     async def alone(self, kinds: Collection[Kind], turns: int) -> Yardstick:
         """Measure what one caller of these kinds gets, in so many turns of each sort."""
         recordings = read_recordings(self._data)
-        caller = SoleCaller(self._url, self._key, recordings, turns, self._say, self._turn_detection)
+        caller = SoleCaller(self._url, self._key, recordings, turns, self.say, self._turn_detection)
+        begun_s = time.monotonic()
         found = await caller.measure(kinds)
+        minutes, seconds = divmod(round(time.monotonic() - begun_s), 60)
+        self.say(f"one caller: done after {minutes} min {seconds} s")
         for name, value in lines_of(found):
-            self._say(f"{name:<44}{value}")
+            self.say(f"{name:<44}{value}")
         return found
 
     async def kind(self, kind: Kind, first: int = FIRST_SESSIONS, most: int = MOST_SESSIONS) -> CertifiedKind:
@@ -246,7 +248,7 @@ class Certifier:
                     wanted = {kind: max(trial.turns, n) for kind, n in sessions.items()}
                     await self._count(lines, counted, wanted, HOPELESS if trial.is_edge else 1)
         for kind, count in sessions.items():
-            self._say(told(kind, counted[kind].step(count, self._objectives[kind]), counted[kind].turns))
+            self.say(told(kind, counted[kind].step(count, self._objectives[kind]), counted[kind].turns))
         return counted
 
     async def _count(
@@ -306,6 +308,22 @@ def told(kind: str, step: Step, turns: Sequence[Turn]) -> str:
     return line + (f", {step.failed} failed: {'; '.join(reasons[:2])}" if reasons else "")
 
 
+def plan(kinds: Sequence[Kind], sole_kinds: Sequence[Kind], minutes: float, turns: int, *, mixed: bool) -> str:
+    """What will be measured, in its order, with what bounds its time."""
+    parts = []
+    if sole_kinds:
+        parts.append(
+            f"one caller alone ({turns} turns of each sort, some minutes for {' and '.join(sole_kinds)}; "
+            "--turns-alone 0 leaves it out)"
+        )
+    if minutes > 0:
+        each = " each" if len(kinds) > 1 else ""
+        parts.append(f"{', '.join(kinds)} (at most {minutes:g} min{each})")
+        if mixed and len(kinds) > 1:
+            parts.append("a mixture")
+    return f"to be measured: {', then '.join(parts) or 'nothing'}"
+
+
 async def certify(
     certifier: Certifier,
     kinds: Sequence[Kind],
@@ -319,7 +337,9 @@ async def certify(
 
     `url`: of a server that was not started for it. `turns_alone`: of one caller, of each kind of turn; 0: none.
     """
-    alone = await certifier.alone(kinds, turns_alone) if turns_alone and set(kinds) & set(YARDSTICK_KINDS) else None
+    sole_kinds = [kind for kind in kinds if turns_alone and kind in YARDSTICK_KINDS]
+    certifier.say(plan(kinds, sole_kinds, certifier.minutes, turns_alone, mixed=mixed))
+    alone = await certifier.alone(kinds, turns_alone) if sole_kinds else None
     found = {kind: await certifier.kind(kind) for kind in kinds} if certifier.minutes > 0 else {}
     mixtures = await certifier.mixture(found) if mixed else ()
     best = max((m.load for m in mixtures if m.met), default=None)
@@ -332,7 +352,7 @@ async def certify(
         settings,
         {str(kind): one for kind, one in found.items()},
         # Less than the least that was tried and did not hold.
-        mixed=min(1.0, best) if best else min(m.load for m in mixtures) / 2 if mixtures else DEFAULT_MIXED,
+        mixed=min(1.0, best) if best else min(m.load for m in mixtures) / 2 if mixtures else None,
         mixtures=mixtures,
         url=url,
         alone=alone,

@@ -113,19 +113,26 @@ class Headroom:
                 return index
         return None
 
-    def load(self, held: Mapping[Kind, int]) -> float:
-        """What part of what may be held these sessions take: 1 where nobody else is admitted."""
-        kinds = [kind for kind in KINDS if held.get(kind)]
-        most = self._most(kinds[0], held) if self.certificate and kinds else 1.0
-        return self._share(held) / most
+    def load(self, held: Mapping[Kind, int]) -> float | None:
+        """The part of what may be held that these sessions take: 1 where no other is admitted.
 
-    def room(self, kind: Kind, held: Mapping[Kind, int]) -> int:
-        """How many more sessions of a kind would be admitted beside these, one by one: 0 while a light is red."""
+        None without a certificate: what the machine holds is then not known.
+        """
+        if not self.certificate:
+            return None
+        kinds = [kind for kind in KINDS if held.get(kind)]
+        return self._share(held) / (self._most(kinds[0], held) if kinds else 1.0)
+
+    def room(self, kind: Kind, held: Mapping[Kind, int]) -> int | None:
+        """How many more sessions of a kind would be admitted beside these, one by one: 0 while a light is red.
+
+        None for a kind that is not certified: how many the machine holds is then not known.
+        """
+        if not self.certificate or kind not in self.certificate.kinds:
+            return None
         places = max(0, self._max_sessions - sum(held.values()))
         if self.lights.red:
             return 0
-        if not self.certificate:
-            return places
         left = self._most(kind, held) + ROUNDING - self._share(held)
         return max(0, min(places, int(left / self._share({kind: 1}))))
 
@@ -135,4 +142,4 @@ class Headroom:
     def _most(self, kind: Kind, held: Mapping[Kind, int]) -> float:
         """The load that may be reached: less where kinds are mixed."""
         assert self.certificate
-        return self.certificate.mixed if any(held.get(other) for other in KINDS if other != kind) else 1.0
+        return self.certificate.most_mixed if any(held.get(other) for other in KINDS if other != kind) else 1.0

@@ -36,7 +36,7 @@ def page(certificate: Certificate) -> str:
         for kind, found in certificate.kinds.items()
     ]
     body.append("</table>")
-    if certificate.kinds:
+    if certificate.mixed is not None:
         body.append(f"<p>Kinds may be mixed up to a load of {certificate.mixed:g}.</p>")
     if certificate.alone:
         rows = "".join(f"<tr><td>{escape(name)}<td>{escape(value)}</tr>" for name, value in lines_of(certificate.alone))

@@ -235,13 +235,19 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
 def _add_certify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kinds", default="", help="captions, conversation, speech, video, duplex; default: all")
-    parser.add_argument("--minutes", type=float, help="for each kind; default 10, and with --check one step")
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        help="at most, for each kind, beside --turns-alone; default 10, and with --check one step",
+    )
     parser.add_argument("--data", type=Path, help="folder of recordings with a manifest.jsonl; default: the checkout's")
     parser.add_argument("--out", type=Path, default=Path("certificate.json"), help="the certificate; a page beside it")
     parser.add_argument("--url", help="measure the server that runs there, ours or another, and start none")
     parser.add_argument("--key", help="its API key; better set ANTIPHON_CERTIFY_KEY")
     parser.add_argument("--check", type=Path, metavar="FILE", help="try a certificate's numbers once more")
-    parser.add_argument("--turns-alone", type=int, default=20, help="of one caller, of each kind of turn; 0: none")
+    parser.add_argument(
+        "--turns-alone", type=int, default=20, help="of one caller, before all else, some minutes; 0: none"
+    )
     parser.add_argument(
         "--turn-detection",
         choices=("server_vad", "semantic_vad"),

@@ -25,6 +25,7 @@ from antiphon.errors import AntiphonError, SettingsError, StoreError
 from antiphon.settings import Settings, load, options
 
 if TYPE_CHECKING:
+    from antiphon.cli.say import SayRequest
     from antiphon.roles import ModelRole
 
 
@@ -146,7 +147,7 @@ def _ray_serve() -> Callable[..., None]:
     try:
         from antiphon.cluster.ray_app import serve_here
     except ModuleNotFoundError as error:
-        raise SettingsError(f"--ray needs Ray Serve ({error}): pip install 'antiphon[ray]'") from None
+        raise SettingsError(f"--ray needs Ray Serve ({error}): pip install '.[ray]'") from None
     return serve_here
 
 
@@ -224,10 +225,21 @@ def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _say(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.say import SayRequest, check_request, say
-    from antiphon.loading.selection import SPEECH_ROLES
+    from antiphon.cli.say import SayRequest
 
     request = SayRequest(args.text, args.output, args.play, args.speak_as, args.speed, args.seed, args.words)
+    return _speak(settings, request)
+
+
+def _speak(settings: Settings, request: SayRequest) -> int:
+    from antiphon.cli.say import check_request, say
+    from antiphon.cli.start.checks import check_names
+    from antiphon.cli.start.models import check_extras
+    from antiphon.loading.selection import SPEECH_ROLES
+
+    # Packages come first: a machine that cannot speak needs no player.
+    check_names(settings, SPEECH_ROLES)
+    check_extras(settings, SPEECH_ROLES)
     check_request(request)
     _fetch(settings, SPEECH_ROLES)
     anyio.run(say, settings, request)
@@ -235,7 +247,7 @@ def _say(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _voices(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.say import SayRequest, check_request, say
+    from antiphon.cli.say import SayRequest
     from antiphon.cli.voices import SAMPLE, lines, wanted
     from antiphon.loading.selection import SPEECH_ROLES
 
@@ -244,10 +256,7 @@ def _voices(settings: Settings, args: argparse.Namespace) -> int:
     if args.hear:
         settings = wanted(settings, [args.hear])
         request = SayRequest(SAMPLE.format(name=args.hear), args.output, not args.output, args.hear)
-        check_request(request)
-        _fetch(settings, SPEECH_ROLES)
-        anyio.run(say, settings, request)
-        return 0
+        return _speak(settings, request)
     if args.add:
         _fetch(wanted(settings, [args.add]), SPEECH_ROLES)
     print("\n".join(lines(settings)))

@@ -1,8 +1,8 @@
 """How many hosts a service should have, by the loads that they tell. Pure: the time is an argument.
 
-A load is what a host says of itself (`antiphon_load`): 1 where it admits nobody else. Hosts are added at once, and
-taken away one at a time, once what is left has been enough for a while: a session that has to move costs its caller a
-pause, and a host that is missing costs the next caller everything.
+A load is what a host with a certificate says of itself (`antiphon_load`): 1 when it is full. Hosts are added at once,
+and taken away one at a time, once what is left has been enough for a while: a session that has to move costs its caller
+a pause, and a host that is missing costs the next caller everything.
 """
 
 from __future__ import annotations
@@ -36,6 +36,14 @@ class ScalingRules:
             raise SettingsError("the load below which a host goes has to be less than the target, which is 1 at most")
         if self.spare < 0 or self.after_s < 0:
             raise SettingsError("neither spare hosts nor seconds can be less than none")
+
+    def check_certificate(self, certificate: str) -> None:
+        """Raise SettingsError where hosts would be added by their load, and have no certificate that tells it."""
+        if self.most > self.fewest and not certificate:
+            raise SettingsError(
+                f"from {self.fewest} to {self.most} hosts by their load needs --certificate: without one a host does "
+                "not know its load (antiphon certify)"
+            )
 
 
 class Autoscaler:

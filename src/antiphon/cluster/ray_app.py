@@ -1,4 +1,4 @@
-"""antiphon on Ray Serve: hosts and doors as applications. The only module that knows Ray, which is `antiphon[ray]`.
+"""antiphon on Ray Serve: hosts and doors as applications. The only module that knows Ray, which is the extra `[ray]`.
 
 Ray places, watches and counts; it carries no frame to a host. A *host* deployment's replica runs one process of
 `antiphon serve`, which listens for itself and tells its address in the store, so that hosts come and go without Serve's
@@ -126,7 +126,7 @@ class HostReplica:
         await asyncio.to_thread(self._get, "/health")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Tell Serve the host's load: 1 where it admits nobody else."""
+        """Tell Serve the host's load: 1 when it is full; nothing of a host without a certificate."""
         text = await asyncio.to_thread(self._get, "/metrics")
         loads = [line.rsplit(" ", 1)[1] for line in text.splitlines() if line.startswith("antiphon_load ")]
         return {"load": float(loads[0])} if loads else {}
@@ -162,7 +162,7 @@ class HostsByLoad:
         told = (context.raw_metrics or {}).get("load", {})
         loads = [values[-1].value for values in told.values() if values]
         if len(loads) < context.current_num_replicas:
-            # Some have not told theirs yet, or cannot: that is no reason to stop any.
+            # Some have not told theirs yet, or have no certificate: that is no reason to stop any.
             return int(context.target_num_replicas), {}
         starting = max(0, context.target_num_replicas - len(loads))
         return self._scaler.wanted(loads, starting, context.current_time or time.time()), {}
@@ -217,9 +217,9 @@ def hosts_application(
     """The application of hosts, which has no route: `fewest` to `most` of them by these ScalingRules.
 
     `address`: that hosts listen on; "": each on its node's. `program`: what a host's process runs. Raises SettingsError
-    for rules that cannot be held together.
+    for rules that cannot be held together, and for hosts that cannot be scaled as they have no certificate.
     """
-    ScalingRules(**rules)
+    ScalingRules(**rules).check_certificate(settings.server.certificate)
     drain_s = settings.server.drain_s
     # A host listens for itself, and belongs to no process that listens already.
     own = replace(settings, server=replace(settings.server, host=Settings().server.host, port=Settings().server.port))

@@ -61,5 +61,8 @@ def recommended(profile: str, speed: Speed, free_gb: float, among: Collection[st
             choice = name
         missing = "" if fits else f", which needs {MEMORY_GB[name]:g} GB"
         notes.append(f"{its.clause_s:.1f} s with {name}{missing}")
-    rule = f"the largest within {OBJECTIVE_S:g} s is taken; the profile default up to {LIGHT_FROM_S:g} s"
-    return choice or "light", f"an answer begins to be spoken after {', '.join(notes)}; {rule}"
+    rule = (
+        f"the largest profile that takes at most {OBJECTIVE_S:g} s is chosen; default is also chosen up to "
+        f"{LIGHT_FROM_S:g} s"
+    )
+    return choice or "light", f"time until an answer begins to be spoken: {', '.join(notes)}; {rule}"

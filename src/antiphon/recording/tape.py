@@ -6,14 +6,14 @@ import json
 import os
 import wave
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from antiphon.audio import Pcm
-from antiphon.audio.pcm import from_pcm16
+from antiphon.audio.pcm import Resampler, from_pcm16
 from antiphon.errors import StoreError
 
 # The version of the recording's format; another version is not read.
@@ -113,6 +113,7 @@ class Tape:
     - `entries`: everything that came and went, in order.
     - `input_pcm`: the client's audio, float32 [num_samples], 16 kHz.
     - `output_pcm`, `output_hz`: the audio of the responses and its rate; empty where there was none.
+    - `num_parts`: the recordings that it was joined from.
     """
 
     facts: SessionFacts
@@ -120,6 +121,7 @@ class Tape:
     input_pcm: Pcm
     output_pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
     output_hz: int = 24_000
+    num_parts: int = 1
 
     @classmethod
     def read(cls, folder: Path) -> Tape:
@@ -142,6 +144,16 @@ class Tape:
             raise StoreError(f"{folder} was recorded in version {facts.version}; this reads {VERSION}")
         return cls(facts, list(_entries(lines)), input_pcm, output_pcm, output_hz)
 
+    @classmethod
+    def read_whole(cls, folder: Path) -> Tape:
+        """Read a session's folder, and join it with the others of the same id beside it, in the order of their times:
+        a session that moved has one of each host. Raises StoreError as `read`.
+        """
+        tape = cls.read(folder)
+        found = sessions_in(folder.resolve().parent) if tape.facts.id else []
+        parts = [session.folder for session in found if session.facts.id == tape.facts.id]
+        return joined([cls.read(part) for part in parts]) if len(parts) > 1 else tape
+
     @property
     def duration_s(self) -> float:
         """The time of the last entry in seconds; 0 where there is none."""
@@ -150,6 +162,32 @@ class Tape:
     def outputs(self) -> list[RecordedEvent]:
         """The entries of the server's messages and audio, in order."""
         return [e for e in self.entries if isinstance(e, RecordedEvent)]
+
+
+def joined(parts: list[Tape]) -> Tape:
+    """Join the recordings of one session, the first one's facts and times being the whole's.
+
+    A recording knows the second in which it began, so that the seam is exact to a second. None begins before the end of
+    the one before.
+    """
+    first = parts[0]
+    entries, inputs, outputs, end_s, num_samples = list[TapeEntry](), list[Pcm](), list[Pcm](), 0.0, 0
+    for part in parts:
+        shift_s = max(part.facts.began - first.facts.began, end_s)
+        for entry in part.entries:
+            moved = replace(entry, at_s=entry.at_s + shift_s)
+            entries.append(
+                replace(moved, start=moved.start + num_samples) if isinstance(moved, RecordedAudio) else moved
+            )
+        end_s, num_samples = shift_s + part.duration_s, num_samples + len(part.input_pcm)
+        inputs.append(part.input_pcm)
+        if len(part.output_pcm):
+            resampler = Resampler(part.output_hz, first.output_hz)
+            outputs += [resampler.feed(part.output_pcm), resampler.flush()]
+    redaction = next((part.facts.redaction for part in parts if part.facts.redaction != "off"), "off")
+    facts = msgspec.structs.replace(first.facts, redaction=redaction)
+    output_pcm = np.concatenate(outputs) if outputs else first.output_pcm
+    return Tape(facts, entries, np.concatenate(inputs), output_pcm, first.output_hz, len(parts))
 
 
 @dataclass(frozen=True, slots=True)

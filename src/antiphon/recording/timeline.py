@@ -134,7 +134,7 @@ def render(tape: Tape) -> str:
     return (
         f'<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content="width=device-width">'
         f"<title>{title}</title><style>{STYLE}</style><h1>{title}</h1>{_began(tape)}"
-        f"<p>{html.escape(', '.join(tape.facts.models))}</p>{_left_out(tape)}"
+        f"<p>{html.escape(', '.join(tape.facts.models))}</p>{_left_out(tape)}{_parts(tape)}"
         f"<div class=wide>{_chart(session, 20, 1100)}</div><div class=narrow>{_chart(session, 6, 240)}</div>"
         f"{_sounds(tape)}{_turn_table(session)}{_event_table(session)}</html>\n"
     )
@@ -308,6 +308,14 @@ def _left_out(tape: Tape) -> str:
     return f"<p>Redacted ({html.escape(tape.facts.redaction)}): the audio was recorded as silence.</p>"
 
 
+def _parts(tape: Tape) -> str:
+    if tape.num_parts == 1:
+        return ""
+    return (
+        f"<p>The session moved: joined from {tape.num_parts} recordings; the gap between two is exact to a second.</p>"
+    )
+
+
 def _began(tape: Tape) -> str:
     if not tape.facts.began:
         return ""
@@ -375,7 +383,8 @@ def _ms(seconds: float) -> str:
 
 
 def write_timeline(folder: Path, target: Path) -> None:
-    """Read the recording in `folder` and write its page to `target`. Raises StoreError for a folder that holds no
-    recorded session.
+    """Read the recording in `folder`, with those of the same session beside it, and write its page to `target`.
+
+    Raises StoreError for a folder that holds no recorded session.
     """
-    target.write_text(render(Tape.read(folder)), encoding="utf-8", errors="replace")
+    target.write_text(render(Tape.read_whole(folder)), encoding="utf-8", errors="replace")

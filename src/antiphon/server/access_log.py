@@ -42,6 +42,7 @@ class RequestRecord:
     - `id`: the request's id, which the response carries too.
     - `key`: the short hash of the caller's key, "-" for a server without keys; "" until the caller is known.
     - `refusal`: the code of the error that it was answered with; "" for none.
+    - `refused`: the origin or host name that was refused, and `allowed_by`: the flag that would allow it; "" for none.
     - `session`: the id of the session that it began; "" for none.
     - `audio_s`: seconds of audio taken or made, where the endpoint counts them.
     - `traceparent`: the client's, as W3C Trace Context has it; "" for none.
@@ -51,6 +52,8 @@ class RequestRecord:
     id: str
     key: str = ""
     refusal: str = ""
+    refused: str = ""
+    allowed_by: str = ""
     session: str = ""
     audio_s: float = 0.0
     status: int = 0
@@ -125,6 +128,8 @@ class AccessLog:
             "endpoint": endpoint,
             "status": record.status,
             "refusal": record.refusal,
+            "refused": record.refused,
+            "allowed_by": record.allowed_by,
             "session": record.session,
             "ms": round(took_s * 1000, 1),
             "audio_s": round(record.audio_s, 2),

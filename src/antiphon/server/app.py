@@ -15,7 +15,7 @@ from antiphon.server.access_log import AccessLog
 from antiphon.server.auth import identify
 from antiphon.server.body import CloseUnread, HeldBody
 from antiphon.server.errors import HANDLERS, response_to
-from antiphon.server.origin import OriginCheck
+from antiphon.server.origin import OriginCheck, allowed_origins
 from antiphon.server.process.drain import CutRequests
 from antiphon.server.routes.calls import calls, hang_up
 from antiphon.server.routes.chat import chat_completions
@@ -81,7 +81,7 @@ def build(state: ServerState) -> Starlette:
         Middleware(OriginCheck, server),
     ]
     if server.cors_origins:
-        origins = list(server.cors_origins)
+        origins = allowed_origins(server)
         middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
     middleware += [Middleware(_Keys), Middleware(HeldBody)]
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=HANDLERS)

@@ -189,21 +189,24 @@ class _Headroom(Collector):
 
     def collect(self) -> Iterable[Metric]:
         held, certificate = self._held(), self._headroom.certificate
-        yield GaugeMetricFamily(
-            "antiphon_load", "Of what the machine holds, by its certificate.", value=self._headroom.load(held)
-        )
+        load = GaugeMetricFamily("antiphon_load", "Taken part of what the machine holds; only with a certificate.")
+        if (taken := self._headroom.load(held)) is not None:
+            load.add_metric([], taken)
         live = GaugeMetricFamily("antiphon_held_sessions", "Places taken, by what for.", labels=["kind"])
-        room = GaugeMetricFamily("antiphon_headroom_sessions", "Sessions that would be admitted.", labels=["kind"])
+        room = GaugeMetricFamily(
+            "antiphon_headroom_sessions", "Sessions of a certified kind that would be admitted.", labels=["kind"]
+        )
         capacity = GaugeMetricFamily("antiphon_capacity_sessions", "Certified sessions of a kind.", labels=["kind"])
         for kind in KINDS:
             live.add_metric([kind], held.get(kind, 0))
-            room.add_metric([kind], self._headroom.room(kind, held))
+            if (more := self._headroom.room(kind, held)) is not None:
+                room.add_metric([kind], more)
             if certificate and (found := certificate.kinds.get(kind)):
                 capacity.add_metric([kind], found.sessions)
         red = GaugeMetricFamily("antiphon_red", "1 while a signal says that there is no headroom.", labels=["light"])
         for light, is_red in self._headroom.lights.states().items():
             red.add_metric([light], float(is_red))
-        yield from (live, room, capacity, red)
+        yield from (load, live, room, capacity, red)
 
 
 class _Memory(Collector):

@@ -8,6 +8,7 @@ that are no browsers send no Origin and are not affected.
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
@@ -16,10 +17,14 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from antiphon.server.access_log import current_request
 from antiphon.server.errors import Forbidden, response_to
 from antiphon.settings import ServerSettings
 
 ANY = "*"
+_DEFAULT_PORTS = {"http": ":80", "https": ":443"}
+# What of a refused name is logged: it is the client's, and could forge a line.
+_NAMES = re.compile(r"[A-Za-z0-9.:/+\[\]-]{1,200}")
 
 
 class OriginCheck:
@@ -32,7 +37,7 @@ class OriginCheck:
 
     def __init__(self, app: ASGIApp, server: ServerSettings) -> None:
         self._app = app
-        self._origins = frozenset(origin.rstrip("/").lower() for origin in server.cors_origins)
+        self._origins = frozenset(allowed_origins(server))
         names = {"localhost", server.host.lower(), *(host.lower() for host in server.allowed_hosts)}
         checked = is_loopback(server.host) or not server.api_keys
         self._hosts = frozenset(names) if checked else frozenset({ANY})
@@ -50,16 +55,24 @@ class OriginCheck:
         """Raise Forbidden for a Host or an Origin that is not allowed."""
         host = headers.get("host", "").lower()
         if host and not _is_allowed_host(host, self._hosts):
+            _note(host, "--allowed-host")
             raise Forbidden(
                 "This server is not known by the name in the Host header. It can be allowed with --allowed-host.",
                 "host_not_allowed",
             )
         origin = headers.get("origin", "").lower()
         if origin and not self._origins & {origin, ANY} and (not host or origin not in _origins_of(host)):
+            _note(origin, "--cors-origin")
             raise Forbidden(
                 "Pages of this origin may not use the server. It can be allowed with --cors-origin.",
                 "origin_not_allowed",
             )
+
+
+def allowed_origins(server: ServerSettings) -> list[str]:
+    """Return the origins of `--cors-origin` as browsers send them: in small letters, without a default port."""
+    origins = [origin.rstrip("/").lower() for origin in server.cors_origins]
+    return [origin.removesuffix(_DEFAULT_PORTS.get(origin.split(":")[0], "")) for origin in origins]
 
 
 def is_loopback(host: str) -> bool:
@@ -68,6 +81,12 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _note(name: str, flag: str) -> None:
+    """Have the request's log line say what was refused, and which flag would allow it."""
+    record = current_request()
+    record.refused, record.allowed_by = name if _NAMES.fullmatch(name) else "", flag
 
 
 def _is_allowed_host(authority: str, names: Collection[str]) -> bool:

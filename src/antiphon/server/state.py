@@ -417,8 +417,8 @@ class ServerState:
         """Return the seconds of audio that wait in the session that is furthest behind; 0 where none is live."""
         return max((s.backlog_s for s in self.live), default=0.0)
 
-    def load(self) -> float:
-        """Return what part of the machine the places that are taken fill, by its certificate or by `--max-sessions`."""
+    def load(self) -> float | None:
+        """Return what part of the machine the places that are taken fill; None without a certificate."""
         return self.headroom.load(self._by_kind)
 
     def mark_overflowed(self, session_id: str) -> None:

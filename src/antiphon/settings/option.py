@@ -10,11 +10,31 @@ Value = str | int | float | bool | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
+class Form:
+    """What a text has to look like: the whole of it matches `pattern`, else the error is `says`, without the value."""
+
+    pattern: str
+    says: str
+
+
+KEY = Form(r"[!-~]*", "a key is ASCII without spaces and line ends, as it is sent in a header")
+HOST = Form(
+    r"[^\[\]/:\s]*|(?=.*:.*:)[0-9A-Fa-f:.]+(%[\w.-]+)?",
+    "expected a name or an address, without brackets and without the port, which is --port",
+)
+ORIGIN = Form(
+    r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+/?",
+    "expected an origin, as browsers send it: http://HOST:PORT or https://HOST, without a path; or *",
+)
+
+
+@dataclass(frozen=True, slots=True)
 class Check:
     """A setting's limits, inclusive, and its flag and variable where those names differ from the field's, else "".
 
     `no_blanks`: an empty value is an error, where other settings take it for one that was not given. `secret`: it has
-    no flag, because other users of the machine can read flags, and no error repeats its value.
+    no flag, because other users of the machine can read flags, and no error repeats its value. `form`: of each of its
+    values, without the white space around it.
     """
 
     low: float | None = None
@@ -24,6 +44,7 @@ class Check:
     variable: str = ""
     no_blanks: bool = False
     secret: bool = False
+    form: Form | None = None
 
 
 def option(
@@ -37,7 +58,8 @@ def option(
     variable: str = "",
     no_blanks: bool = False,
     secret: bool = False,
+    form: Form | None = None,
 ) -> Any:
     """Return a field of the settings with its default, its help, and its checks, which are those of `Check`."""
-    check = Check(low, high, choices, flag, variable, no_blanks, secret)
+    check = Check(low, high, choices, flag, variable, no_blanks, secret, form)
     return field(default=default, metadata={"help": help, "check": check})

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from antiphon.settings.option import option
+from antiphon.settings.option import HOST, KEY, ORIGIN, option
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
     """The section `[server]`: addresses, API keys, and how many sessions live for how long."""
 
-    host: str = option("127.0.0.1", "Address to listen on.")
+    host: str = option("127.0.0.1", "Address to listen on.", form=HOST)
     port: int = option(8000, "Port to listen on; 0 lets the system choose.", low=0, high=65535)
     api_keys: tuple[str, ...] = option(
         (),
@@ -19,12 +19,14 @@ class ServerSettings:
         "variable: other users of the machine can read flags in the list of processes.",
         flag="api-key",
         no_blanks=True,
+        form=KEY,
     )
     metrics_key: str = option(
         "",
         "Key that `/metrics` asks for, as a bearer token; without one it is open. It opens nothing else. Better set "
         "the variable, as for API keys.",
         no_blanks=True,
+        form=KEY,
     )
     allow_anonymous: bool = option(False, "Listen beyond loopback although no API key is set.")
     sessions_per_key: int = option(64, "Live sessions one API key (or all keyless clients together) may hold.", low=1)
@@ -42,7 +44,7 @@ class ServerSettings:
         low=0,
     )
     otel_endpoint: str = option(
-        "", "Where traces of turns are sent, by OTLP over HTTP (`http://HOST:4318`); needs `antiphon[otel]`."
+        "", "Where traces of turns are sent, by OTLP over HTTP (`http://HOST:4318`); needs the extra `[otel]`."
     )
     otel_objective_s: float = option(1.5, "Turns whose answer is heard later than this are all traced.", low=0)
     otel_sample: float = option(0.01, "Part of the other turns that is traced.", low=0, high=1)
@@ -50,6 +52,7 @@ class ServerSettings:
         (),
         "Origin whose pages may use the server, beside its own page, or `*`; several times for several.",
         flag="cors-origin",
+        form=ORIGIN,
     )
     allowed_hosts: tuple[str, ...] = option(
         (),
@@ -119,14 +122,14 @@ class ResumeSettings:
         "",
         "Where conversations that can be resumed are kept, so that they survive a restart of the server: a folder, or "
         "the URL of a server that several hosts share, `redis://`, `rediss://` or `postgresql://` "
-        "(`antiphon[redis]`, `antiphon[postgres]`). Set the variable for a URL with a password: other users of the "
+        "(extras `[redis]`, `[postgres]`). Set the variable for a URL with a password: other users of the "
         "machine can read flags.",
     )
     state_hours: float = option(24.0, "Hours after which a conversation there is deleted.", low=0)
     store_speech: bool = option(
         False,
-        "Store what is being said there, too, each second until it is a turn: the next server hears it whole where "
-        "this one dies, also of a client that has not kept it.",
+        "Also store there, each second, the sound of the turn under way: if this server dies, the next one has it, "
+        "even from a client that cannot send it again.",
     )
     host_name: str = option(
         "",
@@ -167,6 +170,7 @@ class ClusterSettings:
         "Opens a host's paths under `/internal/`, for those who run it: to drain it, to list the hosts of its store, "
         "and to say that one is dead. Without it there are no such paths.",
         secret=True,
+        form=KEY,
     )
 
 
@@ -329,7 +333,7 @@ class EngineOptions:
 class RemoteSettings:
     """The section `[remote]`: a language model on another server (`--language-model URL#MODEL`, `--engine`)."""
 
-    remote_key: str = option("", "The server's API key, sent to it as a bearer token.", secret=True)
+    remote_key: str = option("", "The server's API key, sent to it as a bearer token.", secret=True, form=KEY)
     remote_key_file: str = option("", "File with that key, where the variable is not set.")
     remote_first_token_s: float = option(
         10.0,

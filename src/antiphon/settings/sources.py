@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
@@ -76,6 +77,10 @@ def parse(opt: Option, value: Any, where: str) -> Any:
     except (TypeError, ValueError):
         shown = "the value given" if opt.check.secret else repr(value)
         raise SettingsError(f"{where}: {shown} is not a valid value") from None
+    if form := opt.check.form:
+        result = result.strip() if isinstance(result, str) else result
+        if not all(re.fullmatch(form.pattern, each) for each in ([result] if isinstance(result, str) else result)):
+            raise SettingsError(f"{where}: {form.says}")
     low, high, choices = opt.check.low, opt.check.high, opt.check.choices
     if low is not None and result < low:
         raise SettingsError(f"{where}: {result} is below {low}")

@@ -1,4 +1,4 @@
-"""Turns as OpenTelemetry traces, one each, sent over OTLP (`--otel-endpoint`). Needs the extra `antiphon[otel]`."""
+"""Turns as OpenTelemetry traces, one each, sent over OTLP (`--otel-endpoint`). Needs the extra `[otel]`."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TurnExporter:
                 has_path = "/" in endpoint.split("://", 1)[-1].rstrip("/")
                 exporter = OTLPSpanExporter(endpoint=endpoint if has_path else f"{endpoint.rstrip('/')}/v1/traces")
         except ImportError:
-            raise SettingsError("--otel-endpoint needs the extra: pip install 'antiphon[otel]'") from None
+            raise SettingsError("--otel-endpoint needs the extra: pip install '.[otel]'") from None
         self._ids = _GivenIds()
         self._provider = TracerProvider(
             resource=Resource.create({"service.name": "antiphon", "service.version": __version__}),

@@ -105,7 +105,7 @@ async function models() {
 function lacks(serves) {
   for (const [tab, [kind, missing, extra]] of Object.entries(NEEDS)) {
     const absent = Boolean(serves) && !serves.includes(kind);
-    const packages = extra ? ` Install pip install 'antiphon[${extra}]' where it runs, and start it again.` : "";
+    const packages = extra ? ` Run pip install '.[${extra}]' in its clone, and start it again.` : "";
     $(`${tab}-lacks`).textContent = absent ? `This server has ${missing}.${packages}` : "";
     document.querySelector(`#${tab} button.main`).disabled = absent;
   }

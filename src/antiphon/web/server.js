@@ -80,6 +80,9 @@ export class ServerTab {
       if (answer.status === 401) {
         $("server-board").hidden = true;
         this.page.fail("server", new Error(key ? "That is not the key of the metrics." : "The metrics want a key."));
+      } else if (answer.status === 404) {
+        $("server-board").hidden = true;
+        this.page.fail("server", new Error("The metrics cannot be read at this address: a proxy hides them."));
       } else if (!answer.ok) throw new Error(`status ${answer.status}`);
       else {
         this.page.clear("server");
@@ -95,11 +98,11 @@ export class ServerTab {
   show(all) {
     const value = (name, wanted = {}) =>
       all.find((s) => s.name === name && Object.entries(wanted).every(([k, v]) => s.labels[k] === v))?.value;
-    const load = value("antiphon_load") ?? 0;
-    $("load").value = Math.min(1, load);
-    $("load-text").textContent = `${Math.round(100 * load)} %`;
+    const load = value("antiphon_load");
+    $("load").value = Math.min(1, load ?? 0);
+    $("load-text").textContent = load === undefined ? "unknown, no certificate" : `${Math.round(100 * load)} %`;
     const red = all.filter((s) => s.name === "antiphon_red" && s.value).map((s) => s.labels.light);
-    const room = red.length ? `No one else is let in now: ${red.join(", ")}` : "There is room.";
+    const room = red.length ? `No one else is let in now: ${red.join(", ")}` : load < 1 ? "There is room." : "";
     if ($("lights").textContent !== room) $("lights").textContent = room;
     const held = all.filter((s) => s.name === "antiphon_held_sessions");
     rows($("kinds"), held, ({ labels: { kind }, value: count }) => [

@@ -45,3 +45,10 @@ def test_when_the_setting_is_a_folder_then_it_is_no_url() -> None:
     assert not is_store_url("/var/lib/antiphon")
     assert not is_store_url("~/state")
     assert is_store_url("redis://host")
+
+
+@pytest.mark.parametrize("text", ["redis://store:1/0", "postgresql://store:1/x?password=abcd"])
+def test_an_address_without_a_user_is_no_secret(text: str) -> None:
+    url = StoreUrl(text)
+    assert url.hidden("Error 111 connecting to store:1.") == "Error 111 connecting to store:1."
+    assert "abcd" not in url.hidden(f"{text} is wrong")

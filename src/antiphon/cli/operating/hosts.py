@@ -39,7 +39,10 @@ def show_hosts(settings: Settings, dead: str | None) -> None:
     if not hosts:
         print("no host lives in this store")
         return
+    if any(host.load is None for host in hosts):
+        print("load is known of a host with a certificate (antiphon certify)\n")
     table = Table("host", "address", "load", "state", box=None, pad_edge=False)
     for host in hosts:
-        table.add_row(host.name, host.address or "-", f"{host.load:.2f}", "draining" if host.draining else "serves")
+        load = "unknown" if host.load is None else f"{host.load:.2f}"
+        table.add_row(host.name, host.address or "-", load, "draining" if host.draining else "serves")
     Console(soft_wrap=True).print(table)

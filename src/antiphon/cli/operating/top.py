@@ -91,7 +91,7 @@ def _head(url: str, before: Reading, now: Reading) -> str:
         [
             f"{url}  {' '.join(states + [f'{name} is lost' for name in lost]) or 'serves'}",
             f"sessions: {by_dialect}; connections: {now.value('antiphon_connections'):.0f}; refused: {refused:.0f}",
-            f"load: {now.value('antiphon_load'):.0%}; headroom: {_lights(now)}",
+            f"load: {_load(now)}; headroom: {_lights(now)}",
         ]
     )
 
@@ -112,18 +112,22 @@ def _stages(before: Reading, now: Reading) -> Table:
     return table
 
 
+def _load(now: Reading) -> str:
+    loads = now.by("antiphon_load", "")
+    return f"{loads['']:.0%}" if loads else "unknown, no certificate"
+
+
 def _lights(now: Reading) -> str:
     red = [light for light, is_red in now.by("antiphon_red", "light").items() if is_red]
     return f"none, {', '.join(red)} red" if red else "no light is red"
 
 
 def _kinds(now: Reading) -> Table:
-    """Sessions by what they are for; how many were certified is only known with a certificate."""
+    """Sessions by what they are for; with a certificate, how many more are admitted and how many were certified."""
     table = Table("kind", "held", "more", "certified", box=None, pad_edge=False)
-    room, certified = (now.by(f"antiphon_{n}_sessions", "kind") for n in ("headroom", "capacity"))
-    for kind, held in now.by("antiphon_held_sessions", "kind").items():
-        most = f"{certified[kind]:.0f}" if kind in certified else "-"
-        table.add_row(kind, f"{held:.0f}", f"{room.get(kind, 0):.0f}", most)
+    known = [now.by(f"antiphon_{name}_sessions", "kind") for name in ("held", "headroom", "capacity")]
+    for kind in known[0]:
+        table.add_row(kind, *(f"{numbers[kind]:.0f}" if kind in numbers else "-" for numbers in known))
     return table
 
 
@@ -185,6 +189,7 @@ def top(settings: Settings, url: str, every_s: float, *, once: bool) -> None:
     console = Console(soft_wrap=True)
     key = settings.server.metrics_key
     headers = {"authorization": f"Bearer {key}"} if key else {}
+    url = url.rstrip("/").removesuffix("/metrics")
     with httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT_S, trust_env=False) as client:
         before = _read(client)
         if once:
@@ -203,7 +208,11 @@ def _read(client: httpx.Client) -> Reading:
         answer = client.get("/metrics").raise_for_status()
         found = parsed(answer.text, time.monotonic())
     except httpx.HTTPStatusError as error:
-        raise RemoteError(f"{client.base_url} answers {error.response.status_code} for /metrics") from None
+        told = f"{client.base_url} answers {error.response.status_code} for /metrics"
+        if error.response.status_code == 401:
+            wants = "takes another key than" if "authorization" in client.headers else "wants a key:"
+            told += f": it {wants} ANTIPHON_METRICS_KEY"
+        raise RemoteError(told) from None
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise RemoteError(f"the metrics of {client.base_url} cannot be read: {error}") from None
     if not any(name == "antiphon_connections" for name, _ in found.samples):

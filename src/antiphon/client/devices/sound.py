@@ -122,8 +122,6 @@ def _sounddevice() -> Any:
     try:
         return import_module("sounddevice")
     except ModuleNotFoundError:
-        raise SettingsError(
-            "devices need sounddevice, which is not installed: pip install 'antiphon[devices]'"
-        ) from None
+        raise SettingsError("devices need sounddevice, which is not installed: pip install '.[devices]'") from None
     except OSError:
         raise SettingsError("sounddevice finds no PortAudio: on Debian, apt install libportaudio2") from None

@@ -21,6 +21,7 @@ from antiphon.cluster.door.call import CallClient
 from antiphon.cluster.door.carry import Carrier, HostRefused
 from antiphon.errors import RemoteProtocolError
 from antiphon.server.errors import NOT_FOUND, BodyTooLarge, error_response
+from antiphon.server.origin import allowed_origins
 from antiphon.server.routes.offers import new_call, read_offer
 from antiphon.settings import ServerSettings
 
@@ -46,7 +47,7 @@ class DoorCalls:
     def routes(self) -> list[Route]:
         """What a door serves of calls."""
         # What is asked before is answered by a host.
-        origins = list(self._server.cors_origins)
+        origins = allowed_origins(self._server)
         cors = [Middleware(CORSMiddleware, allow_origins=origins)] if origins else []
         return [
             Route(PATH, self.call, methods=["POST"], middleware=cors),

@@ -69,6 +69,6 @@ def _call_class() -> type[WebRtcCall]:
     try:
         from antiphon.transports.webrtc import WebRtcCall
     except ModuleNotFoundError as error:
-        needs = f"WebRTC needs {error.name} on the server: pip install 'antiphon[webrtc]'."
+        needs = f"WebRTC needs {error.name} on the server: pip install '.[webrtc]'."
         raise HTTPException(501, needs) from None
     return WebRtcCall

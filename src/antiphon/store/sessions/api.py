@@ -86,13 +86,14 @@ class Host:
     """What is known of a host while it lives.
 
     `name`: its full name, with its incarnation behind a slash: a process that starts anew is another host. `address`:
-    the base URL at which other hosts reach it; "" where they cannot. `load`: the share of its places that is taken, in
-    [0, 1]. `draining`: it takes no new sessions, and gives those away that it has.
+    the base URL at which other hosts reach it; "" where they cannot. `load`: the part that is taken of what its
+    certificate says it holds, in [0, 1]; None without a certificate. `draining`: it takes no new sessions, and gives
+    those away that it has.
     """
 
     name: str
     address: str = ""
-    load: float = 0.0
+    load: float | None = None
     draining: bool = False
 
 

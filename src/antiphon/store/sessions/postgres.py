@@ -110,21 +110,22 @@ where id = %(id)s and fence = %(fence)s and version = {ROW_VERSION} and snapshot
     or not exists (select 1 from antiphon_hosts h where h.name = s.owner and h.until > clock_timestamp()))
 returning {COLUMNS}
 """
+# A load that is not known is -1: the column takes no null.
 RENEW = """
-insert into antiphon_hosts values (%(name)s, %(address)s, %(load)s, %(draining)s,
+insert into antiphon_hosts values (%(name)s, %(address)s, coalesce(%(load)s::float8, -1), %(draining)s,
     clock_timestamp() + make_interval(secs => %(ttl_s)s))
 on conflict (name) do update set address = excluded.address, load = excluded.load, draining = excluded.draining,
     until = excluded.until
 """
 UNREGISTER = "delete from antiphon_hosts where name = %(name)s or starts_with(name, %(name)s || '/')"
-HOSTS = "select name, address, load, draining from antiphon_hosts where until > clock_timestamp()"
+HOSTS = "select name, address, nullif(load, -1), draining from antiphon_hosts where until > clock_timestamp()"
 
 
 class PostgresHome:
     """A Home in Postgres. Connects and makes its tables, and raises StoreError where that fails, and for tables of a
     newer format.
 
-    Holds two connections: one for the thread that writes, one for all else. Needs `antiphon[postgres]`, without which
+    Holds two connections: one for the thread that writes, one for all else. Needs the extra `[postgres]`, without which
     it raises SettingsError.
     """
 
@@ -132,7 +133,7 @@ class PostgresHome:
         try:
             import psycopg
         except ImportError:
-            package = "pip install 'antiphon[postgres]'"
+            package = "pip install '.[postgres]'"
             raise SettingsError(f"--state {url.shown} needs the package psycopg: {package}") from None
         self._url = url
         self._max_age_s, self._host_ttl_s = max_age_s, host_ttl_s

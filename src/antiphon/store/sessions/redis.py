@@ -101,8 +101,8 @@ return redis.call('HMGET', KEYS[1], 'version', 'key_hash', 'token', 'snapshot', 
 class RedisHome:
     """A Home in Redis or Valkey. Connects, and raises StoreError where that fails, and for keys of a newer format.
 
-    Rows are deleted by the server itself `max_age_s` after they were written. Needs `antiphon[redis]`, without which it
-    raises SettingsError.
+    Rows are deleted by the server itself `max_age_s` after they were written. Needs the extra `[redis]`, without
+    which it raises SettingsError.
     """
 
     def __init__(self, url: StoreUrl, max_age_s: float, host_ttl_s: float = HOST_TTL_S) -> None:
@@ -111,7 +111,7 @@ class RedisHome:
             from redis.backoff import NoBackoff
             from redis.retry import Retry
         except ImportError:
-            raise SettingsError(f"--state {url.shown} needs the package redis: pip install 'antiphon[redis]'") from None
+            raise SettingsError(f"--state {url.shown} needs the package redis: pip install '.[redis]'") from None
         self._url = url
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
         # Redis deletes at once what lives for 0 ms.
@@ -212,7 +212,9 @@ class RedisHome:
 
         def ask() -> None:
             pipe = self._redis.pipeline()
-            values = {"address": host.address, "load": host.load, "draining": int(host.draining)}
+            values: dict[str, str | float] = {"address": host.address, "draining": int(host.draining)}
+            if host.load is not None:
+                values["load"] = host.load
             pipe.hset(_host_key(host.name), mapping=values)
             pipe.pexpire(_host_key(host.name), self._host_ttl_ms)
             pipe.sadd(f"{PREFIX}hosts", host.name)
@@ -240,9 +242,8 @@ class RedisHome:
         found = self._ask(lambda: self._redis.hgetall(_host_key(name)))
         if not found:
             return None
-        return Host(
-            name, found.get(b"address", b"").decode(), float(found.get(b"load", 0)), found.get(b"draining") == b"1"
-        )
+        load = float(found[b"load"]) if b"load" in found else None
+        return Host(name, found.get(b"address", b"").decode(), load, found.get(b"draining") == b"1")
 
     def _names(self) -> list[str]:
         return [name.decode() for name in self._ask(lambda: self._redis.smembers(f"{PREFIX}hosts"))]

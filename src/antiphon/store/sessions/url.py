@@ -56,7 +56,10 @@ class StoreUrl:
     def hidden(self, text: str) -> str:
         """Return a client library's message without the URL's secrets: its password, and the values of its options."""
         parts = self._parts
-        secrets = {parts.password or "", unquote(parts.password or ""), self.text, parts.query, parts.netloc}
+        secrets = {parts.password or "", unquote(parts.password or ""), parts.query}
+        if "@" in parts.netloc:
+            # Without a user's part, the address is no secret, and the message needs it.
+            secrets |= {self.text, parts.netloc}
         secrets |= {value for _, value in parse_qsl(parts.query) if len(value) > 3}
         for secret in sorted(secrets - {"", parts.hostname}, key=len, reverse=True):
             text = text.replace(secret, HIDDEN)
