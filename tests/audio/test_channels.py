@@ -68,7 +68,7 @@ def test_two_sides_of_a_call_are_both_heard_whole_when_they_take_turns(said: Pcm
     mix = mixed([left, right])
     turn = mix[len(said) : len(said) + len(quiet)]
     assert all(heard(said_too, turn / 0.03))
-    assert level(turn[3200:]) == pytest.approx(level(quiet[3200:]), rel=0.05)
+    assert level(turn[3200:]) == pytest.approx(level(quiet[3200:]), rel=0.1)
     assert all(heard(said, mix[: len(said)]))
     assert all(heard(said, mix[-len(said) :]))
 
