@@ -299,8 +299,8 @@ def test_a_list_in_another_spelling_is_checked_as_well() -> None:
 @pytest.mark.parametrize(
     ("texts", "value"),
     [
-        (("true", "True", "1", "yes", "YES", "on", " t "), True),
-        (("false", "False", "0", "no", "off", "", "null", "None"), False),
+        (("true", "True", "1", "yes", "YES", " on "), True),
+        (("false", "False", "0", "no", "off", "", "null"), False),
     ],
 )
 def test_stream_is_taken_in_every_spelling(texts: tuple[str, ...], value: bool) -> None:

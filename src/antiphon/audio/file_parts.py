@@ -28,7 +28,8 @@ _BOXES = (b"moov", b"mdat", b"wide", b"free", b"skip", b"styp", b"moof", b"pnot"
 _MOVIE_BOX = re.compile(rb".{4}(moof.{4}mfhd|moov.{4}[a-z0-9]{4})", re.DOTALL)
 # What a recorder's pieces begin with after the first: of Ogg, of WebM (a cluster, or a block of track 1), and of MP4.
 _LATER_PART = re.compile(
-    rb"OggS\0[\0\1\4\5]|\x1fC\xb6u|\xa3([\x80-\xff]|[\x40-\x7f].|[\x20-\x3f]..|\x01.{7})\x81|.{4}(moof|styp|sidx)",
+    rb"OggS\0[\0\1\4\5]|\x1fC\xb6u|.{4}(moof|styp|sidx)|"
+    rb"\xa3([\x80-\xff]|[\x40-\x7f].|[\x20-\x3f]..|\x01.{7})\x81",
     re.DOTALL,
 )
 _PAGES = re.compile(rb"OggS\0[\0\1\4\5]|\x1fC\xb6u")
@@ -50,7 +51,7 @@ _PCM_STEP, MIN_PCM_SAMPLES = 0.5, 100
 
 
 class FilePart:
-    """A file that is made of ranges of another, and of zeros: `ranges` are (start, length), with start None for zeros."""
+    """A file that is made of ranges of another file, and of zeros."""
 
     def __init__(self, file: BinaryIO, ranges: list[Range]) -> None:
         self._file, self._ranges, self._at = file, ranges, 0

@@ -39,9 +39,9 @@ FIELDS = (
 # Less than this is not reported as damage.
 MIN_SKIPPED_S = 0.1
 # The spellings of a yes and of a no.
-TRUE, FALSE = ("true", "1", "yes", "y", "on", "t"), ("", "false", "0", "no", "n", "off", "f", "null", "none")
+TRUE, FALSE = ("true", "1", "yes", "on"), ("", "false", "0", "no", "off", "null")
 # What stands in `language` for one that is detected.
-UNNAMED_LANGUAGE = ("", "auto", "detect", "null", "none", "undefined")
+UNNAMED_LANGUAGE = ("", "auto", "detect", "null", "undefined")
 # What is counted as an audio token: Whisper's encoder makes one position of 20 ms of audio.
 AUDIO_TOKENS_PER_S = 50
 
