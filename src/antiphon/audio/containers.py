@@ -29,8 +29,8 @@ MIN_RATE_HZ = 1000
 # Streams of frames alone: how long a damaged stretch is follows from its bytes. FFmpeg's names.
 FRAME_FORMATS = ("mp3", "aac")
 _END_TAGS = (b"APETAGEX", b"LYRICSBEGIN", b"TAG")
-# FFmpeg's names of formats whose head says how long the audio is. A longer one is a placeholder.
-DECLARING_FORMATS, MAX_DECLARED_S = ("mov", "flac"), 86_400.0
+# FFmpeg's names of formats whose head says how long the audio is. Of a hundred times what is there, it is damaged.
+DECLARING_FORMATS, MAX_RATIO = ("mov", "flac"), 100.0
 # Formats whose bytes are all audio, in pages of this length.
 PAGED_FORMATS, PAGE_S = ("ogg", "matroska"), 2.0
 # A break in the times of packets that is damage, and not rounding.
@@ -247,7 +247,7 @@ class _Clock:
             left_s = (self._stream.duration or 0) * self._tick_s - self._end_s
         elif self._is_alone and self._format.startswith(PAGED_FORMATS) and self._end_byte and self._kept_s:
             left_s = (self._size - self._end_byte) / self._bytes_per_s() - PAGE_S
-        return left_s if MIN_GAP_S < left_s < MAX_DECLARED_S else 0.0
+        return left_s if MIN_GAP_S < left_s < MAX_RATIO * self._kept_s else 0.0
 
     def _bytes_per_s(self) -> float:
         return self._kept_bytes / self._kept_s if self._kept_s else 0.0
