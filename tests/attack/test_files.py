@@ -142,7 +142,9 @@ def test_when_packets_do_not_tell_their_length_then_the_limit_holds_while_the_fi
         response = post(url, data)
         assert (response.status_code, response.json()["error"]["code"]) == (413, "file_too_long")
         last = post(url, data, stream="true").text.strip().rpartition("data: ")[2]
-    assert "600 s" in json.loads(last)["error"]["message"]
+    error = json.loads(last)["error"]
+    assert (error["type"], error["code"], error["param"]) == ("invalid_request_error", "file_too_long", "file")
+    assert "600 s" in error["message"]
 
 
 @pytest.mark.parametrize(("stream", "strategy"), [("false", ALL_OF_IT[0]), ("true", ALL_OF_IT[1])])

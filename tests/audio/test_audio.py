@@ -104,13 +104,8 @@ def test_when_a_file_is_no_sound_then_the_error_says_what_it_is(tmp_path: Path) 
     (tmp_path / "empty.wav").touch()
     (tmp_path / "page.md").write_text("# A page\n" * 100)
     told = {"missing": "no such file", "": "this is a folder"}
-    told |= dict.fromkeys(("empty.wav", "page.md"), "this is no sound file that can be read")
+    told |= {"empty.wav": "the file is empty", "page.md": "the file is text, not sound"}
     for name, why in told.items():
         with pytest.raises(MediaError) as error:
             decode_all(str(tmp_path / name))
         assert str(error.value) == f"{tmp_path / name}: {why}"
-    # What a client sends has no name.
-    for data in (b"", b"abc" * 1000):
-        with pytest.raises(MediaError) as error:
-            decode_all(io.BytesIO(data))
-        assert str(error.value) == "this is no sound file that can be read"

@@ -263,6 +263,79 @@ def form(**fields: str) -> FileRequest:
     return parse_form({"model": ["whisper-1"], **named}, ("en",))
 
 
+LANGUAGES = ("en", "zh", "yue", "no", "he", "haw")
+
+
+def parsed(fields: dict[str, list[str]]) -> FileRequest:
+    return parse_form({"model": ["whisper-1"], "response_format": ["verbose_json"], **fields}, LANGUAGES)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"timestamp_granularities[]": ["word", "segment"]},
+        {"timestamp_granularities": ["word", "segment"]},
+        {"timestamp_granularities[0]": ["word"], "timestamp_granularities[1]": ["segment"]},
+        {"timestamp_granularities.0": ["segment"], "timestamp_granularities.1": ["word"]},
+        {"timestamp_granularities": ['["word", "segment"]']},
+        {"timestamp_granularities[]": ["word,segment"]},
+        {"timestamp_granularities": ["segment, word"]},
+        {"timestamp_granularities[][]": ["word", "segment"]},
+    ],
+    ids=str,
+)
+def test_a_list_comes_in_every_spelling(fields: dict[str, list[str]]) -> None:
+    asked = parsed(fields)
+    assert (asked.words, asked.segments) == (True, True)
+
+
+def test_a_list_in_another_spelling_is_checked_as_well() -> None:
+    assert not parsed({"timestamp_granularities[0]": ["word"]}).segments
+    with pytest.raises(RemoteProtocolError) as error:
+        parsed({"timestamp_granularities[0]": ["phoneme"]})
+    assert error.value.param == "timestamp_granularities"
+
+
+@pytest.mark.parametrize(
+    ("texts", "value"),
+    [
+        (("true", "True", "1", "yes", "YES", " on "), True),
+        (("false", "False", "0", "no", "off", "", "null"), False),
+    ],
+)
+def test_stream_is_taken_in_every_spelling(texts: tuple[str, ...], value: bool) -> None:
+    assert {form(stream=text).stream for text in texts} == {value}
+
+
+def test_a_stream_that_is_neither_yes_nor_no_is_refused_with_the_form() -> None:
+    with pytest.raises(RemoteProtocolError, match="'true', 'false'") as error:
+        form(stream="maybe")
+    assert error.value.param == "stream"
+
+
+@pytest.mark.parametrize(
+    ("texts", "code"),
+    [
+        (("en", "EN", "en-US", "en_GB", "English", " english "), "en"),
+        (("zh", "zh-CN", "zh-Hant-TW", "ZH_cn", "Chinese", "mandarin", "cmn"), "zh"),
+        (("yue", "Cantonese"), "yue"),
+        (("nb", "nb-NO", "Norwegian"), "no"),
+        (("iw", "Hebrew"), "he"),
+        (("haw",), "haw"),
+        (("auto", "AUTO", "detect", "", "null", "undefined"), None),
+    ],
+)
+def test_a_language_is_taken_in_every_clear_form(texts: tuple[str, ...], code: str | None) -> None:
+    assert {parsed({"language": [text]}).language for text in texts} == {code}
+
+
+@pytest.mark.parametrize("value", ["tlh", "e", "engl", "de", "en,zh", "-", "\N{REGIONAL INDICATOR SYMBOL LETTER U}"])
+def test_a_language_that_is_not_clear_is_refused_with_the_form(value: str) -> None:
+    with pytest.raises(RemoteProtocolError, match="ISO 639-1 code such as 'en'") as error:
+        parsed({"language": [value]})
+    assert error.value.param == "language"
+
+
 @pytest.mark.parametrize("value", ["", "auto", '"auto"'])
 def test_speech_is_detected_in_files_by_default(value: str) -> None:
     assert form().speech_detection == "auto"
@@ -270,6 +343,8 @@ def test_speech_is_detected_in_files_by_default(value: str) -> None:
 
 
 def test_a_chunking_strategy_comes_as_json_and_as_fields() -> None:
+    dotted = {"chunking_strategy.type": ["server_vad"], "chunking_strategy.threshold": ["0.4"]}
+    assert parsed(dotted).speech_detection == ServerVad(0.4, 300, 200)
     strategy = {"type": "server_vad", "threshold": 0.4, "silence_duration_ms": 700}
     vad = ServerVad(threshold=0.4, prefix_padding_ms=300, silence_duration_ms=700)
     assert form(chunking_strategy=json.dumps(strategy)).speech_detection == vad

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from aiortc import MediaStreamTrack
+from aiortc.mediastreams import MediaStreamError
 from av import AudioFrame
 
 from antiphon.events.conversation import ContentPosition, ResponseAudioDelta
@@ -41,6 +42,36 @@ class BrokenTrack(MediaStreamTrack):
         frame.planes[0].update(np.zeros(320, np.int16).tobytes())
         frame.sample_rate = 16_000
         return frame
+
+
+class InvertedTrack(MediaStreamTrack):
+    """A microphone whose right channel is the left one turned around, as a wrongly wired cable gives it."""
+
+    kind = "audio"
+    num_frames = 0
+
+    async def recv(self) -> AudioFrame:
+        self.num_frames += 1
+        if self.num_frames > 10:
+            raise MediaStreamError
+        left = (8000 * np.sin(np.arange(320) * 2 * np.pi * 500 / 16_000)).astype(np.int16)
+        frame = AudioFrame.from_ndarray(np.stack([left, -left], 1).reshape(1, -1), "s16", "stereo")
+        frame.sample_rate = 16_000
+        return frame
+
+
+def test_when_the_channels_of_a_microphone_cancel_then_it_is_heard() -> None:
+    async def main() -> list[Any]:
+        call = WebRtcCall(())
+        call.peer.emit("track", InvertedTrack())
+        async with asyncio.timeout(10):
+            received = [await call.receive() for _ in range(11)]
+        await call.hang_up()
+        return received
+
+    *audio, end = asyncio.run(main())
+    assert end is None
+    assert [np.abs(item.pcm).max() for item in audio] == pytest.approx([8000 / 32768] * 10, rel=0.01)
 
 
 def test_when_more_arrives_than_is_kept_then_that_is_logged_and_the_end_is_kept(

@@ -18,7 +18,7 @@ import anyio.to_thread
 import msgspec
 
 from antiphon.audio import Pcm
-from antiphon.audio.containers import decode, decode_in_slabs
+from antiphon.audio.containers import SkippedAudio, decode, decode_in_slabs
 from antiphon.contracts import FileOptions, TranscriptSegment
 from antiphon.errors import MediaError, ModelError, SettingsError
 from antiphon.events.transcription import (
@@ -34,7 +34,7 @@ from antiphon.events.transcription import (
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import TRANSCRIPTION_ROLES
-from antiphon.protocols.rest.transcriptions import joined, srt
+from antiphon.protocols.rest.transcriptions import joined, skipped_seconds, srt
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.file_speech import transcribe_speech
 from antiphon.sessions.transcription.session import TranscriptionSession
@@ -186,17 +186,20 @@ async def _transcribe_whole(
 ) -> None:
     """As the server transcribes a file that is posted to it, and with the same text."""
     options = FileOptions(language, prompt, word_times=printer.style is OutputStyle.JSON)
-    async with aclosing(_slabs(file)) as slabs:
+    skipped = SkippedAudio()
+    async with aclosing(_slabs(file, skipped)) as slabs:
         parts = transcribe_speech(models.required_transcriber, models.required_vad, slabs, options)
         async for part in parts:
             if isinstance(part, TranscriptSegment):
                 printer.add(part)
             else:
                 printer.language = part.language
+    if seconds := skipped_seconds(skipped.seconds):
+        print(f"antiphon: {file}: {seconds} s are damaged and were left out", file=sys.stderr)
 
 
-async def _slabs(file: str) -> AsyncGenerator[Pcm, None]:
-    with closing(decode_in_slabs(file, SLAB_S)) as slabs:
+async def _slabs(file: str, skipped: SkippedAudio) -> AsyncGenerator[Pcm, None]:
+    with closing(decode_in_slabs(file, SLAB_S, skipped)) as slabs:
         while (slab := await anyio.to_thread.run_sync(next, slabs, None)) is not None:
             yield slab
 

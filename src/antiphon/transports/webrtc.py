@@ -23,6 +23,7 @@ from aiortc.mediastreams import MediaStreamError
 from av import AudioFrame
 
 from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio.channels import ChannelMixer, channels_of
 from antiphon.audio.pcm import Resampler
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
@@ -293,15 +294,14 @@ class WebRtcCall:
             self._audio_task = asyncio.create_task(self._read_audio(track))
 
     async def _read_audio(self, track: MediaStreamTrack) -> None:
-        resampler, rate_hz = None, 0
+        resampler, mixer, kind = None, None, (0, 0)
         try:
             while True:
                 frame: Any = await track.recv()
-                if resampler is None or frame.sample_rate != rate_hz:
-                    rate_hz = frame.sample_rate
-                    resampler = Resampler(rate_hz, SAMPLE_RATE_HZ)
-                mono = frame.to_ndarray().reshape(-1, len(frame.layout.channels)).mean(axis=1, dtype=np.float32)
-                pcm = resampler.feed(mono / np.float32(32768))
+                if resampler is None or mixer is None or kind != (frame.sample_rate, frame.layout.nb_channels):
+                    kind = frame.sample_rate, frame.layout.nb_channels
+                    resampler, mixer = Resampler(kind[0], SAMPLE_RATE_HZ), ChannelMixer(*kind)
+                pcm = resampler.feed(mixer.feed(channels_of(frame)))
                 if len(pcm):
                     self.arrive(AppendAudio(pcm))
         except MediaStreamError:

@@ -6,6 +6,7 @@ server-sent events of a stream. Times are seconds from the beginning of the file
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
@@ -18,6 +19,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.transcription import ServerVad
 from antiphon.events.words import Word
 from antiphon.protocols.fields import nearest, unknown_parameter
+from antiphon.protocols.languages import language_code
 
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS: tuple[TranscriptFormat, ...] = get_args(TranscriptFormat)
@@ -34,6 +36,12 @@ FIELDS = (
     "temperature",
     "timestamp_granularities",
 )
+# Less than this is not reported as damage.
+MIN_SKIPPED_S = 0.1
+# The spellings of a yes and of a no.
+TRUE, FALSE = ("true", "1", "yes", "on"), ("", "false", "0", "no", "off", "null")
+# What stands in `language` for one that is detected.
+UNNAMED_LANGUAGE = ("", "auto", "detect", "null", "undefined")
 # What is counted as an audio token: Whisper's encoder makes one position of 20 ms of audio.
 AUDIO_TOKENS_PER_S = 50
 
@@ -65,17 +73,15 @@ def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRe
     """
     one = {k: v[-1] for k, v in fields.items() if v}
     for name in one:
-        if (known := name.partition("[")[0]) not in FIELDS and (meant := nearest(known, frozenset(FIELDS))):
+        if (known := re.split(r"[\[.]", name)[0]) not in FIELDS and (meant := nearest(known, frozenset(FIELDS))):
             raise unknown_parameter(name, meant)
     if not one.get("model"):
         raise RemoteProtocolError("missing_required_parameter", "Missing required parameter: 'model'.", "model")
     form = one.get("response_format") or "json"
     if form not in FORMATS:
         raise _invalid("response_format", form, FORMATS)
-    language = one.get("language") or None
-    if language and language not in languages:
-        raise RemoteProtocolError("invalid_value", f"'{language}' is no language of this model.", "language")
-    wanted = fields.get("timestamp_granularities[]", []) + fields.get("timestamp_granularities", [])
+    language = _language(one.get("language", ""), languages)
+    wanted = _listed(fields, "timestamp_granularities")
     for name in wanted:
         if name not in GRANULARITIES:
             raise _invalid("timestamp_granularities", name, GRANULARITIES)
@@ -91,8 +97,41 @@ def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRe
         temperature=_temperature(one.get("temperature", "0")),
         words="word" in wanted,
         segments=not wanted or "segment" in wanted,
-        stream=one.get("stream", "").lower() in ("true", "1"),
+        stream=_flag(one.get("stream", ""), "stream"),
         speech_detection=_speech_detection(one),
+    )
+
+
+def _listed(fields: dict[str, list[str]], name: str) -> list[str]:
+    """A list, in the ways in which clients write one: the field again and again, with `[]`, with indices (`[0]`, `.0`),
+    with commas, or as JSON.
+    """
+    spelling = re.compile(re.escape(name) + r"(\[\d*\]|\.\d+)*")
+    found = list[str]()
+    for text in (v for key, values in fields.items() if spelling.fullmatch(key) for v in values):
+        found += text.strip(" []").split(",")
+    return [item for text in found if (item := text.strip(" \"'"))]
+
+
+def _flag(text: str, name: str) -> bool:
+    word = text.strip().lower()
+    if word not in TRUE and word not in FALSE:
+        raise _invalid(name, text, ("true", "false"))
+    return word in TRUE
+
+
+def _language(text: str, languages: Sequence[str]) -> str | None:
+    """A code of the model's, for a code, a locale or an English name; None where it is to be detected."""
+    named = text.strip()
+    if named.lower() in UNNAMED_LANGUAGE:
+        return None
+    for code in (named, language_code(named)):
+        if code in languages:
+            return code
+    raise RemoteProtocolError(
+        "invalid_value",
+        f"'{text}' is no language of this model. Expected an ISO 639-1 code such as 'en', or none to detect it.",
+        "language",
     )
 
 
@@ -109,7 +148,9 @@ def _speech_detection(form: dict[str, str]) -> ServerVad | Literal["auto"] | Non
     The last is how OpenAI's own client libraries send it: `chunking_strategy[type]`, and so on.
     """
     name = "chunking_strategy"
-    fields: object = {k[len(name) + 1 : -1]: v for k, v in form.items() if k.startswith(f"{name}[") and k[-1] == "]"}
+    spelling = re.compile(rf"{name}(?:\[(\w+)\]|\.(\w+))")
+    matches = ((spelling.fullmatch(key), value) for key, value in form.items())
+    fields: object = {match[1] or match[2]: value for match, value in matches if match}
     text = form.get(name, "").strip()
     if not fields and text in ("", "auto"):
         return "auto"
@@ -175,8 +216,14 @@ class _VerboseTranscript(msgspec.Struct):
     duration: float
     text: str
     usage: _Duration
+    skipped_seconds: float | UnsetType = UNSET
     segments: list[_VerboseSegment] | UnsetType = UNSET
     words: list[_VerboseWord] | UnsetType = UNSET
+
+
+def skipped_seconds(skipped_s: float) -> float:
+    """What a client is told of the seconds that could not be decoded; 0 for what is too short for a word."""
+    return round(skipped_s, 2) if skipped_s >= MIN_SKIPPED_S else 0.0
 
 
 def joined(segments: Iterable[TranscriptSegment]) -> str:
@@ -185,9 +232,16 @@ def joined(segments: Iterable[TranscriptSegment]) -> str:
 
 
 def body(
-    request: FileRequest, task: TranscriptionTask, info: FileInfo, segments: Sequence[TranscriptSegment]
+    request: FileRequest,
+    task: TranscriptionTask,
+    info: FileInfo,
+    segments: Sequence[TranscriptSegment],
+    skipped_s: float = 0.0,
 ) -> tuple[str, str]:
-    """The media type and the body of a finished transcript, in the format that the request asks for."""
+    """The media type and the body of a finished transcript, in the format that the request asks for.
+
+    `skipped_s`: how much of the file could not be decoded.
+    """
     text = joined(segments)
     match request.format:
         case "text":
@@ -199,11 +253,15 @@ def body(
         case "json":
             return "application/json", _json(_Transcript(text, _Duration(round(info.duration_s, 3))))
         case "verbose_json":
-            return "application/json", _json(_verbose(request, task, info, segments))
+            return "application/json", _json(_verbose(request, task, info, segments, skipped_s))
 
 
 def _verbose(
-    request: FileRequest, task: TranscriptionTask, info: FileInfo, segments: Sequence[TranscriptSegment]
+    request: FileRequest,
+    task: TranscriptionTask,
+    info: FileInfo,
+    segments: Sequence[TranscriptSegment],
+    skipped_s: float,
 ) -> _VerboseTranscript:
     duration_s = round(info.duration_s, 3)
     return _VerboseTranscript(
@@ -212,6 +270,7 @@ def _verbose(
         duration_s,
         joined(segments),
         _Duration(duration_s),
+        skipped_seconds(skipped_s) or UNSET,
         [_verbose_segment(s) for s in segments] if request.segments else UNSET,
         [_verbose_word(w) for s in segments for w in s.words] if request.words else UNSET,
     )
@@ -255,10 +314,14 @@ class _TokenUsage(msgspec.Struct, tag="tokens"):
 class _TextDone(msgspec.Struct, tag="transcript.text.done"):
     text: str
     usage: _TokenUsage
+    skipped_seconds: float | UnsetType = UNSET
 
 
-class _Failure(msgspec.Struct, tag="server_error"):
+class _Failure(msgspec.Struct, omit_defaults=True):
+    type: Literal["server_error", "invalid_request_error"]
     message: str
+    code: str | None = None
+    param: str | None = None
 
 
 class _ErrorEvent(msgspec.Struct, tag="error"):
@@ -270,16 +333,25 @@ def delta_event(text: str) -> str:
     return _sse(_TextDelta(text))
 
 
-def done_event(text: str, info: FileInfo, num_tokens: int) -> str:
-    """The server-sent event that ends a stream. `text` is all deltas joined, `num_tokens` counts its tokens."""
+def done_event(text: str, info: FileInfo, num_tokens: int, skipped_s: float = 0.0) -> str:
+    """The server-sent event that ends a stream. `text` is all deltas joined, `num_tokens` counts its tokens.
+
+    `skipped_s`: how much of the file could not be decoded.
+    """
     audio = round(info.duration_s * AUDIO_TOKENS_PER_S)
     details = _InputTokenDetails(audio_tokens=audio, text_tokens=0)
-    return _sse(_TextDone(text, _TokenUsage(audio, details, num_tokens, audio + num_tokens)))
+    usage = _TokenUsage(audio, details, num_tokens, audio + num_tokens)
+    return _sse(_TextDone(text, usage, skipped_seconds(skipped_s) or UNSET))
 
 
 def error_event(message: str) -> str:
-    """The server-sent event that ends a stream that failed after it began, when the status 200 was sent."""
-    return _sse(_ErrorEvent(_Failure(message)))
+    """The server-sent event that ends a stream when the model failed, after the status 200 was sent."""
+    return _sse(_ErrorEvent(_Failure("server_error", message)))
+
+
+def file_error_event(message: str, code: str) -> str:
+    """The server-sent event that ends a stream because of the file that the client sent."""
+    return _sse(_ErrorEvent(_Failure("invalid_request_error", message, code, "file")))
 
 
 def _sse(event: _TextDelta | _TextDone | _ErrorEvent) -> str:

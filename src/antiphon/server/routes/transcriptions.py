@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.containers import decode_in_slabs, measure_s
+from antiphon.audio.containers import SkippedAudio, decode_in_slabs, measure_s
 from antiphon.contracts import FileInfo, FileOptions, Transcriber, TranscriptionTask, TranscriptSegment
 from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols.rest import transcriptions as openai_rest
@@ -33,6 +33,8 @@ from antiphon.sessions.transcription.file_speech import FILE_VAD, transcribe_spe
 MAX_FIELDS = 40
 # What is decoded at once: 2 MB, in some 50 ms.
 SLAB_S = 30.0
+# Says how much of a damaged file could not be decoded.
+SKIPPED_HEADER = "antiphon-skipped-seconds"
 # Files that are decoded at the same time: the other threads are needed for codecs.
 _DECODE_LIMITER = anyio.CapacityLimiter(2)
 
@@ -63,7 +65,8 @@ async def _respond(request: Request, task: TranscriptionTask) -> Response:
         max_s = state.settings.audio.max_file_s
         if await anyio.to_thread.run_sync(measure_s, file, max_s, limiter=_DECODE_LIMITER) > max_s:
             raise _too_long(max_s)
-        slabs = await stack.enter_async_context(aclosing(_slabs(state, file)))
+        skipped = SkippedAudio()
+        slabs = await stack.enter_async_context(aclosing(_slabs(state, file, skipped)))
         if asked.speech_detection is None:
             parts = transcriber.transcribe(slabs, options)
         else:
@@ -71,8 +74,8 @@ async def _respond(request: Request, task: TranscriptionTask) -> Response:
             parts = transcribe_speech(transcriber, models.required_vad, slabs, options, vad)
         await stack.enter_async_context(aclosing(parts))  # type: ignore[type-var]
         if asked.stream:
-            return HeldStream(_events(parts, options), stack.pop_all())
-        return await unless_disconnected(request, lambda: _whole(state, parts, asked, options))
+            return HeldStream(_events(parts, options, skipped), stack.pop_all())
+        return await unless_disconnected(request, lambda: _whole(state, parts, asked, options, skipped))
 
 
 async def _read(
@@ -101,10 +104,10 @@ async def _read(
     return asked, file.file
 
 
-async def _slabs(state: ServerState, file: BinaryIO) -> AsyncGenerator[Pcm, None]:
+async def _slabs(state: ServerState, file: BinaryIO, skipped: SkippedAudio) -> AsyncGenerator[Pcm, None]:
     """Decode a file as its slabs are asked for, in a thread. Raises MediaError, and BodyTooLarge past the limit."""
     max_s, seconds = state.settings.audio.max_file_s, 0.0
-    with closing(decode_in_slabs(file, SLAB_S)) as slabs:
+    with closing(decode_in_slabs(file, SLAB_S, skipped)) as slabs:
         while (slab := await anyio.to_thread.run_sync(next, slabs, None, limiter=_DECODE_LIMITER)) is not None:
             seconds += len(slab) / SAMPLE_RATE_HZ
             if seconds > max_s + SLAB_S:
@@ -124,6 +127,7 @@ async def _whole(
     parts: AsyncIterator[FileInfo | TranscriptSegment],
     asked: FileRequest,
     options: FileOptions,
+    skipped: SkippedAudio,
 ) -> Response:
     started_s = time.monotonic()
     info, segments = FileInfo(options.language or "en", 0.0), list[TranscriptSegment]()
@@ -133,11 +137,14 @@ async def _whole(
         else:
             info = part
     state.metrics.measure("file", time.monotonic() - started_s)
-    media_type, text = openai_rest.body(asked, options.task, info, segments)
-    return Response(text, media_type=media_type)
+    media_type, text = openai_rest.body(asked, options.task, info, segments, skipped.seconds)
+    told = openai_rest.skipped_seconds(skipped.seconds)
+    return Response(text, media_type=media_type, headers={SKIPPED_HEADER: str(told)} if told else None)
 
 
-async def _events(parts: AsyncIterator[FileInfo | TranscriptSegment], options: FileOptions) -> AsyncIterator[str]:
+async def _events(
+    parts: AsyncIterator[FileInfo | TranscriptSegment], options: FileOptions, skipped: SkippedAudio
+) -> AsyncIterator[str]:
     info, sent, num_tokens = FileInfo(options.language or "en", 0.0), "", 0
     try:
         async for part in parts:
@@ -149,10 +156,13 @@ async def _events(parts: AsyncIterator[FileInfo | TranscriptSegment], options: F
             if text:
                 sent += text
                 yield openai_rest.delta_event(text)
-    except (ModelError, Refused, MediaError) as error:
+    except (ModelError, Refused) as error:
         yield openai_rest.error_event(str(error))
         return
-    except BodyTooLarge as error:
-        yield openai_rest.error_event(error.detail)
+    except MediaError as error:
+        yield openai_rest.file_error_event(str(error), "invalid_value")
         return
-    yield openai_rest.done_event(sent, info, num_tokens)
+    except BodyTooLarge as error:
+        yield openai_rest.file_error_event(error.detail, error.code or "file_too_long")
+        return
+    yield openai_rest.done_event(sent, info, num_tokens, skipped.seconds)
