@@ -36,6 +36,7 @@ from antiphon.loading.placement import placement
 from antiphon.loading.selection import ALL_ROLES, LocalModel, RemoteModel, selected_models, spec_of
 from antiphon.pipelines.by_language import VoiceByLanguage
 from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.pipelines.reading import ReadingVoice
 from antiphon.remote.address import read_key
 from antiphon.remote.language import RemoteLanguageModel
 from antiphon.roles import ModelRole
@@ -148,7 +149,8 @@ def load(
         if model.role not in ("vad", "turn", "speaker"):
             names.append(model.id)
     if "synthesizer" in by_role:
-        by_role["synthesizer"], fallback_lane = _with_fallback(settings, by_role["synthesizer"], observe)
+        voice = ReadingVoice(by_role["synthesizer"])
+        by_role["synthesizer"], fallback_lane = _with_fallback(settings, voice, observe)
         lanes += [fallback_lane] if fallback_lane else []
     reader = None
     if "language" in by_role:
@@ -248,7 +250,7 @@ def _with_fallback(
         return main, None
     more = ", ".join(code for code in fallback.profile.languages if code not in main.profile.languages)
     log.debug("%s is the fallback voice, for %s", fallback.profile.id, more)
-    return VoiceByLanguage(main, fallback), fallback.lane
+    return VoiceByLanguage(main, ReadingVoice(fallback)), fallback.lane
 
 
 def _lane_options(settings: Settings, role: ModelRole, observe: ObserveLaneStep | None) -> LaneModelOptions:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from antiphon.audio.pcm import Resampler
 from antiphon.contracts import SpeechChunk, Synthesizer, Urgency, VoiceOptions
 from antiphon.text.language import language_finder
+from antiphon.text.markup import without_pauses
 
 # A text is of another language than the voice's own if that is at least so probable. In 373 English sentences and
 # clauses of the repository none was; "Ja, gerne." is German with 0.75, "Ja." nothing with more than 0.17.
@@ -56,7 +57,7 @@ class VoiceByLanguage:
     def _language_of(self, text: str, before: str) -> str:
         own = self._main.profile.languages
         for seen in (text, f"{before} {text}") if before else (text,):
-            language, probability = self._likeliest(seen)
+            language, probability = self._likeliest(without_pauses(seen))
             if probability >= MIN_PROBABILITY and language in self.profile.languages:
                 return language
         return own[0]

@@ -34,6 +34,7 @@ from antiphon.server.live.speech_catalog import speech_catalog, with_sample
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.speech.render import EncodedSpeech, speak
 from antiphon.store.voices import StoredVoice
+from antiphon.text.markup import plain
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES, MAX_SAMPLE_BYTES = 16 << 20, 10 << 20
@@ -115,7 +116,7 @@ async def _synthesized(
     with state.admit(caller, "speech"):
         started_s, begun = time.monotonic(), False
         config = await with_sample(state, asked.config)
-        async with aclosing(speak(synthesizer, asked.text, config)) as chunks:
+        async with aclosing(speak(synthesizer, plain(asked.text), config)) as chunks:
             async for chunk in chunks:
                 if not begun:
                     state.metrics.measure("first_sound", time.monotonic() - started_s)
@@ -200,7 +201,7 @@ async def _result(
     data, words, skipped = [], list[Word](), ""
     try:
         config = await with_sample(state, item.config)
-        async with aclosing(speak(synthesizer, item.text, config)) as chunks:
+        async with aclosing(speak(synthesizer, plain(item.text), config)) as chunks:
             async for chunk in chunks:
                 budget.left_s -= chunk.end_s - chunk.start_s
                 if budget.left_s < 0:
