@@ -48,7 +48,22 @@ class ModelNames:
         found = self.exact(name)
         if found or self.strict:
             return found
-        return self.loaded[0] if name == LOCAL or name.startswith(HOSTED_PREFIXES) else None
+        return self.loaded[0] if is_hosted_model(name) else None
+
+
+def is_hosted_model(name: str) -> bool:
+    """Whether a loaded model stands for this name, where names are not strict."""
+    return name == LOCAL or name.startswith(HOSTED_PREFIXES)
+
+
+def hosted_task(name: str) -> tuple[str, ...]:
+    """What the hosted model of a name does, in Hugging Face's names of tasks, the likeliest first."""
+    if name.startswith("whisper") or "transcribe" in name:
+        return ("automatic-speech-recognition",)
+    if name.startswith("tts") or "-tts" in name:
+        return ("text-to-speech",)
+    # Requests for conversations come to what answers in them, or else only listens.
+    return ("any-to-any", "text-generation", "automatic-speech-recognition", "text-to-speech")
 
 
 def loaded_voice(name: str | None, voices: Sequence[str]) -> str | None:

@@ -144,7 +144,13 @@ def test_when_voices_are_uploaded_then_they_are_listed_and_can_be_deleted(
         return httpx.post(url, data=form, files=files, timeout=LIMIT_S)
 
     good = {"name": "../../Ähm/..", "consent": "yes, recorded 2026-11-21", "sample": sample}
-    assert httpx.get(url).json() == {"voices": ["heart"], "uploaded_voices": []}
+    languages = httpx.get(url).json()["voices"][0]["languages"]
+    assert httpx.get(url).json() == {
+        # As pickers read them, and as strings.
+        "voices": [{"id": "heart", "name": "Heart", "language": "en", "languages": languages}],
+        "voice_names": ["heart"],
+        "uploaded_voices": [],
+    }
     before = {p for p in home.parent.rglob("*") if "voices" not in p.parts}
     assert upload(**good).json()["success"]
     (stored,) = httpx.get(url).json()["uploaded_voices"]

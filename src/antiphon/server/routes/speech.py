@@ -249,10 +249,22 @@ class UploadedVoice(msgspec.Struct):
         )
 
 
-class VoiceList(msgspec.Struct):
-    """The names of the synthesizer's own voices, and the voices that the caller has uploaded."""
+class Voice(msgspec.Struct):
+    """A voice that requests may name by its `id`, and the languages that it speaks, its own first."""
 
-    voices: list[str]
+    id: str
+    name: str
+    language: str | None
+    languages: list[str]
+
+
+class VoiceList(msgspec.Struct):
+    """The voices that the synthesizer speaks with, the caller's uploaded ones among them where it clones; their names
+    alone; and what the caller has uploaded.
+    """
+
+    voices: list[Voice]
+    voice_names: list[str]
     uploaded_voices: list[UploadedVoice]
 
 
@@ -273,7 +285,14 @@ class VoiceDeleted(msgspec.Struct):
 
 async def _list(request: Request, state: ServerState) -> Response:
     uploaded = await anyio.to_thread.run_sync(state.uploaded_voices(identify(request)).list)
-    return json_response(VoiceList(list(_own_voices(state)), [UploadedVoice.of(voice) for voice in uploaded]))
+    own, synthesizer = _own_voices(state), state.loaded().synthesizer
+    profile = synthesizer.profile if synthesizer else None
+    languages = list(profile.languages) if profile else []
+    names = [*own, *(voice.name for voice in uploaded if profile and profile.clones_voices)]
+    voices = [
+        Voice(name, name[:1].upper() + name[1:], languages[0] if languages else None, languages) for name in names
+    ]
+    return json_response(VoiceList(voices, names, [UploadedVoice.of(voice) for voice in uploaded]))
 
 
 async def _upload(request: Request, state: ServerState) -> Response:
