@@ -11,6 +11,7 @@ from antiphon.cluster.door import app as door
 from antiphon.cluster.door.app import Door
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.server.app import build
+from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from antiphon.transports.base_path import BasePath
@@ -47,6 +48,6 @@ def test_only_slashes_around_the_prefix_are_joined(sent: str, meant: str, kind: 
 
 
 def test_a_host_and_a_door_join_them_before_anything_else() -> None:
-    host = build(ServerState(Settings()))
+    host = build(ServerState(Settings(), Metrics()))
     assert host.user_middleware[0].cls is BasePath
-    assert door.build(Door(Hosts(()), 1.0)).user_middleware[0].cls is BasePath
+    assert door.build(Door(Hosts((), clock=lambda: 0.0), 1.0)).user_middleware[0].cls is BasePath

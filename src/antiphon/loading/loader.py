@@ -247,7 +247,8 @@ def _with_fallback(
         # A setting asks for it, or it is used where it is.
         if how != "auto":
             raise
-        return main, None
+        # Alone, it refuses what it cannot speak.
+        return VoiceByLanguage(main, None), None
     more = ", ".join(code for code in fallback.profile.languages if code not in main.profile.languages)
     log.debug("%s is the fallback voice, for %s", fallback.profile.id, more)
     return VoiceByLanguage(main, ReadingVoice(fallback)), fallback.lane

@@ -266,8 +266,12 @@ async def _speak_sentences(
     put: PutChunk,
     audio_left: _AudioLeft,
 ) -> None:
-    """Speak one sentence after the other. Word times go on from one to the next; a voice without any has them paced."""
+    """Speak one sentence after the other. Word times go on from one to the next; a voice without any has them paced.
+
+    Raises ModelError at the end where nothing was spoken, for no voice speaks the language.
+    """
     rate_hz, at_s, spoken = synthesizer.profile.sample_rate_hz, 0.0, ""
+    unspoken: RemoteProtocolError | None = None
     async for sentence in sentences:
         start_s, pacer = at_s, WordPacer()
         if not synthesizer.profile.word_times:
@@ -286,10 +290,16 @@ async def _speak_sentences(
                 await put(ResponseAudio(NO_AUDIO, words))
         except RemoteProtocolError as error:
             # It stays in the response as text.
-            log.info("a sentence of a response is not spoken: %s", error.code)
+            if error.code == "language_not_spoken":
+                unspoken = error
+                log.warning("a sentence of a response is not spoken: %s", error.message)
+            else:
+                log.info("a sentence of a response is not spoken: %s", error.code)
         finally:
             audio_left.num_waiting -= 1
         spoken = f"{spoken} {sentence}"[-MAX_SPOKEN_BEFORE:].lstrip()
+    if unspoken and not at_s:
+        raise ModelError(unspoken.message)
 
 
 async def _speak_live(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from antiphon.errors import RemoteProtocolError
@@ -16,6 +16,20 @@ LOCAL = "local"
 HOSTED_VOICES = frozenset(
     ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
 )
+LANGUAGE_NAMES = {
+    "english": "en",
+    "chinese": "zh",
+    "german": "de",
+    "french": "fr",
+    "spanish": "es",
+    "japanese": "ja",
+    "italian": "it",
+    "portuguese": "pt",
+    "korean": "ko",
+    "russian": "ru",
+}
+# What a client can do whose language no loaded voice speaks.
+OTHER_VOICES = "for another language the server needs eSpeak NG (apt install espeak-ng) or another --synthesizer"
 # Of a name in an error.
 MAX_SHOWN_CHARS = 100
 
@@ -64,6 +78,19 @@ def hosted_task(name: str) -> tuple[str, ...]:
         return ("text-to-speech",)
     # Requests for conversations come to what answers in them, or else only listens.
     return ("any-to-any", "text-generation", "automatic-speech-recognition", "text-to-speech")
+
+
+def language_code(language: str) -> str:
+    """The code of a language that is given by its name, code or locale: `en` for `English`, `en` and `en-US`."""
+    return LANGUAGE_NAMES.get(language.lower(), language.lower().split("-")[0].split("_")[0])
+
+
+def unknown_language(language: str, knows: Callable[[str], bool], param: str) -> RemoteProtocolError:
+    """What a client is told of a language that the transcriber does not know, with what to write where that is clear."""
+    code = language_code(language)
+    hint = f" Write '{code}'." if code != language and knows(code) else ""
+    message = f"Invalid value: '{language[:MAX_SHOWN_CHARS]}' is no language of this model.{hint}"
+    return RemoteProtocolError("invalid_value", message, param)
 
 
 def loaded_voice(name: str | None, voices: Sequence[str]) -> str | None:

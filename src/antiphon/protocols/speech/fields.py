@@ -18,7 +18,14 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
 from antiphon.events.words import Word
 from antiphon.protocols.fields import Text, audio_file, decode, number, seed, typed
-from antiphon.protocols.model_names import ModelNames, is_hosted_voice, loaded_voice, voice_not_found
+from antiphon.protocols.model_names import (
+    OTHER_VOICES,
+    ModelNames,
+    is_hosted_voice,
+    language_code,
+    loaded_voice,
+    voice_not_found,
+)
 
 Choice = TypeVar("Choice", bound=str)
 Number = TypeVar("Number", int, float)
@@ -30,18 +37,6 @@ MAX_EMBEDDING_VALUE = 1e6
 # The rates that audio of every format can have, in samples a second.
 SAMPLE_RATES = (8_000, 16_000, 24_000, 48_000)
 MAX_EMBEDDING_NUMBERS, MAX_NAME_CHARS, MAX_SAMPLE_BYTES = 8192, 100, 10 << 20
-LANGUAGE_NAMES = {
-    "english": "en",
-    "chinese": "zh",
-    "german": "de",
-    "french": "fr",
-    "spanish": "es",
-    "japanese": "ja",
-    "italian": "it",
-    "portuguese": "pt",
-    "korean": "ko",
-    "russian": "ru",
-}
 
 
 class VoiceById(msgspec.Struct):
@@ -146,7 +141,7 @@ def read_config(fields: SpeechFields, catalog: SpeechCatalog, format: SpeechForm
     sample = _sample(fields, catalog)
     if sample is None and isinstance(voice, VoiceSample):
         sample = voice
-    language = _language_code(fields.language) if fields.language else None
+    language = language_code(fields.language) if fields.language else None
     return SpeechConfig(
         voice=voice if isinstance(voice, str) else None,
         granularity=_choice(fields.split_granularity, "split_granularity", get_args(Granularity), "sentence"),
@@ -280,13 +275,8 @@ def _check_embedding(embedding: list[float]) -> None:
 
 
 def _check_language(language: str | None, catalog: SpeechCatalog) -> None:
-    if language and _language_code(language) not in (*catalog.languages, "auto"):
-        raise _invalid("language", f"the loaded model speaks {', '.join(catalog.languages)}")
-
-
-def _language_code(language: str) -> str:
-    """The code of a language that is given by its name, code or locale: `en` for `English`, `en` and `en-US`."""
-    return LANGUAGE_NAMES.get(language.lower(), language.lower().split("-")[0].split("_")[0])
+    if language and language_code(language) not in (*catalog.languages, "auto"):
+        raise _invalid("language", f"the loaded model speaks {', '.join(catalog.languages)}; {OTHER_VOICES}")
 
 
 def _invalid(param: str, expected: str) -> RemoteProtocolError:
