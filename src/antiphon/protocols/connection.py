@@ -100,8 +100,8 @@ class Context:
             raise unknown_language(language, self.knows_language, param)
 
     def unspoken(self, language: str | None, param: str) -> list[Unread]:
-        """What a client is told of a session in a language that no loaded voice speaks: it is heard, and an answer in it
-        fails.
+        """What a client is told of a session in a language that no loaded voice speaks: it is heard, and an answer in
+        it fails.
         """
         if not language or not self.spoken_languages or language in self.spoken_languages:
             return []

@@ -86,7 +86,7 @@ def language_code(language: str) -> str:
 
 
 def unknown_language(language: str, knows: Callable[[str], bool], param: str) -> RemoteProtocolError:
-    """What a client is told of a language that the transcriber does not know, with what to write where that is clear."""
+    """What a client is told of a language that the transcriber does not know, with what to write if that is clear."""
     code = language_code(language)
     hint = f" Write '{code}'." if code != language and knows(code) else ""
     message = f"Invalid value: '{language[:MAX_SHOWN_CHARS]}' is no language of this model.{hint}"

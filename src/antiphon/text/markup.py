@@ -186,7 +186,7 @@ class MarkupReader:
         if not closes and not is_empty:
             if name == "sub" and "alias" in attributes:
                 self._silent = name
-                return attributes["alias"]
+                return str(attributes["alias"])
             if name in _SILENT:
                 self._silent = name
                 return " "

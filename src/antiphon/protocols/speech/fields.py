@@ -49,7 +49,8 @@ class SpeechFields(msgspec.Struct, kw_only=True):
     """The fields of a request, as the client sent them. One that is null counts as missing; unknown ones are ignored.
 
     `response_format` and `split_granularity` are names out of a few, in any case, and anything false (`""`, `0`, `[]`)
-    counts as missing too. `speed`, `sample_rate` and `seed` may be numbers as text, as forms send them. `speaker` is another name of `voice`: it is not read, and may be anything, where there is a `voice`.
+    counts as missing too. `speed`, `sample_rate` and `seed` may be numbers as text, as forms send them. `speaker` is
+    another name of `voice`: it is not read, and may be anything, where there is a `voice`.
     """
 
     model: Text | None = None
