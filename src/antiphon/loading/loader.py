@@ -145,12 +145,13 @@ def load(
             by_role.setdefault("language", getattr(loaded, spec.language_model))
         if spec.runs_on == "lane":
             lanes.append(loaded.lane)
+        if model.role == "synthesizer":
+            loaded = ReadingVoice(loaded)
         by_role[model.role] = NativeConversationModel(loaded) if spec.native else loaded
         if model.role not in ("vad", "turn", "speaker"):
             names.append(model.id)
     if "synthesizer" in by_role:
-        voice = ReadingVoice(by_role["synthesizer"])
-        by_role["synthesizer"], fallback_lane = _with_fallback(settings, voice, observe)
+        by_role["synthesizer"], fallback_lane = _with_fallback(settings, by_role["synthesizer"], observe)
         lanes += [fallback_lane] if fallback_lane else []
     reader = None
     if "language" in by_role:

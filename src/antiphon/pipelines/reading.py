@@ -17,11 +17,11 @@ from antiphon.text.written import SaidWord, WrittenReader, is_heard, said_text, 
 
 class ReadingVoice:
     """A LiveSynthesizer of another one (`speak_live` only where that has it), whose texts are plain and may have marks
-    of pauses (`text/markup.py`). Word times are those of the written words.
+    of pauses (`text/markup.py`). Word times are those of the written words. `voice`: the other one.
     """
 
     def __init__(self, voice: Synthesizer) -> None:
-        self._voice = voice
+        self.voice = voice
         self.profile = voice.profile
 
     async def speak(
@@ -43,7 +43,7 @@ class ReadingVoice:
         async with aclosing(_said(texts, self._language(options))) as said:
             while True:
                 part = _UntilPause(said)
-                async with aclosing(cast(LiveSynthesizer, self._voice).speak_live(part, options)) as chunks:
+                async with aclosing(cast(LiveSynthesizer, self.voice).speak_live(part, options)) as chunks:
                     async for chunk in chunks:
                         yield chunk
                 if not part.mark:
@@ -57,7 +57,7 @@ class ReadingVoice:
         written = said_words(text, self._language(options))
         said, times = said_text(written), _WrittenTimes(written)
         if is_heard(said):
-            async with aclosing(self._voice.speak(said, options, urgency)) as chunks:
+            async with aclosing(self.voice.speak(said, options, urgency)) as chunks:
                 async for chunk in chunks:
                     yield replace(chunk, words=tuple(times.of(chunk.words)))
         if self.profile.word_times and (rest := tuple(times.rest())):
@@ -73,11 +73,11 @@ class ReadingVoice:
     @property
     def engines(self) -> tuple[Any, ...]:
         """The engines of the voice; none of one in a lane."""
-        return tuple(getattr(self._voice, "engines", ()))
+        return tuple(getattr(self.voice, "engines", ()))
 
     def close(self) -> None:
         """Close the voice, where it has something to close."""
-        if close := getattr(self._voice, "close", None):
+        if close := getattr(self.voice, "close", None):
             close()
 
 
