@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import shutil
 import subprocess
 from collections.abc import AsyncGenerator, Callable
@@ -18,9 +19,9 @@ from antiphon.adapters.espeak_ng.synthesizer import LANGUAGES, RATE_HZ, Espeak
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio.pcm import from_pcm16
 from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
-from antiphon.errors import ModelError
+from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.pipelines.by_language import VoiceByLanguage
-from antiphon.text.language import language_finder
+from antiphon.text.language import OTHERS_OF_ONE_VOICE, language_finder
 
 needs_espeak = pytest.mark.skipif(shutil.which("espeak-ng") is None, reason="needs espeak-ng (Debian)")
 GERMAN = "Guten Tag. Ich wohne in Berlin."
@@ -129,6 +130,36 @@ def test_each_text_is_spoken_by_the_voice_of_its_language(
         (asked,) = other.asked
         assert asked.voice == "v0.2"
         assert asked.language is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "is_spoken"),
+    [
+        (GERMAN, False),
+        ("Guten Tag, ich", False),
+        ("Bonjour, je suis votre assistant.", False),
+        ("The weather will be mild tomorrow.", True),
+        ("Dr. Müller lives in Berlin.", True),
+        ("Paris.", True),
+        ("Ja, gerne.", True),
+        ("Prost!", True),
+    ],
+)
+def test_without_another_voice_what_is_surely_of_another_language_is_refused(text: str, is_spoken: bool) -> None:
+    main = Voice(0.1, ("en",))
+    voice = VoiceByLanguage(main, None, only_english())
+    assert voice.profile == main.profile
+    if is_spoken:
+        assert len(np.concatenate([c.pcm for c in spoken(voice, text)]))
+        return
+    with pytest.raises(RemoteProtocolError, match="apt install espeak-ng, or load") as refused:
+        spoken(voice, text)
+    assert (refused.value.code, refused.value.param) == ("language_not_spoken", "input")
+
+
+@functools.cache
+def only_english() -> Callable[[str], tuple[str, float]]:
+    return language_finder({"en", *OTHERS_OF_ONE_VOICE})
 
 
 def test_it_speaks_the_languages_of_both_at_the_rate_of_the_first(

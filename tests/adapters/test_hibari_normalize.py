@@ -17,19 +17,14 @@ def said(text: str) -> str:
     ("written", "spoken"),
     [
         ("Hello, world!", "Hello, world!"),
-        ("Good 😀 morning 🎉!", "Good morning !"),
         ("a\x00b\x07c \u200bd", "abc d"),
-        ("**Bold** _and_ `code` # title", "Bold and code title"),
-        ("2*3 and snake_case, ~5 or ~~gone~~", "2*3 and snake_case, ~5 or gone"),
-        ("see [the docs](https://x.y/z) now", "see the docs now"),
         ("say [read](/ɹˈɛd/) so", "say [read](/ɹˈɛd/) so"),
-        ("go to https://www.example.com/a-b?x=1.", "go to www dot example dot com slash a dash b."),
-        ("mail bob.smith@mail.co.uk, please", "mail bob dot smith at mail dot co dot U K, please"),
-        ("example.com or 3.14 or e.g. this", "example dot com or 3.14 or e.g. this"),
-        ("http://10.0.0.1/ stays odd", "http://10.0.0.1/ stays odd"),
         ("٣ and ３", "3 and 3"),
         ("He said：“Ｙｅｓ！”", "He said:“Yes!”"),
         ("naïve café", "naïve café"),
+        # The phonemizer leaves out the end of a longer word.
+        ("ha" * 400 + "!", " ".join(["ha" * 10] * 40) + "!"),
+        ("Donaudampfschifffahrtsgesellschaft", "Donaudampfschifff ahrtsgesellschaft"),
         ("5 km at -3°C for $5", "5 km at -3°C for $5"),
     ],
 )
@@ -50,13 +45,7 @@ def test_parts_are_sentences_and_pieces_of_long_ones() -> None:
     assert all(len(" ".join(p.written)) <= MAX_PART_CHARS for p in pieces)
     assert all(p.text.endswith(",") for p in pieces)
     assert [w for p in pieces for w in p.written] == long.split()
-    assert max(len(p.text) for p in parts("x" * 100_000)) == MAX_PART_CHARS
-
-
-@pytest.mark.parametrize("text", ["[a](" * 30_000, "[" * 100_000, "[a](" + "b" * 100_000, "![" * 50_000, "*" * 100_000])
-def test_when_a_text_is_full_of_brackets_then_it_takes_no_longer_than_another(text: str) -> None:
-    # Without bounds in the pattern these take minutes: the suite's patience is the limit.
-    assert sum(len(p.written) for p in parts(text)) > 0
+    assert max(len("".join(p.written)) for p in parts("x" * 100_000)) == MAX_PART_CHARS
 
 
 @given(st.text(max_size=200))
@@ -65,8 +54,7 @@ def test_any_text_keeps_its_words_in_order(text: str) -> None:
     for piece in pieces:
         assert len(piece.written) == len(piece.spoken)
         assert piece.written
-    if "](" not in text:
-        assert "".join(w for p in pieces for w in p.written) == "".join(text.split())
+    assert "".join(w for p in pieces for w in p.written) == "".join(text.split())
 
 
 @pytest.mark.parametrize(

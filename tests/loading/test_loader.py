@@ -87,19 +87,19 @@ def test_when_a_model_uses_others_then_they_are_loaded_before_and_given_to_it(
     assert models.transcriber.synthesizer is models.synthesizer
     assert models.watcher.folder == folder
     assert models.watcher.synthesizer is models.synthesizer
-    assert models.synthesizer.synthesizer is None
+    assert models.synthesizer.voice.synthesizer is None
     assert made(settings, "watcher", "synthesizer").watcher.transcriber is None
 
 
 def test_when_voices_are_named_then_the_adapter_gets_the_folders_of_the_further_ones(specs: dict[str, Spec]) -> None:
     specs["hibari"] = replace(LANE, takes_voices=True)
     models = made(Settings(speech=SpeechSettings(voices=("emma", "kore"))), "synthesizer")
-    assert models.synthesizer.folder == Path("/store/hibari-heart")
-    assert models.synthesizer.voices == {
+    assert models.synthesizer.voice.folder == Path("/store/hibari-heart")
+    assert models.synthesizer.voice.voices == {
         "hibari-emma": Path("/store/hibari-emma"),
         "hibari-kore": Path("/store/hibari-kore"),
     }
-    assert models.lanes == (models.synthesizer.lane,)
+    assert models.lanes == (models.synthesizer.voice.lane,)
 
 
 def test_when_a_model_for_partials_is_named_then_it_is_given_to_the_transcriber_and_is_no_model_of_its_own(

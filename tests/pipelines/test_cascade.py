@@ -32,6 +32,7 @@ from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.events.words import Word
 from antiphon.pipelines.cascade import Cascade
+from antiphon.text.markup import pause_s
 
 RATE_HZ = 1000
 
@@ -257,6 +258,38 @@ def test_when_the_voice_cannot_speak_a_sentence_then_it_is_still_written() -> No
     out = asyncio.run(answers(Writer("A foreign word. Fine."), Voice()))
     assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == "A foreign word. Fine."
     assert [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words] == ["Fine."]
+
+
+class OtherVoice(Voice):
+    """Refuses what is German."""
+
+    async def speak(
+        self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
+    ) -> AsyncGenerator[SpeechChunk, None]:
+        if "Guten" in text:
+            raise RemoteProtocolError("language_not_spoken", "no voice for German")
+        async for chunk in super().speak(text, options, urgency):
+            yield chunk
+
+
+def test_when_nothing_is_spoken_for_no_voice_speaks_the_language_then_the_response_fails_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with pytest.raises(ModelError, match="no voice for German"):
+        asyncio.run(answers(Writer("Guten Tag allerseits."), OtherVoice()))
+    assert "no voice for German" in caplog.text
+    # Where a part of it is spoken, it is heard.
+    out = asyncio.run(answers(Writer("Guten Tag, my friend. That is all of it."), OtherVoice()))
+    assert [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words][-2:] == ["of", "it."]
+
+
+def test_thinking_tags_and_pauses_are_not_spoken_however_the_text_is_cut() -> None:
+    text = "<think>Hm, well.</think>One two three four. <b>Five</b> &amp; six <break time='1s'/>seven."
+    voice = Voice()
+    out = asyncio.run(answers(Writer(text), voice))
+    words = [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words]
+    assert [w for w in words if not pause_s(w)] == ["One", "two", "three", "four.", "Five", "&", "six", "seven."]
+    assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == text
 
 
 class SlowVoice(Voice):

@@ -28,6 +28,7 @@ from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import SPEECH_ROLES
 from antiphon.sessions.speech.render import ListenerBuffer, speak
 from antiphon.settings import Settings
+from antiphon.text.markup import MarkupReader, plain, without_pauses
 from antiphon.text.sentences import SentenceSplitter
 
 # Programs that play raw PCM16 mono from standard input, with the arguments that take the rate.
@@ -145,7 +146,7 @@ async def _say(synthesizer: Synthesizer, request: SayRequest, sink: _Sink) -> No
 def _tell_unspoken(sentences: list[str]) -> None:
     """Say which sentences were left out, and forget them."""
     for sentence in sentences:
-        shown = " ".join(sentence.split())[:SHOWN_CHARS]
+        shown = " ".join(without_pauses(sentence).split())[:SHOWN_CHARS]
         print(f"antiphon: left out, for the voice cannot speak it: {shown}", file=sys.stderr)
     sentences.clear()
 
@@ -154,14 +155,15 @@ async def _sentences(text: str) -> AsyncIterator[str]:
     """The sentences of a text, or for "-" of standard input as it arrives."""
     splitter = SentenceSplitter()
     if text != "-":
-        for sentence in splitter.feed(text) + splitter.flush():
+        for sentence in splitter.feed(plain(text)) + splitter.flush():
             yield sentence
         return
+    markup = MarkupReader()
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
     while data := await anyio.to_thread.run_sync(os.read, sys.stdin.fileno(), 4096):
-        for sentence in splitter.feed(decoder.decode(data)):
+        for sentence in splitter.feed(markup.feed(decoder.decode(data))):
             yield sentence
-    for sentence in splitter.flush():
+    for sentence in splitter.feed(markup.flush()) + splitter.flush():
         yield sentence
 
 

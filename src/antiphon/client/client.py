@@ -76,7 +76,7 @@ class Client:
     ) -> ClientConversation:
         """Return a conversation, to be entered.
 
-        `instructions`: what the model is told. `voice`: a name of `antiphon pull --list`. `tools`: functions that the
+        `instructions`: what the model is told. `voice`: a name of `antiphon voices`. `tools`: functions that the
         model may call (FunctionTool). `rate_hz`, `response_rate_hz`: of the user's audio and the responses'. `speaks`
         false: responses are text alone. `acknowledges`: you say what was `played`, and only that counts as heard.
         `consents`: whoever speaks has agreed to being recorded. The others are as docs/wire/duplex.md has them:

@@ -36,6 +36,7 @@ from antiphon.loading.placement import placement
 from antiphon.loading.selection import ALL_ROLES, LocalModel, RemoteModel, selected_models, spec_of
 from antiphon.pipelines.by_language import VoiceByLanguage
 from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.pipelines.reading import ReadingVoice
 from antiphon.remote.address import read_key
 from antiphon.remote.language import RemoteLanguageModel
 from antiphon.roles import ModelRole
@@ -144,6 +145,8 @@ def load(
             by_role.setdefault("language", getattr(loaded, spec.language_model))
         if spec.runs_on == "lane":
             lanes.append(loaded.lane)
+        if model.role == "synthesizer":
+            loaded = ReadingVoice(loaded)
         by_role[model.role] = NativeConversationModel(loaded) if spec.native else loaded
         if model.role not in ("vad", "turn", "speaker"):
             names.append(model.id)
@@ -245,10 +248,11 @@ def _with_fallback(
         # A setting asks for it, or it is used where it is.
         if how != "auto":
             raise
-        return main, None
+        # Alone, it refuses what it cannot speak.
+        return VoiceByLanguage(main, None), None
     more = ", ".join(code for code in fallback.profile.languages if code not in main.profile.languages)
     log.debug("%s is the fallback voice, for %s", fallback.profile.id, more)
-    return VoiceByLanguage(main, fallback), fallback.lane
+    return VoiceByLanguage(main, ReadingVoice(fallback)), fallback.lane
 
 
 def _lane_options(settings: Settings, role: ModelRole, observe: ObserveLaneStep | None) -> LaneModelOptions:

@@ -36,6 +36,7 @@ from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolErro
 from antiphon.events.tools import Tool
 from antiphon.events.words import Word
 from antiphon.pipelines.merge import PutChunk, side_by_side
+from antiphon.text.markup import MarkupReader
 from antiphon.text.sentences import SentenceSplitter
 from antiphon.text.word_timing import WordPacer
 
@@ -153,13 +154,15 @@ class _CascadeStream:
         async def write(put: PutChunk) -> None:
             nonlocal failure
             cutter = _TextCutter(audio_left, whole_texts=synthesizer.profile.streams_text)
+            markup = MarkupReader()
             async with texts_in, aclosing(self._language.reply(messages, options)) as replies:
                 ended_in = " "
                 try:
                     async for reply in replies:
                         await put(reply)
                         ended_in = reply.text[-1:] or ended_in if isinstance(reply, TextDelta) else ended_in
-                        for text in cutter.feed(reply.text) if isinstance(reply, TextDelta) else ():
+                        said = markup.feed(reply.text) if isinstance(reply, TextDelta) else ""
+                        for text in cutter.feed(said) if said else ():
                             await give(text)
                 except (ModelError, EngineError, Refused) as error:
                     if not self._failure_line:
@@ -167,10 +170,11 @@ class _CascadeStream:
                     failure = error
                     line = self._failure_line if ended_in.isspace() else f" {self._failure_line}"
                     await put(TextDelta(line))
-                    for text in cutter.feed(line):
+                    for text in cutter.feed(markup.flush() + line):
                         await give(text)
-                if rest := cutter.flush():
-                    await give(rest)
+                for text in (*cutter.feed(markup.flush()), cutter.flush()):
+                    if text:
+                        await give(text)
 
         async def speak(put: PutChunk) -> None:
             async with texts_out:
@@ -262,8 +266,12 @@ async def _speak_sentences(
     put: PutChunk,
     audio_left: _AudioLeft,
 ) -> None:
-    """Speak one sentence after the other. Word times go on from one to the next; a voice without any has them paced."""
+    """Speak one sentence after the other. Word times go on from one to the next; a voice without any has them paced.
+
+    Raises ModelError at the end where nothing was spoken, for no voice speaks the language.
+    """
     rate_hz, at_s, spoken = synthesizer.profile.sample_rate_hz, 0.0, ""
+    unspoken: RemoteProtocolError | None = None
     async for sentence in sentences:
         start_s, pacer = at_s, WordPacer()
         if not synthesizer.profile.word_times:
@@ -282,10 +290,16 @@ async def _speak_sentences(
                 await put(ResponseAudio(NO_AUDIO, words))
         except RemoteProtocolError as error:
             # It stays in the response as text.
-            log.info("a sentence of a response is not spoken: %s", error.code)
+            if error.code == "language_not_spoken":
+                unspoken = error
+                log.warning("a sentence of a response is not spoken: %s", error.message)
+            else:
+                log.info("a sentence of a response is not spoken: %s", error.code)
         finally:
             audio_left.num_waiting -= 1
         spoken = f"{spoken} {sentence}"[-MAX_SPOKEN_BEFORE:].lstrip()
+    if unspoken and not at_s:
+        raise ModelError(unspoken.message)
 
 
 async def _speak_live(

@@ -16,7 +16,8 @@ from antiphon.contracts import TranscriberProfile, TuningCaps
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationCommand, ConversationEvent
 from antiphon.events.transcription import AppendAudio, EnrolledVoice, TranscriptionCommand, TranscriptionEvent
-from antiphon.protocols.model_names import ModelNames, check_voice, loaded_voice
+from antiphon.protocols.fields import Unread
+from antiphon.protocols.model_names import OTHER_VOICES, ModelNames, check_voice, loaded_voice, unknown_language
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.control import Control
 from antiphon.protocols.wire import Frame, NewId, Received, random_id
@@ -56,6 +57,8 @@ class Context:
     steady_s: Callable[[], float]
     conversation_models: ModelNames | None = None
     voices: tuple[str, ...] = ()
+    # The languages that these speak; empty where that is not known.
+    spoken_languages: tuple[str, ...] = ()
     max_append_bytes: int = 15 << 20
     session_s: float = 3600.0
     new_id: NewId = random_id
@@ -94,9 +97,17 @@ class Context:
     def check_language(self, language: str | None, param: str) -> None:
         """Raises RemoteProtocolError that names `param` for a language that the transcriber does not know."""
         if language and not self.knows_language(language):
-            raise RemoteProtocolError(
-                "invalid_value", f"Invalid value: '{language}' is no language of this model.", param
-            )
+            raise unknown_language(language, self.knows_language, param)
+
+    def unspoken(self, language: str | None, param: str) -> list[Unread]:
+        """What a client is told of a session in a language that no loaded voice speaks: it is heard, and an answer in
+        it fails.
+        """
+        if not language or not self.spoken_languages or language in self.spoken_languages:
+            return []
+        spoken = ", ".join(self.spoken_languages)
+        message = f"No loaded voice speaks '{language}'; there are: {spoken}; {OTHER_VOICES}."
+        return [Unread("language_not_spoken", param, message)]
 
     def check_languages(self, languages: list[str] | None, param: str) -> list[str]:
         """The languages; none for null. Raises RemoteProtocolError as `check_language` does for any of them."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from antiphon.errors import RemoteProtocolError
+from antiphon.protocols.languages import language_code
 
 # How the hosted service's model names begin: gpt-realtime, gpt-4o-mini-transcribe, whisper-1 ... Clients that were
 # written for it send one of them when their user chose no model.
@@ -16,6 +17,8 @@ LOCAL = "local"
 HOSTED_VOICES = frozenset(
     ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
 )
+# What a client can do whose language no loaded voice speaks.
+OTHER_VOICES = "for another language the server needs eSpeak NG (apt install espeak-ng) or another --synthesizer"
 # Of a name in an error.
 MAX_SHOWN_CHARS = 100
 
@@ -48,7 +51,30 @@ class ModelNames:
         found = self.exact(name)
         if found or self.strict:
             return found
-        return self.loaded[0] if name == LOCAL or name.startswith(HOSTED_PREFIXES) else None
+        return self.loaded[0] if is_hosted_model(name) else None
+
+
+def is_hosted_model(name: str) -> bool:
+    """Whether a loaded model stands for this name, where names are not strict."""
+    return name == LOCAL or name.startswith(HOSTED_PREFIXES)
+
+
+def hosted_task(name: str) -> tuple[str, ...]:
+    """What the hosted model of a name does, in Hugging Face's names of tasks, the likeliest first."""
+    if name.startswith("whisper") or "transcribe" in name:
+        return ("automatic-speech-recognition",)
+    if name.startswith("tts") or "-tts" in name:
+        return ("text-to-speech",)
+    # Requests for conversations come to what answers in them, or else only listens.
+    return ("any-to-any", "text-generation", "automatic-speech-recognition", "text-to-speech")
+
+
+def unknown_language(language: str, knows: Callable[[str], bool], param: str) -> RemoteProtocolError:
+    """What a client is told of a language that the transcriber does not know, with what to write if that is clear."""
+    code = language_code(language)
+    hint = f" Write '{code}'." if code != language and knows(code) else ""
+    message = f"Invalid value: '{language[:MAX_SHOWN_CHARS]}' is no language of this model.{hint}"
+    return RemoteProtocolError("invalid_value", message, param)
 
 
 def loaded_voice(name: str | None, voices: Sequence[str]) -> str | None:

@@ -79,7 +79,8 @@ def log_fields(logger: logging.Logger, level: int, message: str, fields: Fields)
 
 
 class AccessLog:
-    """ASGI middleware that gives requests and upgrades their id and logs their end. It has to be the outermost.
+    """ASGI middleware that gives requests and upgrades their id and logs their end. It has to be the outermost but
+    for the one that mends paths.
 
     The id is that of the client's `X-Request-Id`, where it is a token of at most 128 characters, else a new one. The
     response, or the answer to the upgrade, carries it. `clock` returns monotonic seconds.

@@ -20,7 +20,7 @@ from antiphon.server.process.drain import CutRequests
 from antiphon.server.routes.calls import calls, hang_up
 from antiphon.server.routes.chat import chat_completions
 from antiphon.server.routes.client_secrets import client_secrets, sessions
-from antiphon.server.routes.models import model, models
+from antiphon.server.routes.models import model, models, speech_models
 from antiphon.server.routes.operations.health import health, metrics, ready
 from antiphon.server.routes.operations.internal import bury, drain_host, list_hosts
 from antiphon.server.routes.operations.profiling import start_profile, stop_profile
@@ -31,6 +31,7 @@ from antiphon.server.routes.speech_stream import speech_stream
 from antiphon.server.routes.transcriptions import transcriptions, translations
 from antiphon.server.routes.video_stream import video_stream
 from antiphon.server.state import ServerState
+from antiphon.transports.base_path import BasePath
 
 # Probes and scrapers have no key, and the page asks its user for one. A call may come with a short-lived key, which its
 # route checks.
@@ -50,6 +51,7 @@ ROUTES: tuple[BaseRoute, ...] = (
     Route("/start_profile", start_profile, methods=["POST"]),
     Route("/stop_profile", stop_profile, methods=["POST"]),
     Route("/v1/models", models),
+    Route("/v1/audio/models", speech_models),
     Route("/v1/models/{id:path}", model),
     Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
     Route("/v1/audio/translations", translations, methods=["POST"]),
@@ -75,6 +77,7 @@ def build(state: ServerState) -> Starlette:
     """
     server = state.settings.server
     middleware = [
+        Middleware(BasePath),
         Middleware(AccessLog, ROUTES),
         Middleware(CloseUnread),
         Middleware(CutRequests, state),

@@ -30,6 +30,14 @@ OTHERS = frozenset(
     )
 )
 
+# Languages that a text is told from where a voice speaks only its own.
+OTHERS_OF_ONE_VOICE = frozenset(
+    [
+        *("en", "de", "es", "fr", "it", "nl", "pl", "sv", "da", "fi", "cs", "ro", "hu", "el", "ru", "uk", "tr", "ar"),
+        *("hi", "ko", "pt", "no"),
+    ]
+)
+
 
 def language_finder(languages: Collection[str]) -> Callable[[str], tuple[str, float]]:
     """Return what finds the likeliest language of a text, ISO-639-1, and its probability. Takes a second.

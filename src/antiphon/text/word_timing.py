@@ -8,6 +8,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 
 from antiphon.events.words import Word
+from antiphon.text.markup import pause_s
 
 # Letters a second of read speech, spaces not counted. An ideograph is spoken in the time of about three letters.
 LETTERS_PER_S, IDEOGRAPH_LETTERS = 13.0, 3.0
@@ -18,7 +19,7 @@ class WordPacer:
 
     Text may come before its audio or while there is some. A word is returned once as much audio came as its letters and
     all letters before it take at LETTERS_PER_S; what is left at the end shares the rest of the audio. An ideograph is a
-    word of its own.
+    word of its own, and a mark of a pause (`markup.py`) takes its time without being one.
     """
 
     def __init__(self) -> None:
@@ -48,7 +49,8 @@ class WordPacer:
             end_s = self._timed_s + _length_s(word)
             if end_s > self._audio_s:
                 break
-            out.append(Word(word, self._timed_s, end_s, 1.0))
+            if not pause_s(word):
+                out.append(Word(word, self._timed_s, end_s, 1.0))
             self._text, self._timed_s = rest, end_s
         return tuple(out)
 
@@ -61,7 +63,7 @@ class WordPacer:
             words.append(word)
             self._text = self._text[self._text.index(word) + len(word) :]
         start_s = min(self._timed_s, self._audio_s)
-        out = spread_words(words, start_s, self._audio_s - start_s, _length_s)
+        out = [w for w in spread_words(words, start_s, self._audio_s - start_s, _length_s) if not pause_s(w.text)]
         self._text, self._timed_s = "", self._audio_s
         return tuple(out)
 
@@ -95,4 +97,6 @@ def _is_ideograph(text: str) -> bool:
 
 
 def _length_s(word: str) -> float:
+    if pause := pause_s(word):
+        return pause
     return sum(IDEOGRAPH_LETTERS if _is_ideograph(c) else 1.0 for c in word) / LETTERS_PER_S

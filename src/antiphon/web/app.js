@@ -135,7 +135,7 @@ async function look() {
     $("sight").textContent = SIGHT[loaded.find((m) => m.video)?.video ?? "none"];
     const answer = await get("v1/audio/voices", page.key);
     // A server without a synthesizer has no voices, and is ready.
-    page.voices = answer.ok ? (await answer.json()).voices.map((v) => v.name ?? v) : [];
+    page.voices = answer.ok ? (await answer.json()).voices.map((v) => v.id ?? v.name ?? v) : [];
     for (const id of ["voice", "speech-voice"]) {
       const chosen = $(id).value;
       $(id).replaceChildren(...page.voices.map((v) => new Option(v, v)));

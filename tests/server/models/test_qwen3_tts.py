@@ -50,7 +50,7 @@ def sample() -> bytes:
 
 
 def test_voices_languages_and_instructions_change_the_audio(server: Process) -> None:
-    assert httpx.get(f"{server.url}/v1/audio/voices").json()["voices"] == ["ada", "eric"]
+    assert httpx.get(f"{server.url}/v1/audio/voices").json()["voice_names"] == ["ada", "eric"]
     plain = spoken(server, language="English")
     # The golden case: nine frames.
     assert len(plain.content) == 2 * 9 * tiny.FRAME_SAMPLES

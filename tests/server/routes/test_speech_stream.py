@@ -235,8 +235,8 @@ def test_when_a_client_is_idle_then_the_stream_ends_after_its_audio(speaker: Pro
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("text", ["", "   \n\t ", "😀🎉", "...", "\x00\x07"])
-def test_when_text_has_nothing_to_speak_then_there_is_no_audio_and_no_error(speaker: Process, text: str) -> None:
+@pytest.mark.parametrize("text", ["", "   \n\t ", "😀🎉", "...", "\x00\x07", "<speak/>"])
+def test_when_text_has_nothing_to_speak_then_it_is_one_sentence_of_a_short_silence(speaker: Process, text: str) -> None:
     async def main() -> Stream:
         async with stream(speaker, **PCM) as wire:
             await wire.say("input.text", text=text)
@@ -245,9 +245,31 @@ def test_when_text_has_nothing_to_speak_then_there_is_no_audio_and_no_error(spea
             return wire
 
     wire = asyncio.run(main())
-    assert all(not f["error"] and f["total_bytes"] == 0 for f in wire.of("audio.done"))
-    assert wire.of("session.done")[0]["total_sentences"] == len(wire.of("audio.start")) <= 1
+    # Without any text there is no sentence.
+    num = 1 if text else 0
+    silence = 2 * round(0.08 * RATE_HZ)
+    assert [(f["error"], f["total_bytes"]) for f in wire.of("audio.done")] == [(False, silence)] * num
+    assert b"".join(wire.sound.values()) == bytes(silence * num)
+    assert wire.of("session.done")[0]["total_sentences"] == len(wire.of("audio.start")) == num
     assert not wire.of("error")
+
+
+def test_when_tags_are_cut_over_messages_then_they_are_not_spoken_and_a_pause_is_in_the_word_times(
+    speaker: Process,
+) -> None:
+    async def main(text: str) -> Stream:
+        async with stream(speaker, **PCM, word_timestamps=True) as wire:
+            for at in range(0, len(text), 3):
+                await wire.say("input.text", text=text[at : at + 3])
+            await wire.say("input.done")
+            await wire.until("session.done")
+            return wire
+
+    wire = asyncio.run(main('<think>Hm.</think>One and <break time="900ms"/> two.'))
+    assert [f["sentence_text"] for f in wire.of("audio.start")] == ["One and two."]
+    (words,) = (f["timestamps"] for f in wire.of("audio.chunk") if f["timestamps"])
+    assert [w["word"] for w in words] == ["One", "and", "two."]
+    assert 900 <= words[2]["start_ms"] - words[1]["end_ms"] < 1300
 
 
 def test_when_the_voice_cannot_speak_a_text_then_it_is_skipped_or_refused(speaker: Process) -> None:

@@ -190,8 +190,9 @@ def test_when_the_audio_of_a_live_text_ends_early_then_its_text_counts_as_spoken
 
 
 def test_when_text_is_split_into_sentences_or_empty_then_a_live_voice_speaks_it_as_any_other() -> None:
-    # White space alone is an utterance without sentences. With other granularities, sentences are spoken as ever.
-    assert shape(run(ConfigureSpeech(WHOLE), AppendText(" \n"), FlushText(), synthesizer=Live())) == ["end 0 of 0"]
+    # White space alone is a sentence that says nothing. With other granularities, sentences are spoken as ever.
+    silent = shape(run(ConfigureSpeech(WHOLE), AppendText(" \n"), FlushText(), synthesizer=Live()))
+    assert (silent[0], silent[-1]) == ("start 0.0 ", "end 0 of 1")
     assert (
         shape(run(ConfigureSpeech(PCM), AppendText("One. Two."), FlushText(), synthesizer=Live()))[0]
         == "start 0.0 One."
@@ -209,7 +210,21 @@ def test_when_the_model_is_to_have_the_whole_text_then_a_live_voice_waits_for_it
 
 
 def test_when_nothing_is_flushed_then_the_utterance_has_no_sentences() -> None:
-    assert shape(run(FlushText(), AppendText("  "), FlushText())) == ["end 0 of 0", "end 1 of 0"]
+    assert shape(run(FlushText(), AppendText(""), FlushText())) == ["end 0 of 0", "end 1 of 0"]
+
+
+@pytest.mark.parametrize("pieces", [["  "], ["<th", "ink>hm</thi", "nk>"], ["<speak></speak>"]])
+def test_when_a_text_says_nothing_then_it_is_one_sentence_of_a_short_silence(pieces: list[str]) -> None:
+    outputs = run(ConfigureSpeech(PCM), *map(AppendText, pieces), FlushText())
+    assert [o.text for o in outputs if isinstance(o, SentenceStarted)] == [""]
+    (audio,) = (o for o in outputs if isinstance(o, SentenceAudio))
+    assert audio.data == bytes(2 * round(0.08 * RATE_HZ))
+
+
+def test_when_tags_are_cut_over_messages_then_sentences_are_without_them() -> None:
+    text = "<think>No.</think>One. <break time='500ms'/>Two &am|p; three.".replace("|", "")
+    outputs = run(ConfigureSpeech(PCM), *map(AppendText, text), FlushText())
+    assert [o.text for o in outputs if isinstance(o, SentenceStarted)] == ["One.", "Two & three."]
 
 
 def test_when_audio_is_not_streamed_then_each_sentence_is_one_file() -> None:
@@ -415,7 +430,8 @@ def test_when_a_live_text_has_no_words_then_it_does_not_count_as_waiting_for_eve
         for _ in range(3):
             session.handle(AppendText(" " * (speech.MAX_WAITING_CHARS // 2)))
             session.handle(FlushText())
-            assert isinstance(await session.next_event(), UtteranceDone)
+            while not isinstance(await session.next_event(), UtteranceDone):
+                pass
         assert session.num_bytes == 0
         session.close()
         await running

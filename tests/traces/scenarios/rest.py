@@ -105,6 +105,10 @@ async def facts(stage: Stage) -> None:
     listed = (await stage.request("GET", "/v1/models")).json["data"]
     assert {m["id"] for m in listed} == {"ears", "writer", "voice", "default"}
     await stage.request("GET", "/v1/models/writer")
+    # Names that requests accept, and a base URL that ends in a slash.
+    assert (await stage.request("GET", "/v1/models/whisper-1")).json["root"] == "ears"
+    assert (await stage.request("GET", "/v1//models/tts-1-hd")).json["root"] == "voice"
+    assert (await stage.request("GET", "/v1//audio/models")).json["models"] == [{"id": "voice", "name": "voice"}]
     assert (await stage.request("GET", "/v1/models/nobody")).status == 404
     await stage.request("GET", "/ready")
     await stage.request("GET", "/health")

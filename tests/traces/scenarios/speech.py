@@ -169,6 +169,22 @@ async def speech_rest(stage: Stage) -> None:
     ).json
     assert (batch["total"], batch["succeeded"], batch["failed"]) == (3, 2, 1)
     await stage.request("POST", f"{url}/batch", {"items": []})
+    # Numbers as text, names in capitals, what other servers take, and nothing to say, as a form or a workflow sends it.
+    for more in (
+        {"speed": "1.5", "seed": "5", "sample_rate": "24000"},
+        {"response_format": "WAV", "speed": None, "voice": None, "model": "tts-1-hd", "instructions": None},
+        {
+            "chime": True,
+            "providerOptions": {"openai": {}},
+            "normalization_options": {"normalize": True},
+            "voice": "Nova",
+        },
+        {"input": " ... ", "response_format": "wav"},
+    ):
+        answer = await stage.request("POST", url, {"model": "tts-1", "input": "Hi.", "response_format": "pcm"} | more)
+        assert answer.status == 200
+    for more in ({"speed": "fast"}, {"seed": "1.5"}, {"input": ""}):
+        assert (await stage.request("POST", url, {"input": "Hi."} | more)).status == 400
     await stage.request("GET", "/v1/audio/voices")
 
 

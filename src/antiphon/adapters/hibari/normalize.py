@@ -1,8 +1,7 @@
-"""Written text made speakable word by word, so that every spoken word knows the written one it stands for.
+"""Text made speakable for hibari word by word, so that every spoken word knows the written one it stands for.
 
-A phonemizer of English is not made for everything that is written. Here emoji and control characters are left out,
-letters of scripts that the voice does not know are left out and reported, addresses are spelled as people say them, and
-the marks of Markdown are not read. Numbers and dates are left to the phonemizer's own normalization.
+What all voices are spared is left out before (`text/written.py`). Here letters of scripts that the voice does not know
+are left out and reported, and long words are cut. Numbers and dates are left to the phonemizer's own normalization.
 """
 
 from __future__ import annotations
@@ -12,36 +11,16 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from textwrap import wrap
 
 from antiphon.text.sentences import SentenceSplitter
 
 # A longer text is synthesized in several parts: the model reads a part at once, at 0.1 ms a character.
 MAX_PART_CHARS = 300
-_ADDRESS = re.compile(
-    r"^(?P<open>[(\[<\"'“]*)(?:(?P<scheme>[a-z]+)://)?(?P<user>[\w.+-]+@)?"
-    r"(?P<host>(?:[A-Za-z0-9-]+\.)+(?P<top>[A-Za-z]{2,}))(?P<port>:\d+)?"
-    r"(?P<path>/[^\s?#]*?)?(?P<query>[?#]\S*?)?(?P<close>[)\]>\"'”.,;:!?]*)$"
-)
-# A bare word with a full stop inside is an address only if it ends in one of these.
-_TOP_LEVEL_DOMAINS = frozenset([
-    "com", "org", "net", "io", "ai", "dev", "edu", "gov", "app", "info", "uk", "de", "fr", "eu", "nl", "ca", "au", "co",
-    "us", "me", "tv",
-])  # fmt: skip
-_SYMBOL_NAMES = {
-    ".": " dot ",
-    "/": " slash ",
-    "-": " dash ",
-    "_": " underscore ",
-    "@": " at ",
-    "+": " plus ",
-    "~": " tilde ",
-}
-_MARKUP = re.compile(r"^[#*_`~|]+$")
-# At a word's edge only: `2*3` and `snake_case` keep theirs.
-_EMPHASIS = re.compile(r"(?<![^\W_])(?:\*{1,3}|_{1,3}|`+|~~)|(?:\*{1,3}|_{1,3}|`+|~~)(?![^\W_])")
-# Bounded, and no two parts of it can match the same character: a text of brackets costs no more than another.
-_LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\(([^()\s]{0,1000})(?: [^()\n]{0,300})?\)")
 _PUNCTUATION = str.maketrans("。！？、，；：（）【】「」『』…", '.!?,,;:()()""""…')
+# Of a longer word that it does not know, the phonemizer leaves out the end.
+MAX_WORD_CHARS = 20
+_LONG_WORD = re.compile(rf"[^\W\d_]{{{MAX_WORD_CHARS + 1},}}")
 _CLAUSE_END = re.compile(r"[,;:—–]\s+")
 
 
@@ -66,10 +45,9 @@ class SpokenPart:
 def parts(text: str) -> Iterator[SpokenPart]:
     """Yield the parts of a text in order: its sentences, and pieces of those longer than MAX_PART_CHARS.
 
-    Each written word of the text is in one part, in its order; a Markdown link is replaced by its text. A text of only
-    emoji yields parts that say nothing; no text raises.
+    Each written word of the text is in one part, in its order. No text raises.
     """
-    for sentence in _sentences(_unlink(text)):
+    for sentence in _sentences(text):
         for piece in _pieces(sentence):
             written = tuple(piece.split())
             spoken, skipped = [], []
@@ -116,17 +94,8 @@ def _pieces(sentence: str) -> Iterator[str]:
         yield sentence
 
 
-def _unlink(text: str) -> str:
-    """A Markdown link is its text; one with a pronunciation, `[word](/phonemes/)`, stays."""
-    return _LINK.sub(lambda m: m[0] if re.fullmatch(r"/.+/", m[2]) else m[1], text)
-
-
 def _speakable(word: str) -> tuple[str, str]:
     """Return what is said for one written word, and the letters of it that cannot be said."""
-    if _MARKUP.match(word):
-        return "", ""
-    if (found := _ADDRESS.match(word)) and (found["scheme"] or found["user"] or found["top"] in _TOP_LEVEL_DOMAINS):
-        return _address(found), ""
     kept, dropped = [], []
     for char in word.translate(_PUNCTUATION):
         spoken = _char(char)
@@ -134,9 +103,14 @@ def _speakable(word: str) -> tuple[str, str]:
             dropped.append(char)
         else:
             kept.append(spoken)
-    # A word in brackets may carry its pronunciation, whose marks are no emphasis.
-    speakable = "".join(kept) if word.startswith("[") else _EMPHASIS.sub("", "".join(kept))
-    return speakable, "".join(dropped)
+    # A word in brackets may carry its pronunciation.
+    speakable = "".join(kept)
+    return speakable if word.startswith("[") else _LONG_WORD.sub(_cut, speakable), "".join(dropped)
+
+
+def _cut(word: re.Match[str]) -> str:
+    """A long word as words of about the same length that the phonemizer can read."""
+    return " ".join(wrap(word[0], -(-len(word[0]) // -(-len(word[0]) // MAX_WORD_CHARS))))
 
 
 def _char(char: str) -> str | None:
@@ -156,16 +130,3 @@ def _char(char: str) -> str | None:
     if kind[0] == "C" or (kind in ("So", "Sk") and ord(char) >= 0x2190):
         return ""
     return char
-
-
-def _address(found: re.Match[str]) -> str:
-    """Return an address as it is said: "a dash b dot com slash c" for `https://a-b.com/c?d=1`, without the query."""
-    host, top = found["host"], found["top"]
-    if len(top) == 2:
-        host = host[:-2] + " ".join(top.upper())
-    path = (found["path"] or "").rstrip("/")
-    port = f" port {found['port'][1:]}" if found["port"] else ""
-    close = found["close"]
-    spoken = "".join(_SYMBOL_NAMES.get(c, c) for c in (found["user"] or "") + host) + port
-    spoken += "".join(_SYMBOL_NAMES.get(c, c if c.isalnum() else " ") for c in path)
-    return " ".join(spoken.split()) + close

@@ -94,11 +94,11 @@ class Qwen3Tts:
 
         A text of more than 600 characters is spoken in parts, one after another. `urgency` is not asked: all texts
         share the engine's steps. Waits for the engine, and for the encoder of a sample that is not known. Closing the
-        generator ends the audio within a step. Raises RemoteProtocolError for a text without letters or digits and for
-        a sample that cannot be cloned, Refused where the engine has no room, ModelError.
+        generator ends the audio within a step. A text without letters or digits has no audio. Raises
+        RemoteProtocolError for a sample that cannot be cloned, Refused where the engine has no room, ModelError.
         """
         if not any(c.isalnum() for c in text):
-            raise RemoteProtocolError("unsupported_text", f"there is nothing to say in {text[:40]!r}", "input")
+            return
         for part in long_text_parts(text):
             ids = self.parts.vocabulary.plain(part)
             async with aclosing(self._chunks(ids, None, options)) as chunks:

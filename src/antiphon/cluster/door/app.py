@@ -11,6 +11,7 @@ import anyio.abc
 import httpx
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
@@ -21,6 +22,7 @@ from antiphon.cluster.door.client import WebSocketClient
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.cluster.door.metrics import DoorMetrics
 from antiphon.signals import Signal
+from antiphon.transports.base_path import BasePath
 
 log = logging.getLogger(__name__)
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
@@ -122,6 +124,7 @@ def build(door: Door, routes: Sequence[BaseRoute] = ()) -> Starlette:
             WebSocketRoute("/{path:path}", carry),
             Route("/{path:path}", pass_on, methods=METHODS),
         ],
+        middleware=[Middleware(BasePath)],
         lifespan=lifespan,
     )
     app.state.door = door

@@ -219,7 +219,7 @@ class DuplexConnection:
         except RemoteProtocolError as error:
             self._writer.error(error, None)
             return True
-        self._begin(_warned(update, data) if update else {})
+        self._begin(_warned(update, data, self._session.unspoken) if update else {})
         return update is not None
 
     def too_large(self, max_bytes: int) -> list[Frame]:
@@ -240,7 +240,7 @@ class DuplexConnection:
         match message:
             case DuplexUpdate():
                 held_back = self._update(_update_fields(message, data))
-                warned = _warned(message, data)
+                warned = _warned(message, data, self._session.unspoken)
                 self._writer.event("session.updated", session_id=self.id, session=self._session.shown(), **warned)
                 return [*held_back, self._session.configured()]
             case Heartbeat():
@@ -438,13 +438,14 @@ def _update_fields(message: DuplexUpdate, data: str | bytes | msgspec.Raw) -> Du
     return decode(data, DuplexUpdateFields)
 
 
-def _warned(message: DuplexUpdate, data: str | bytes | msgspec.Raw) -> dict[str, list[Unread]]:
-    """The `warnings` of the answer to an update, where there are any: what of it was not read."""
+def _warned(message: DuplexUpdate, data: str | bytes | msgspec.Raw, unspoken: list[Unread]) -> dict[str, list[Unread]]:
+    """The `warnings` of the answer to an update, where there are any: what of it was not read, and `unspoken`."""
     if message.session is not UNSET and bytes(message.session)[:1] == b"{":
         # Those beside the session are not read at all.
         found = warnings_of(data, DuplexUpdate) + warnings_of(message.session, DuplexUpdateFields, "session")
     else:
         found = warnings_of(data, DuplexUpdateFields, also=FLAT_FIELDS)
+    found += unspoken
     return {"warnings": found} if found else {}
 
 

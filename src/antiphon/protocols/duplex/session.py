@@ -23,6 +23,7 @@ from antiphon.protocols.duplex.session_fields import (
     input_format,
     output_format,
 )
+from antiphon.protocols.fields import Unread
 from antiphon.protocols.realtime.input_fields import (
     AudioFormat,
     AudioInput,
@@ -143,6 +144,12 @@ class DuplexSessionState:
                 duplex=duplex_config(self.own),
             )
         )
+
+    @property
+    def unspoken(self) -> list[Unread]:
+        """What the client is told where no loaded voice speaks the session's language."""
+        language = self._audio.transcription.language if self._audio.transcription else None
+        return self._context.unspoken(language or None, "session.input_audio_transcription.language")
 
     def loaded_voice(self, asked: VoiceId | str) -> str | None:
         """The loaded voice of this name; None for the default."""

@@ -211,7 +211,10 @@ class OpenAIConversation:
                 return [ClearAudio()]
             case SessionUpdate(session=session):
                 held_back = self._apply(session)
-                self._writer.event("session.updated", session=self.session())
+                language = self._audio.transcription.language if self._audio.transcription else None
+                warnings = self._context.unspoken(language or None, "session.audio.input.transcription.language")
+                told = {"warnings": warnings} if warnings else {}
+                self._writer.event("session.updated", session=self.session(), **told)
                 return [*appended(held_back), self.configured()]
             case _:
                 return [command_of(message, self._items)]

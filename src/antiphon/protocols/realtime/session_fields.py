@@ -345,13 +345,14 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
     if given.ducking is not None:
         merged.ducking = given.ducking
     if given.voice is not None and given.voice != output.voice:
-        if has_spoken:
+        merged.voice = given.voice
+        # `Heart` is `heart`.
+        if has_spoken and (merged.voice_name or "").lower() != (output.voice_name or "").lower():
             raise RemoteProtocolError(
                 "cannot_update_voice",
                 "Cannot update a conversation's voice if assistant audio is present.",
                 "session.audio.output.voice",
             )
-        merged.voice = given.voice
         context.check_voice(merged.voice_name or "", "session.audio.output.voice")
     return merged
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, cast, get_args
 
 import msgspec
 
@@ -17,11 +17,12 @@ from antiphon.audio import SpeechFormat
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
 from antiphon.events.words import Word
-from antiphon.protocols.fields import Text, audio_file, decode, number, seed
+from antiphon.protocols.fields import Text, audio_file, decode, number, seed, typed
 from antiphon.protocols.languages import language_code
-from antiphon.protocols.model_names import ModelNames, is_hosted_voice, loaded_voice, voice_not_found
+from antiphon.protocols.model_names import OTHER_VOICES, ModelNames, is_hosted_voice, loaded_voice, voice_not_found
 
 Choice = TypeVar("Choice", bound=str)
+Number = TypeVar("Number", int, float)
 
 # The hosted service's voices. Clients name one of them when their user chose none; the default voice speaks for it.
 TASKS = ("CustomVoice", "VoiceDesign", "Base")
@@ -41,20 +42,21 @@ class VoiceById(msgspec.Struct):
 class SpeechFields(msgspec.Struct, kw_only=True):
     """The fields of a request, as the client sent them. One that is null counts as missing; unknown ones are ignored.
 
-    `response_format` and `split_granularity` are names out of a few, and anything false (`""`, `0`, `[]`) counts as
-    missing too. `speaker` is another name of `voice`: it is not read, and may be anything, where there is a `voice`.
+    `response_format` and `split_granularity` are names out of a few, in any case, and anything false (`""`, `0`, `[]`)
+    counts as missing too. `speed`, `sample_rate` and `seed` may be numbers as text, as forms send them. `speaker` is
+    another name of `voice`: it is not read, and may be anything, where there is a `voice`.
     """
 
     model: Text | None = None
     voice: Text | VoiceById | None = None
     speaker: msgspec.Raw = msgspec.Raw(b"null")
     response_format: object = None
-    sample_rate: int | None = None
-    speed: float | None = None
+    sample_rate: int | Text | None = None
+    speed: float | Text | None = None
     stream_audio: bool | None = None
     word_timestamps: bool | None = None
     split_granularity: object = None
-    seed: int | None = None
+    seed: int | Text | None = None
     language: Text | None = None
     instructions: Text | None = None
     max_new_tokens: int | None = None
@@ -139,8 +141,8 @@ def read_config(fields: SpeechFields, catalog: SpeechCatalog, format: SpeechForm
         voice=voice if isinstance(voice, str) else None,
         granularity=_choice(fields.split_granularity, "split_granularity", get_args(Granularity), "sentence"),
         format=_choice(fields.response_format, "response_format", get_args(SpeechFormat), format),
-        speed=1.0 if fields.speed is None else number(fields.speed, "speed", 0.25, 4.0),
-        seed=seed(fields.seed),
+        speed=1.0 if fields.speed is None else number(_read(fields.speed, float, "speed"), "speed", 0.25, 4.0),
+        seed=None if fields.seed is None else seed(_read(fields.seed, int, "seed")),
         stream=bool(fields.stream_audio),
         word_times=bool(fields.word_timestamps),
         language=None if language == "auto" else language,
@@ -148,14 +150,24 @@ def read_config(fields: SpeechFields, catalog: SpeechCatalog, format: SpeechForm
         sample=sample,
         max_frames=fields.max_new_tokens,
         first_frames=fields.initial_codec_chunk_frames or None,
-        rate_hz=_sample_rate(fields.sample_rate),
+        rate_hz=None if fields.sample_rate is None else _sample_rate(_read(fields.sample_rate, int, "sample_rate")),
         whole_text=fields.non_streaming_mode,
         parameters=_parameters(fields.extra_params or {}, catalog.parameters),
     )
 
 
-def _sample_rate(asked: int | None) -> int | None:
-    if asked is not None and asked not in SAMPLE_RATES:
+def _read(value: Number | str, kind: type[Number], param: str) -> Number:
+    """A number, also where it is given as text. Raises RemoteProtocolError (`invalid_type`)."""
+    if isinstance(value, str):
+        try:
+            return kind(value)
+        except ValueError:
+            typed(value, (int, float) if kind is float else int, param)
+    return cast(Number, value)
+
+
+def _sample_rate(asked: int) -> int:
+    if asked not in SAMPLE_RATES:
         raise _invalid("sample_rate", f"expected one of {', '.join(map(str, SAMPLE_RATES))}")
     return asked
 
@@ -173,7 +185,8 @@ def _parameters(given: dict[str, Any], known: Mapping[str, tuple[float, float]])
 def _choice(value: object, name: str, choices: tuple[Choice, ...], default: Choice) -> Choice:
     if not value:
         return default
-    found = next((choice for choice in choices if choice == value), None)
+    given = value.lower() if isinstance(value, str) else value
+    found = next((choice for choice in choices if choice == given), None)
     if found is None:
         raise _invalid(name, f"expected one of {', '.join(choices)}")
     return found
@@ -258,7 +271,7 @@ def _check_embedding(embedding: list[float]) -> None:
 
 def _check_language(language: str | None, catalog: SpeechCatalog) -> None:
     if language and language_code(language) not in (*catalog.languages, "auto"):
-        raise _invalid("language", f"the loaded model speaks {', '.join(catalog.languages)}")
+        raise _invalid("language", f"the loaded model speaks {', '.join(catalog.languages)}; {OTHER_VOICES}")
 
 
 def _invalid(param: str, expected: str) -> RemoteProtocolError:

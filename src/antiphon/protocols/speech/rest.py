@@ -105,7 +105,7 @@ def _decode_body(body: bytes, kind: type[T]) -> T:
 
 
 def _request(body: SpeechBody, catalog: SpeechCatalog) -> SpeechRequest:
-    if not body.input.strip():
+    if not body.input:
         raise RemoteProtocolError("invalid_value", "Invalid value for 'input': there is nothing to say.", "input")
     if len(body.input) > MAX_INPUT_CHARS:
         raise RemoteProtocolError(

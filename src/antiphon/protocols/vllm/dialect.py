@@ -184,8 +184,9 @@ class VllmDialect:
             followed |= applied(profile, config.tuning)
             if self._responses and self._max_tokens is not None:
                 followed["realtime_max_tokens"] = self._max_tokens
-        if warnings:
-            followed["warnings"] = warnings
+        language = config.language if config and self._responses else None
+        if warned := [*warnings, *self._context.unspoken(language, "language")]:
+            followed["warnings"] = warned
         return [message(type="session.updated", model=update.model, **followed)]
 
     def _update(self, update: VllmUpdate) -> Command:

@@ -41,6 +41,7 @@ def context_of(
         steady_s=time.monotonic,
         conversation_models=state.conversation_names,
         voices=model.profile.voices if model else (),
+        spoken_languages=models.synthesizer.profile.languages if models.synthesizer and not models.partner else (),
         max_append_bytes=audio.max_append_bytes,
         session_s=settings.server.session_s,
         knows_language=profile.languages.__contains__,

@@ -1,30 +1,48 @@
-"""The loaded models in OpenAI's shape: GET /v1/models and /v1/models/{id}."""
+"""The loaded models in OpenAI's shape: GET /v1/models, /v1/models/{id} and /v1/audio/models."""
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from antiphon.loading.loaded import LoadedModels
+from antiphon.protocols.model_names import hosted_task, is_hosted_model
 from antiphon.server.body import json_response
 from antiphon.server.errors import error_response
 from antiphon.server.state import ServerState
+
+# What models of a role do, in the names that Hugging Face has for tasks.
+TASKS = {
+    "transcriber": "automatic-speech-recognition",
+    "synthesizer": "text-to-speech",
+    "language_model": "text-generation",
+    "partner": "any-to-any",
+    "watcher": "image-text-to-text",
+}
 
 
 class ModelEntry(msgspec.Struct):
     """One model. `created` is when the server started, in Unix seconds.
 
-    `video` is only there for the model that answers about a video: whether it sees pictures, or is given the text that
-    was read on them.
+    - `task`: what it does; left out of `default`, which is the model of each task.
+    - `languages`: what it hears or speaks, ISO-639-1.
+    - `root`: the loaded model that stands for a name of another one.
+    - `video`: only of the model that answers about a video: whether it sees pictures, or is given the text that was
+      read on them.
     """
 
     id: str
     object: Literal["model"]
     created: int
     owned_by: str
+    task: str | UnsetType = UNSET
+    languages: list[str] | UnsetType = UNSET
+    root: str | UnsetType = UNSET
     video: Literal["pictures", "text"] | UnsetType = UNSET
 
 
@@ -35,28 +53,65 @@ class ModelList(msgspec.Struct):
     data: list[ModelEntry]
 
 
+class SpeechModel(msgspec.Struct):
+    """A synthesizer, as pickers of models show it."""
+
+    id: str
+    name: str
+
+
+class SpeechModelList(msgspec.Struct):
+    """The loaded synthesizer."""
+
+    models: list[SpeechModel]
+
+
 async def models(request: Request) -> Response:
     """GET /v1/models: the loaded models and `default`; an empty list while they load."""
-    return json_response(ModelList("list", _entries(request.app.state.antiphon)))
+    return json_response(ModelList("list", list(_entries(request.app.state.antiphon))))
 
 
 async def model(request: Request) -> Response:
-    """GET /v1/models/{id}: one of the same entries; 404 (`model_not_found`) for any other id."""
-    name = request.path_params["id"]
-    for entry in _entries(request.app.state.antiphon):
+    """GET /v1/models/{id}: one of the same entries, or one for a name of the hosted service that requests may use; 404
+    (`model_not_found`) for any other id.
+    """
+    name, state = request.path_params["id"], request.app.state.antiphon
+    entries = list(_entries(state))
+    for entry in entries:
         if entry.id == name:
             return json_response(entry)
+    if not state.settings.server.strict_models and is_hosted_model(name):
+        tasks = hosted_task(name)
+        found = next((e for task in tasks for e in entries if e.task == task), None)
+        if found:
+            return json_response(msgspec.structs.replace(found, id=name, root=found.id))
     return error_response(404, f"The model '{name}' does not exist.", code="model_not_found", param="model")
 
 
-def _entries(state: ServerState) -> list[ModelEntry]:
+async def speech_models(request: Request) -> Response:
+    """GET /v1/audio/models: the loaded synthesizer, for programs that let their user choose one."""
+    entries = _entries(request.app.state.antiphon)
+    found = [SpeechModel(entry.id, entry.id) for entry in entries if entry.task == TASKS["synthesizer"]]
+    return json_response(SpeechModelList(found))
+
+
+def _entries(state: ServerState) -> Iterator[ModelEntry]:
     if state.models is None:
-        return []
+        return
     video_model = state.models.video_model
     answers = video_model.profile if video_model else None
-    return [
-        ModelEntry(
-            name, "model", state.started_s, "antiphon", answers.sees if answers and name == answers.id else UNSET
-        )
-        for name in (*state.models.names, "default")
-    ]
+    tasks = _profiles(state.models)
+    for name in (*state.models.names, "default"):
+        task, languages = tasks.get(name, (UNSET, UNSET))
+        video = answers.sees if answers and name == answers.id else UNSET
+        yield ModelEntry(name, "model", state.started_s, "antiphon", task, languages, UNSET, video)
+
+
+def _profiles(models: LoadedModels) -> dict[str, tuple[str, list[str] | UnsetType]]:
+    """What each model does, and the languages that it has, by its id."""
+    found: dict[str, tuple[str, list[str] | UnsetType]] = {}
+    for role, task in TASKS.items():
+        loaded: Any = getattr(models, role)
+        if loaded is not None:
+            found.setdefault(loaded.profile.id, (task, list(getattr(loaded.profile, "languages", ())) or UNSET))
+    return found

@@ -34,6 +34,7 @@ from antiphon.server.live.speech_catalog import speech_catalog, with_sample
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.speech.render import EncodedSpeech, speak
 from antiphon.store.voices import StoredVoice
+from antiphon.text.markup import plain
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES, MAX_SAMPLE_BYTES = 16 << 20, 10 << 20
@@ -115,7 +116,7 @@ async def _synthesized(
     with state.admit(caller, "speech"):
         started_s, begun = time.monotonic(), False
         config = await with_sample(state, asked.config)
-        async with aclosing(speak(synthesizer, asked.text, config)) as chunks:
+        async with aclosing(speak(synthesizer, plain(asked.text), config)) as chunks:
             async for chunk in chunks:
                 if not begun:
                     state.metrics.measure("first_sound", time.monotonic() - started_s)
@@ -200,7 +201,7 @@ async def _result(
     data, words, skipped = [], list[Word](), ""
     try:
         config = await with_sample(state, item.config)
-        async with aclosing(speak(synthesizer, item.text, config)) as chunks:
+        async with aclosing(speak(synthesizer, plain(item.text), config)) as chunks:
             async for chunk in chunks:
                 budget.left_s -= chunk.end_s - chunk.start_s
                 if budget.left_s < 0:
@@ -248,10 +249,22 @@ class UploadedVoice(msgspec.Struct):
         )
 
 
-class VoiceList(msgspec.Struct):
-    """The names of the synthesizer's own voices, and the voices that the caller has uploaded."""
+class Voice(msgspec.Struct):
+    """A voice that requests may name by its `id`, and the languages that it speaks, its own first."""
 
-    voices: list[str]
+    id: str
+    name: str
+    language: str | None
+    languages: list[str]
+
+
+class VoiceList(msgspec.Struct):
+    """The voices that the synthesizer speaks with, the caller's uploaded ones among them where it clones; their names
+    alone; and what the caller has uploaded.
+    """
+
+    voices: list[Voice]
+    voice_names: list[str]
     uploaded_voices: list[UploadedVoice]
 
 
@@ -272,7 +285,14 @@ class VoiceDeleted(msgspec.Struct):
 
 async def _list(request: Request, state: ServerState) -> Response:
     uploaded = await anyio.to_thread.run_sync(state.uploaded_voices(identify(request)).list)
-    return json_response(VoiceList(list(_own_voices(state)), [UploadedVoice.of(voice) for voice in uploaded]))
+    own, synthesizer = _own_voices(state), state.loaded().synthesizer
+    profile = synthesizer.profile if synthesizer else None
+    languages = list(profile.languages) if profile else []
+    names = [*own, *(voice.name for voice in uploaded if profile and profile.clones_voices)]
+    voices = [
+        Voice(name, name[:1].upper() + name[1:], languages[0] if languages else None, languages) for name in names
+    ]
+    return json_response(VoiceList(voices, names, [UploadedVoice.of(voice) for voice in uploaded]))
 
 
 async def _upload(request: Request, state: ServerState) -> Response:

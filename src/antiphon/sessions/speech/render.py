@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # The longest audio of a text that is sent as one file, which is held in memory until it is complete.
 MAX_FILE_S = 1200.0
+# A text that says nothing is this much silence, so that its file is valid in every format.
+SILENCE_S = 0.08
 # With less audio than this ahead of its listener, the next chunk is urgent, or soon due; seconds.
 URGENT_S, SOON_DUE_S = 0.3, 2.0
 
@@ -77,7 +79,8 @@ async def speak(
 
     `text` may be an iterator of a text that is still being written, if the synthesizer `streams_text`. `listener` tells
     how urgent the next chunk is, and is shared by the texts that one listener hears after each other. A speed that the
-    voice does not have is made by stretching. Encoders that take milliseconds run in a thread.
+    voice does not have is made by stretching. A text that says nothing is a short silence. Encoders that take
+    milliseconds run in a thread.
 
     Closing the generator ends the synthesis within a chunk. Raises RemoteProtocolError where nothing of the text can be
     spoken and for a file over MAX_FILE_S, Refused, ModelError.
@@ -110,6 +113,8 @@ async def speak(
             yield EncodedSpeech(data, start_s, at_s, words, chunk.skipped, chunk.num_symbols, chunk.num_frames)
     last = resampler.feed(stretch.flush()) if stretch else np.zeros(0, np.float32)
     last = np.concatenate((last, resampler.flush()))
+    if not at_s and not len(last):
+        last = np.zeros(round(SILENCE_S * rate_hz), np.float32)
     rest = encoder.feed(last) if len(last) else b""
     rest += encoder.finish() if is_cheap else await anyio.to_thread.run_sync(encoder.finish)
     if rest:

@@ -37,6 +37,7 @@ from antiphon.events.speech import (
 from antiphon.events.words import Word
 from antiphon.sessions.speech.render import ListenerBuffer, speak
 from antiphon.signals import Signal
+from antiphon.text.markup import MarkupReader, without_pauses
 from antiphon.text.sentences import SentenceSplitter
 
 log = logging.getLogger(__name__)
@@ -107,17 +108,26 @@ class _LiveText:
 class _Utterance:
     """The text between two flushes: its sentences in order, and whether it is complete.
 
-    `num_started`: sentences that were begun. `live`: the text as a whole, where it is spoken while it is written.
+    `has_text`: there was some, whether or not it says anything. `num_started`: sentences that were begun. `live`: the
+    text as a whole, where it is spoken while it is written.
     """
 
     index: int
     config: SpeechConfig
     splitter: SentenceSplitter
+    markup: MarkupReader = field(default_factory=MarkupReader)
+    has_text: bool = False
     sentences: deque[str] = field(default_factory=deque)
     is_complete: bool = False
     is_cancelled: bool = False
     num_started: int = 0
     live: _LiveText | None = None
+
+    @property
+    def says_nothing(self) -> bool:
+        """Whether there was text, and nothing of it was or will be spoken."""
+        speaks_live = self.live is not None and (self.live.has_words or self.num_started > 0)
+        return self.has_text and not self.sentences and not self.num_started and not speaks_live
 
     @property
     def live_to_start(self) -> _LiveText | None:
@@ -204,8 +214,11 @@ class SpeechSession:
                 self._append(text)
             case FlushText():
                 utterance = self._open or self._begin()
+                self._add_text(utterance, utterance.markup.flush())
                 num_pending = utterance.splitter.num_pending
                 self._add(utterance, utterance.splitter.flush(), num_pending)
+                if utterance.says_nothing:
+                    utterance.sentences.append("")
                 if utterance.live:
                     utterance.live.complete()
                 utterance.is_complete, self._open = True, None
@@ -264,6 +277,11 @@ class SpeechSession:
         if not text:
             return
         utterance = self._open or self._begin()
+        utterance.has_text = True
+        self._add_text(utterance, utterance.markup.feed(text))
+
+    def _add_text(self, utterance: _Utterance, text: str) -> None:
+        """Add text without markup."""
         if utterance.live:
             self._num_chars += len(text)
             utterance.live.feed(text)
@@ -330,7 +348,8 @@ class SpeechSession:
         utterance.num_started += 1
         known_text = text if isinstance(text, str) else text.text
         rate_hz = config.rate_hz or profile.sample_rate_hz
-        await self._emit(utterance, SentenceStarted(utterance.index, index, known_text, config, rate_hz))
+        started = SentenceStarted(utterance.index, index, without_pauses(known_text), config, rate_hz)
+        await self._emit(utterance, started)
         aligns = config.word_times and not profile.word_times
         words, data = list[Word](), list[bytes]()
         skipped, error, asked_s, has_begun = "", "", time.monotonic(), False
@@ -369,7 +388,7 @@ class SpeechSession:
         resampler = Resampler(rate_hz, SAMPLE_RATE_HZ)
         pcm = np.concatenate((resampler.feed(from_pcm16(data)), resampler.flush()))
         try:
-            return await self._aligner.align(pcm, text.split(), profile.languages[0])
+            return await self._aligner.align(pcm, without_pauses(text).split(), profile.languages[0])
         except (Refused, ModelError) as failure:
             log.warning("no word times: %s", failure)
             return ()

@@ -1,0 +1,158 @@
+"""What stands before every voice: a written text becomes what is said, and pauses become silence."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any, cast
+
+import numpy as np
+
+from antiphon.contracts import LiveSynthesizer, SpeechChunk, Synthesizer, Urgency, VoiceOptions
+from antiphon.events.words import Word
+from antiphon.text.markup import pause_s, split_pauses
+from antiphon.text.written import SaidWord, WrittenReader, is_heard, said_text, said_words
+
+
+class ReadingVoice:
+    """A LiveSynthesizer of another one (`speak_live` only where that has it), whose texts are plain and may have marks
+    of pauses (`text/markup.py`). Word times are those of the written words. `voice`: the other one.
+    """
+
+    def __init__(self, voice: Synthesizer) -> None:
+        self.voice = voice
+        self.profile = voice.profile
+
+    async def speak(
+        self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
+    ) -> AsyncGenerator[SpeechChunk, None]:
+        """Speak what is said for a text. A text that says nothing has no samples. Raises as the voice does."""
+        rate_hz, at_s = self.profile.sample_rate_hz, 0.0
+        for part in split_pauses(text):
+            chunks = self._paused(part) if pause_s(part) else self._spoken(part, options, urgency)
+            start_s = at_s
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    at_s += len(chunk.pcm) / rate_hz
+                    words = (replace(w, start_s=w.start_s + start_s, end_s=w.end_s + start_s) for w in chunk.words)
+                    yield replace(chunk, words=tuple(words))
+
+    async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
+        """Speak what is said for a text that is still being written, one word behind it."""
+        async with aclosing(_said(texts, self._language(options))) as said:
+            while True:
+                part = _UntilPause(said)
+                async with aclosing(cast(LiveSynthesizer, self.voice).speak_live(part, options)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+                if not part.mark:
+                    return
+                async for chunk in self._paused(part.mark):
+                    yield chunk
+
+    async def _spoken(
+        self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
+    ) -> AsyncGenerator[SpeechChunk, None]:
+        written = said_words(text, self._language(options))
+        said, times = said_text(written), _WrittenTimes(written)
+        if is_heard(said):
+            async with aclosing(self.voice.speak(said, options, urgency)) as chunks:
+                async for chunk in chunks:
+                    yield replace(chunk, words=tuple(times.of(chunk.words)))
+        if self.profile.word_times and (rest := tuple(times.rest())):
+            yield SpeechChunk(np.zeros(0, np.float32), rest)
+
+    async def _paused(self, mark: str) -> AsyncGenerator[SpeechChunk, None]:
+        yield SpeechChunk(np.zeros(round(pause_s(mark) * self.profile.sample_rate_hz), np.float32))
+
+    def _language(self, options: VoiceOptions) -> str | None:
+        languages = self.profile.languages
+        return options.language or (languages[0] if len(languages) == 1 else None)
+
+    @property
+    def engines(self) -> tuple[Any, ...]:
+        """The engines of the voice; none of one in a lane."""
+        return tuple(getattr(self.voice, "engines", ()))
+
+    def close(self) -> None:
+        """Close the voice, where it has something to close."""
+        if close := getattr(self.voice, "close", None):
+            close()
+
+
+async def _said(texts: AsyncIterator[str], language: str | None) -> AsyncGenerator[str, None]:
+    """Yield what is said for a text that comes in pieces, and the marks of its pauses by themselves."""
+    reader = WrittenReader(language)
+    async for text in texts:
+        for part in split_pauses(text):
+            if pause_s(part):
+                yield reader.flush()
+                yield part
+            else:
+                yield reader.feed(part)
+    yield reader.flush()
+
+
+class _UntilPause:
+    """The pieces of a text up to the next pause, whose `mark` it then has; "" at the end of the text."""
+
+    def __init__(self, said: AsyncIterator[str]) -> None:
+        self._said = said
+        self.mark = ""
+
+    def __aiter__(self) -> _UntilPause:
+        return self
+
+    async def __anext__(self) -> str:
+        while not self.mark:
+            piece = await anext(self._said)
+            if pause_s(piece):
+                self.mark = piece
+            elif piece:
+                return piece
+        raise StopAsyncIteration
+
+
+class _WrittenTimes:
+    """Gives written words the times of what is said for them: said words are counted by their letters."""
+
+    def __init__(self, words: Sequence[SaidWord]) -> None:
+        self._words = iter([(w.written, w.said, len("".join(w.said.split()))) for w in words])
+        self._next()
+        # Of the current word: the letters that were heard, and where they began.
+        self._num_heard = 0
+        self._start_s = self._at_s = 0.0
+
+    def _next(self) -> None:
+        self._current = next(self._words, None)
+
+    def of(self, heard: Sequence[Word]) -> Iterator[Word]:
+        """Yield the written words that end with words that the voice said. One that says nothing takes no time."""
+        for word in heard:
+            yield from self._unsaid()
+            if self._current is None:
+                return
+            written, said, num_chars = self._current
+            self._start_s = self._start_s if self._num_heard else word.start_s
+            self._num_heard, self._at_s = self._num_heard + len(word.text), word.end_s
+            if written == said:
+                # A voice may divide it further, as it does for ideographs.
+                yield word
+            if self._num_heard >= num_chars:
+                if written != said:
+                    yield replace(word, text=written, start_s=self._start_s)
+                self._num_heard = 0
+                self._next()
+                yield from self._unsaid()
+
+    def rest(self) -> Iterator[Word]:
+        """Yield the words that are left."""
+        while self._current:
+            yield Word(self._current[0], self._at_s, self._at_s, 1.0)
+            self._next()
+
+    def _unsaid(self) -> Iterator[Word]:
+        while self._current and not self._current[2]:
+            yield Word(self._current[0], self._at_s, self._at_s, 1.0)
+            self._next()

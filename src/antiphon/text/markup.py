@@ -1,0 +1,207 @@
+"""Plain text out of text with markup that arrives in pieces of any size.
+
+Left out are tags of SSML, HTML and XML, special tokens of language models, the fences of code and what a model thinks
+(`<think>…</think>`). Entities become their characters. A pause that SSML asks for becomes one character, its mark, so
+that it keeps its place while the text is cut into sentences.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Iterator
+
+# A pause is a character of a private plane: its distance from the first one is hundredths of a second.
+_FIRST_MARK, MAX_PAUSE_S = 0xF0000, 10.0
+_MARKS = re.compile("[\U000f0000-\U000ffffd]")
+_STRENGTHS_S = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.7, "x-strong": 1.2}
+_TIME = re.compile(r"\+?(\d{0,6}(?:\.\d{1,6})?)\s*(ms|s)")
+
+# Every part is bounded, and no two parts can match the same character: a text of brackets costs no more than another.
+_NAME = r"[A-Za-z][\w.-]{0,40}(?::[\w-]{1,40})?"
+_ATTRIBUTE = r"\s{1,20}[\w:.-]{1,60}\s{0,9}=\s{0,9}(?:\"[^\"<>]{0,300}\"|'[^'<>]{0,300}'|[^\s\"'<>=/]{1,100})"
+_TAG = re.compile(
+    rf"<(?P<end>/?)(?P<name>{_NAME})(?P<attributes>(?:{_ATTRIBUTE}){{0,20}})\s{{0,20}}/?>"
+    r"|<!--|<\?[A-Za-z][^<>]{0,300}>|<![A-Za-z][^<>]{0,300}>|<\|[\w ./-]{1,60}\|>"
+)
+# The beginning of one of these, at the end of the text so far.
+_OPEN_TAG = re.compile(
+    rf"<(?:/?(?:{_NAME}:?(?:{_ATTRIBUTE}){{0,20}}(?:\s{{1,20}}(?:[\w:.-]{{1,60}}\s{{0,9}}"
+    r"(?:=\s{0,9}(?:\"[^\"<>]{0,300}|'[^'<>]{0,300}|[^\s\"'<>=/]{1,100})?)?)?)?\s{0,20}/?)?"
+    r"|!-?|[?!][A-Za-z][^<>]{0,300}|\?|\|[\w ./-]{0,60}\|?)\Z"
+)
+_ATTRIBUTES = re.compile(r"([\w:.-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'<>=/]+))")
+_ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+_OPEN_ENTITY = re.compile(r"&#?\w{0,31}\Z")
+# A fence stands alone on its line, with the name of a language behind it.
+_FENCE_LINE = r"[ \t]{0,9}(?:`{3,9}|~{3,9})[ \t]{0,9}[\w+#.-]{0,40}[ \t]{0,9}\r?"
+_FENCE, _LAST_FENCE = re.compile(rf"{_FENCE_LINE}\n"), re.compile(rf"{_FENCE_LINE}(?:\n|\Z)")
+_OPEN_FENCE = re.compile(r"[ \t]{0,9}(?:`{1,2}|~{1,2}|(?:`{3,9}|~{3,9})[ \t]{0,9}[\w+#.-]{0,40}[ \t]{0,9}\r?)?\Z")
+
+_THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning"])
+# Elements whose content is for machines.
+_SILENT = frozenset(["script", "style", "metadata", "desc", "title", "head"]) | _THOUGHTS
+# Elements that do not end a word; any other tag does.
+_INLINE = frozenset(["b", "i", "u", "em", "strong", "span", "a", "sub", "sup", "mark", "small", "code", "font", "ins"])
+_INLINE |= {"del", "kbd", "emphasis", "prosody", "phoneme", "say-as", "voice", "lang", "w", "abbr", "q", "cite"}
+# What `say-as` spells; anything else it names is read as it stands.
+_SPELLED = frozenset(["characters", "spell-out", "verbatim", "digits", "telephone"])
+_COMMENT = "--"
+# Text up to the end of the line, or to the next tag.
+_RUN = re.compile(r"\n|[^\n][^\n<]*\n?")
+
+
+def pause_mark(seconds: float) -> str:
+    """The character that stands for a pause, of at most MAX_PAUSE_S; "" for none."""
+    steps = round(min(seconds, MAX_PAUSE_S) * 100)
+    return chr(_FIRST_MARK + steps) if steps > 0 else ""
+
+
+def pause_s(mark: str) -> float:
+    """The seconds of a pause's mark; 0 for any other text."""
+    return (ord(mark) - _FIRST_MARK) / 100 if len(mark) == 1 and _MARKS.match(mark) else 0.0
+
+
+def without_pauses(text: str) -> str:
+    """The text without marks of pauses, as clients are shown it."""
+    return " ".join(_MARKS.sub(" ", text).split()) if _MARKS.search(text) else text
+
+
+def split_pauses(text: str) -> Iterator[str]:
+    """Yield the marks of a text and the texts between them, in order."""
+    at = 0
+    for mark in _MARKS.finditer(text):
+        if between := text[at : mark.start()]:
+            yield between
+        yield mark[0]
+        at = mark.end()
+    if text[at:]:
+        yield text[at:]
+
+
+def plain(text: str) -> str:
+    """The plain text of a whole text with markup, with marks of pauses."""
+    reader = MarkupReader()
+    return reader.feed(text) + reader.flush()
+
+
+class MarkupReader:
+    """Reads one text. What may be the beginning of markup is held back until that is known, at most 7,000 characters.
+
+    The pieces that are returned, joined, do not depend on how the text was cut.
+    """
+
+    def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
+        # What may become an entity, and what may become a tag or a fence.
+        self._entity = self._held = ""
+        # The element whose content is left out; "" for none. What `say-as` encloses is spelled.
+        self._silent = ""
+        self._spells = False
+        self._line_starts, self._last = True, ""
+
+    def feed(self, text: str) -> str:
+        """Add text, and return what is known to be plain."""
+        text = _MARKS.sub("", self._entity + text)
+        held = _OPEN_ENTITY.search(text, max(0, len(text) - 40))
+        self._entity = text[held.start() :] if held else ""
+        return self._read(_decoded(text[: held.start()] if held else text), final=False)
+
+    def flush(self) -> str:
+        """End the text, and return the rest of it. An element that is left out and not closed takes all of it along.
+        The reader is then as new.
+        """
+        out = self._read(self._entity, final=True)
+        self._clear()
+        return out
+
+    def _read(self, text: str, *, final: bool) -> str:
+        text, at, out = self._held + text, 0, list[str]()
+        self._held = ""
+        while at < len(text):
+            if self._silent:
+                end = self._silence_end(text, at)
+                if end is None:
+                    self._held = text[max(at, len(text) - 64) :]
+                    break
+                at, self._silent = end, ""
+                continue
+            if self._line_starts:
+                if fence := (_LAST_FENCE if final else _FENCE).match(text, at):
+                    at = fence.end()
+                    continue
+                if not final and _OPEN_FENCE.match(text, at):
+                    self._held = text[at:]
+                    break
+            if text[at] == "<":
+                if (tag := _TAG.match(text, at)) and not self._is_generic(tag):
+                    out.append(self._tag(tag))
+                    at = tag.end()
+                    continue
+                if not tag and not final and _OPEN_TAG.match(text, at):
+                    self._held = text[at:]
+                    break
+            run = _RUN.match(text, at)
+            assert run
+            out.append(self._plain(run[0]))
+            at = run.end()
+        return "".join(out)
+
+    def _silence_end(self, text: str, at: int) -> int | None:
+        """Where the element ends whose content is left out; None where it does not yet."""
+        if self._silent == _COMMENT:
+            found = text.find("-->", at)
+            return found + 3 if found >= 0 else None
+        closing = re.compile(rf"</{re.escape(self._silent)}\s{{0,20}}>", re.IGNORECASE).search(text, at)
+        return closing.end() if closing else None
+
+    def _plain(self, text: str) -> str:
+        self._line_starts, self._last = text.endswith("\n"), text[-1]
+        if self._spells:
+            return "".join(f"{c} " for c in text if not c.isspace())
+        return text
+
+    def _is_generic(self, tag: re.Match[str]) -> bool:
+        """Whether it is no tag, but the `<String>` of `List<String>`."""
+        name = tag["name"] or ""
+        return self._last.isalnum() and name[:1].isupper() and not tag["end"] and not tag["attributes"]
+
+    def _tag(self, tag: re.Match[str]) -> str:
+        """What stands for a tag: mostly nothing, or white space."""
+        self._last = ""
+        name = (tag["name"] or "").lower()
+        if not name:
+            self._silent = _COMMENT if tag[0] == "<!--" else ""
+            return " "
+        attributes = {key.lower(): a or b or c for key, a, b, c in _ATTRIBUTES.findall(tag["attributes"] or "")}
+        closes, is_empty = bool(tag["end"]), tag[0].endswith("/>")
+        if name == "break":
+            mark = "" if closes else pause_mark(_break_s(attributes))
+            return f" {mark} " if mark else " "
+        if name == "say-as":
+            self._spells = not closes and not is_empty and attributes.get("interpret-as", "").lower() in _SPELLED
+            return " " if self._spells or closes else ""
+        if not closes and not is_empty:
+            if name == "sub" and "alias" in attributes:
+                self._silent = name
+                return str(attributes["alias"])
+            if name in _SILENT:
+                self._silent = name
+                return " "
+        if name in _INLINE:
+            return ""
+        self._line_starts = True
+        return "\n"
+
+
+def _decoded(text: str) -> str:
+    return _ENTITY.sub(lambda found: _MARKS.sub("", html.unescape(found[0])), text)
+
+
+def _break_s(attributes: dict[str, str]) -> float:
+    time = _TIME.fullmatch(attributes.get("time", "").strip().lower())
+    if time and time[1]:
+        return float(time[1]) / (1000 if time[2] == "ms" else 1)
+    return _STRENGTHS_S.get(attributes.get("strength", "medium").lower(), _STRENGTHS_S["medium"])

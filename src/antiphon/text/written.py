@@ -1,0 +1,225 @@
+"""What is said for what is written, as every voice is given it: signs, ranges, addresses and Markdown as words.
+
+The rest (numbers, dates, money, units) is left to each voice, which knows how its language reads them. Every word
+between white space keeps its place: what is said for it is as many words as it takes, or none.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+# A sign between its neighbours: what is said for `−` and for `10–12` where voices of the language do not know it.
+MINUS = {"en": "minus", "de": "minus", "fr": "moins", "es": "menos", "it": "meno", "pt": "menos", "nl": "min"}
+TO = {"en": "to", "de": "bis", "fr": "à", "es": "a", "it": "a", "pt": "a", "nl": "tot", "pl": "do", "sv": "till"}
+TO |= {"da": "til", "no": "til", "ro": "până la", "cs": "až"}
+# Signs of mathematics that English voices leave out.
+_ENGLISH = {"≈": "about", "≤": "at most", "≥": "at least", "≠": "is not", "÷": "divided by", "№": "number"}
+# How the marks of an address are read: . / - _ @ + ~ #
+_ADDRESS_WORDS = {
+    "en": ("dot", "slash", "dash", "underscore", "at", "plus", "tilde", "hash"),
+    "de": ("Punkt", "Schrägstrich", "Strich", "Unterstrich", "at", "plus", "Tilde", "Raute"),
+    "fr": ("point", "barre", "tiret", "tiret bas", "arobase", "plus", "tilde", "dièse"),
+    "es": ("punto", "barra", "guion", "guion bajo", "arroba", "más", "tilde", "almohadilla"),
+    "it": ("punto", "barra", "trattino", "trattino basso", "chiocciola", "più", "tilde", "cancelletto"),
+    "pt": ("ponto", "barra", "hífen", "sublinhado", "arroba", "mais", "til", "cerquilha"),
+    "nl": ("punt", "slash", "streepje", "underscore", "apenstaartje", "plus", "tilde", "hekje"),
+}
+_ADDRESS_MARKS = "./-_@+~#"
+_ADDRESS = re.compile(
+    r"^(?P<open>[(\[<\"'“]*)(?:(?P<scheme>[a-z]+)://)?(?P<user>[\w.+-]+@)?"
+    r"(?P<host>(?:[A-Za-z0-9-]+\.)+(?P<top>[A-Za-z]{2,}))(?P<port>:\d+)?"
+    r"(?P<path>/[^\s?#]*?)?(?P<query>\?[^\s#]*?)?(?P<fragment>#\S*?)?(?P<close>[)\]>\"'”.,;:!?]*)$"
+)
+# A bare word with a full stop inside is an address only if it ends in one of these.
+_TOP_LEVEL_DOMAINS = frozenset([
+    "com", "org", "net", "io", "ai", "dev", "edu", "gov", "app", "info", "uk", "de", "fr", "eu", "nl", "ca", "au", "co",
+    "us", "me", "tv",
+])  # fmt: skip
+# Bounded, and no two parts of it can match the same character: a text of brackets costs no more than another.
+_LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\(([^()\s]{0,1000})(?: [^()\n]{0,300})?\)")
+_OPEN_LINK = re.compile(r"\[[^\[\]\n]{0,300}(?:\](?:\([^()\n]{0,1000})?)?")
+MAX_LINK_CHARS = 1300
+# Where a word is complete: the next one begins, or it ends with a character of Chinese, Japanese or Korean.
+_WORD_ENDS = re.compile(r"\S(?=\s+\S)|[\u3000-\u9fff\uac00-\ud7af\uff00-\uffef](?=\S)")
+# What a reader holds back of a text without white space.
+MAX_HELD_CHARS = 400
+_PRONUNCIATION = re.compile(r"/.+/")
+_MARKUP = re.compile(r"^[#*_`~|]+$")
+# At a word's edge only: `2*3` and `snake_case` keep theirs.
+_EMPHASIS = re.compile(r"(?<![^\W_])(?:\*{1,3}|_{1,3}|`+|~~)|(?:\*{1,3}|_{1,3}|`+|~~)(?![^\W_])")
+_DASHES = r"\-‐‑‒–—−﹣－"
+_NUMBER = r"[$€£¥]?\d[\d.,:]*(?<=\d)"
+_RANGE = re.compile(rf"(?<![\w.,:/{_DASHES}])({_NUMBER}%?)([-‒–—])({_NUMBER})(?=[%°a-zA-Zµ²³]*(?:$|[^\w{_DASHES}]))")
+# `555-1234`, and years: `2023-24`.
+_PHONE = re.compile(r"\d{3}-\d{4}|\d+-0\d+")
+_SIGN = re.compile(r"(?<![^\s(\[{\"'“„«:;,/])[-−﹣－](?=[$€£¥]?[.,]?\d)")
+_INNER_MINUS = re.compile(r"(?<=[\w)])[−﹣－](?=[\w(])")
+_MINUS_SIGNS = re.compile("[−﹣－]")
+_DEGREES_BELOW = re.compile(r"^–(?=\d[\d.,]*(?:[°%]|$))")
+_POWER = re.compile(r"(?<=[\w)])(?:\*\*|\^)(?=-?\d)|(?<=\b[A-Za-z])\*\*(?=[A-Za-z]\b)")
+_TIMES = re.compile(r"(?<=\d)\*(?=\d)")
+# Characters that are heard although they are no letters or digits.
+_HEARD = frozenset("%&@+=<>$€£¥°§^×÷±√∞≈≤≥≠→№")
+
+
+@dataclass(frozen=True, slots=True)
+class SaidWord:
+    """A written word, as white space divides them, and what is said for it, "" for nothing. `before`: the white space
+    that stands before it.
+    """
+
+    before: str
+    written: str
+    said: str
+
+
+def said_words(text: str, language: str | None) -> list[SaidWord]:
+    """The words of a text in order. `language`: ISO-639-1; None: it is not known, and only signs that are read in every
+    language are made plain. A Markdown link is its text; one with a pronunciation, `[word](/phonemes/)`, stays.
+    """
+    text = _LINK.sub(lambda m: m[0] if _PRONUNCIATION.fullmatch(m[2]) else m[1], text)
+    words = re.findall(r"(\s*)(\S+)", text.rstrip())
+    plain = ["".join(map(_plain_char, word)) for _, word in words]
+    return [
+        SaidWord(space, word, _said(plain, at, language, on_line="\n" not in space))
+        for at, (space, word) in enumerate(words)
+    ]
+
+
+def said_text(words: Sequence[SaidWord]) -> str:
+    """All that is said for words, in one text; white space is as it was written."""
+    return "".join(w.before + w.said for w in words if w.said)
+
+
+def is_heard(text: str) -> bool:
+    """Whether a voice has something to say in a text: a letter, a digit, or a sign that has a name."""
+    return any(c.isalnum() or c in _HEARD for c in text)
+
+
+class WrittenReader:
+    """Reads one text that arrives in pieces of any size. The pieces that are returned, joined, are `said_text` of the
+    whole; they end between words.
+    """
+
+    def __init__(self, language: str | None) -> None:
+        self._language = language
+        # What is not complete, and the word before it.
+        self._held = self._before = ""
+
+    def feed(self, text: str) -> str:
+        """Add text, and return what is said for the words that are complete: a word is once the next one begins."""
+        self._held += text
+        links = [m.span() for m in _LINK.finditer(self._held)]
+        ends = [m.end() for m in _WORD_ENDS.finditer(self._held, 0, _open_link(self._held))]
+        ends = [end for end in ends if not any(first < end < last for first, last in links)]
+        # A sign is read by the words on both of its sides.
+        while ends and not any(c.isalnum() for c in self._held[: ends[-1]].split()[-1]):
+            ends.pop()
+        if not ends and len(self._held) <= MAX_HELD_CHARS:
+            return ""
+        return self._take(ends[-1] if ends else len(self._held))
+
+    def flush(self) -> str:
+        """End the text, and return what is said for the rest of it."""
+        return self._take(len(self._held))
+
+    def _take(self, at: int) -> str:
+        text, self._held = self._held[:at], self._held[at:]
+        # The word before a sign is not said again.
+        before = self._before if text[:1].isspace() else ""
+        words = said_words(before + text, self._language)
+        self._before = words[-1].written if words else ""
+        return said_text(words[1:] if before else words)
+
+
+def _open_link(text: str) -> int:
+    """Where a Markdown link begins that the end of the text may be inside of; the text's length for none."""
+    at = text.rfind("[", max(0, len(text) - MAX_LINK_CHARS))
+    is_open = at >= 0 and _OPEN_LINK.fullmatch(text, at)
+    return at if is_open else len(text)
+
+
+def address_words(found: re.Match[str], language: str | None) -> str:
+    """An address as it is said: "a dash b dot com slash c hash d" for `https://a-b.com/c?d=1#d`, without the query."""
+    names = dict(zip(_ADDRESS_MARKS, _ADDRESS_WORDS.get(language or "", _ADDRESS_MARKS), strict=True))
+
+    def spelled(part: str, *, only_names: bool) -> str:
+        said = (f" {names[c]} " if c in names else c if only_names or c.isalnum() else " " for c in part)
+        return "".join(said)
+
+    host, top = found["host"], found["top"]
+    if len(top) == 2:
+        host = host[:-2] + " ".join(top.upper())
+    port = f" port {found['port'][1:]}" if found["port"] else ""
+    fragment = found["fragment"] or ""
+    spoken = spelled((found["user"] or "") + host, only_names=True) + port
+    spoken += spelled((found["path"] or "").rstrip("/"), only_names=False)
+    spoken += spelled(fragment if len(fragment) > 1 else "", only_names=False)
+    return " ".join(spoken.split()) + found["close"]
+
+
+def _said(plain: Sequence[str], at: int, language: str | None, *, on_line: bool) -> str:
+    """What is said for one word of a text, whose words have no characters any more that nobody says."""
+    word = plain[at]
+    before = plain[at - 1] if at and on_line else ""
+    after = plain[at + 1] if at + 1 < len(plain) else ""
+    if operator := _operator(word, before, after, language):
+        return operator
+    if not word or _MARKUP.match(word):
+        return ""
+    if (found := _ADDRESS.match(word)) and (found["scheme"] or found["user"] or found["top"] in _TOP_LEVEL_DOMAINS):
+        return address_words(found, language) if language in _ADDRESS_WORDS else word
+    if word.startswith("["):
+        # A word in brackets may carry its pronunciation, whose marks are no emphasis.
+        return word
+    minus = f"{MINUS[language]} " if language in MINUS else "-"
+    word = _DEGREES_BELOW.sub(minus, word) if after[:1] in ("°", "%") or word[-1:] in "°%" else word
+    word = _SIGN.sub(minus, word)
+    word = _INNER_MINUS.sub(f" {minus}" if language in MINUS else "-", word)
+    if language in TO and not _PHONE.fullmatch(word.strip("().,;:!?")):
+        word = _RANGE.sub(rf"\1 {TO[language]} \3", word)
+    word = _POWER.sub(" to the power of " if language == "en" else "^", word)
+    if language == "en":
+        word = _TIMES.sub(" times ", word)
+        word = " ".join("".join(f" {_ENGLISH[c]} " if c in _ENGLISH else c for c in word).split())
+    return _MINUS_SIGNS.sub("-", _EMPHASIS.sub("", word))
+
+
+def _operator(word: str, before: str, after: str, language: str | None) -> str:
+    """What is said for a word that is a sign between two others; "" where it is none."""
+    if not before[-1:].isalnum() and before[-1:] not in (")", "²", "³", "%", "°"):
+        return ""
+    if not (after[:1].isalnum() or after[:1] in ("(", "-", "−", "$", "€", "√")):
+        return ""
+    minus = MINUS.get(language or "", "-")
+    if word in ("−", "﹣", "－"):
+        return minus
+    if word == "-" and _value(before) is not None and _value(after) is not None:
+        return minus if (_value(before) or 0) >= (_value(after) or 0) else ""
+    is_english = language == "en"
+    if word in ("**", "^"):
+        return "to the power of" if is_english else "^"
+    return "times" if is_english and word == "*" else ""
+
+
+def _value(word: str) -> float | None:
+    try:
+        return float(word.strip("().,;:!?"))
+    except ValueError:
+        return None
+
+
+def _plain_char(char: str) -> str:
+    """The character, or "" for one that nobody says: emoji, control characters, marks of width zero."""
+    if char.isascii():
+        return char if char.isprintable() else ""
+    kind = unicodedata.category(char)
+    if kind == "Cf":
+        # The two that join and part letters in Arabic and Indian scripts.
+        return char if char in "\u200c\u200d" else ""
+    if kind[0] == "C" or char == "\ufe0f" or (kind in ("So", "Sk") and ord(char) >= 0x2190):
+        return ""
+    return char
