@@ -444,6 +444,28 @@ def test_when_a_request_follows_a_commit_then_there_is_one_answer(steps: tuple[N
     assert not scene.of(CommandRejected)
 
 
+@pytest.mark.parametrize(
+    ("then", "ends"),
+    [
+        ([CreateResponse()], ["cancelled", "completed"]),
+        ([CreateResponse(), CancelResponse()], ["cancelled", "cancelled"]),
+    ],
+)
+def test_when_a_response_is_asked_for_right_after_a_cancellation_then_the_model_speaks_again(
+    then: list[CreateResponse | CancelResponse], ends: list[str]
+) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears(1)
+        await scene.until(lambda: scene.of(ResponseTextDelta))
+        for command in [CancelResponse(), *then]:
+            await scene.session.handle(command)
+        await scene.until(lambda: len(scene.of(ResponseDone)) == 2)
+
+    scene = run(Native(says("Yes."), says("More."), says("More."), says("More."), says("No.", last=True)), act)
+    assert [o.response.status for o in scene.of(ResponseDone)] == ends
+    assert not scene.of(CommandRejected)
+
+
 def test_when_a_request_is_cancelled_before_its_answer_then_the_model_listens_on() -> None:
     async def act(scene: Scene) -> None:
         await scene.hears(1)

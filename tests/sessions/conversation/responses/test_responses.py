@@ -11,6 +11,7 @@ from antiphon.events.conversation import (
     CommandRejected,
     ContentPart,
     ContentPartAdded,
+    ConversationCommand,
     CreateItem,
     CreateResponse,
     Item,
@@ -135,6 +136,53 @@ def test_when_a_cancellation_meets_a_response_and_one_that_waits_for_it_then_bot
         return scene
 
     assert play(main()).responses() == ["cancelled client_cancelled"] * 2
+
+
+@pytest.mark.parametrize(
+    ("then", "ends", "codes"),
+    [
+        ([CreateResponse()], ["cancelled client_cancelled", "completed"], []),
+        # Whatever it asks for, and however the response was asked for: the turn's is not taken for the new one.
+        ([CreateResponse(instructions="Again.")], ["cancelled client_cancelled", "completed"], []),
+        ([CreateResponse(), CancelResponse()], ["cancelled client_cancelled"] * 2, []),
+        (
+            [CreateResponse(), CreateResponse()],
+            ["cancelled client_cancelled", "completed"],
+            ["conversation_already_has_active_response"],
+        ),
+        ([CancelResponse(), CreateResponse()], ["cancelled client_cancelled", "completed"], []),
+        (
+            [CreateResponse(), CancelResponse(), CreateResponse()],
+            ["cancelled client_cancelled"] * 2 + ["completed"],
+            [],
+        ),
+        # One beside the conversation waits for nothing.
+        ([CreateResponse(stored=False)], ["cancelled client_cancelled", "completed"], []),
+    ],
+)
+@pytest.mark.parametrize("unasked", [False, True])
+def test_when_a_response_is_asked_for_right_after_a_cancellation_then_it_begins_at_the_others_end(
+    then: list[ConversationCommand], ends: list[str], codes: list[str], unasked: bool
+) -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            scene.model.end.clear()
+            if unasked:
+                await scene.say("Well?")
+            else:
+                await scene.session.handle(CreateResponse())
+            await scene.settle()
+            scene.model.end.set()
+            for command in [CancelResponse(), *then]:
+                await scene.session.handle(command)
+            await scene.until(ResponseDone, len(ends))
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ends
+    assert [o.code for o in scene.out if isinstance(o, CommandRejected)] == codes
 
 
 def test_when_four_responses_are_under_way_out_of_band_then_more_are_refused_and_the_conversation_goes_on() -> None:
