@@ -23,7 +23,7 @@ from antiphon.protocols.fields import Reader
 from antiphon.protocols.openai.transcription import MIN_COMMIT_MS
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
 from antiphon.protocols.realtime.commands import command_of
-from antiphon.protocols.realtime.conversation_events import ConversationEvents, OutputAudio
+from antiphon.protocols.realtime.conversation_events import ConversationEvents, OutputAudio, RunningOutputs
 from antiphon.protocols.realtime.input_fields import (
     CONVERSATION_VAD,
     PCM_24K,
@@ -129,6 +129,7 @@ class OpenAIConversation:
         self._transcripts = TranscriptEvents(self._writer, context.new_id)
         self._events = ConversationEvents(self._writer, self._transcripts)
         self._output = OutputAudio(self._writer, self._events, by_events=not server_plays)
+        self._running = RunningOutputs(lambda: ShownOutput(self._fields.output.format, self._fields.output.voice))
         # The client was sent audio: the voice cannot be changed any more.
         self._has_spoken = False
 
@@ -244,17 +245,18 @@ class OpenAIConversation:
         """
         match event:
             case ResponseCreated(response):
-                self._writer.event("response.created", response=self._response_json(response))
+                output = self._running.of(response.id)
+                self._writer.event("response.created", response=self._response_json(response, output))
             case ResponseDone(response):
-                self._writer.event("response.done", response=self._response_json(response))
+                output = self._running.ended(response.id)
+                self._writer.event("response.done", response=self._response_json(response, output))
                 self._writer.event("rate_limits.updated", rate_limits=[])
             case ResponseTextDelta() | ResponseAudioDelta() | ContentPartDone():
                 self._has_spoken = self._has_spoken or isinstance(event, ResponseAudioDelta)
-                self._output.write(event, self._fields.output.format)
+                self._output.write(event, self._running.of(event.at.response_id).format)
             case _:
                 self._events.write(event)
         return self._writer.take()
 
-    def _response_json(self, response: Response) -> ShownResponse:
-        output = ShownOutput(self._fields.output.format, self._fields.output.voice)
+    def _response_json(self, response: Response, output: ShownOutput) -> ShownResponse:
         return response_json(response, self._session_id, output, beta=self._writer.beta)

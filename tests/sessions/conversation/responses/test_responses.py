@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from antiphon.events.conversation import (
     CancelResponse,
     CommandRejected,
+    ConfigureConversation,
     ContentPart,
     ContentPartAdded,
     ConversationCommand,
@@ -374,3 +376,20 @@ def test_when_a_response_is_asked_for_during_another_then_it_waits_or_cuts(when_
     # What was sent of the first is in the history of the second.
     assert [m.text for m in scene.model.asked[1]][-1] == "And?"
     assert not any(isinstance(o, CommandRejected) for o in scene.out)
+
+
+def test_what_is_configured_or_created_behind_a_request_is_for_the_next_response() -> None:
+    async def main() -> Scene:
+        async with Scene(audio_output=False, vad=None, instructions="Be short.") as scene:
+            scene.model.go.set()
+            await scene.session.handle(CreateItem(Item("a", parts=[ContentPart("input_text", "Hello.")])))
+            await scene.session.handle(CreateResponse())
+            await scene.session.handle(ConfigureConversation(replace(scene.session.config, instructions="Be long.")))
+            await scene.session.handle(CreateItem(Item("b", parts=[ContentPart("input_text", "And?")])))
+            await scene.until(ResponseDone)
+            await scene.session.handle(CreateResponse())
+            await scene.until(ResponseDone, 2)
+        return scene
+
+    asked = [[m.text for m in messages if m.role != "assistant"] for messages in play(main()).model.asked]
+    assert asked == [["Be short.", "Hello."], ["Be long.", "Hello.", "And?"]]

@@ -193,7 +193,9 @@ class Responder:
                 "conversation_already_has_active_response",
                 f"Conversation already has an active response in progress: {self.active.response.id}.",
             )
-        self._start(command, lambda response: self._make(response, command))
+        # As it is now: what is configured or created until its task runs is for the next one.
+        config, items = self.config, list(self._conversation.items)
+        self._start(command, lambda response: self._make(response, command, config, items))
         if command.stored:
             assert self.active
             self._unasked = (self.active, self._newest_user_item()) if unasked else None
@@ -276,11 +278,14 @@ class Responder:
             self._playout.add(event, self._now())
         await self._emit(event)
 
-    async def _make(self, response: Response, command: CreateResponse) -> ResponseGeneration:
+    async def _make(
+        self, response: Response, command: CreateResponse, config: ConversationConfig, items: list[Item]
+    ) -> ResponseGeneration:
         """Begin to generate a response. One of the conversation waits for the end of a preemptive one, since the
         model's stream gives one response at a time.
         """
-        request = self._request_for(command, response.voice, response.max_tokens)
+        profile, voice, most = self._model.profile, response.voice, response.max_tokens
+        request = request_for(config, self._conversation, profile, command, voice, most, items)
         assert self._group
         assert self._stream
         if not response.stored:
