@@ -33,7 +33,7 @@ class NamedTool(msgspec.Struct, kw_only=True):
     """The choice of one function. `type` is shown as it was given."""
 
     type: Text | msgspec.UnsetType = msgspec.UNSET
-    name: Text | None = None
+    name: Text | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ToolKind(msgspec.Struct):
@@ -317,7 +317,7 @@ def tool_choice_from(given: str | NamedTool | None, param: str = "session.tool_c
         if given.type not in (msgspec.UNSET, "function"):
             message = f"Invalid value: '{given.type}'. Supported values are: 'function'."
             raise RemoteProtocolError("invalid_value", message, f"{param}.type")
-        if given.name is None:
+        if not given.name:
             missing = f"{param}.name"
             raise RemoteProtocolError(
                 "missing_required_parameter", f"Missing required parameter: '{missing}'.", missing

@@ -31,6 +31,7 @@ from antiphon.protocols.realtime.input_fields import (
     beta_format_name,
     check_format,
     format_of_beta,
+    merged,
 )
 from antiphon.protocols.realtime.items import NamedTool, VoiceId, check_nothing_asked, tool_choice_from, tools_from
 from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS, check_include
@@ -43,7 +44,7 @@ _NULL = msgspec.Raw(b"null")
 class Truncation(msgspec.Struct, forbid_unknown_fields=True):
     """What happens when the history outgrows the context, as an object. `token_limits` is not supported."""
 
-    type: str
+    type: str | UnsetType = UNSET
     retention_ratio: float | UnsetType = UNSET
     token_limits: Echoed = UNSET
 
@@ -299,7 +300,7 @@ def apply_own(fields: SessionFields, given: OwnFields, *, speaks: bool) -> Sessi
 
     `speaks`: there is a voice; without one, `output_modalities` is always text. Raises RemoteProtocolError.
     """
-    merged = msgspec.structs.replace(fields)
+    changed = msgspec.structs.replace(fields)
     if given.output_modalities is not UNSET:
         if given.output_modalities not in (["audio"], ["text"]):
             raise RemoteProtocolError(
@@ -307,29 +308,33 @@ def apply_own(fields: SessionFields, given: OwnFields, *, speaks: bool) -> Sessi
                 "Invalid modalities: supported are ['audio'] and ['text'].",
                 "session.output_modalities",
             )
-        merged.output_modalities = given.output_modalities if speaks else ["text"]
+        changed.output_modalities = given.output_modalities if speaks else ["text"]
     if given.instructions is not UNSET:
-        merged.instructions = given.instructions or ""
+        changed.instructions = given.instructions or ""
     if given.tools is not UNSET:
         tools_from(given.tools, "session.tools")
-        merged.tools = [tool.copy() for tool in given.tools or ()]
+        changed.tools = [tool.copy() for tool in given.tools or ()]
     if given.tool_choice is not UNSET:
-        tool_choice_from(given.tool_choice, "session.tool_choice")
-        merged.tool_choice = given.tool_choice or "auto"
+        choice = given.tool_choice
+        choice = merged(choice, fields.tool_choice) if isinstance(choice, NamedTool) else choice
+        tool_choice_from(choice, "session.tool_choice")
+        changed.tool_choice = choice or "auto"
     if given.max_output_tokens is not UNSET:
-        merged.max_output_tokens = _max_tokens(given.max_output_tokens)
+        changed.max_output_tokens = _max_tokens(given.max_output_tokens)
     if given.truncation is not UNSET:
-        truncation_from(given.truncation, "session.truncation")
-        merged.truncation = given.truncation or "auto"
+        cut = given.truncation
+        cut = merged(cut, fields.truncation) if isinstance(cut, Truncation) else cut
+        truncation_from(cut, "session.truncation")
+        changed.truncation = cut or "auto"
     if given.include is not UNSET:
-        merged.include = check_include(given.include)
+        changed.include = check_include(given.include)
     if given.parallel_tool_calls is not UNSET:
-        merged.parallel_tool_calls = given.parallel_tool_calls is not False
+        changed.parallel_tool_calls = given.parallel_tool_calls is not False
     # Several released clients ask for a trace by default; there is none, and the session shows so.
     for name, defaults in (("tracing", ("auto",)), ("prompt", ()), ("reasoning", ())):
         if (value := getattr(given, name)) is not UNSET:
             check_nothing_asked(value, f"session.{name}", *defaults)
-    return merged
+    return changed
 
 
 def apply_output(output: SessionOutput, given: OutputFields, context: Context, *, has_spoken: bool) -> SessionOutput:
@@ -337,13 +342,13 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
 
     Raises RemoteProtocolError, also for a voice that there is not, and for another one once audio was sent.
     """
-    merged = msgspec.structs.replace(output)
+    changed = msgspec.structs.replace(output)
     if given.format is not None:
-        merged.format = check_format(given.format, "session.audio.output.format")
+        changed.format = check_format(given.format, output.format, "session.audio.output.format")
     if given.speed is not None:
-        merged.speed = number(given.speed, "session.audio.output.speed", 0.25, 1.5)
+        changed.speed = number(given.speed, "session.audio.output.speed", 0.25, 1.5)
     if given.ducking is not None:
-        merged.ducking = given.ducking
+        changed.ducking = given.ducking
     if given.voice is not None and given.voice != output.voice:
         if has_spoken:
             raise RemoteProtocolError(
@@ -351,9 +356,9 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
                 "Cannot update a conversation's voice if assistant audio is present.",
                 "session.audio.output.voice",
             )
-        merged.voice = given.voice
-        context.check_voice(merged.voice_name or "", "session.audio.output.voice")
-    return merged
+        changed.voice = given.voice
+        context.check_voice(changed.voice_name or "", "session.audio.output.voice")
+    return changed
 
 
 def conversation_config(
@@ -427,8 +432,8 @@ def truncation_from(given: str | Truncation | None, param: str = "truncation") -
             return "disabled"
         case Truncation("retention_ratio", float() as ratio):
             return number(ratio, f"{param}.retention_ratio", 0.0, 1.0)
-        case Truncation("retention_ratio"):
-            missing = f"{param}.retention_ratio"
+        case Truncation("retention_ratio" | msgspec.UNSET as kind):
+            missing = f"{param}.{'type' if kind is UNSET else 'retention_ratio'}"
             raise RemoteProtocolError(
                 "missing_required_parameter", f"Missing required parameter: '{missing}'.", missing
             )
