@@ -12,14 +12,24 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from antiphon.server.access_log import REQUEST_ID
 from antiphon.server.errors import Forbidden, response_to
 from antiphon.settings import ServerSettings
 
 ANY = "*"
+# What a page may read of an answer's headers: all; those that it needs by name too, since old browsers take no "*".
+EXPOSED = (ANY, "Location", "Retry-After", REQUEST_ID)
+
+
+def cors(origins: Collection[str], **allowed: list[str]) -> Middleware:
+    """The middleware that lets pages of these origins read answers. `allowed`: arguments of CORSMiddleware."""
+    return Middleware(CORSMiddleware, allow_origins=list(origins), expose_headers=EXPOSED, **allowed)
 
 
 class OriginCheck:
