@@ -321,8 +321,9 @@ def test_the_extras_of_full_duplex_are_merged_by_their_names() -> None:
     for extra in ({"auto_response": False}, {"top_k": 5}, {"top_p": 0.5, "top_k": None}, {"full_duplex": True}):
         wire.receive(json.dumps({"type": "session.update", "session": {"extra_body": extra}}))
         answer = [json.loads(f.encode()) for f in wire.frames()][-1]
-        config = wire.commands()[-1].config  # type: ignore[union-attr]
-        extras.append((answer["session"]["extra_body"], config.create_response, config.duplex.sampling.top_k))  # type: ignore[union-attr]
+        config: Any = wire.commands()[-1]
+        top_k = config.config.duplex.sampling.top_k
+        extras.append((answer["session"]["extra_body"], config.config.create_response, top_k))
     assert extras == [
         ({"auto_response": False}, False, None),
         ({"auto_response": False, "top_k": 5}, False, 5),

@@ -80,7 +80,7 @@ def build(state: ServerState) -> Starlette:
         Middleware(OriginCheck, server),
     ]
     if server.cors_origins:
-        middleware.append(cors(server.cors_origins, allow_methods=["*"], allow_headers=["*"]))
+        middleware.append(cors(server.cors_origins))
     middleware += [Middleware(_Keys), Middleware(HeldBody)]
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=HANDLERS)
     app.router.default = _no_route

@@ -27,9 +27,11 @@ ANY = "*"
 EXPOSED = (ANY, "Location", "Retry-After", REQUEST_ID)
 
 
-def cors(origins: Collection[str], **allowed: list[str]) -> Middleware:
-    """The middleware that lets pages of these origins read answers. `allowed`: arguments of CORSMiddleware."""
-    return Middleware(CORSMiddleware, allow_origins=list(origins), expose_headers=EXPOSED, **allowed)
+def cors(origins: Collection[str]) -> Middleware:
+    """The middleware that lets pages of these origins make any request, and read its answer."""
+    return Middleware(
+        CORSMiddleware, allow_origins=list(origins), allow_methods=[ANY], allow_headers=[ANY], expose_headers=EXPOSED
+    )
 
 
 class OriginCheck:

@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.audio.pcm import to_pcm16
 from antiphon.audio.wav import wav_header
-from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
+from antiphon.contracts import AudioPart, ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
 from antiphon.errors import MediaError, ModelError, RemoteProtocolError
 from antiphon.events.conversation import (
     CancelResponse,
@@ -399,6 +399,22 @@ def test_when_a_commit_is_not_to_be_answered_then_only_its_unit_is_filled_up() -
     native = Native()
     run(native, act)
     assert len(native.units) == 1
+
+
+def test_when_an_item_has_what_the_model_cannot_take_then_the_error_names_it() -> None:
+    said = ContentPart("input_audio", "What is it?")
+    sound, image = ContentPart("input_audio", media=AudioPart(np.zeros(8, np.float32))), ContentPart("input_image")
+
+    async def act(scene: Scene) -> None:
+        for name, part in (("a", said), ("b", sound), ("c", image)):
+            await scene.inbox.put(CreateItem(Item(name, parts=[part])))
+        await scene.inbox.put(CreateResponse())
+        await scene.until(lambda: scene.of(ResponseDone))
+
+    native = Native()
+    scene = run(native, act, create_response=False)
+    assert native.units[0].text == "What is it?"
+    assert [(o.code, o.param) for o in scene.of(CommandRejected)] == [("unsupported_content_type", "item.content")] * 2
 
 
 def test_when_the_client_asks_for_a_response_then_the_model_speaks() -> None:

@@ -6,7 +6,7 @@ input_fields.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -16,7 +16,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationConfig
 from antiphon.events.transcription import EnrolledVoice, TranscriptionConfig
 from antiphon.protocols.connection import Context
-from antiphon.protocols.fields import Text, decode, number
+from antiphon.protocols.fields import Text, decode, number, unknown_parameter
 from antiphon.protocols.realtime.input_fields import (
     PCM_24K,
     AudioFormat,
@@ -126,16 +126,20 @@ class BetaFields(msgspec.Struct, forbid_unknown_fields=True):
     client_secret: Echoed = UNSET
 
 
-class _BetaNames(msgspec.Struct):
-    """The fields that only the beta has."""
-
-    input_audio_format: Echoed = UNSET
-    input_audio_transcription: Echoed = UNSET
-    input_audio_noise_reduction: Echoed = UNSET
-    turn_detection: Echoed = UNSET
-    modalities: Echoed = UNSET
-    voice: Echoed = UNSET
-    output_audio_format: Echoed = UNSET
+# The fields that only the beta has, and what they are in the GA names: an update that has one of the first is the
+# beta's, unless it has one of the GA's.
+_GA_NAMES = {
+    "modalities": "output_modalities",
+    "voice": "audio.output.voice",
+    "input_audio_format": "audio.input.format",
+    "input_audio_transcription": "audio.input.transcription",
+    "input_audio_noise_reduction": "audio.input.noise_reduction",
+    "output_audio_format": "audio.output.format",
+    "turn_detection": "audio.input.turn_detection",
+}
+_MORE_GA_NAMES = {"speed": "audio.output.speed", "max_response_output_tokens": "max_output_tokens"}
+# The fields that only the GA has, and what they are in the beta's names.
+_BETA_NAMES = {"output_modalities": "modalities", "max_output_tokens": "max_response_output_tokens", "audio": "voice"}
 
 
 class SessionChanges(msgspec.Struct):
@@ -237,16 +241,29 @@ class BetaSession(_Head, kw_only=True):
 
 
 def uses_beta_names(session: msgspec.Raw) -> bool:
-    """Whether an update has a field that only the beta has."""
-    names = decode(session, _BetaNames, "session")
-    return any(value is not UNSET for value in msgspec.structs.astuple(names))
+    """Whether an update has a field that only the beta has, and none that only the GA has."""
+    names = decode(session, dict[str, msgspec.Raw], "session").keys()
+    return bool(names & _GA_NAMES.keys()) and not uses_ga_names(session)
+
+
+def uses_ga_names(session: msgspec.Raw) -> bool:
+    """Whether an update has a field that only the GA has. A `type` is one: no client of the beta's gives it."""
+    return bool(decode(session, dict[str, msgspec.Raw], "session").keys() & {"type", *_BETA_NAMES})
+
+
+def _refuse_names(session: msgspec.Raw, others: Mapping[str, str]) -> None:
+    """Raise RemoteProtocolError for a field of these names, with the one that is meant."""
+    for name in decode(session, dict[str, msgspec.Raw], "session"):
+        if name in others:
+            raise unknown_parameter(f"session.{name}", others[name])
 
 
 def read_ga_update(session: msgspec.Raw) -> SessionChanges:
     """Read an update in the GA names. Types are checked here, values are not.
 
-    Raises RemoteProtocolError for an unknown field, and for another `type` than `realtime`.
+    Raises RemoteProtocolError for an unknown field, one of the beta's included, and for another `type` than `realtime`.
     """
+    _refuse_names(session, _GA_NAMES | _MORE_GA_NAMES)
     given = decode(session, GaFields, "session")
     if given.type != "realtime":
         raise RemoteProtocolError("invalid_value", "A session's type cannot be changed.", "session.type")
@@ -266,8 +283,9 @@ def read_ga_update(session: msgspec.Raw) -> SessionChanges:
 def read_beta_update(session: msgspec.Raw) -> SessionChanges:
     """Read an update in the beta's names; its modalities get their GA form. Types are checked here, values are not.
 
-    Raises RemoteProtocolError for an unknown field.
+    Raises RemoteProtocolError for an unknown field, one of the GA's included.
     """
+    _refuse_names(session, _BETA_NAMES)
     given = decode(session, BetaFields, "session")
     own = OwnFields(
         output_modalities=modalities_of_beta(given.modalities),

@@ -309,7 +309,6 @@ class ConversationSession:
                 await self._emit(ItemDeleted(item_id))
             case TruncateItem(item_id, content_index, audio_end_ms):
                 kept_ms = conversation.truncate(item_id, content_index, audio_end_ms)
-                self._responder.keep_truncated(item_id, content_index, kept_ms)
                 self._playout.stop(self._listener.now)
                 await self._emit(ItemTruncated(item_id, content_index, kept_ms))
             case CreateResponse(items=items):

@@ -113,8 +113,6 @@ class Responder:
         self._partial = (-1, "")
         # Truncations, in milliseconds heard, that wait until their response is closed.
         self._truncations: list[tuple[ContentPosition, int]] = []
-        # Items under way that the client has truncated, by id: the content part and the milliseconds heard.
-        self._cut_by_client: dict[str, tuple[int, int]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -268,9 +266,6 @@ class Responder:
                 self.active = None
                 self._floor.response_ended()
         await self._truncate_pending(task.response.id)
-        for item in task.response.output:
-            if (cut := self._cut_by_client.pop(item.id, None)) and any(i is item for i in self._conversation.items):
-                self._conversation.truncate(item.id, *cut, from_whole=True)
         await self._on_ended(task)
 
     async def _emit_counted(self, event: TranscriptionEvent | ConversationEvent) -> None:
@@ -345,13 +340,6 @@ class Responder:
         for response_id in dict.fromkeys(place.response_id for place, _ in heard):
             if all(a.response.id != response_id for a in self._all()):
                 await self._truncate_pending(response_id)
-
-    def keep_truncated(self, item_id: str, content_index: int, heard_ms: int) -> None:
-        """The client has truncated an item: where its response goes on, what follows is not heard either, and leaves
-        the history at its end.
-        """
-        if any(item.id == item_id for task in self._all() for item in task.response.output):
-            self._cut_by_client[item_id] = (content_index, heard_ms)
 
     async def _truncate_pending(self, response_id: str) -> None:
         due = [c for c in self._truncations if c[0].response_id == response_id]
