@@ -173,7 +173,7 @@ def test_the_knobs_of_a_native_model_reach_the_session_and_are_shown() -> None:
         "seed": 7,
     }
     receive_event(wire, "session.update", session={"temperature": 0.3, "extra_body": knobs})
-    assert frames_of(wire)[0]["session"]["extra_body"] == knobs
+    assert frames_of(wire)[0]["session"]["extra_body"] == {"auto_response": True} | knobs
     (configured,) = wire.commands()
     assert configured.config.duplex.sampling == NativeSampling(0.3, 5, 0.5, 1.2, 1.3, 0.9, 2, 0.6, 1.4, 7)
 

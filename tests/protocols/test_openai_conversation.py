@@ -216,6 +216,74 @@ def test_items_and_responses_of_a_client_become_commands() -> None:
     )
 
 
+def part(**fields: Any) -> dict[str, Any]:
+    return {"item": {"type": "message", "role": "user", "content": [fields]}}
+
+
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA"}
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        *(
+            ({"type": "conversation.item.create"} | part(**IMAGE, detail=d), None)
+            for d in ("low", "high", "auto", None)
+        ),
+        ({"type": "conversation.item.create"} | part(**IMAGE, detail="tiny"), "item.content[0].detail"),
+        ({"type": "conversation.item.create"} | part(type="input_audio"), "item.content[0].audio"),
+        ({"type": "conversation.item.create"} | part(type="input_audio", transcript="Hi."), None),
+        (
+            {
+                "type": "conversation.item.create",
+                "item": {"type": "function_call_output", "call_id": "to_come", "output": "1"},
+            },
+            None,
+        ),
+        (
+            {"type": "conversation.item.create", "item": {"type": "function_call", "name": "", "arguments": "{}"}},
+            "item.name",
+        ),
+        ({"type": "session.update", "session": {"tools": [{"type": "function", "name": ""}]}}, "session.tools[0].name"),
+        ({"type": "session.update", "session": {"tool_choice": {"name": " "}}}, "session.tool_choice.name"),
+        ({"type": "response.create", "response": {"tools": [{"name": ""}]}}, "response.tools[0].name"),
+        # What real clients send, and mean: a response beside the conversation, of nothing, in text.
+        ({"type": "response.create", "response": {"input": [], "conversation": "none", "metadata": {"a": "b"}}}, None),
+        ({"type": "response.create", "response": {"output_modalities": ["text"], "instructions": None}}, None),
+        (
+            {
+                "type": "response.create",
+                "response": {"audio": {"output": {"format": {"type": "audio/pcmu"}, "voice": "heart"}}},
+            },
+            "response.audio.output.format",
+        ),
+        ({"type": "response.create", "response": {"audio": {"output": {"voice": "heart"}}}}, None),
+        ({"type": "conversation.item.create", "previous_item_id": None} | part(type="input_text", text="Hi."), None),
+        ({"type": "response.cancel", "response_id": None}, None),
+        ({"type": "session.update", "session": {"audio": {"input": None, "output": None}, "tools": None}}, None),
+        ({"type": "session.update", "session": {"audio": {"input": {"noise_reduction": None}}}}, None),
+        (
+            {
+                "type": "session.update",
+                "session": {
+                    "max_output_tokens": None,
+                    "tracing": None,
+                    "audio": {"output": {"format": None, "voice": None, "speed": None}},
+                },
+            },
+            None,
+        ),
+    ],
+)
+def test_what_programs_send_is_taken_or_refused_by_name(message: dict[str, Any], param: str | None) -> None:
+    wire = dialect()
+    wire.commands()
+    wire.receive(json.dumps(message | {"event_id": "mine"}))
+    errors = [f["error"] for f in frames_of(wire) if f["type"] == "error"]
+    assert [(e["param"], e["event_id"]) for e in errors] == ([(param, "mine")] if param else [])
+    assert len(wire.commands()) == (0 if param else 1)
+
+
 def test_audio_in_an_item_is_read_in_the_sessions_format() -> None:
     tone = (0.5 * np.sin(np.arange(24000) / 10)).astype(np.float32)
 
@@ -363,3 +431,44 @@ def test_include_adds_to_the_users_transcripts_where_they_are_sent() -> None:
     assert delta["words"] == [{"word": "Hi", "start": 0.5, "end": 0.75, "confidence": 0.9}]
     assert delta["logprobs"] == [{"token": "Hi", "logprob": -0.5, "bytes": [72, 105]}]
     assert (language["language"], language["item_id"]) == ("de", delta["item_id"])
+
+
+GA, BETA = {"output_modalities": ["text"]}, {"modalities": ["text"]}
+
+
+@pytest.mark.parametrize("beta", [False, True])
+@pytest.mark.parametrize(
+    ("updates", "shown"),
+    [
+        # One beta name does not make a GA session the beta's, neither in an update of the GA's nor after one.
+        ([{"type": "realtime", "modalities": ["text"]}], ["session.modalities: output_modalities"]),
+        ([{"type": "realtime"}, BETA], ["ga", "session.modalities: output_modalities"]),
+        ([GA, {"voice": "heart"}], ["ga", "session.voice: audio.output.voice"]),
+        ([{"type": "realtime", "turn_detection": None}], ["session.turn_detection: audio.input.turn_detection"]),
+        ([{"type": "realtime", "speed": 1.2}], ["session.speed: audio.output.speed"]),
+        # A client that names neither, and then the beta's, is the beta's; from then on GA names are refused.
+        ([{"instructions": "Hi."}, BETA, GA], ["ga", "beta", "session.output_modalities: modalities"]),
+        ([BETA, {"audio": {"output": {"voice": "heart"}}}], ["beta", "session.audio: voice"]),
+        # A refused update decides nothing.
+        ([{"type": "realtime", "tracing": 1}, BETA], ["session.tracing", "beta"]),
+    ],
+)
+def test_a_session_keeps_the_names_that_its_client_uses(
+    updates: list[dict[str, Any]], shown: list[str], beta: bool
+) -> None:
+    wire = dialect()
+    wire.wire._writer.beta = beta
+    found = []
+    for session in updates:
+        wire.receive(json.dumps({"type": "session.update", "session": session}))
+        (frame,) = [json.loads(f.encode()) for f in wire.frames()]
+        if frame["type"] == "error":
+            meant = frame["error"]["message"].partition("Did you mean '")[2].removesuffix("'?")
+            found.append(": ".join(filter(None, (frame["error"]["param"], meant))))
+        else:
+            found.append("beta" if "modalities" in frame["session"] else "ga")
+    if not beta:
+        assert found == shown
+    else:
+        # By the header, it is the beta's whatever comes.
+        assert "ga" not in found

@@ -244,8 +244,8 @@ def test_a_silence_is_an_item_whose_transcript_is_empty() -> None:
     triggered = InputAudioBufferTimeoutTriggered.model_validate(first)
     assert (triggered.audio_start_ms, triggered.audio_end_ms) == (1000, 4000)
     assert (committed["type"], committed["item_id"]) == ("input_audio_buffer.committed", triggered.item_id)
-    # Unlike the others, it is not kept by an update without it.
-    assert timeout_ms() is None
+    assert timeout_ms() == 3000
+    assert timeout_ms(idle_timeout_ms=None) is None
     (refused,) = exchange(connection, **audio_input(turn_detection={"type": "server_vad", "idle_timeout_ms": 999}))
     assert "expected 1000 to 60000" in refused["error"]["message"]
 

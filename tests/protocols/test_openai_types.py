@@ -148,7 +148,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     f"{ANSWER}.audio.output.format": ({"type": "audio/pcmu"}, "response.audio.output.format"),
     **{
         f"{where}<message><user>.content[].detail": (
-            {"type": "input_image", "image_url": PNG, "detail": "low"},
+            {"type": "input_image", "image_url": PNG, "detail": "tiny"},
             f"{param}.content[0].detail",
         )
         for where, param in ((ITEM, "item"), (INPUT, "response.input[0]"))

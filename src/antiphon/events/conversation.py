@@ -4,7 +4,7 @@ events/transcription.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -48,6 +48,20 @@ class ContentPart:
         """The part as it is now. Its media is the same object, which is never changed."""
         return replace(self, words=list(self.words))
 
+    def produced(self) -> ContentPart:
+        """The part as it was produced, whatever was truncated of it."""
+        text, words, audio_s = self.whole or (self.text, self.words, self.audio_s)
+        return replace(self, text=text, words=list(words), audio_s=audio_s)
+
+    def add(self, text: str = "", words: Sequence[Word] = (), audio_s: float = 0.0) -> None:
+        """Add what is produced of the part. Of one that was truncated meanwhile, it is not heard: it is in `whole`."""
+        if self.whole:
+            before, known, length_s = self.whole
+            self.whole = (before + text, (*known, *words), length_s + audio_s)
+        else:
+            self.text, self.audio_s = self.text + text, self.audio_s + audio_s
+            self.words += words
+
 
 @dataclass(slots=True)
 class Item:
@@ -75,9 +89,9 @@ class Item:
         """The texts of all its content parts, joined by spaces; parts without text are left out."""
         return " ".join(p.text for p in self.parts if p.text)
 
-    def snapshot(self) -> Item:
-        """The item as it is now: what becomes of this one does not change it."""
-        return replace(self, parts=[part.snapshot() for part in self.parts])
+    def snapshot(self, *, produced: bool = False) -> Item:
+        """The item as it is now, or as it was `produced`: what becomes of this one does not change it."""
+        return replace(self, parts=[part.produced() if produced else part.snapshot() for part in self.parts])
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,8 +352,8 @@ class Response:
     request: CreateResponse = field(default_factory=CreateResponse)
 
     def snapshot(self) -> Response:
-        """The response and its items as they are now: what becomes of this one does not change it."""
-        return replace(self, output=[item.snapshot() for item in self.output])
+        """The response and its items as they were produced so far: what becomes of this one does not change it."""
+        return replace(self, output=[item.snapshot(produced=True) for item in self.output])
 
 
 @dataclass(frozen=True, slots=True)

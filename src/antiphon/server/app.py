@@ -5,7 +5,6 @@ from __future__ import annotations
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,7 +14,7 @@ from antiphon.server.access_log import AccessLog
 from antiphon.server.auth import identify
 from antiphon.server.body import CloseUnread, HeldBody
 from antiphon.server.errors import HANDLERS, response_to
-from antiphon.server.origin import OriginCheck, allowed_origins
+from antiphon.server.origin import OriginCheck, cors
 from antiphon.server.process.drain import CutRequests
 from antiphon.server.routes.calls import calls, hang_up
 from antiphon.server.routes.chat import chat_completions
@@ -84,8 +83,7 @@ def build(state: ServerState) -> Starlette:
         Middleware(OriginCheck, server),
     ]
     if server.cors_origins:
-        origins = allowed_origins(server)
-        middleware.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
+        middleware.append(cors(server))
     middleware += [Middleware(_Keys), Middleware(HeldBody)]
     app = Starlette(routes=ROUTES, middleware=middleware, exception_handlers=HANDLERS)
     app.router.default = _no_route

@@ -13,11 +13,13 @@ from collections.abc import Collection
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from antiphon.server.access_log import current_request
+from antiphon.server.access_log import REQUEST_ID, current_request
 from antiphon.server.errors import Forbidden, response_to
 from antiphon.settings import ServerSettings
 
@@ -25,6 +27,16 @@ ANY = "*"
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 # What of a refused name is logged: it is the client's, and could forge a line.
 _NAMES = re.compile(r"[A-Za-z0-9.:/+\[\]-]{1,200}")
+# What a page may read of an answer's headers: all; those that it needs by name too, since old browsers take no "*".
+EXPOSED = (ANY, "Location", "Retry-After", REQUEST_ID)
+
+
+def cors(server: ServerSettings) -> Middleware:
+    """The middleware that lets pages of the allowed origins make any request, and read its answer."""
+    origins = allowed_origins(server)
+    return Middleware(
+        CORSMiddleware, allow_origins=origins, allow_methods=[ANY], allow_headers=[ANY], expose_headers=EXPOSED
+    )
 
 
 class OriginCheck:

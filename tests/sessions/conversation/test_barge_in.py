@@ -13,9 +13,12 @@ import pytest
 from antiphon.contracts import ReplyDone, ResponseAudio, ResponseChunk, TextDelta
 from antiphon.events.conversation import (
     ConfigureConversation,
+    ContentPartDone,
     ContentPosition,
+    ItemDone,
     ItemTruncated,
     OutputItemAdded,
+    OutputItemDone,
     ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
@@ -212,7 +215,8 @@ def test_when_the_client_truncates_an_item_that_goes_on_then_the_rest_is_not_in_
         async with scene:
             await scene.say("Count.")
             item = next(o.item.id for o in scene.out if isinstance(o, OutputItemAdded))
-            await scene.session.handle(TruncateItem(item, 0, 400))
+            for end_ms in (1000, 400):
+                await scene.session.handle(TruncateItem(item, 0, end_ms))
             scene.model.end.set()
             await scene.until(ResponseDone)
             await scene.settle()
@@ -220,7 +224,13 @@ def test_when_the_client_truncates_an_item_that_goes_on_then_the_rest_is_not_in_
 
     scene = play(main())
     assert scene.session.conversation.items[-1].text == "One"
-    assert [o.audio_end_ms for o in scene.out if isinstance(o, ItemTruncated)] == [400]
+    assert [o.audio_end_ms for o in scene.out if isinstance(o, ItemTruncated)] == [1000, 400]
+    # The response is told as it was made, the item of the history as it was heard.
+    (part,) = [o.part.text for o in scene.out if isinstance(o, ContentPartDone)]
+    (output,) = [o.item.text for o in scene.out if isinstance(o, OutputItemDone)]
+    (response,) = [o.response.output[0].text for o in scene.out if isinstance(o, ResponseDone)]
+    assert part == output == response == "One two. Three."
+    assert [o.item.text for o in scene.out if isinstance(o, ItemDone) and o.item.role == "assistant"] == ["One"]
 
 
 class Loudspeaker:

@@ -56,10 +56,30 @@ def test_when_a_change_is_impossible_then_the_error_has_its_code() -> None:
     assert code(conversation.delete, "x") == "item_delete_invalid_item_id"
     assert code(conversation.truncate, "x", 0, 0) == "item_truncate_invalid_item_id"
     assert code(conversation.truncate, "a", 0, 0) == "invalid_value"
-    result = Item("r", "function_call_output", call_id="nobody", output="1")
-    assert code(conversation.add, result) == "item_create_invalid_call_id"
     conversation.add(spoken("s", "one two"))
     assert code(conversation.truncate, "s", 1, 0) == "invalid_value"
+
+
+def test_when_a_result_comes_before_its_call_then_the_model_gets_it_behind() -> None:
+    conversation = ConversationHistory()
+    for item in (
+        Item("r1", "function_call_output", call_id="call_1", output="sunny"),
+        Item("r3", "function_call_output", call_id="call_3", output="whose?"),
+        user("a", "The weather?"),
+        Item("c2", "function_call", "assistant", call_id="call_2", name="time", arguments="{}"),
+        Item("c1", "function_call", "assistant", call_id="call_1", name="weather", arguments="{}"),
+        Item("r2", "function_call_output", call_id="call_2", output="noon"),
+    ):
+        conversation.add(item)
+    found = [(m.role, m.text, m.name, [c.id for c in m.tool_calls]) for m in conversation.messages()]
+    assert found == [
+        # One whose call does not come is told where it is.
+        ("tool", "whose?", "", []),
+        ("user", "The weather?", "", []),
+        ("assistant", "", "", ["call_2", "call_1"]),
+        ("tool", "sunny", "weather", []),
+        ("tool", "noon", "time", []),
+    ]
 
 
 def test_the_model_gets_what_was_said_and_heard() -> None:

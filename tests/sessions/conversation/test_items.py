@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import numpy as np
 import pytest
 
 from antiphon.contracts import (
@@ -107,6 +108,9 @@ def test_when_an_item_has_audio_then_the_model_hears_it_or_reads_its_transcript(
             for name, first, known in (("a", 1, ""), ("b", 5, "As the client knows."), ("c", 99, "")):
                 part = ContentPart("input_audio", known, media=AudioPart(speech(first, 2)))
                 await scene.session.handle(CreateItem(Item(name, parts=[part])))
+            if not accepts_media:
+                silence = ContentPart("input_audio", media=AudioPart(np.zeros(1600, np.float32)))
+                await scene.session.handle(CreateItem(Item("d", parts=[silence])))
             await scene.session.handle(CreateResponse())
             await scene.settle()
         return scene
@@ -122,6 +126,6 @@ def test_when_an_item_has_audio_then_the_model_hears_it_or_reads_its_transcript(
         ]
         assert not [o for o in scene.out if isinstance(o, CommandRejected)]
     else:
-        said = ["w1 w2", "As the client knows.", "[Sound that could not be heard.]"]
+        said = ["w1 w2", "As the client knows.", "[Sound that could not be heard.]", "[Sound without words.]"]
         assert [(m.text, m.parts) for m in asked] == [(text, ()) for text in said]
         assert [o.code for o in scene.out if isinstance(o, CommandRejected)] == ["invalid_audio"]

@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.audio.pcm import to_pcm16
 from antiphon.audio.wav import wav_header
-from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
+from antiphon.contracts import AudioPart, ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
 from antiphon.errors import MediaError, ModelError, RemoteProtocolError
 from antiphon.events.conversation import (
     CancelResponse,
@@ -401,6 +401,22 @@ def test_when_a_commit_is_not_to_be_answered_then_only_its_unit_is_filled_up() -
     assert len(native.units) == 1
 
 
+def test_when_an_item_has_what_the_model_cannot_take_then_the_error_names_it() -> None:
+    said = ContentPart("input_audio", "What is it?")
+    sound, image = ContentPart("input_audio", media=AudioPart(np.zeros(8, np.float32))), ContentPart("input_image")
+
+    async def act(scene: Scene) -> None:
+        for name, part in (("a", said), ("b", sound), ("c", image)):
+            await scene.inbox.put(CreateItem(Item(name, parts=[part])))
+        await scene.inbox.put(CreateResponse())
+        await scene.until(lambda: scene.of(ResponseDone))
+
+    native = Native()
+    scene = run(native, act, create_response=False)
+    assert native.units[0].text == "What is it?"
+    assert [(o.code, o.param) for o in scene.of(CommandRejected)] == [("unsupported_content_type", "item.content")] * 2
+
+
 def test_when_the_client_asks_for_a_response_then_the_model_speaks() -> None:
     async def act(scene: Scene) -> None:
         await scene.inbox.put(CreateItem(Item("one", parts=[ContentPart("input_text", "x" * 150)])))
@@ -441,6 +457,28 @@ def test_when_a_request_follows_a_commit_then_there_is_one_answer(steps: tuple[N
 
     scene = run(Native(*steps), act)
     assert len(scene.of(ResponseCreated)) == 1
+    assert not scene.of(CommandRejected)
+
+
+@pytest.mark.parametrize(
+    ("then", "ends"),
+    [
+        ([CreateResponse()], ["cancelled", "completed"]),
+        ([CreateResponse(), CancelResponse()], ["cancelled", "cancelled"]),
+    ],
+)
+def test_when_a_response_is_asked_for_right_after_a_cancellation_then_the_model_speaks_again(
+    then: list[CreateResponse | CancelResponse], ends: list[str]
+) -> None:
+    async def act(scene: Scene) -> None:
+        await scene.hears(1)
+        await scene.until(lambda: scene.of(ResponseTextDelta))
+        for command in [CancelResponse(), *then]:
+            await scene.session.handle(command)
+        await scene.until(lambda: len(scene.of(ResponseDone)) == 2)
+
+    scene = run(Native(says("Yes."), says("More."), says("More."), says("More."), says("No.", last=True)), act)
+    assert [o.response.status for o in scene.of(ResponseDone)] == ends
     assert not scene.of(CommandRejected)
 
 

@@ -77,7 +77,7 @@ from antiphon.protocols.fields import Unread, decode, warnings_of
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended
 from antiphon.protocols.realtime.commands import command_of
-from antiphon.protocols.realtime.conversation_events import ConversationEvents
+from antiphon.protocols.realtime.conversation_events import ConversationEvents, RunningOutputs
 from antiphon.protocols.realtime.input_fields import AudioFormat
 from antiphon.protocols.realtime.items import ItemContext
 from antiphon.protocols.realtime.messages import ClientMessage, InputAudioBufferClear, event_id_in
@@ -116,6 +116,7 @@ class DuplexConnection:
         self._writer.beta = opening.beta
         self._events = ConversationEvents(self._writer, TranscriptEvents(self._writer, context.new_id))
         self._audio_texts = ResponseAudioTexts()
+        self._running = RunningOutputs(lambda: ShownOutput(session.output.format, session.output.voice))
         # The client's name for the message that is being read, which errors repeat.
         self._event_id: str | None = None
         # A response is generated or played: what the client says about overlap counts.
@@ -367,12 +368,14 @@ class DuplexConnection:
                 if response.stored:
                     # A response beside the conversation is in no epoch: it goes on whatever happens there.
                     self._epochs[response.id] = self.epoch
-                self._writer.event("response.created", response_id=response.id, response=self._response(response))
+                shown = self._response(response, self._running.of(response.id))
+                self._writer.event("response.created", response_id=response.id, response=shown)
             case ResponseDone(response):
                 self._epochs.pop(response.id, None)
                 for item in response.output:
                     self._audio_texts.forget(item.id)
-                self._writer.event("response.done", response_id=response.id, response=self._response(response))
+                shown = self._response(response, self._running.ended(response.id))
+                self._writer.event("response.done", response_id=response.id, response=shown)
             case ResponseTextDelta() | ResponseAudioDelta() | ContentPartDone():
                 self._write_content(event)
             case SessionEnding(code, message):
@@ -383,7 +386,7 @@ class DuplexConnection:
                 self._events.write(event)
 
     def _write_content(self, event: ResponseTextDelta | ResponseAudioDelta | ContentPartDone) -> None:
-        position, form = event.at, self._session.output.format
+        position, form = event.at, self._running.of(event.at.response_id).format
         match event:
             case ResponseTextDelta(_, text, spoken):
                 name = "output_audio_transcript" if spoken else "output_text"
@@ -417,8 +420,7 @@ class DuplexConnection:
             sample_rate_hz=delta.rate_hz,
         )
 
-    def _response(self, response: Response) -> ShownResponse:
-        output = ShownOutput(self._session.output.format, self._session.output.voice)
+    def _response(self, response: Response, output: ShownOutput) -> ShownResponse:
         return response_json(response, self.id, output, beta=self._writer.beta)
 
 

@@ -12,7 +12,6 @@ from antiphon.events.transcription import EnrolledVoice
 from antiphon.protocols.connection import Context
 from antiphon.protocols.duplex.session_fields import (
     DuplexFields,
-    DuplexTurnDetection,
     DuplexUpdateFields,
     ShownSession,
     apply_duplex,
@@ -107,10 +106,6 @@ class DuplexSessionState:
         own = apply_duplex(self.own, given)
         audio = apply_input(self._audio, changes.input, context, "session.")
         enrolled = enrolled_voices(self._enrolled, changes.input, audio, context)
-        vad = changes.input.turn_detection
-        if isinstance(vad, DuplexTurnDetection) and audio.turn_detection and vad.type == "server_vad":
-            least_ms = vad.min_speech_duration_ms
-            audio.turn_detection = msgspec.structs.replace(audio.turn_detection, min_speech_duration_ms=least_ms)
         fields = apply_own(self._fields, changes.own, speaks=bool(context.voices))
         audio.format = input_format(given, audio.format)
         out_form = output_format(given, fields.output.format)

@@ -14,6 +14,7 @@ from antiphon.events.transcription import PrimarySpeakerMode
 from antiphon.protocols.fields import Text, audio_file, decode, json_object, number
 from antiphon.protocols.opening import NULL
 from antiphon.protocols.realtime.input_fields import (
+    VAD_LEAVES,
     AudioFormat,
     AudioInput,
     InputFields,
@@ -88,10 +89,18 @@ EXTRA_RANGES: dict[str, tuple[float, float]] = {
 }
 
 
+_ANSWERS = frozenset(("auto_response", "full_duplex"))
+
+
 class DuplexTurnDetection(TurnDetectionFields, forbid_unknown_fields=True):
     """Turn detection as a client gives it. `min_speech_duration_ms` is shown and has no effect."""
 
-    min_speech_duration_ms: object = 96
+    min_speech_duration_ms: object = UNSET
+
+    @property
+    def least_speech_ms(self) -> object:
+        """`min_speech_duration_ms`."""
+        return 96 if self.min_speech_duration_ms in (UNSET, None) else self.min_speech_duration_ms
 
 
 class DuplexInput(msgspec.Struct):
@@ -362,8 +371,16 @@ def apply_duplex(fields: DuplexFields, given: DuplexUpdateFields) -> DuplexField
         for key, (lowest, highest) in EXTRA_RANGES.items():
             if (value := getattr(extra, key)) is not None:
                 number(value, f"session.extra_body.{key}", lowest, highest)
-        merged.extra_body = given.extra_body.copy()
+        merged.extra_body = _merged_extra(fields.extra_body, given.extra_body)
     return merged
+
+
+def _merged_extra(before: msgspec.Raw, given: msgspec.Raw) -> msgspec.Raw:
+    """`extra_body` with the fields that were given. Of the two names of `auto_response` the newer counts."""
+    kept, changes = decode(before, dict[str, msgspec.Raw]), decode(given, dict[str, msgspec.Raw], "session.extra_body")
+    if changes.keys() & _ANSWERS:
+        kept = {name: value for name, value in kept.items() if name not in _ANSWERS}
+    return msgspec.Raw(msgspec.json.encode(kept | changes))
 
 
 def duplex_config(fields: DuplexFields) -> DuplexConfig:
@@ -405,7 +422,7 @@ def conversation_changes(given: DuplexUpdateFields) -> SessionChanges:
         enrolled_voice=inputs.enrolled_voice,
     )
     found = changes.turn_detection
-    if isinstance(found, TurnDetectionFields) and found.type not in ("server_vad", "semantic_vad"):
+    if isinstance(found, TurnDetectionFields) and found.type not in (UNSET, *VAD_LEAVES):
         raise RemoteProtocolError(
             "unsupported_turn_detection",
             "Turn detection is null, server_vad or semantic_vad.",

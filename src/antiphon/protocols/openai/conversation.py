@@ -23,7 +23,7 @@ from antiphon.protocols.fields import Reader
 from antiphon.protocols.openai.transcription import MIN_COMMIT_MS
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
 from antiphon.protocols.realtime.commands import command_of
-from antiphon.protocols.realtime.conversation_events import ConversationEvents, OutputAudio
+from antiphon.protocols.realtime.conversation_events import ConversationEvents, OutputAudio, RunningOutputs
 from antiphon.protocols.realtime.input_fields import (
     CONVERSATION_VAD,
     PCM_24K,
@@ -58,6 +58,7 @@ from antiphon.protocols.realtime.session_fields import (
     read_beta_update,
     read_ga_update,
     uses_beta_names,
+    uses_ga_names,
 )
 from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, response_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
@@ -129,6 +130,9 @@ class OpenAIConversation:
         self._transcripts = TranscriptEvents(self._writer, context.new_id)
         self._events = ConversationEvents(self._writer, self._transcripts)
         self._output = OutputAudio(self._writer, self._events, by_events=not server_plays)
+        self._running = RunningOutputs(lambda: ShownOutput(self._fields.output.format, self._fields.output.voice))
+        # An update had a name that only the GA has: the session keeps these names.
+        self._is_ga = False
         # The client was sent audio: the voice cannot be changed any more.
         self._has_spoken = False
 
@@ -161,7 +165,7 @@ class OpenAIConversation:
         self._enrolled = enrolled_voices((), InputFields(), kept.audio, self._context)
         self._session_id, self._model = session_id, kept.model
         self._audio, self._fields = kept.audio, kept.fields
-        self._writer.beta, self._has_spoken = kept.beta, kept.spoken
+        self._writer.beta, self._is_ga, self._has_spoken = kept.beta, not kept.beta, kept.spoken
         self._buffer.set_format(kept.audio.format)
         self._transcripts.include = kept.fields.included
 
@@ -224,7 +228,7 @@ class OpenAIConversation:
 
         A wrong field refuses all of it.
         """
-        beta = uses_beta_names(session) or self._writer.beta
+        beta = self._writer.beta or (not self._is_ga and uses_beta_names(session))
         given = read_beta_update(session) if beta else read_ga_update(session)
         audio = apply_input(self._audio, given.input, self._context, "session.audio.input.")
         enrolled = enrolled_voices(self._enrolled, given.input, audio, self._context)
@@ -235,6 +239,7 @@ class OpenAIConversation:
             held_back = self._buffer.flush()
             self._buffer.set_format(audio.format)
         self._audio, self._enrolled, self._fields, self._writer.beta = audio, enrolled, fields, beta
+        self._is_ga = self._is_ga or (not beta and uses_ga_names(session))
         self._transcripts.include = fields.included
         return held_back
 
@@ -247,17 +252,18 @@ class OpenAIConversation:
         """
         match event:
             case ResponseCreated(response):
-                self._writer.event("response.created", response=self._response_json(response))
+                output = self._running.of(response.id)
+                self._writer.event("response.created", response=self._response_json(response, output))
             case ResponseDone(response):
-                self._writer.event("response.done", response=self._response_json(response))
+                output = self._running.ended(response.id)
+                self._writer.event("response.done", response=self._response_json(response, output))
                 self._writer.event("rate_limits.updated", rate_limits=[])
             case ResponseTextDelta() | ResponseAudioDelta() | ContentPartDone():
                 self._has_spoken = self._has_spoken or isinstance(event, ResponseAudioDelta)
-                self._output.write(event, self._fields.output.format)
+                self._output.write(event, self._running.of(event.at.response_id).format)
             case _:
                 self._events.write(event)
         return self._writer.take()
 
-    def _response_json(self, response: Response) -> ShownResponse:
-        output = ShownOutput(self._fields.output.format, self._fields.output.voice)
+    def _response_json(self, response: Response, output: ShownOutput) -> ShownResponse:
         return response_json(response, self._session_id, output, beta=self._writer.beta)

@@ -37,8 +37,9 @@ from antiphon.protocols.realtime.input_fields import (
     beta_format_name,
     check_format,
     check_noise_reduction,
-    check_transcription_vad,
+    check_turn_detection,
     format_of_beta,
+    merged_transcription,
     refuse_primary_speaker,
 )
 from antiphon.protocols.realtime.messages import (
@@ -278,39 +279,32 @@ class OpenAITranscription:
         refuse_primary_speaker(given)
         where = "session." if beta else "session.audio.input."
         prefix = where + ("input_audio_" if beta else "")
-        merged = msgspec.structs.replace(self._audio)
+        before = self._audio
+        changed = msgspec.structs.replace(before)
         if given.format is not UNSET:
-            merged.format = check_format(given.format, f"{prefix}format")
+            changed.format = check_format(given.format, before.format, f"{prefix}format")
         if given.transcription is not UNSET:
-            merged.transcription = self._check_transcription(given.transcription, f"{prefix}transcription")
+            changed.transcription = self._check_transcription(given.transcription, f"{prefix}transcription")
         if given.noise_reduction is not UNSET:
-            merged.noise_reduction = check_noise_reduction(given.noise_reduction, f"{prefix}noise_reduction")
+            param = f"{prefix}noise_reduction"
+            changed.noise_reduction = check_noise_reduction(given.noise_reduction, before.noise_reduction, param)
         if given.turn_detection is not UNSET:
-            previous = self._audio.turn_detection
-            merged.turn_detection = check_transcription_vad(given.turn_detection, previous, f"{where}turn_detection")
-        return merged
+            param = f"{where}turn_detection"
+            changed.turn_detection = check_turn_detection(
+                given.turn_detection, before.turn_detection, param, responds=False
+            )
+        return changed
 
     def _check_transcription(self, given: TranscriptionFields | None, param: str) -> Transcription:
         """The fields of `transcription` merged into those in force; null changes nothing. Hosted names are logged."""
         previous, models = self._audio.transcription or Transcription(), self._context.models
-        merged = msgspec.structs.replace(previous)
-        given = given or TranscriptionFields()
-        if (terms := given.terms(param)) is not UNSET:
-            merged.keywords = terms
-        for name in ("model", "language", "prompt"):
-            if (text := getattr(given, name)) is not UNSET:
-                setattr(merged, name, text or UNSET)
-        if given.languages is not UNSET:
-            merged.languages = self._context.check_languages(given.languages, f"{param}.languages")
-        merged.model = merged.model or models.loaded[0]
-        if models.lenient(merged.model) is None:
-            raise RemoteProtocolError(
-                "model_not_found", f"The model '{merged.model}' does not exist.", f"{param}.model"
-            )
-        if models.exact(merged.model) is None and merged.model != previous.model:
-            self._context.log_alias(merged.model)
-        self._context.check_language(merged.language or None, f"{param}.language")
-        return merged
+        changed = merged_transcription(given or TranscriptionFields(), previous, self._context, param)
+        changed.model = model = changed.model or models.loaded[0]
+        if models.lenient(model) is None:
+            raise RemoteProtocolError("model_not_found", f"The model '{model}' does not exist.", f"{param}.model")
+        if models.exact(model) is None and model != previous.model:
+            self._context.log_alias(model)
+        return changed
 
     # --- to the client
 

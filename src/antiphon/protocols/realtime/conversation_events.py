@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from base64 import b64encode
+from collections.abc import Callable
 
 from antiphon.audio import Pcm
 from antiphon.audio.g711 import to_alaw, to_ulaw
@@ -33,7 +34,7 @@ from antiphon.events.conversation import (
 from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged, PlaybackStarted, PlaybackStopped
 from antiphon.events.transcription import OverlapDecided, OverlapStarted, TranscriptionEvent, TurnCommitted
 from antiphon.protocols.realtime.input_fields import AudioFormat
-from antiphon.protocols.realtime.shown_items import content_place, item_json, output_place, part_json
+from antiphon.protocols.realtime.shown_items import ShownOutput, content_place, item_json, output_place, part_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
 from antiphon.protocols.realtime.writer import EventWriter
 
@@ -141,8 +142,26 @@ class ConversationEvents:
             )
 
 
+class RunningOutputs:
+    """The format and voice of the responses under way, which keep those that they began with. `session`: those of the
+    session, which an update changes for responses that begin afterwards.
+    """
+
+    def __init__(self, session: Callable[[], ShownOutput]) -> None:
+        self._session = session
+        self._kept: dict[str, ShownOutput] = {}
+
+    def of(self, response_id: str) -> ShownOutput:
+        """Those of a response. It begins with the first call."""
+        return self._kept.setdefault(response_id, self._session())
+
+    def ended(self, response_id: str) -> ShownOutput:
+        """Those of a response that is done; they are forgotten."""
+        return self._kept.pop(response_id, None) or self._session()
+
+
 class OutputAudio:
-    """Writes the text and audio of responses, in the session's output format.
+    """Writes the text and audio of responses, each in its own format.
 
     `by_events`: audio goes out in deltas; without, the server plays it itself, and only its end is told.
     """

@@ -7,6 +7,8 @@ the path of the field at fault, which begins with `param`. Nothing is changed in
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
 from typing import Literal, TypeVar, cast, get_args
 
 import msgspec
@@ -20,6 +22,7 @@ from antiphon.protocols.wire import decode_json
 from antiphon.turns.ending.eagerness import semantic_vad
 
 F = TypeVar("F")
+G = TypeVar("G", bound=msgspec.Struct)
 # Hz. G.711 has 8,000 always.
 PCM_RATES_HZ = (8000, 16000, 24000, 44100, 48000)
 # Where the fields of the primary speaker are, in every dialect that has them, and the one that names a voice.
@@ -50,8 +53,8 @@ BETA_FORMATS = {"pcm16": PCM_24K, "g711_ulaw": AudioFormat("audio/pcmu"), "g711_
 class FormatFields(msgspec.Struct, forbid_unknown_fields=True):
     """A format as a client gives it."""
 
-    type: object = None
-    rate: object = 24000
+    type: object = UNSET
+    rate: object = UNSET
 
 
 class NoiseReduction(msgspec.Struct, forbid_unknown_fields=True):
@@ -62,16 +65,30 @@ class NoiseReduction(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class TurnDetectionFields(msgspec.Struct, forbid_unknown_fields=True):
-    """Turn detection as a client gives it, of either type. Null is as if the field were missing, except for flags."""
+    """Turn detection as a client gives it, of either type."""
 
-    type: str = "server_vad"
-    threshold: float | None = None
-    prefix_padding_ms: float | None = None
-    silence_duration_ms: float | None = None
-    idle_timeout_ms: float | None = None
+    type: str | UnsetType = UNSET
+    threshold: float | UnsetType | None = UNSET
+    prefix_padding_ms: float | UnsetType | None = UNSET
+    silence_duration_ms: float | UnsetType | None = UNSET
+    idle_timeout_ms: float | UnsetType | None = UNSET
     create_response: bool | UnsetType | None = UNSET
     interrupt_response: bool | UnsetType | None = UNSET
     eagerness: str | UnsetType | None = UNSET
+
+    @property
+    def least_speech_ms(self) -> object:
+        """`min_speech_duration_ms`, which only full duplex has."""
+        return UNSET
+
+
+# The leaves that only one type has.
+VAD_LEAVES: Mapping[str, Collection[str]] = MappingProxyType(
+    {
+        "server_vad": ("threshold", "prefix_padding_ms", "silence_duration_ms", "idle_timeout_ms"),
+        "semantic_vad": ("eagerness",),
+    }
+)
 
 
 class TurnDetection(msgspec.Struct, kw_only=True):
@@ -89,7 +106,7 @@ class TurnDetection(msgspec.Struct, kw_only=True):
     eagerness: str | UnsetType = UNSET
     create_response: bool | UnsetType | None = UNSET
     interrupt_response: bool | UnsetType | None = UNSET
-    idle_timeout_ms: float | UnsetType | None = UNSET
+    idle_timeout_ms: int | UnsetType | None = UNSET
     min_speech_duration_ms: object = UNSET
 
     @property
@@ -113,9 +130,17 @@ class TurnDetection(msgspec.Struct, kw_only=True):
 
 
 # The hosted service's defaults.
-SERVER_VAD = TurnDetection(threshold=0.5, prefix_padding_ms=300, silence_duration_ms=200)
-CONVERSATION_VAD = msgspec.structs.replace(
-    SERVER_VAD, create_response=True, interrupt_response=True, idle_timeout_ms=None
+CONVERSATION_VAD = TurnDetection(
+    threshold=0.5,
+    prefix_padding_ms=300,
+    silence_duration_ms=200,
+    create_response=True,
+    interrupt_response=True,
+    idle_timeout_ms=None,
+)
+# Those of a transcription.
+SERVER_VAD = msgspec.structs.replace(
+    CONVERSATION_VAD, create_response=UNSET, interrupt_response=UNSET, idle_timeout_ms=UNSET
 )
 
 
@@ -191,6 +216,17 @@ class AudioInput(msgspec.Struct):
     enrolled_voice: str | UnsetType = UNSET
 
 
+def merged(given: G, before: object) -> G:
+    """`given`, in which each leaf that was left out is as it was `before`. Null stays, and stands for the default.
+
+    `before`: what is in force, as the session shows it; anything but a struct has no leaves.
+    """
+    if not isinstance(before, msgspec.Struct):
+        return given
+    kept = {n: getattr(before, n, UNSET) for n in given.__struct_fields__ if getattr(given, n) is UNSET}
+    return msgspec.structs.replace(given, **kept)
+
+
 def format_of_beta(given: F) -> F | FormatFields:
     """The format that a beta name stands for; anything else as it is, for `check_format` to refuse."""
     found = BETA_FORMATS.get(given) if isinstance(given, str) else None
@@ -202,24 +238,26 @@ def beta_format_name(audio_format: AudioFormat) -> str:
     return next((name for name, f in BETA_FORMATS.items() if f.type == audio_format.type), "pcm16")
 
 
-def check_format(given: FormatFields | str, param: str) -> AudioFormat:
-    """A format of audio: an object with `type` and, for PCM, a `rate` of PCM_RATES_HZ.
+def check_format(given: FormatFields | str, before: AudioFormat, param: str) -> AudioFormat:
+    """A format of audio: an object with `type` and, for PCM, a `rate` of PCM_RATES_HZ, merged into the one `before`.
 
     A text is a beta name that is unknown, since the known ones have been replaced (`format_of_beta`).
     """
     if isinstance(given, str):
         raise _unsupported(given, tuple(BETA_FORMATS), param)
     kinds = ("audio/pcm", "audio/pcmu", "audio/pcma")
-    if not isinstance(given.type, str) or given.type not in kinds:
-        raise _unsupported(given.type, kinds, param)
-    if given.type != "audio/pcm":
-        return AudioFormat(given.type)
-    if not isinstance(given.rate, int) or given.rate not in PCM_RATES_HZ:
+    found = merged(given, before)
+    if not isinstance(found.type, str) or found.type not in kinds:
+        raise _unsupported(found.type, kinds, param)
+    if found.type != "audio/pcm":
+        return AudioFormat(found.type)
+    rate = 24000 if found.rate in (UNSET, None) else found.rate
+    if not isinstance(rate, int) or rate not in PCM_RATES_HZ:
         rates = ", ".join(map(str, PCM_RATES_HZ))
         raise RemoteProtocolError(
-            "invalid_value", f"Invalid rate: {given.rate}. Supported values are: {rates}.", f"{param}.rate"
+            "invalid_value", f"Invalid rate: {rate}. Supported values are: {rates}.", f"{param}.rate"
         )
-    return AudioFormat("audio/pcm", given.rate)
+    return AudioFormat("audio/pcm", rate)
 
 
 def check_primary_speaker(given: str | None, context: Context, param: str) -> PrimarySpeakerMode | UnsetType:
@@ -301,106 +339,74 @@ def named_voices(data: str | bytes | msgspec.Raw) -> list[str]:
     return found
 
 
-def check_noise_reduction(given: NoiseReduction | None, param: str) -> NoiseReduction | None:
+def check_noise_reduction(
+    given: NoiseReduction | None, before: NoiseReduction | None, param: str
+) -> NoiseReduction | None:
     """Noise reduction, which is accepted and shown, and has no effect; None turns it off."""
-    if given and given.type is not UNSET and given.type not in ("near_field", "far_field"):
+    if given is None:
+        return None
+    if given.type is not UNSET and given.type not in ("near_field", "far_field"):
         raise _unsupported(given.type, ("near_field", "far_field"), f"{param}.type")
-    return given
+    return merged(given, before)
 
 
-def check_transcription_vad(
-    given: TurnDetectionFields | None, previous: TurnDetection | None, param: str
+def check_turn_detection(
+    given: TurnDetectionFields | None, before: TurnDetection | None, param: str, *, responds: bool = True
 ) -> TurnDetection | None:
-    """Turn detection of a transcription: as of a conversation, but that there is no response to ask for.
+    """Turn detection: `server_vad`, `semantic_vad`, or None for turns that the client commits, merged into the one
+    `before`. Without a type, and where there was none, it is `server_vad`.
 
+    `responds`: the session is a conversation. In a transcription there is no response to ask for, and
     `interrupt_response` has nothing to interrupt: it is accepted, and not shown.
     """
     if given is None:
         return None
-    if given.create_response not in (UNSET, None, False):
+    if not responds and given.create_response not in (UNSET, None, False):
         raise RemoteProtocolError(
             "invalid_value", "A transcription session makes no responses.", f"{param}.create_response"
         )
-    if given.type == "semantic_vad":
-        return TurnDetection(type="semantic_vad", eagerness=_check_semantic_vad(given, param).eagerness)
-    if previous and previous.type != "server_vad":
-        previous = None
-    _check_server_vad(given, param)
-    merged = _merge_server_vad(given, previous, param)
-    idle_ms = _idle_timeout_ms(given, param)
-    return msgspec.structs.replace(
-        merged,
-        create_response=UNSET,
-        interrupt_response=UNSET,
-        idle_timeout_ms=UNSET if idle_ms is None else idle_ms,
-    )
-
-
-def check_conversation_vad(
-    given: TurnDetectionFields | None, previous: TurnDetection | None, param: str
-) -> TurnDetection | None:
-    """Turn detection of a conversation: `server_vad`, `semantic_vad`, or None for turns that the client commits.
-
-    Missing fields of `server_vad` are as in `previous` where that was of the same type, else as by default; those of
-    `semantic_vad` are always as by default.
-    """
-    if given is None:
-        return None
-    if given.type == "semantic_vad":
-        return _check_semantic_vad(given, param)
-    if previous and previous.type != "server_vad":
-        previous = None
-    _check_server_vad(given, param)
-    merged = _merge_server_vad(given, previous, param)
-    return msgspec.structs.replace(
-        merged,
-        create_response=merged.responds,
-        interrupt_response=merged.interrupts,
-        idle_timeout_ms=_idle_timeout_ms(given, param),
-    )
-
-
-def _idle_timeout_ms(given: TurnDetectionFields, param: str) -> float | None:
-    """The timeout of an update, which is off where it is missing: unlike the others, it is not kept from before."""
-    idle_ms = given.idle_timeout_ms
-    return None if idle_ms is None else number(idle_ms, f"{param}.idle_timeout_ms", *IDLE_TIMEOUT_RANGE_MS)
-
-
-def _check_server_vad(given: TurnDetectionFields, param: str) -> None:
-    if given.type != "server_vad":
-        raise _unsupported(given.type, ("server_vad", "semantic_vad"), f"{param}.type")
-    if given.eagerness is not UNSET:
-        raise RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}.eagerness'.", f"{param}.eagerness")
-
-
-def _merge_server_vad(given: TurnDetectionFields, previous: TurnDetection | None, param: str) -> TurnDetection:
-    merged = msgspec.structs.replace(previous or SERVER_VAD)
-    if given.threshold is not None:
-        merged.threshold = number(given.threshold, f"{param}.threshold", 0.0, 1.0)
-    if given.prefix_padding_ms is not None:
-        merged.prefix_padding_ms = int(number(given.prefix_padding_ms, f"{param}.prefix_padding_ms", 0, 5000))
-    if given.silence_duration_ms is not None:
-        merged.silence_duration_ms = int(number(given.silence_duration_ms, f"{param}.silence_duration_ms", 32, 60000))
-    if given.create_response is not UNSET:
-        merged.create_response = given.create_response
-    if given.interrupt_response is not UNSET:
-        merged.interrupt_response = given.interrupt_response
-    return merged
-
-
-def _check_semantic_vad(given: TurnDetectionFields, param: str) -> TurnDetection:
-    for name in ("threshold", "prefix_padding_ms", "silence_duration_ms", "idle_timeout_ms"):
-        if getattr(given, name) is not None:
+    kind = given.type or (before.type if before else "server_vad")
+    if kind not in VAD_LEAVES:
+        raise _unsupported(kind, tuple(VAD_LEAVES), f"{param}.type")
+    for name in (name for other in VAD_LEAVES.keys() - {kind} for name in VAD_LEAVES[other]):
+        if getattr(given, name) not in (UNSET, None):
             raise RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}.{name}'.", f"{param}.{name}")
+    found = merged(given, before)
+    shown = _semantic_vad(found, param) if kind == "semantic_vad" else _server_vad(found, param)
+    if responds:
+        shown.create_response = found.create_response is not False
+        shown.interrupt_response = found.interrupt_response is not False
+    elif shown.idle_timeout_ms is None:
+        shown.idle_timeout_ms = UNSET
+    return shown
+
+
+def _server_vad(given: TurnDetectionFields, param: str) -> TurnDetection:
+    def leaf(name: str, low: float, high: float) -> float | None:
+        value = getattr(given, name)
+        value = getattr(CONVERSATION_VAD, name) if value in (UNSET, None) else value
+        return None if value is None else number(value, f"{param}.{name}", low, high)
+
+    threshold = leaf("threshold", 0.0, 1.0)
+    prefix_ms, silence_ms = leaf("prefix_padding_ms", 0, 5000), leaf("silence_duration_ms", 32, 60000)
+    idle_ms = leaf("idle_timeout_ms", *IDLE_TIMEOUT_RANGE_MS)
+    assert threshold is not None
+    assert prefix_ms is not None
+    assert silence_ms is not None
+    return TurnDetection(
+        threshold=threshold,
+        prefix_padding_ms=int(prefix_ms),
+        silence_duration_ms=int(silence_ms),
+        idle_timeout_ms=None if idle_ms is None else int(idle_ms),
+        min_speech_duration_ms=given.least_speech_ms,
+    )
+
+
+def _semantic_vad(given: TurnDetectionFields, param: str) -> TurnDetection:
     eagerness = given.eagerness or "auto"
     if eagerness not in get_args(Eagerness):
         raise _unsupported(eagerness, get_args(Eagerness), f"{param}.eagerness")
-    return TurnDetection(
-        type="semantic_vad",
-        eagerness=eagerness,
-        create_response=given.create_response is not False,
-        interrupt_response=given.interrupt_response is not False,
-    )
+    return TurnDetection(type="semantic_vad", eagerness=eagerness)
 
 
 def _unsupported(value: object, supported: tuple[str, ...], param: str) -> RemoteProtocolError:
@@ -413,35 +419,34 @@ def apply_input(audio: AudioInput, given: InputFields, context: Context, where: 
 
     Raises RemoteProtocolError.
     """
-    merged = msgspec.structs.replace(audio)
+    changed = msgspec.structs.replace(audio)
     if given.format is not UNSET:
-        merged.format = check_format(given.format, f"{where}format")
+        changed.format = check_format(given.format, audio.format, f"{where}format")
     if given.transcription is not UNSET:
-        merged.transcription = _transcription(audio, given.transcription, context, f"{where}transcription")
+        # Null turns the user's transcripts off.
+        asked, param = given.transcription, f"{where}transcription"
+        changed.transcription = merged_transcription(asked, audio.transcription, context, param) if asked else None
     if given.noise_reduction is not UNSET:
-        merged.noise_reduction = check_noise_reduction(given.noise_reduction, f"{where}noise_reduction")
+        param = f"{where}noise_reduction"
+        changed.noise_reduction = check_noise_reduction(given.noise_reduction, audio.noise_reduction, param)
     if given.primary_speaker is not UNSET:
-        merged.primary_speaker = check_primary_speaker(given.primary_speaker, context, f"{SPEAKER_PATH}primary_speaker")
-    merged.enrolled_voice = check_enrolled_voice(given, merged, f"{SPEAKER_PATH}enrolled_voice")
+        param = f"{SPEAKER_PATH}primary_speaker"
+        changed.primary_speaker = check_primary_speaker(given.primary_speaker, context, param)
+    changed.enrolled_voice = check_enrolled_voice(given, changed, f"{SPEAKER_PATH}enrolled_voice")
     if given.turn_detection is not UNSET:
         param = f"{where}turn_detection"
-        merged.turn_detection = check_conversation_vad(given.turn_detection, audio.turn_detection, param)
-    return merged
+        changed.turn_detection = check_turn_detection(given.turn_detection, audio.turn_detection, param)
+    return changed
 
 
-def _transcription(
-    audio: AudioInput, given: TranscriptionFields | None, context: Context, param: str
-) -> Transcription | None:
-    """The fields of `transcription` merged into those in force; null turns the user's transcripts off."""
-    if given is None:
-        return None
-    merged = msgspec.structs.replace(audio.transcription or Transcription())
-    if (terms := given.terms(param)) is not UNSET:
-        merged.keywords = terms
-    for name in ("model", "language", "prompt"):
-        if text := getattr(given, name):
-            setattr(merged, name, text)
-    context.check_language(merged.language or None, f"{param}.language")
+def merged_transcription(
+    given: TranscriptionFields, before: Transcription | None, context: Context, param: str
+) -> Transcription:
+    """`transcription` merged into the one `before`. The model's name is not checked. Raises RemoteProtocolError."""
+    kept, found, terms = before or Transcription(), merged(given, before), given.terms(param)
+    context.check_language(found.language or None, f"{param}.language")
+    languages = kept.languages
     if given.languages is not UNSET:
-        merged.languages = context.check_languages(given.languages, f"{param}.languages")
-    return merged
+        languages = context.check_languages(given.languages, f"{param}.languages")
+    keywords = kept.keywords if terms is UNSET else terms
+    return Transcription(found.model or UNSET, found.language or UNSET, found.prompt or UNSET, keywords, languages)

@@ -33,7 +33,7 @@ class NamedTool(msgspec.Struct, kw_only=True):
     """The choice of one function. `type` is shown as it was given."""
 
     type: Text | msgspec.UnsetType = msgspec.UNSET
-    name: Text | None = None
+    name: Text | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ToolKind(msgspec.Struct):
@@ -194,6 +194,7 @@ def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
             ]
             return Item(item_id, "message", role, "completed", parts)  # type: ignore[arg-type]
         case FunctionCallFields(name, arguments):
+            _check_name(name, f"{where}.name")
             call_id = fields.call_id or context.new_id("call_")
             return Item(item_id, "function_call", "assistant", call_id=call_id, name=name, arguments=arguments)
         case FunctionCallOutputFields(call_id, output):
@@ -211,13 +212,16 @@ def _part_from(raw: msgspec.Raw, role: str, where: str, context: ItemContext) ->
             return ContentPart("output_audio", decode_named(raw, OutputAudioPart, where).transcript or "")
         case ("user", "input_audio"):
             given = decode_named(raw, InputAudioPart, where)
+            if not (given.audio or given.transcript):
+                missing = f"Missing required parameter: '{where}.audio'."
+                raise RemoteProtocolError("missing_required_parameter", missing, f"{where}.audio")
             media = AudioPart(context.decode(given.audio, f"{where}.audio")) if given.audio else None
             return ContentPart("input_audio", given.transcript or "", media=media)
         case ("user", "input_image"):
             given_image = decode_named(raw, InputImagePart, where)
             image = given_image.image_url
-            if given_image.detail not in (None, "auto", "high"):
-                message = f"Invalid value: '{given_image.detail}'. Supported values are: 'auto', 'high'."
+            if given_image.detail not in (None, "auto", "low", "high"):
+                message = f"Invalid value: '{given_image.detail}'. Supported values are: 'auto', 'low', 'high'."
                 raise RemoteProtocolError("invalid_value", message, f"{where}.detail")
             if not image.startswith("data:image/") or ";base64," not in image[:64]:
                 raise RemoteProtocolError(
@@ -305,8 +309,15 @@ def tools_from(given: Sequence[msgspec.Raw] | None, param: str = "session.tools"
         if decode(raw, ToolKind, where).type != "function":
             raise RemoteProtocolError("invalid_value", "Only tools of type 'function' are supported.", f"{where}.type")
         fields = decode_named(raw, ToolFields, where)
+        _check_name(fields.name, f"{where}.name")
         tools.append(Tool(fields.name, fields.description or "", fields.parameters or {}))
     return tuple(tools)
+
+
+def _check_name(name: str, param: str) -> None:
+    """Raise RemoteProtocolError for the name of a function that is empty."""
+    if not name.strip():
+        raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': a function needs a name.", param)
 
 
 def tool_choice_from(given: str | NamedTool | None, param: str = "session.tool_choice") -> str:
@@ -317,11 +328,12 @@ def tool_choice_from(given: str | NamedTool | None, param: str = "session.tool_c
         if given.type not in (msgspec.UNSET, "function"):
             message = f"Invalid value: '{given.type}'. Supported values are: 'function'."
             raise RemoteProtocolError("invalid_value", message, f"{param}.type")
-        if given.name is None:
+        if given.name is None or given.name is msgspec.UNSET:
             missing = f"{param}.name"
             raise RemoteProtocolError(
                 "missing_required_parameter", f"Missing required parameter: '{missing}'.", missing
             )
+        _check_name(given.name, f"{param}.name")
         return given.name
     if given not in ("auto", "none", "required"):
         raise RemoteProtocolError("invalid_value", f"Invalid value: '{given}'.", param)

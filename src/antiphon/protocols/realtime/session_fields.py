@@ -6,7 +6,7 @@ input_fields.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -16,7 +16,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationConfig
 from antiphon.events.transcription import EnrolledVoice, TranscriptionConfig
 from antiphon.protocols.connection import Context
-from antiphon.protocols.fields import Text, decode, number
+from antiphon.protocols.fields import Text, decode, number, unknown_parameter
 from antiphon.protocols.realtime.input_fields import (
     PCM_24K,
     AudioFormat,
@@ -31,6 +31,7 @@ from antiphon.protocols.realtime.input_fields import (
     beta_format_name,
     check_format,
     format_of_beta,
+    merged,
 )
 from antiphon.protocols.realtime.items import NamedTool, VoiceId, check_nothing_asked, tool_choice_from, tools_from
 from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS, check_include
@@ -43,7 +44,7 @@ _NULL = msgspec.Raw(b"null")
 class Truncation(msgspec.Struct, forbid_unknown_fields=True):
     """What happens when the history outgrows the context, as an object. `token_limits` is not supported."""
 
-    type: str
+    type: str | UnsetType = UNSET
     retention_ratio: float | UnsetType = UNSET
     token_limits: Echoed = UNSET
 
@@ -125,16 +126,20 @@ class BetaFields(msgspec.Struct, forbid_unknown_fields=True):
     client_secret: Echoed = UNSET
 
 
-class _BetaNames(msgspec.Struct):
-    """The fields that only the beta has."""
-
-    input_audio_format: Echoed = UNSET
-    input_audio_transcription: Echoed = UNSET
-    input_audio_noise_reduction: Echoed = UNSET
-    turn_detection: Echoed = UNSET
-    modalities: Echoed = UNSET
-    voice: Echoed = UNSET
-    output_audio_format: Echoed = UNSET
+# The fields that only the beta has, and what they are in the GA names: an update that has one of the first is the
+# beta's, unless it has one of the GA's.
+_GA_NAMES = {
+    "modalities": "output_modalities",
+    "voice": "audio.output.voice",
+    "input_audio_format": "audio.input.format",
+    "input_audio_transcription": "audio.input.transcription",
+    "input_audio_noise_reduction": "audio.input.noise_reduction",
+    "output_audio_format": "audio.output.format",
+    "turn_detection": "audio.input.turn_detection",
+}
+_MORE_GA_NAMES = {"speed": "audio.output.speed", "max_response_output_tokens": "max_output_tokens"}
+# The fields that only the GA has, and what they are in the beta's names.
+_BETA_NAMES = {"output_modalities": "modalities", "max_output_tokens": "max_response_output_tokens", "audio": "voice"}
 
 
 class SessionChanges(msgspec.Struct):
@@ -236,16 +241,29 @@ class BetaSession(_Head, kw_only=True):
 
 
 def uses_beta_names(session: msgspec.Raw) -> bool:
-    """Whether an update has a field that only the beta has."""
-    names = decode(session, _BetaNames, "session")
-    return any(value is not UNSET for value in msgspec.structs.astuple(names))
+    """Whether an update has a field that only the beta has, and none that only the GA has."""
+    names = decode(session, dict[str, msgspec.Raw], "session").keys()
+    return bool(names & _GA_NAMES.keys()) and not uses_ga_names(session)
+
+
+def uses_ga_names(session: msgspec.Raw) -> bool:
+    """Whether an update has a field that only the GA has. A `type` is one: no client of the beta's gives it."""
+    return bool(decode(session, dict[str, msgspec.Raw], "session").keys() & {"type", *_BETA_NAMES})
+
+
+def _refuse_names(session: msgspec.Raw, others: Mapping[str, str]) -> None:
+    """Raise RemoteProtocolError for a field of these names, with the one that is meant."""
+    for name in decode(session, dict[str, msgspec.Raw], "session"):
+        if name in others:
+            raise unknown_parameter(f"session.{name}", others[name])
 
 
 def read_ga_update(session: msgspec.Raw) -> SessionChanges:
     """Read an update in the GA names. Types are checked here, values are not.
 
-    Raises RemoteProtocolError for an unknown field, and for another `type` than `realtime`.
+    Raises RemoteProtocolError for an unknown field, one of the beta's included, and for another `type` than `realtime`.
     """
+    _refuse_names(session, _GA_NAMES | _MORE_GA_NAMES)
     given = decode(session, GaFields, "session")
     if given.type != "realtime":
         raise RemoteProtocolError("invalid_value", "A session's type cannot be changed.", "session.type")
@@ -265,8 +283,9 @@ def read_ga_update(session: msgspec.Raw) -> SessionChanges:
 def read_beta_update(session: msgspec.Raw) -> SessionChanges:
     """Read an update in the beta's names; its modalities get their GA form. Types are checked here, values are not.
 
-    Raises RemoteProtocolError for an unknown field.
+    Raises RemoteProtocolError for an unknown field, one of the GA's included.
     """
+    _refuse_names(session, _BETA_NAMES)
     given = decode(session, BetaFields, "session")
     own = OwnFields(
         output_modalities=modalities_of_beta(given.modalities),
@@ -299,7 +318,7 @@ def apply_own(fields: SessionFields, given: OwnFields, *, speaks: bool) -> Sessi
 
     `speaks`: there is a voice; without one, `output_modalities` is always text. Raises RemoteProtocolError.
     """
-    merged = msgspec.structs.replace(fields)
+    changed = msgspec.structs.replace(fields)
     if given.output_modalities is not UNSET:
         if given.output_modalities not in (["audio"], ["text"]):
             raise RemoteProtocolError(
@@ -307,29 +326,33 @@ def apply_own(fields: SessionFields, given: OwnFields, *, speaks: bool) -> Sessi
                 "Invalid modalities: supported are ['audio'] and ['text'].",
                 "session.output_modalities",
             )
-        merged.output_modalities = given.output_modalities if speaks else ["text"]
+        changed.output_modalities = given.output_modalities if speaks else ["text"]
     if given.instructions is not UNSET:
-        merged.instructions = given.instructions or ""
+        changed.instructions = given.instructions or ""
     if given.tools is not UNSET:
         tools_from(given.tools, "session.tools")
-        merged.tools = [tool.copy() for tool in given.tools or ()]
+        changed.tools = [tool.copy() for tool in given.tools or ()]
     if given.tool_choice is not UNSET:
-        tool_choice_from(given.tool_choice, "session.tool_choice")
-        merged.tool_choice = given.tool_choice or "auto"
+        choice = given.tool_choice
+        choice = merged(choice, fields.tool_choice) if isinstance(choice, NamedTool) else choice
+        tool_choice_from(choice, "session.tool_choice")
+        changed.tool_choice = choice or "auto"
     if given.max_output_tokens is not UNSET:
-        merged.max_output_tokens = _max_tokens(given.max_output_tokens)
+        changed.max_output_tokens = _max_tokens(given.max_output_tokens)
     if given.truncation is not UNSET:
-        truncation_from(given.truncation, "session.truncation")
-        merged.truncation = given.truncation or "auto"
+        cut = given.truncation
+        cut = merged(cut, fields.truncation) if isinstance(cut, Truncation) else cut
+        truncation_from(cut, "session.truncation")
+        changed.truncation = cut or "auto"
     if given.include is not UNSET:
-        merged.include = check_include(given.include)
+        changed.include = check_include(given.include)
     if given.parallel_tool_calls is not UNSET:
-        merged.parallel_tool_calls = given.parallel_tool_calls is not False
+        changed.parallel_tool_calls = given.parallel_tool_calls is not False
     # Several released clients ask for a trace by default; there is none, and the session shows so.
     for name, defaults in (("tracing", ("auto",)), ("prompt", ()), ("reasoning", ())):
         if (value := getattr(given, name)) is not UNSET:
             check_nothing_asked(value, f"session.{name}", *defaults)
-    return merged
+    return changed
 
 
 def apply_output(output: SessionOutput, given: OutputFields, context: Context, *, has_spoken: bool) -> SessionOutput:
@@ -337,24 +360,24 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
 
     Raises RemoteProtocolError, also for a voice that there is not, and for another one once audio was sent.
     """
-    merged = msgspec.structs.replace(output)
+    changed = msgspec.structs.replace(output)
     if given.format is not None:
-        merged.format = check_format(given.format, "session.audio.output.format")
+        changed.format = check_format(given.format, output.format, "session.audio.output.format")
     if given.speed is not None:
-        merged.speed = number(given.speed, "session.audio.output.speed", 0.25, 1.5)
+        changed.speed = number(given.speed, "session.audio.output.speed", 0.25, 1.5)
     if given.ducking is not None:
-        merged.ducking = given.ducking
+        changed.ducking = given.ducking
     if given.voice is not None and given.voice != output.voice:
-        merged.voice = given.voice
+        changed.voice = given.voice
         # `Heart` is `heart`.
-        if has_spoken and (merged.voice_name or "").lower() != (output.voice_name or "").lower():
+        if has_spoken and (changed.voice_name or "").lower() != (output.voice_name or "").lower():
             raise RemoteProtocolError(
                 "cannot_update_voice",
                 "Cannot update a conversation's voice if assistant audio is present.",
                 "session.audio.output.voice",
             )
-        context.check_voice(merged.voice_name or "", "session.audio.output.voice")
-    return merged
+        context.check_voice(changed.voice_name or "", "session.audio.output.voice")
+    return changed
 
 
 def conversation_config(
@@ -428,8 +451,8 @@ def truncation_from(given: str | Truncation | None, param: str = "truncation") -
             return "disabled"
         case Truncation("retention_ratio", float() as ratio):
             return number(ratio, f"{param}.retention_ratio", 0.0, 1.0)
-        case Truncation("retention_ratio"):
-            missing = f"{param}.retention_ratio"
+        case Truncation("retention_ratio" | msgspec.UNSET as kind):
+            missing = f"{param}.{'type' if kind is UNSET else 'retention_ratio'}"
             raise RemoteProtocolError(
                 "missing_required_parameter", f"Missing required parameter: '{missing}'.", missing
             )

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.events.conversation import ContentPart, ContentPosition, Item, Metadata, Response
+from antiphon.protocols.realtime.input_fields import AudioFormat
 from antiphon.protocols.realtime.items import VoiceId
 
 
@@ -94,7 +95,7 @@ class ShownUsage(msgspec.Struct):
 class ShownOutput(msgspec.Struct):
     """The format and voice of a response's audio, as the session shows them."""
 
-    format: object
+    format: AudioFormat
     voice: VoiceId | str
 
 
@@ -136,7 +137,7 @@ class ContentPlace(OutputPlace):
 
 
 def response_json(response: Response, session_id: str, output: ShownOutput, *, beta: bool) -> ShownResponse:
-    """A response with the items so far. `output`: of the session.
+    """A response with the items so far. `output`: of the response.
 
     Usage is null while the response is in progress.
     """

@@ -70,8 +70,12 @@ MAX_RESUME_BYTES = 64 << 10
 def check_query(query: QueryParams) -> None:
     """Check the query of a session's URL, before the upgrade; parameters that only others know are ignored.
 
-    Raises RemoteProtocolError: `unknown_parameter` for a name that is nearly one of ours, `invalid_value`.
+    Raises RemoteProtocolError: `unknown_parameter` for a name that is nearly one of ours, `invalid_value`, and
+    `unsupported_parameter` for `call_id`: who sends it means a call that is there, and wants no other session.
     """
+    if "call_id" in query:
+        message = "'call_id' is not supported: a call is controlled on its own data channel."
+        raise RemoteProtocolError("unsupported_parameter", message, "call_id")
     for name in query:
         if name not in _PARAMETERS and (meant := nearest(name, frozenset(_PARAMETERS))):
             raise unknown_parameter(name, meant)

@@ -314,7 +314,7 @@ class LiveRealtime:
                     continue
             conversation = self._conversation
             if conversation and (
-                isinstance(command, URGENT) or (isinstance(command, CancelResponse) and conversation.answering)
+                isinstance(command, URGENT) or (isinstance(command, CancelResponse) and conversation.can_cancel)
             ):
                 await conversation.handle(command)
                 continue

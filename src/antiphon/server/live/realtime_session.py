@@ -67,8 +67,13 @@ class RealtimeConversation(RealtimeSession, Protocol):
 
     @property
     def answering(self) -> bool:
-        """Whether a response is being produced. Only then is a CancelResponse handled at once; else it may be about a
-        response that a command in the inbox has still to begin.
+        """Whether a response is being produced."""
+        ...
+
+    @property
+    def can_cancel(self) -> bool:
+        """Whether a response is being produced that was not cancelled yet. Only then is a CancelResponse handled at
+        once; else it may be about a response that a command in the inbox has still to begin.
         """
         ...
 

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -21,7 +19,7 @@ from antiphon.cluster.door.call import CallClient
 from antiphon.cluster.door.carry import Carrier, HostRefused
 from antiphon.errors import RemoteProtocolError
 from antiphon.server.errors import NOT_FOUND, BodyTooLarge, error_response
-from antiphon.server.origin import allowed_origins
+from antiphon.server.origin import cors
 from antiphon.server.routes.offers import new_call, read_offer
 from antiphon.settings import ServerSettings
 
@@ -47,11 +45,10 @@ class DoorCalls:
     def routes(self) -> list[Route]:
         """What a door serves of calls."""
         # What is asked before is answered by a host.
-        origins = allowed_origins(self._server)
-        cors = [Middleware(CORSMiddleware, allow_origins=origins)] if origins else []
+        middleware = [cors(self._server)] if self._server.cors_origins else []
         return [
-            Route(PATH, self.call, methods=["POST"], middleware=cors),
-            Route(f"{PATH}/{{id}}/hangup", self.hang_up, methods=["POST"], middleware=cors),
+            Route(PATH, self.call, methods=["POST"], middleware=middleware),
+            Route(f"{PATH}/{{id}}/hangup", self.hang_up, methods=["POST"], middleware=middleware),
         ]
 
     async def call(self, request: Request) -> Response:

@@ -8,7 +8,7 @@ language model just that.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -62,8 +62,8 @@ class ConversationHistory:
     def add(self, item: Item, after: str | None = None) -> str | None:
         """Insert an item behind the one with the id `after`; None is the end, `root` the front.
 
-        Returns the id of the item before it, None at the front. Raises RemoteProtocolError for an id that is taken, an
-        `after` that is not there, and a call's result whose call is not in the history.
+        Returns the id of the item before it, None at the front. Raises RemoteProtocolError for an id that is taken, and
+        for an `after` that is not there. A call's result may come before its call.
         """
         if item.id in self._sizes:
             raise RemoteProtocolError(
@@ -75,12 +75,6 @@ class ConversationHistory:
             at = 0
         else:
             at = self._find(after, "item_create_invalid_item_id", "previous_item_id") + 1
-        if item.kind == "function_call_output" and not self._has_call(item.call_id):
-            raise RemoteProtocolError(
-                "item_create_invalid_call_id",
-                f"There is no function call with the call_id '{item.call_id}'.",
-                "item.call_id",
-            )
         self._items.insert(at, item)
         self._measure(item)
         return self._items[at - 1].id if at else None
@@ -131,10 +125,8 @@ class ConversationHistory:
                 "invalid_value", f"The item has no sound at content_index {content_index}.", "content_index"
             )
         part = item.parts[content_index]
-        if not (from_whole and part.whole):
-            part.whole = (part.text, tuple(part.words), part.audio_s)
-        text, words, audio_s = part.whole
-        end_s = min(audio_end_ms / 1000, audio_s)
+        part.whole = text, words, audio_s = part.whole or (part.text, tuple(part.words), part.audio_s)
+        end_s = min(audio_end_ms / 1000, audio_s if from_whole else part.audio_s)
         heard = [w for w in words if w.end_s <= end_s + 1e-6]
         part.text = cut_to(text, [w.text for w in words], len(heard))
         part.words = heard
@@ -145,14 +137,14 @@ class ConversationHistory:
         """Return the conversation as a model is given it: what was said and heard, and nothing else.
 
         `instructions` become a system message at the front. `also` is taken in place of the history's items; the names
-        of functions are still looked up in the history. Messages with neither text nor media are left out, and calls
-        that follow an assistant's message are joined to it.
+        of functions are still looked up in the history. Messages with neither text nor media are left out, calls that
+        follow an assistant's message are joined to it, and a result that came before its call follows it.
         """
         out = [Message("system", instructions)] if instructions else []
         # The calls of each message in `out`, and the name of each call: a client may send thousands of either.
         calls: defaultdict[int, list[ToolCall]] = defaultdict(list)
         names = {i.call_id: i.name for i in reversed(self._items) if i.kind == "function_call"}
-        for item in self._items if also is None else also:
+        for item in _results_behind_calls(self._items if also is None else also):
             match item.kind:
                 case "message" if item.speaker == "other":
                     # Somebody near the microphone, who did not speak to the model.
@@ -188,14 +180,29 @@ class ConversationHistory:
         self._num_bytes += size - self._sizes.get(item.id, 0)
         self._sizes[item.id] = size
 
-    def _has_call(self, call_id: str) -> bool:
-        return any(i.kind == "function_call" and i.call_id == call_id for i in self._items)
-
     def _find(self, item_id: str, code: str, param: str) -> int:
         for at, item in enumerate(self._items):
             if item.id == item_id:
                 return at
         raise RemoteProtocolError(code, f"There is no item with the id '{item_id}'.", param)
+
+
+def _results_behind_calls(items: Sequence[Item]) -> list[Item]:
+    """The items, in which each call's result that came before the call stands behind it."""
+    waiting: defaultdict[str, list[Item]] = defaultdict(list)
+    to_come = Counter(i.call_id for i in items if i.kind == "function_call")
+    if not any(i.kind == "function_call_output" for i in items):
+        return list(items)
+    out: list[Item] = []
+    for item in items:
+        if item.kind == "function_call_output" and to_come[item.call_id]:
+            waiting[item.call_id].append(item)
+            continue
+        out.append(item)
+        if item.kind == "function_call":
+            to_come[item.call_id] -= 1
+            out += waiting.pop(item.call_id, ())
+    return out
 
 
 def cut_to(text: str, words: Sequence[str], count: int) -> str:

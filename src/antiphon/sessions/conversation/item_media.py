@@ -122,4 +122,6 @@ class ItemMediaResolver:
     async def _transcribe(self, part: ContentPart, language: str | None) -> None:
         audio, part.media = part.media, None
         segments = self._transcriber.transcribe(one_slab(audio.pcm), FileOptions(language))
-        part.text = "".join([s.text async for s in segments if isinstance(s, TranscriptSegment)]).strip()
+        text = "".join([s.text async for s in segments if isinstance(s, TranscriptSegment)]).strip()
+        # The model is told that there was something: the item would be missing from its messages.
+        part.text = text or "[Sound without words.]"

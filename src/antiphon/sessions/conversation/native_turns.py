@@ -255,11 +255,19 @@ class NativeTurns:
         self._frames.extend((self._num_received, frame) for frame in frames)
 
     def append_item(self, item: Item) -> None:
-        """Queue what the user or the system typed, which goes with the next units. Does not wait.
+        """Queue what the user or the system typed, or the transcript of what was said, which goes with the next units.
+        Does not wait.
 
-        Raises RemoteProtocolError (`string_above_max_length`) where more than MAX_WAITING_CHARS would wait.
+        Raises RemoteProtocolError: `string_above_max_length` where more than MAX_WAITING_CHARS would wait, and
+        `unsupported_content_type` for an image, and for audio without a transcript: the model hears its own audio only.
         """
-        typed = "\n".join(p.text for p in item.parts if p.kind == "input_text" and p.text)
+        given = [p for p in item.parts if p.kind in ("input_text", "input_audio", "input_image")]
+        if unheard := next(
+            (p.kind for p in given if p.kind == "input_image" or (p.kind != "input_text" and not p.text)), ""
+        ):
+            message = f"Content of type '{unheard}' is not supported in an item of this model."
+            raise RemoteProtocolError("unsupported_content_type", message, "item.content")
+        typed = "\n".join(p.text for p in given if p.text)
         self._check_room(typed, "item.content")
         self._text += f"\n{typed}" if self._text and typed else typed
 

@@ -149,7 +149,9 @@ class ConversationSession:
             now=lambda: self._listener.now,
             on_ended=self._response_ended,
         )
-        self._scheduler = ResponseScheduler(self._floor, self._responder, self._item_media, emit, self.handle)
+        self._scheduler = ResponseScheduler(
+            self._floor, self._responder, self._item_media, self._native_turns, emit, self.handle
+        )
 
     @property
     def audio_s(self) -> float:
@@ -200,6 +202,11 @@ class ConversationSession:
     def answering(self) -> bool:
         """Whether a response of the conversation is being produced. One out of band, or one still heard, is not."""
         return self._responder.active is not None
+
+    @property
+    def can_cancel(self) -> bool:
+        """Whether a response of the conversation is being produced that was not cancelled yet."""
+        return self._responder.active is not None and not self._responder.active.cancelled
 
     async def run(self) -> None:
         """Run until the inbox is closed and its audio is transcribed; responses under way are cancelled then.
@@ -302,18 +309,16 @@ class ConversationSession:
                 await self._emit(ItemDeleted(item_id))
             case TruncateItem(item_id, content_index, audio_end_ms):
                 kept_ms = conversation.truncate(item_id, content_index, audio_end_ms)
-                self._responder.keep_truncated(item_id, content_index, kept_ms)
                 self._playout.stop(self._listener.now)
                 await self._emit(ItemTruncated(item_id, content_index, kept_ms))
-            case CreateResponse() if self._native_turns:
-                self._native_turns.ask(command)
             case CreateResponse(items=items):
-                if self.config.duplex and not (conversation.items or items or command.instructions):
+                if self.config.duplex and not (
+                    self._native_turns or conversation.items or items or command.instructions
+                ):
                     raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
                 await self._scheduler.ask(command, lambda item: self._resolve(item, command))
             case CancelResponse(response_id):
-                waiting = self._native_turns or self._scheduler
-                if not (response_id is None and waiting.withdraw()) or self.answering:
+                if not (response_id is None and self._scheduler.withdraw()) or self.answering:
                     self._responder.cancel(response_id)
             case ClearOutputAudio():
                 await self._responder.silence()

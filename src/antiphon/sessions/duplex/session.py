@@ -165,6 +165,11 @@ class DuplexSession:
         return self._session.answering
 
     @property
+    def can_cancel(self) -> bool:
+        """As ConversationSession has it."""
+        return self._session.can_cancel
+
+    @property
     def conversation(self) -> ConversationHistory:
         """The history of the conversation inside: its items in order, truncated to what was heard. It changes while
         the session runs.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from antiphon.events.conversation import (
     CancelResponse,
     CommandRejected,
+    ConfigureConversation,
     ContentPart,
     ContentPartAdded,
+    ConversationCommand,
     CreateItem,
     CreateResponse,
     Item,
@@ -135,6 +138,53 @@ def test_when_a_cancellation_meets_a_response_and_one_that_waits_for_it_then_bot
         return scene
 
     assert play(main()).responses() == ["cancelled client_cancelled"] * 2
+
+
+@pytest.mark.parametrize(
+    ("then", "ends", "codes"),
+    [
+        ([CreateResponse()], ["cancelled client_cancelled", "completed"], []),
+        # Whatever it asks for, and however the response was asked for: the turn's is not taken for the new one.
+        ([CreateResponse(instructions="Again.")], ["cancelled client_cancelled", "completed"], []),
+        ([CreateResponse(), CancelResponse()], ["cancelled client_cancelled"] * 2, []),
+        (
+            [CreateResponse(), CreateResponse()],
+            ["cancelled client_cancelled", "completed"],
+            ["conversation_already_has_active_response"],
+        ),
+        ([CancelResponse(), CreateResponse()], ["cancelled client_cancelled", "completed"], []),
+        (
+            [CreateResponse(), CancelResponse(), CreateResponse()],
+            ["cancelled client_cancelled"] * 2 + ["completed"],
+            [],
+        ),
+        # One beside the conversation waits for nothing.
+        ([CreateResponse(stored=False)], ["cancelled client_cancelled", "completed"], []),
+    ],
+)
+@pytest.mark.parametrize("unasked", [False, True])
+def test_when_a_response_is_asked_for_right_after_a_cancellation_then_it_begins_at_the_others_end(
+    then: list[ConversationCommand], ends: list[str], codes: list[str], unasked: bool
+) -> None:
+    async def main() -> Scene:
+        async with Scene() as scene:
+            scene.model.go.set()
+            scene.model.end.clear()
+            if unasked:
+                await scene.say("Well?")
+            else:
+                await scene.session.handle(CreateResponse())
+            await scene.settle()
+            scene.model.end.set()
+            for command in [CancelResponse(), *then]:
+                await scene.session.handle(command)
+            await scene.until(ResponseDone, len(ends))
+            await scene.settle()
+        return scene
+
+    scene = play(main())
+    assert scene.responses() == ends
+    assert [o.code for o in scene.out if isinstance(o, CommandRejected)] == codes
 
 
 def test_when_four_responses_are_under_way_out_of_band_then_more_are_refused_and_the_conversation_goes_on() -> None:
@@ -326,3 +376,20 @@ def test_when_a_response_is_asked_for_during_another_then_it_waits_or_cuts(when_
     # What was sent of the first is in the history of the second.
     assert [m.text for m in scene.model.asked[1]][-1] == "And?"
     assert not any(isinstance(o, CommandRejected) for o in scene.out)
+
+
+def test_what_is_configured_or_created_behind_a_request_is_for_the_next_response() -> None:
+    async def main() -> Scene:
+        async with Scene(audio_output=False, vad=None, instructions="Be short.") as scene:
+            scene.model.go.set()
+            await scene.session.handle(CreateItem(Item("a", parts=[ContentPart("input_text", "Hello.")])))
+            await scene.session.handle(CreateResponse())
+            await scene.session.handle(ConfigureConversation(replace(scene.session.config, instructions="Be long.")))
+            await scene.session.handle(CreateItem(Item("b", parts=[ContentPart("input_text", "And?")])))
+            await scene.until(ResponseDone)
+            await scene.session.handle(CreateResponse())
+            await scene.until(ResponseDone, 2)
+        return scene
+
+    asked = [[m.text for m in messages if m.role != "assistant"] for messages in play(main()).model.asked]
+    assert asked == [["Be short.", "Hello."], ["Be long.", "Hello.", "And?"]]

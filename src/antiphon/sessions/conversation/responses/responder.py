@@ -113,8 +113,6 @@ class Responder:
         self._partial = (-1, "")
         # Truncations, in milliseconds heard, that wait until their response is closed.
         self._truncations: list[tuple[ContentPosition, int]] = []
-        # Items under way that the client has truncated, by id: the content part and the milliseconds heard.
-        self._cut_by_client: dict[str, tuple[int, int]] = {}
 
     @property
     def is_busy(self) -> bool:
@@ -193,7 +191,9 @@ class Responder:
                 "conversation_already_has_active_response",
                 f"Conversation already has an active response in progress: {self.active.response.id}.",
             )
-        self._start(command, lambda response: self._make(response, command))
+        # As it is now: what is configured or created until its task runs is for the next one.
+        config, items = self.config, list(self._conversation.items)
+        self._start(command, lambda response: self._make(response, command, config, items))
         if command.stored:
             assert self.active
             self._unasked = (self.active, self._newest_user_item()) if unasked else None
@@ -266,9 +266,6 @@ class Responder:
                 self.active = None
                 self._floor.response_ended()
         await self._truncate_pending(task.response.id)
-        for item in task.response.output:
-            if (cut := self._cut_by_client.pop(item.id, None)) and any(i is item for i in self._conversation.items):
-                self._conversation.truncate(item.id, *cut, from_whole=True)
         await self._on_ended(task)
 
     async def _emit_counted(self, event: TranscriptionEvent | ConversationEvent) -> None:
@@ -276,11 +273,14 @@ class Responder:
             self._playout.add(event, self._now())
         await self._emit(event)
 
-    async def _make(self, response: Response, command: CreateResponse) -> ResponseGeneration:
+    async def _make(
+        self, response: Response, command: CreateResponse, config: ConversationConfig, items: list[Item]
+    ) -> ResponseGeneration:
         """Begin to generate a response. One of the conversation waits for the end of a preemptive one, since the
         model's stream gives one response at a time.
         """
-        request = self._request_for(command, response.voice, response.max_tokens)
+        profile, voice, most = self._model.profile, response.voice, response.max_tokens
+        request = request_for(config, self._conversation, profile, command, voice, most, items)
         assert self._group
         assert self._stream
         if not response.stored:
@@ -340,13 +340,6 @@ class Responder:
         for response_id in dict.fromkeys(place.response_id for place, _ in heard):
             if all(a.response.id != response_id for a in self._all()):
                 await self._truncate_pending(response_id)
-
-    def keep_truncated(self, item_id: str, content_index: int, heard_ms: int) -> None:
-        """The client has truncated an item: where its response goes on, what follows is not heard either, and leaves
-        the history at its end.
-        """
-        if any(item.id == item_id for task in self._all() for item in task.response.output):
-            self._cut_by_client[item_id] = (content_index, heard_ms)
 
     async def _truncate_pending(self, response_id: str) -> None:
         due = [c for c in self._truncations if c[0].response_id == response_id]

@@ -231,15 +231,14 @@ class ResponseTask:
         match chunk:
             case TextDelta(text):
                 item = await self._message()
-                item.parts[0].text += text
+                item.parts[0].add(text)
                 await emit(ResponseTextDelta(self._place(), text, response.audio_output))
             case ResponseAudio(pcm, words):
                 item = await self._message()
                 if not self._has_audio:
                     self._has_audio = True
                     self._measure("first_answer_sound", time.monotonic() - self._asked_s)
-                item.parts[0].audio_s += len(pcm) / self._rate_hz
-                item.parts[0].words += words
+                item.parts[0].add(words=words, audio_s=len(pcm) / self._rate_hz)
                 await emit(ResponseAudioDelta(self._place(), pcm, self._rate_hz, words))
             case ToolCallStarted(call_id, name):
                 await self._close()
@@ -291,10 +290,11 @@ class ResponseTask:
         if item and not self._closing_events:
             place = self._place()
             item.status = "completed" if self.response.status in ("in_progress", "completed") else "incomplete"
-            shown = item.snapshot()
+            shown = item.snapshot(produced=True)
             part_done = ContentPartDone(place, shown.parts[0]) if item.kind == "message" else None
             done = part_done or ArgumentsDone(place, item.call_id, item.name, item.arguments)
-            kept = [ItemDone(shown, self._previous)] if self.response.stored else []
+            # The item of the history is as it was truncated, if it was.
+            kept = [ItemDone(item.snapshot(), self._previous)] if self.response.stored else []
             self._closing_events = [
                 done,
                 *kept,
@@ -304,8 +304,12 @@ class ResponseTask:
             await self._emit(self._closing_events.pop(0))
         if item and self.response.status == "cancelled" and item.kind == "message" and self.response.audio_output:
             # Text that never became audio was not said: the model must not find it in the next turn's history.
-            part = item.parts[0]
-            part.text = cut_to(part.text, [w.text for w in part.words], len(part.words))
+            part, made = item.parts[0], item.parts[0].produced()
+            said = cut_to(made.text, [w.text for w in made.words], len(made.words))
+            if part.whole:
+                part.whole = (said, *part.whole[1:])
+            else:
+                part.text = said
         self._item = None
 
     def _place(self) -> ContentPosition:

@@ -8,6 +8,7 @@ from antiphon.events.conversation import ConversationCommand, CreateResponse, It
 from antiphon.events.transcription import OverlapDecided
 from antiphon.sessions.conversation.context import EmitConversation
 from antiphon.sessions.conversation.item_media import ItemMediaResolver
+from antiphon.sessions.conversation.native_turns import NativeTurns
 from antiphon.sessions.conversation.responses.responder import SESSION_ENDED, Responder
 from antiphon.sessions.conversation.responses.waiting_requests import WaitingRequests
 from antiphon.turns.floor import AnswerInstead, BeginAnswer, CancelActive, Floor, FloorCommand, SilenceOutput
@@ -18,6 +19,7 @@ class ResponseScheduler:
 
     - `floor`: says what the user's turns owe. `responder`: has the responses under way.
     - `item_media`: knows whose images and audio are still being read.
+    - `native`: the turns of a model that takes them by itself, which speaks what is asked for; None: `responder` does.
     - `emit`: is awaited with what the client is told. `handle`: carries out a command, as the session does.
     """
 
@@ -26,12 +28,14 @@ class ResponseScheduler:
         floor: Floor,
         responder: Responder,
         item_media: ItemMediaResolver,
+        native: NativeTurns | None,
         emit: EmitConversation,
         handle: Callable[[ConversationCommand], Awaitable[None]],
     ) -> None:
         self._floor = floor
         self._responder = responder
         self._item_media = item_media
+        self._native = native
         self._emit = emit
         self._handle = handle
         self._waiting = WaitingRequests()
@@ -66,12 +70,15 @@ class ResponseScheduler:
             await self.interrupt("client_cancelled")
         if self._has_to_wait(command):
             self._waiting.add(command)
+        elif self._native:
+            self._native.ask(command)
         else:
             self._responder.begin(command)
 
     def withdraw(self) -> bool:
         """Cancel the conversation's own requests that wait now. Returns whether there was one."""
-        return self._waiting.withdraw()
+        is_due = bool(self._native and self._native.withdraw())
+        return self._waiting.withdraw() or is_due
 
     async def interrupt(self, reason: str) -> None:
         """Cancel the response with `reason`, and those that wait if the client does; truncate to what was heard."""
@@ -80,8 +87,12 @@ class ResponseScheduler:
         await self._responder.interrupt(reason)
 
     def _has_to_wait(self, request: CreateResponse) -> bool:
-        """Whether a turn is still being transcribed, an item's media are not resolved, or it waits for a response."""
-        return self.has_unresolved() or (request.when_busy != "refuse" and self._responder.active is not None)
+        """Whether a turn is still being transcribed, an item's media are not resolved, or it waits for a response: for
+        any if it says so, and for one that was cancelled and is still being closed.
+        """
+        active = self._responder.active
+        is_first = active is None or (request.when_busy == "refuse" and not (request.stored and active.cancelled))
+        return not is_first or (self._native is None and self.has_unresolved())
 
     # --- what is due --------------------------------------------------------------------------------------------------
 
@@ -95,6 +106,8 @@ class ResponseScheduler:
             await self._handle(request)
             if self._floor.is_closed:
                 self._responder.cancel_all(SESSION_ENDED)
+            elif withdrawn and self._native:
+                self._native.withdraw()
             elif withdrawn and self._responder.active:
                 self._responder.cancel(None)
 
