@@ -110,7 +110,11 @@ class DuplexConnection:
         self._buffer = AudioBuffer(self._session.input_format, duplex_audio(context.max_append_bytes))
         session = self._session
         self._items = ItemContext(
-            context.new_id, self._buffer.whole, session.loaded_voice, lambda: session.output.format
+            context.new_id,
+            self._buffer.whole,
+            session.loaded_voice,
+            lambda: session.output.format,
+            context.check_tools,
         )
         self._writer = EventWriter(context.new_id, DUPLEX_CODES, RETRYABLE)
         self._writer.beta = opening.beta

@@ -110,7 +110,7 @@ class DuplexSessionState:
         if isinstance(vad, DuplexTurnDetection) and audio.turn_detection and vad.type == "server_vad":
             least_ms = vad.min_speech_duration_ms
             audio.turn_detection = msgspec.structs.replace(audio.turn_detection, min_speech_duration_ms=least_ms)
-        fields = apply_own(self._fields, changes.own, speaks=bool(context.voices))
+        fields = apply_own(self._fields, changes.own, context)
         audio.format = input_format(given, audio.format)
         out_form = output_format(given, fields.output.format)
         output = apply_output(fields.output, changes.output, context, has_spoken=self.has_spoken)

@@ -122,7 +122,11 @@ class OpenAIConversation:
         )
         self._buffer = AudioBuffer(PCM_24K, openai_audio(context.max_append_bytes))
         self._items = ItemContext(
-            context.new_id, self._buffer.whole, self._loaded_voice, lambda: self._fields.output.format
+            context.new_id,
+            self._buffer.whole,
+            self._loaded_voice,
+            lambda: self._fields.output.format,
+            context.check_tools,
         )
         self._writer = EventWriter(context.new_id)
         self._writer.beta = beta
@@ -225,7 +229,7 @@ class OpenAIConversation:
         given = read_beta_update(session) if beta else read_ga_update(session)
         audio = apply_input(self._audio, given.input, self._context, "session.audio.input.")
         enrolled = enrolled_voices(self._enrolled, given.input, audio, self._context)
-        fields = apply_own(self._fields, given.own, speaks=bool(self._context.voices))
+        fields = apply_own(self._fields, given.own, self._context)
         fields.output = apply_output(self._fields.output, given.output, self._context, has_spoken=self._has_spoken)
         held_back = np.zeros(0, np.float32)
         if audio.format != self._audio.format:

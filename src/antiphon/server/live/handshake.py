@@ -37,7 +37,7 @@ from antiphon.server.live.moving.persistence import (
     SESSION_ELSEWHERE,
 )
 from antiphon.server.live.moving.take_up import is_lost, take_up
-from antiphon.server.live.open_wire import context_of, prepare_voices
+from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
 from antiphon.server.process.connections import limit_first_message
@@ -186,7 +186,7 @@ async def _serve_new(
             token = ResumeToken()
             wire = dialect.connect(opening, context_of(state, caller, resume_token=token.renew(), autostart=autostart))
             await prepare_voices(state, caller, opening.session)
-            frames, transport = wire.open(), WebSocketTransport(websocket, first)
+            frames, transport = await open_wire(wire), WebSocketTransport(websocket, first)
             await LiveRealtime(state, caller, wire, transport, first_frames=frames, token=token).run()
     except RemoteProtocolError as error:
         await refuse(websocket, error)

@@ -11,16 +11,18 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
+import anyio.to_thread
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from antiphon.contracts import LanguageModel, LanguageStream, Reply
+from antiphon.contracts import LanguageModel, LanguageStream, Reply, ReplyOptions
 from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols.rest import chat as openai_chat
 from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
 from antiphon.server.disconnect import unless_disconnected
+from antiphon.server.live.open_wire import check_fits, check_tools
 from antiphon.server.state import Caller, ServerState
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,8 @@ async def chat_completions(request: Request) -> Response:
         if state.settings.server.strict_models:
             raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
         state.log_alias(asked.model, model.profile.id)
+    if model.profile.keeps_to_schemas and (asked.options.tools or asked.options.schema is not None):
+        await anyio.to_thread.run_sync(_check_schemas, asked.options)
     completion = ChatCompletion(
         f"chatcmpl-{secrets.token_hex(12)}", model.profile.id, int(time.time()), include_usage=asked.include_usage
     )
@@ -49,6 +53,13 @@ async def chat_completions(request: Request) -> Response:
     # The first token is awaited before the status is sent: what is wrong with a request is known by then.
     first = await anext(replies)
     return StreamingResponse(_events(completion, first, replies), media_type="text/event-stream")
+
+
+def _check_schemas(options: ReplyOptions) -> None:
+    """Raise RemoteProtocolError that names the schema that the model cannot be held to. Blocks for up to seconds."""
+    check_tools(options.tools, "tools", "function.parameters")
+    if options.schema is not None:
+        check_fits(options.schema, "response_format")
 
 
 def _language_model(state: ServerState) -> LanguageModel:
