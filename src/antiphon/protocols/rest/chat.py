@@ -122,6 +122,7 @@ class ChatBody(msgspec.Struct):
     logprobs: bool | None = None
     tools: list[_Tool] | None = None
     tool_choice: Text | _Choice | None = None
+    parallel_tool_calls: bool | None = None
     response_format: _Format | None = None
 
 
@@ -202,6 +203,7 @@ def _options(body: ChatBody) -> ReplyOptions:
         bias=_bias(body.logit_bias),
         tools=tools,
         tool_choice=_tool_choice(body.tool_choice, tools),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
         schema=_schema(body.response_format),
     )
 
