@@ -330,7 +330,7 @@ class DuplexConnection:
         final, wants_response = message.final is not False, message.wants_response
         if final and wants_response is False and self._session.responds:
             commands.append(SkipResponse(message.own_id))
-        commands.append(CommitAudio(final))
+        commands.append(CommitAudio(final, message.own_id))
         if final and wants_response is True and not self._session.responds:
             commands.append(CreateResponse(event_id=message.own_id))
         return commands

@@ -209,7 +209,7 @@ class OpenAIConversation:
             case InputAudioBufferAppend(audio=audio):
                 return [*appended(self._buffer.feed(audio))]
             case InputAudioBufferCommit():
-                return [*appended(self._buffer.flush()), CommitAudio()]
+                return [*appended(self._buffer.flush()), CommitAudio(event_id=message.own_id)]
             case InputAudioBufferClear():
                 self._buffer.flush()
                 return [ClearAudio()]
