@@ -61,7 +61,7 @@ from antiphon.protocols.realtime.session_fields import (
 )
 from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, response_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
-from antiphon.protocols.realtime.writer import EventWriter
+from antiphon.protocols.realtime.writer import EventWriter, beta_paths
 from antiphon.protocols.wire import Frame, Received
 
 _InputMessage = SessionUpdate | InputAudioBufferAppend | InputAudioBufferCommit | InputAudioBufferClear
@@ -227,10 +227,11 @@ class OpenAIConversation:
         """
         beta = uses_beta_names(session) or self._writer.beta
         given = read_beta_update(session) if beta else read_ga_update(session)
-        audio = apply_input(self._audio, given.input, self._context, "session.audio.input.")
-        enrolled = enrolled_voices(self._enrolled, given.input, audio, self._context)
-        fields = apply_own(self._fields, given.own, self._context)
-        fields.output = apply_output(self._fields.output, given.output, self._context, has_spoken=self._has_spoken)
+        with beta_paths(beta):
+            audio = apply_input(self._audio, given.input, self._context, "session.audio.input.")
+            enrolled = enrolled_voices(self._enrolled, given.input, audio, self._context)
+            fields = apply_own(self._fields, given.own, self._context)
+            fields.output = apply_output(self._fields.output, given.output, self._context, has_spoken=self._has_spoken)
         held_back = np.zeros(0, np.float32)
         if audio.format != self._audio.format:
             held_back = self._buffer.flush()

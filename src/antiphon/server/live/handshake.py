@@ -36,7 +36,7 @@ from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.live.moving.persistence import (
     SESSION_ELSEWHERE,
 )
-from antiphon.server.live.moving.take_up import is_lost, take_up
+from antiphon.server.live.moving.take_up import is_lost, is_unknown, take_up
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
@@ -130,6 +130,9 @@ async def serve_by_first_frame(
     if dialect is not None and opening is not None and not names_session(websocket):
         state.refuse_early(kind_of(dialect, opening))
     await accept(websocket, dialect)
+    if names_session(websocket) and await is_unknown(state, caller, query["resume"]):
+        await refuse(websocket, unknown_session("resume"))
+        return
     transport = WebSocketTransport(websocket)
     begins = dialect is not None and dialect.client_first
     autostart = begins and bool(query.get("model")) and query.get("autostart", "1") in TRUE_VALUES
@@ -194,6 +197,11 @@ async def _serve_new(
         await _refuse_for_room(state, websocket, refusal)
 
 
+def unknown_session(param: str) -> RemoteProtocolError:
+    """What a client is told that names a session which no host has, or which is another caller's."""
+    return RemoteProtocolError("unknown_session", "There is no such session to resume.", param)
+
+
 async def _resume(
     state: ServerState, caller: Caller, websocket: WebSocket, message: SessionResume, first: str | bytes
 ) -> None:
@@ -209,7 +217,7 @@ async def _resume(
             return
         session = state.resumable.get(request.session_id)
         if session is None or session.caller != caller:
-            raise RemoteProtocolError("unknown_session", "There is no such session to resume.", "session_id")
+            raise unknown_session("session_id")
         how: HowResumed = "relayed" if websocket.headers.get(RELAYED_HEADER) else "attached"
         transport = WebSocketTransport(websocket)
         await session.attachment.resume(
