@@ -210,7 +210,7 @@ def test_a_bound_is_told_in_full() -> None:
         json.dumps({"type": "conversation.item.truncate", "item_id": "i", "content_index": -1, "audio_end_ms": -1})
     )
     (error,) = frames_of(wire)
-    assert error["error"]["message"].endswith("expected 0 to 2147483647.")
+    assert error["error"]["message"].endswith("expected 0 to 2147483648.")
 
 
 def test_tools_of_one_response_are_checked_when_it_is_asked_for() -> None:

@@ -351,8 +351,8 @@ class _Whole(msgspec.Struct):
 
 class _Failure(msgspec.Struct):
     message: str
-    type: Literal["server_error"]
-    param: None
+    type: str
+    param: str | None
     code: str
 
 
@@ -418,9 +418,9 @@ class ChatCompletion:
         return _sse(_Chunk(self.id, "chat.completion.chunk", self.created_s, self.model, choices, usage))
 
 
-def error_chunk(message: str, code: str) -> bytes:
+def error_chunk(message: str, code: str, kind: str = "server_error", param: str | None = None) -> bytes:
     """The server-sent event that ends a stream that failed after it began. The status 200 has been sent by then."""
-    return _sse(_ErrorChunk(_Failure(message, "server_error", None, code)))
+    return _sse(_ErrorChunk(_Failure(message, kind, param, code)))
 
 
 def _usage(done: ReplyDone) -> _Usage:
