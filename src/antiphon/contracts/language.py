@@ -196,6 +196,7 @@ class LanguageLoad:
     - `kv_bytes`, `kv_total_bytes`: KV memory in use, and in all.
     - `parked_bytes`: the size of all parked KV.
     - `promised_bytes`: KV memory that conversations which are not parked hold or were promised.
+    - `is_away`: the model runs on another server, which did not answer when it was asked last.
     """
 
     conversations: int
@@ -205,6 +206,7 @@ class LanguageLoad:
     kv_total_bytes: int
     parked_bytes: int
     promised_bytes: int = 0
+    is_away: bool = False
 
 
 class LanguageStream(Protocol):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -130,10 +131,10 @@ async def serve_by_first_frame(
     if dialect is not None and opening is not None and not names_session(websocket):
         state.refuse_early(kind_of(dialect, opening))
     await accept(websocket, dialect)
-    if names_session(websocket) and await is_unknown(state, caller, query["resume"]):
-        await refuse(websocket, unknown_session("resume"))
-        return
     transport = WebSocketTransport(websocket)
+    if names_session(websocket) and await is_unknown(state, caller, query["resume"]):
+        await _refuse_unknown(state, caller, websocket, transport)
+        return
     begins = dialect is not None and dialect.client_first
     autostart = begins and bool(query.get("model")) and query.get("autostart", "1") in TRUE_VALUES
     first: str | bytes | None = None
@@ -167,6 +168,21 @@ async def _first_frame(state: ServerState, caller: Caller, transport: WebSocketT
     with state.await_first_event(caller), anyio.move_on_after(FIRST_FRAME_S):
         return await transport.receive()
     raise RemoteProtocolError("config_timeout", f"No event came within {FIRST_FRAME_S:.0f} s.")
+
+
+async def _refuse_unknown(
+    state: ServerState, caller: Caller, websocket: WebSocket, transport: WebSocketTransport
+) -> None:
+    """Say at once that there is no such session, and close once the client's own first frame has come or is late: a
+    client that sends before it reads would find the connection broken, and try again.
+    """
+    error = unknown_session("resume")
+    with suppress(WebSocketDisconnect, RuntimeError):
+        await websocket.send_text(str(refused_frame(lambda prefix: f"{prefix}0", error).encode()))
+    with suppress(RemoteProtocolError, Refused):
+        await _first_frame(state, caller, transport)
+    with suppress(WebSocketDisconnect, RuntimeError):
+        await websocket.close(CLOSE_POLICY, error.code)
 
 
 async def _refuse_for_room(state: ServerState, websocket: WebSocket, refusal: Refused) -> None:
