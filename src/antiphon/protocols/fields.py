@@ -54,6 +54,7 @@ ELSEWHERE = frozenset(
         "streaming",
         "timestamps",
         "to_language",
+        "tool_ids",
         "top_logprobs",
         "voice_id",
     ]
