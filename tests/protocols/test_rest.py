@@ -318,7 +318,7 @@ USER: Any = {"role": "user", "content": "hi"}
             "tool_ids": [],
             "params": {},
         },
-        {"n": 1, "logit_bias": {}, "stop": None, "seed": None, "top_p": 1, "max_tokens": -1, "frequency_penalty": 0},
+        {"n": 1, "logit_bias": {}, "stop": None, "seed": None, "top_p": None, "max_tokens": -1, "frequency_penalty": 0},
         {"messages": [{"role": "developer", "content": "x"}, {**USER, "name": "bob", "tool_call_id": None}]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "x"}}]}]},
         {"messages": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]},

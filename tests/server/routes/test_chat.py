@@ -226,7 +226,7 @@ def test_when_the_seed_is_the_same_then_so_is_the_text(stock: openai.OpenAI) -> 
                 "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}],
                 "tool_choice": "required",
             },
-            "tools",
+            "tools[0].function.parameters",
         ),
     ],
 )

@@ -40,10 +40,11 @@ def beta_paths(beta: bool) -> Iterator[None]:
     try:
         yield
     except RemoteProtocolError as error:
-        for path, name in _BETA_PATHS.items() if beta and error.param else ():
-            if error.param == path or error.param.startswith((f"{path}.", f"{path}[")):
-                param = error.param.replace(path, name, 1)
-                raise RemoteProtocolError(error.code, error.message.replace(error.param, param), param) from None
+        given = error.param or ""
+        for path, name in _BETA_PATHS.items() if beta else ():
+            if given == path or given.startswith((f"{path}.", f"{path}[")):
+                param = given.replace(path, name, 1)
+                raise RemoteProtocolError(error.code, error.message.replace(given, param), param) from None
         raise
 
 
