@@ -121,3 +121,10 @@ def test_the_board_has_what_is_held_and_why_nobody_is_let_in() -> None:
     for at_s in (0.0, 1.0, 2.0):
         headroom.lights.see({"loop": 9.0}, at_s)
     assert ["load:", "25%;", "headroom:", "none,", "loop", "red"] in shown(now, reading(metrics))
+
+
+def test_a_language_model_that_is_away_is_in_the_first_line() -> None:
+    here = reading(Metrics())
+    away = replace(here, samples={**here.samples, ("antiphon_language_model_away", ()): 1.0})
+    assert shown(here, here)[0] == ["http://here", "serves"]
+    assert shown(away, away)[0] == ["http://here", "language", "model", "away"]

@@ -37,6 +37,17 @@ def allowed(constraint: Constraint) -> set[str] | None:
     return {TOKENIZER.id_to_token(int(i)) for i in np.flatnonzero(bits)}
 
 
+def fits(grammar: Grammar, text: str) -> bool:
+    """Whether a grammar allows a text, character by character, and then its end."""
+    constraint = compiler().compile(grammar, STOP)
+    for character in text:
+        name = {" ": "\u0120", "\n": "\u010a"}.get(character, character)
+        if name not in (allowed(constraint) or ()):
+            return False
+        constraint.accept(token(name))
+    return "<end>" in (allowed(constraint) or ())
+
+
 def test_a_text_is_allowed_character_by_character_and_then_only_its_end() -> None:
     constraint = compiler().compile(WORD, STOP)
     assert allowed(constraint) == {"a"}

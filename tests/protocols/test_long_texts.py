@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import pytest
 
 from antiphon.errors import RemoteProtocolError
@@ -142,6 +143,23 @@ def test_when_json_has_too_many_escapes_then_it_is_refused_before_it_is_decoded(
     with pytest.raises(RemoteProtocolError) as caught:
         decode('"' + r"\n" * (MAX_JSON_ESCAPES + 1) + '"', str)
     assert caught.value.code == "json_too_complex"
+
+
+@pytest.mark.parametrize("text", ["1,234,567\n", '{"rows": [[1, 2], [3]]}', "\\,", '\\",', ",\u00e9"])
+@pytest.mark.parametrize("as_bytes", [True, False])
+def test_commas_and_brackets_in_a_long_text_are_no_values(text: str, as_bytes: bool) -> None:
+    given = {"output": text * (MAX_JSON_VALUES + 1)}
+    data = msgspec.json.encode(given)
+    assert decode(data if as_bytes else data.decode(), object) == given
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("dialect", ["openai", "duplex", "transcription"])
+def test_a_message_that_is_too_complex_is_answered_with_its_name(dialect: str, last: bool) -> None:
+    name, values = {"event_id": "mine"}, {"values": [1] * (MAX_JSON_VALUES + 2)}
+    message = {"type": "session.update", **(values if last else name), **(name if last else values)}
+    (answer,) = DIALECTS[dialect]().feed(json.dumps(message)).answers
+    assert json.loads(answer.encode())["error"]["event_id"] == "mine"
 
 
 @pytest.mark.parametrize("dialect", sorted(DIALECTS))

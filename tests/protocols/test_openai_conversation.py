@@ -37,9 +37,12 @@ from antiphon.protocols.connection import Context
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.openai.conversation import SUPPORTED, OpenAIConversation
 from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS
+from antiphon.server.live.open_wire import check_tools
 from tests.protocols.gathered import Gathered
 from tests.protocols.json_values import JSON, KEYS
 
+# A schema that no call can be held to.
+REFERS = {"type": "object", "properties": {"x": {"$ref": "#/$defs/x"}}}
 EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
 
 
@@ -52,6 +55,8 @@ def dialect(voices: tuple[str, ...] = ("heart",)) -> Gathered:
         new_id=lambda prefix: f"{prefix}{next(count)}",
         max_append_bytes=1 << 20,
         voices=voices,
+        knows_language=("en", "de").__contains__,
+        check_tools=check_tools,
     )
     return Gathered(OpenAIConversation(context, "sess-1", 1, "gpt-realtime", beta=False))
 
@@ -156,15 +161,64 @@ def test_an_update_changes_the_fields_it_has_and_shows_the_whole_session() -> No
     ("fields", "param"),
     [
         ({"input_audio_format": ["pcm16"]}, "session.input_audio_format"),
-        ({"output_audio_format": {"type": ["pcm16"]}}, "session.audio.output.format"),
+        ({"output_audio_format": {"type": ["pcm16"]}}, "session.output_audio_format"),
+        ({"input_audio_format": "mp3"}, "session.input_audio_format"),
+        ({"input_audio_transcription": {"language": "xx"}}, "session.input_audio_transcription.language"),
+        ({"modalities": ["text"], "voice": "nobody"}, "session.voice"),
+        ({"modalities": ["text"], "speed": 9}, "session.speed"),
+        ({"modalities": ["text"], "turn_detection": {"type": "x"}}, "session.turn_detection.type"),
+        ({"max_response_output_tokens": 0}, "session.max_response_output_tokens"),
         ({"modalities": 5}, "session.modalities"),
     ],
 )
-def test_when_a_beta_field_has_another_type_then_the_update_is_refused(fields: dict[str, Any], param: str) -> None:
+def test_when_a_beta_field_is_wrong_then_the_update_is_refused_by_its_name(fields: dict[str, Any], param: str) -> None:
     wire = dialect()
     wire.receive(json.dumps({"type": "session.update", "session": fields}))
     (error,) = frames_of(wire)
     assert (error["type"], error["error"]["param"]) == ("error", param)
+    assert "session.audio" not in error["error"]["message"]
+    assert wire.commands() == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        (
+            {"audio": {"input": {"format": "g711_ulaw"}}},
+            "session.audio.input.format",
+            'expected an object, {"type": "audio/pcmu"}',
+        ),
+        (
+            {"tools": [{"type": "function", "name": "a"}, {"type": "function", "name": "b", "parameters": REFERS}]},
+            "session.tools[1].parameters",
+            "Invalid schema of tool 'b': Pointer '/$defs/x' does not exist",
+        ),
+    ],
+)
+def test_an_update_that_is_refused_says_what_to_write(fields: dict[str, Any], param: str, message: str) -> None:
+    wire = dialect()
+    wire.receive(json.dumps({"type": "session.update", "event_id": "mine", "session": {"type": "realtime", **fields}}))
+    (error,) = frames_of(wire)
+    assert (error["error"]["param"], error["error"]["event_id"]) == (param, "mine")
+    assert message in error["error"]["message"]
+    assert wire.commands() == []
+
+
+def test_a_bound_is_told_in_full() -> None:
+    wire = dialect()
+    wire.receive(
+        json.dumps({"type": "conversation.item.truncate", "item_id": "i", "content_index": -1, "audio_end_ms": -1})
+    )
+    (error,) = frames_of(wire)
+    assert error["error"]["message"].endswith("expected 0 to 2147483648.")
+
+
+def test_tools_of_one_response_are_checked_when_it_is_asked_for() -> None:
+    wire = dialect()
+    tools = [{"type": "function", "name": "b", "parameters": REFERS}]
+    wire.receive(json.dumps({"type": "response.create", "response": {"tools": tools}}))
+    (error,) = frames_of(wire)
+    assert (error["error"]["code"], error["error"]["param"]) == ("invalid_value", "response.tools[0].parameters")
     assert wire.commands() == []
 
 
@@ -380,6 +434,8 @@ def test_when_a_response_failed_or_was_cut_off_then_its_status_says_why() -> Non
         done = frames_of(wire)[0]["response"]
         assert done["status"] == status
         assert done["status_details"]["type"] == status
+        failure = {"type": "server_error", "code": "server_error", "message": "boom"}
+        assert done["status_details"].get("error") == (failure if status == "failed" else None)
         assert done["usage"]["total_tokens"] == 5
 
 

@@ -147,10 +147,11 @@ def test_when_a_beta_format_is_no_text_then_it_is_an_error(value: Any) -> None:
 def test_when_a_commit_is_refused_then_the_error_says_how_much_audio_there_was() -> None:
     connection = connect(dialect="openai")
     frames(connection)
-    connection.send(CommitRefused(40, 100))
+    connection.send(CommitRefused(40, 100, "mine"))
     (answer,) = frames(connection)
     assert answer["error"]["code"] == "input_audio_buffer_commit_empty"
     assert "40.00ms" in answer["error"]["message"]
+    assert answer["error"]["event_id"] == "mine"
 
 
 def test_an_update_changes_the_fields_it_has_and_shows_the_whole_session() -> None:
@@ -221,9 +222,9 @@ def test_audio_of_every_format_reaches_the_session_at_16_khz(
     exchange(connection, **audio_input(format=form))
     connection.commands()
     exchange(connection, type="input_audio_buffer.append", audio=pcm(num_bytes))
-    exchange(connection, type="input_audio_buffer.commit")
+    exchange(connection, type="input_audio_buffer.commit", event_id="mine")
     *sound, last = connection.commands()
-    assert last == CommitAudio()
+    assert last == CommitAudio(event_id="mine")
     assert sum(len(s.pcm) for s in sound if isinstance(s, AppendAudio)) == seconds * 16000
 
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.contracts import Message, ReplyDone, TextDelta, ToolCallDelta, ToolCallStarted
+from antiphon.contracts import Message, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.errors import RemoteProtocolError
+from antiphon.events.tools import Tool, ToolCall
 from antiphon.events.transcription import ServerVad
 from antiphon.events.words import Word
 from antiphon.protocols.model_names import ModelNames
@@ -375,3 +376,69 @@ def test_when_a_chunking_strategy_is_wrong_then_the_error_names_it(value: str) -
     assert (error.value.code, error.value.param) == ("invalid_value", "chunking_strategy")
     with pytest.raises(RemoteProtocolError):
         form(chunking_strategy__type="server_vad", chunking_strategy__threshold="nan")
+
+
+CALLED: Any = {"role": "assistant", "content": None, "refusal": None, "function_call": None}
+USER: Any = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "user": "u",
+            "tools": [],
+            "tool_ids": [],
+            "params": {},
+        },
+        {"n": 1, "logit_bias": {}, "stop": None, "seed": None, "top_p": None, "max_tokens": -1, "frequency_penalty": 0},
+        {"messages": [{"role": "developer", "content": "x"}, {**USER, "name": "bob", "tool_call_id": None}]},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi", "cache_control": {"type": "x"}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]},
+        {"store": None, "reasoning_effort": None, "metadata": None, "service_tier": "auto", "logprobs": None},
+        {"stream_options": None, "tool_choice": None, "tools": None, "functions": None, "n": None, "timeout": 600},
+        {"response_format": {"type": "text", "json_schema": None}, "stop": [], "modalities": ["text"]},
+    ],
+)
+def test_what_frameworks_send_beside_a_question_is_taken(fields: dict[str, Any]) -> None:
+    asked = chat.parse(json.dumps({"model": "m", "messages": [USER]} | fields).encode())
+    assert asked.messages[-1].text == "hi"
+    assert asked.options == ReplyOptions()
+
+
+@pytest.mark.parametrize("parameters", [{}, {"parameters": {}}, {"parameters": None}, {"description": None}])
+@pytest.mark.parametrize(
+    ("choice", "read"),
+    [
+        (None, "auto"),
+        ("any", "required"),
+        ({"type": "auto"}, "auto"),
+        ({"type": "any"}, "required"),
+        ({"type": "function", "function": {"name": "look"}}, "look"),
+        ({"type": "function", "name": "look"}, "look"),
+        ({"function": {"name": "look"}}, "look"),
+    ],
+)
+def test_tools_and_their_choice_are_read_in_every_form(parameters: dict[str, Any], choice: object, read: str) -> None:
+    tool = {"type": "function", "function": {"name": "look", "strict": True, **parameters}}
+    body = {"model": "m", "messages": [USER], "tools": [tool], "tool_choice": choice, "parallel_tool_calls": False}
+    options = chat.parse(json.dumps(body).encode()).options
+    assert (options.tools, options.tool_choice, options.parallel_tool_calls) == ((Tool("look"),), read, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "read"), [('{"a": 1}', '{"a": 1}'), ({"a": 1}, '{"a":1}'), ({}, "{}"), (None, "{}")]
+)
+def test_arguments_of_past_calls_are_read_as_text_or_as_objects(arguments: object, read: str) -> None:
+    call = {"id": "a", "type": "function", "index": 0, "function": {"name": "look", "arguments": arguments}}
+    messages = [USER, {**CALLED, "tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "sky"}]
+    asked = chat.parse(json.dumps({"model": "m", "messages": messages}).encode())
+    assert asked.messages[1].tool_calls == (ToolCall("a", "look", read),)
+
+
+def test_functions_of_the_oldest_form_are_refused_by_name() -> None:
+    with pytest.raises(RemoteProtocolError, match="'tools'") as refused:
+        chat.parse(json.dumps({"model": "m", "messages": [USER], "functions": [{"name": "look"}]}).encode())
+    assert refused.value.param == "functions"

@@ -166,8 +166,7 @@ def test_calls_written_side_by_side_come_one_after_the_other() -> None:
         ToolCallStarted("a", "look"),
         ToolCallDelta("{}"),
         ToolCallStarted("b", "walk"),
-        ToolCallDelta('{"to"'),
-        ToolCallDelta(": 1}"),
+        ToolCallDelta('{"to": 1}'),
         ReplyDone("tool_calls", 0, 0, 0),
     ]
 
@@ -190,6 +189,31 @@ def test_ollamas_calls_are_told_apart_by_their_ids_and_its_reasoning_is_not_spok
         ToolCallDelta('{"where": "down"}'),
         ReplyDone("tool_calls", 9, 0, 2),
     ]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "told"),
+    [
+        ((), ["{}"]),
+        (("",), ["{}"]),
+        (("nu", "ll"), ["{}"]),
+        ((" ", "null\n"), ["{}"]),
+        (("", '{"a"', ": 1}"), ['{"a"', ": 1}"]),
+        (("n", '"'), ['n"']),
+        (("nul",), ["nul"]),
+    ],
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_arguments_that_are_nothing_are_an_empty_object(pieces: tuple[str, ...], told: list[str], first: bool) -> None:
+    index = 0 if first else 1
+    other = call(1 - index, "other", "look", "{}")
+    mine = [call(index, "mine", "look", ""), *(call(index, None, None, piece) for piece in pieces)]
+    calls = [*mine, other] if first else [other, *mine]
+    parts = replies(*(chunk(tool_calls=[one]) for one in calls), b"[DONE]")
+    names = [ToolCallStarted("mine", "look"), *(ToolCallDelta(one) for one in told)]
+    others: list[Reply] = [ToolCallStarted("other", "look"), ToolCallDelta("{}")]
+    joined = names if first else [names[0], ToolCallDelta("".join(told))]
+    assert parts[:-1] == ([*joined, *others] if first else [*others, *joined])
 
 
 def test_a_call_without_an_id_is_given_one() -> None:

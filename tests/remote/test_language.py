@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta
-from antiphon.errors import ModelError, RemoteProtocolError
+from antiphon.errors import ModelError, RemoteError, RemoteProtocolError
 from antiphon.events.tools import ToolCall
 from antiphon.remote.address import parse_address
 from antiphon.remote.language import KEPT_SHARE, RemoteLanguageModel, RemoteLanguageStream
@@ -156,8 +156,23 @@ def test_a_server_that_lists_no_such_model_is_asked_all_the_same(caplog: pytest.
 
 def test_a_server_that_is_not_there_at_the_start_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     address = parse_address("http://127.0.0.1:9/v1#m", "--language-model")
-    assert RemoteLanguageModel(address, "", RemoteSettings()).profile.id == "m"
-    assert "does not tell its models" in caplog.text
+    model = RemoteLanguageModel(address, "", RemoteSettings())
+    assert model.profile.id == "m"
+    assert model.load().is_away
+    assert "http://127.0.0.1:9/v1 does not tell its models" in caplog.text
+
+
+def test_a_server_is_away_from_its_first_failure_to_its_next_answer(caplog: pytest.LogCaptureFixture) -> None:
+    async def use(stream: RemoteLanguageStream, server: ScriptedServer, model: RemoteLanguageModel) -> None:
+        assert not model.load().is_away
+        with pytest.raises(RemoteError):
+            await reply(stream, [Message("user", "Hi")])
+        assert model.load().is_away
+        assert f"{server.url}/chat/completions gave no answer" in caplog.text
+        assert (await reply(stream, [Message("user", "Hi")]))[0] == TextDelta("Yes")
+        assert not model.load().is_away
+
+    talked(fails(500), fails(500), says("Yes"), use=use)
 
 
 def test_a_wrong_key_is_found_at_the_start() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.contracts import Message
+from antiphon.contracts import Message, ReplyOptions
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import ToolCall
+from antiphon.remote import chat_completions, responses
 from antiphon.remote.messages import NO_RESULT, estimated_tokens, newest, refuse_if_cut, with_results
 
 CALL, OTHER = ToolCall("a", "look", "{}"), ToolCall("b", "walk", "{}")
@@ -57,3 +58,12 @@ def test_where_nothing_may_be_left_out_a_long_conversation_is_refused() -> None:
     with pytest.raises(RemoteProtocolError, match="takes 100") as error:
         refuse_if_cut(messages, messages[2:], 100)
     assert error.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("arguments", ["", "null", '{"a": 1', "[1]", "nonsense", '"{}"'])
+def test_arguments_that_are_no_object_are_sent_to_no_server(arguments: str) -> None:
+    called = Message("assistant", "", (ToolCall("a", "f", arguments), ToolCall("b", "f", '{"a": 1}')))
+    chat = chat_completions.body("m", [called], ReplyOptions(), limit_field="max_tokens")
+    assert [c["function"]["arguments"] for c in chat["messages"][0]["tool_calls"]] == ["{}", '{"a": 1}']
+    items = responses.body("m", [called], ReplyOptions())["input"]
+    assert [item["arguments"] for item in items] == ["{}", '{"a": 1}']

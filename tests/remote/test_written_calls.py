@@ -71,6 +71,13 @@ def test_of_several_only_the_first_counts_where_one_is_wanted() -> None:
     assert written('[{"name": "add"}, {"name": "get_weather"}]', 4, parallel=False) == ("", [("add", {})], "tool_calls")
 
 
+def test_of_several_calls_of_the_server_only_the_first_counts_where_one_is_wanted() -> None:
+    reader = WrittenCalls(NAMES, parallel=False)
+    calls = [ToolCallStarted("1", "add"), ToolCallDelta("{}"), ToolCallStarted("2", "add"), ToolCallDelta("{}")]
+    done = ReplyDone("tool_calls", 1, 0, 1)
+    assert read(r for part in (*calls, done) for r in reader.feed(part)) == ("", [("add", {})], "tool_calls")
+
+
 def test_json_behind_a_call_of_the_servers_own_is_neither_told_nor_called() -> None:
     reader = WrittenCalls(NAMES)
     parts = [ToolCallStarted("1", "add"), ToolCallDelta("{}"), TextDelta('{"name": "add"}')]

@@ -24,6 +24,8 @@ class ConversationProfile:
     - `accepts_media`: it hears audio and sees images in messages; other models are given text in their place.
     - `max_preemptive`: the responses that a conversation may begin in a minute before they are asked for; None: any
       number.
+    - `keeps_to_schemas`: calls are held to the schemas of tools, which therefore have to be such that a grammar can be made
+      of them.
     - `video_window_s`: it takes VideoParts, whose sound is in windows of so many seconds; 0: frames are images, and
       sound is audio.
     - `audio_window_ms`: audio is encoded in windows of so many milliseconds, each by itself, so that those of a turn
@@ -37,6 +39,7 @@ class ConversationProfile:
     max_preemptive: int | None = None
     video_window_s: float = 0.0
     audio_window_ms: int = 0
+    keeps_to_schemas: bool = False
 
 
 @dataclass(frozen=True, slots=True)

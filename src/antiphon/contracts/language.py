@@ -173,6 +173,8 @@ class LanguageProfile:
     - `context_tokens`: the most tokens that a conversation may have before its oldest messages leave.
     - `accepts_media`: it hears audio and sees images in messages; other models are given text in their place.
     - `remote`: it runs on another server, where a request may cost money and which may be away for a while.
+    - `keeps_to_schemas`: calls and replies are held to the schemas of tools and of ReplyOptions, which therefore have to be
+      such that a grammar can be made of them.
     - `max_preemptive`: the responses that a conversation may begin in a minute before they are asked for; None: any
       number.
     """
@@ -182,6 +184,7 @@ class LanguageProfile:
     accepts_media: bool = False
     remote: bool = False
     max_preemptive: int | None = None
+    keeps_to_schemas: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,7 @@ class LanguageLoad:
     - `kv_bytes`, `kv_total_bytes`: KV memory in use, and in all.
     - `parked_bytes`: the size of all parked KV.
     - `promised_bytes`: KV memory that conversations which are not parked hold or were promised.
+    - `is_away`: the model runs on another server, which did not answer when it was asked last.
     """
 
     conversations: int
@@ -202,6 +206,7 @@ class LanguageLoad:
     kv_total_bytes: int
     parked_bytes: int
     promised_bytes: int = 0
+    is_away: bool = False
 
 
 class LanguageStream(Protocol):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import cache, lru_cache
 from typing import Any, Protocol
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
 
 from antiphon.engine.api import Grammar
@@ -20,8 +21,64 @@ from antiphon.errors import GrammarError
 
 # Compiled grammars that are kept, for the generations to come with the same schema or tools.
 MAX_KEPT = 16
+# Grammars whose check is remembered: sessions that begin alike have the same tools.
+MAX_CHECKED = 64
 # Between two tokens of JSON: a small model that may would go on with line breaks for ever.
 WHITESPACE = r"\n? {0,16}"
+
+# The symbols that a grammar may have, of which the library can number 65,536, and those of one schema: objects of some
+# 1,500 properties, which take it 0.5 s.
+MAX_SYMBOLS, MAX_SCHEMA_SYMBOLS = 60_000, 20_000
+
+
+def check_grammar(grammar: Grammar) -> None:
+    """Raise GrammarError, with the reason in one line, for a grammar that no engine could keep to, whatever its
+    tokenizer. A JSON schema may have MAX_SCHEMA_SYMBOLS.
+
+    Blocks for milliseconds, and for up to about 2 s with a grammar that is as large as it may be; at once for one that
+    was checked of late. Other threads run meanwhile.
+    """
+    if reason := _fault(grammar):
+        raise GrammarError(reason)
+
+
+@lru_cache(MAX_CHECKED)
+def _fault(grammar: Grammar) -> str:
+    """Why no engine could keep to a grammar, in one line; "" where one can."""
+    try:
+        is_schema = grammar.kind == "json_schema"
+        matcher = _matcher(_byte_tokenizer(), grammar, MAX_SCHEMA_SYMBOLS if is_schema else MAX_SYMBOLS)
+        matcher.compute_bitmask()
+        if matcher.is_stopped():
+            return "no text fits it"
+    except ValueError as error:
+        return _reason(str(error))
+    return ""
+
+
+@cache
+def _byte_tokenizer() -> LLTokenizer:
+    return LLTokenizer("byte")
+
+
+def _matcher(tokenizer: LLTokenizer, grammar: Grammar, max_symbols: int) -> LLMatcher:
+    """A matcher at the start of the grammar. Raises ValueError."""
+    if grammar.kind == "json_schema":
+        text = LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_pattern": WHITESPACE})
+    else:
+        text = LLMatcher.grammar_from_lark(grammar.text)
+    limits = LLParserLimits(max_grammar_size=max_symbols, verbose_errors=False)
+    matcher = LLMatcher(tokenizer, text, log_level=0, limits=limits)
+    if error := matcher.get_error():
+        raise ValueError(error)
+    return matcher
+
+
+def _reason(text: str) -> str:
+    """The library's error in one line, without the place in the grammar, which the client did not write."""
+    first, *more = text.removeprefix("failed to compile JSON schema: ").splitlines()
+    stated = next((line.removeprefix("error: ") for line in more if line.startswith("error: ")), "")
+    return " ".join(filter(None, (first, stated)))
 
 
 class GrammarFollower(Constraint, Protocol):
@@ -73,18 +130,11 @@ class GrammarCompiler:
 
     def _compiled(self, grammar: Grammar, stop: frozenset[int]) -> LLMatcher:
         """A matcher at the start of the grammar. Raises ValueError."""
-        if grammar.kind == "json_schema":
-            text = LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_pattern": WHITESPACE})
-        else:
-            text = LLMatcher.grammar_from_lark(grammar.text)
         copy = self._copies.get(stop)
         if copy is None:
             copy = LLTokenizer(self._tokenizer.to_str(), n_vocab=self._vocabulary_size, eos_token=sorted(stop))
             self._copies[stop] = copy
-        matcher = LLMatcher(copy, text, log_level=0)
-        if error := matcher.get_error():
-            raise ValueError(error)
-        return matcher
+        return _matcher(copy, grammar, MAX_SYMBOLS)
 
     def _constraint(self, grammar: Grammar, matcher: LLMatcher) -> GrammarFollower:
         def begin() -> GrammarMatcher:

@@ -133,10 +133,11 @@ class AppendAudio:
 @dataclass(frozen=True, slots=True)
 class CommitAudio:
     """End the client's turn here. With `final` False the turn's audio goes on, and its transcription is only to be
-    started.
+    started. `event_id`: the client's name for the message.
     """
 
     final: bool = True
+    event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +198,12 @@ class TurnCleared:
 @dataclass(frozen=True, slots=True)
 class CommitRefused:
     """A commit found only `have_ms` of new audio, less than the `minimum_ms` that the dialect asks for, and did
-    nothing.
+    nothing. `event_id`: as the commit has it.
     """
 
     have_ms: int
     minimum_ms: int
+    event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

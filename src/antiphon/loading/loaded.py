@@ -109,6 +109,12 @@ class LoadedModels:
         """Return the workers that compute nothing any more, and why; empty while all are alive."""
         return {name: worker.lost for name, worker in self.workers.items() if worker.lost}
 
+    def degraded(self) -> dict[str, str]:
+        """Return the models that cannot be reached now, by their role, and why; empty while all can."""
+        language = self.language_model
+        is_away = language is not None and language.load().is_away
+        return {"language": "its server did not answer when it was asked last"} if is_away else {}
+
     @property
     def required_transcriber(self) -> Transcriber:
         """The transcriber, for callers that cannot do without. Raises LookupError where none was asked for."""

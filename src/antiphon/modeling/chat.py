@@ -32,6 +32,7 @@ from antiphon.contracts import (
     VideoPart,
 )
 from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session, Sink
+from antiphon.engine.schemas import json_grammar
 from antiphon.errors import EngineError, GrammarError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool, has_what_was_said
 from antiphon.modeling.chat_template import MAX_CHARS_PER_TOKEN, ChatTemplate, text_size, told_plainly
@@ -57,7 +58,6 @@ from antiphon.modeling.tool_grammar import (
     CallReader,
     ProseReader,
     call_grammar,
-    json_grammar,
     offered_tools,
     prose_grammar,
 )
@@ -86,7 +86,7 @@ class ChatModel:
         self.template = ChatTemplate(tokenizer)
         self.engine = engine
         self.defaults = SamplingDefaults.read(folder)
-        self.profile = LanguageProfile(model_id, engine.context_rows)
+        self.profile = LanguageProfile(model_id, engine.context_rows, keeps_to_schemas=True)
         self.stop_tokens = self.template.stop_tokens | engine.eos_tokens
 
     async def open(self, owner: Hashable | None = None) -> ChatStream:

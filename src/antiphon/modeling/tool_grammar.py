@@ -18,11 +18,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 from antiphon.contracts import Reply, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.engine.api import Grammar
-from antiphon.events.tools import Tool, written_call
+from antiphon.engine.schemas import json_grammar
+from antiphon.events.tools import JsonSchema, Tool, written_call
 from antiphon.modeling.detokenizer import held_back
 
 # The tags around a call.
@@ -39,38 +39,37 @@ def offered_tools(options: ReplyOptions) -> tuple[Tool, ...]:
     return tuple(t for t in options.tools if t.name == options.tool_choice)
 
 
-# A JSON schema has keys and values of any kind.
-def json_grammar(schema: Mapping[str, Any]) -> Grammar:
-    """Return the grammar of JSON text that fits a JSON schema, which is checked by the engine."""
-    return Grammar("json_schema", json.dumps(schema))
-
-
 def call_grammar(tools: Sequence[Tool], closing: int | None, *, begun: bool) -> Grammar:
     """Return the grammar of calls of any of `tools`, from behind an opening tag to the closing tag.
 
     `closing`: the token of the closing tag, where the tokenizer has one. `begun`: the prompt ends in an opening tag,
     and the reply is that one call: small models that are asked for one call go on calling. Otherwise the reply is
-    prose, and wherever a call is opened in it, it keeps to the grammar. The engine checks the tools' schemas.
+    prose, and wherever a call is opened in it, it keeps to the grammar. The engine checks the tools' schemas, to which
+    a call keeps as in `json_grammar`.
     """
-    options = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": t.name}, "arguments": _arguments(t)},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        for t in tools
-    ]
-    schema = options[0] if len(options) == 1 else {"anyOf": options}
     end = f'"{CALL_CLOSING}"' if closing is None else f"<[{closing}]>"
-    lines = [f'start: "\\n" call "\\n" {end}', f"call: %json {json.dumps(schema)}"]
+    calls = [f"call_{i}" for i in range(len(tools))]
+    lines = [f'start: "\\n{{" ({" | ".join(calls)}) "}}\\n" {end}']
+    # Each tool's schema is a document of its own, since its references are to itself.
+    for call, tool in zip(calls, tools, strict=True):
+        head = f'"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
+        lines += [
+            f"{call}: {json.dumps(head, ensure_ascii=False)} {call}_arguments",
+            f"{call}_arguments: %json {arguments_grammar(tool).text}",
+        ]
     return Grammar("lark", "\n".join(lines) + "\n", trigger="" if begun else CALL_OPENING)
 
 
-def _arguments(tool: Tool) -> Mapping[str, Any]:
+def arguments_grammar(tool: Tool) -> Grammar:
+    """Return the grammar of a tool's arguments."""
+    return json_grammar(_arguments(tool))
+
+
+def _arguments(tool: Tool) -> JsonSchema:
     """The schema of a tool's arguments. Where it does no more than to list them, a model may write no others."""
-    listed, required = tool.parameters.get("properties"), tool.parameters.get("required", ())
-    if isinstance(listed, Mapping) and set(tool.parameters) <= _LISTING and set(required) <= set(listed):
+    listed, required = tool.parameters.get("properties"), tool.parameters.get("required") or []
+    is_list = isinstance(listed, Mapping) and isinstance(required, list) and all(name in listed for name in required)
+    if is_list and set(tool.parameters) <= _LISTING:
         return {"additionalProperties": False, **tool.parameters}
     return tool.parameters or {"type": "object"}
 

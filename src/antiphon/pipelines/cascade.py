@@ -88,6 +88,7 @@ class Cascade:
             voice.voices if voice else (),
             language.profile.accepts_media,
             language.profile.max_preemptive,
+            keeps_to_schemas=language.profile.keeps_to_schemas,
         )
 
     async def open(self, owner: Hashable | None = None) -> ConversationStream:

@@ -19,6 +19,7 @@ from antiphon.events.transcription import AppendAudio, EnrolledVoice, Transcript
 from antiphon.protocols.fields import Unread
 from antiphon.protocols.model_names import OTHER_VOICES, ModelNames, check_voice, loaded_voice, unknown_language
 from antiphon.protocols.opening import Opening
+from antiphon.protocols.realtime.items import CheckTools, take_tools
 from antiphon.protocols.resume.control import Control
 from antiphon.protocols.wire import Frame, NewId, Received, random_id
 
@@ -49,7 +50,9 @@ class Context:
     `resume_token`: the first token of a session that can be resumed; None: it ends with its connection. `autostart`:
     the session begins without a first message of the client. `tells_voices`: a speaker model is loaded.
     `enrolled_voices`: the vectors of a voice that the client has uploaded, by its name; it raises RemoteProtocolError
-    that names the field, its second argument, for a voice that cannot be had.
+    that names the field, its second argument, for a voice that cannot be had. `check_tools`: raises RemoteProtocolError
+    that names the field, its second argument, for tools that the conversation model cannot be held to; it may take a
+    second.
     """
 
     models: ModelNames
@@ -70,6 +73,7 @@ class Context:
     autostart: bool = False
     tells_voices: bool = False
     enrolled_voices: Callable[[str, str], tuple[EnrolledVoice, ...]] = no_voice
+    check_tools: CheckTools = take_tools
 
     @property
     def expires_at(self) -> int:

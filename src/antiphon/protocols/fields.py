@@ -54,6 +54,7 @@ ELSEWHERE = frozenset(
         "streaming",
         "timestamps",
         "to_language",
+        "tool_ids",
         "top_logprobs",
         "voice_id",
     ]
@@ -313,8 +314,14 @@ def number(value: Any, param: str, low: float, high: float) -> float:
     """
     typed(value, (int, float), param)
     if not low <= value <= high:
-        raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': expected {low:g} to {high:g}.", param)
+        expected = f"expected {_plain(low)} to {_plain(high)}"
+        raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': {expected}.", param)
     return float(value)
+
+
+def _plain(value: float) -> str:
+    """A number in full, without an exponent."""
+    return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 def seed(value: int | None) -> int | None:

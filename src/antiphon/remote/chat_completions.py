@@ -14,6 +14,7 @@ import msgspec
 from antiphon.contracts import Message, Reply, ReplyOptions
 from antiphon.errors import RemoteError
 from antiphon.remote.media import content_part
+from antiphon.remote.messages import sent_arguments
 from antiphon.remote.replies import CallBuffer, ThoughtFilter, done
 from antiphon.upstream.failures import error_text
 
@@ -124,7 +125,7 @@ def _message(message: Message, salt: str) -> dict[str, Any]:
     if message.tool_calls:
         out["content"] = message.text or None
         out["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments or "{}"}}
+            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": sent_arguments(c)}}
             for c in message.tool_calls
         ]
     return out

@@ -57,10 +57,12 @@ class ModelServerClient:
     """Requests to one URL, for all conversations of a process, from one event loop.
 
     `key` is sent as a bearer token and is in no message of an error. `make_reader` gives the reader of one reply.
+    `is_away`: the server did not answer when it was asked last. Only the log names its URL: clients are told of errors.
     """
 
     def __init__(self, url: str, key: str, timeouts: Timeouts, make_reader: Callable[[], ReplyReader]) -> None:
         self.counts = Counts()
+        self.is_away = False
         # Attempts that go on or are being closed, so that none is garbage before its connection is closed.
         self.tasks: set[asyncio.Task[None]] = set()
         self._url = url
@@ -82,6 +84,9 @@ class ModelServerClient:
         try:
             reply, attempt = await self._first(attempts, body)
             self._breaker.succeeded()
+            if self.is_away:
+                log.info("%s answers again", self._url)
+            self.is_away = False
             while True:
                 yield reply
                 if isinstance(reply, ReplyDone):
@@ -128,8 +133,10 @@ class ModelServerClient:
                 attempts.append(ReaderTask(self.read(body), self.tasks))
                 waiting[asyncio.ensure_future(attempts[1].take())] = attempts[1]
                 timeout_s = first_s
-        except RemoteError:
+        except RemoteError as error:
             self._breaker.failed(time.monotonic())
+            log.warning("%s gave no answer: %s", self._url, error)
+            self.is_away = True
             raise
         finally:
             for future in waiting:

@@ -48,7 +48,7 @@ class RemoteLanguageModel:
     """
 
     def __init__(self, address: ServerAddress, key: str, settings: RemoteSettings, context_tokens: int = 0) -> None:
-        found = _probe(address, key)
+        found, is_there = _probe(address, key)
         context_tokens = context_tokens or found.get("max_model_len") or DEFAULT_CONTEXT_TOKENS
         self.profile = LanguageProfile(
             address.model,
@@ -67,6 +67,7 @@ class RemoteLanguageModel:
             Timeouts(settings.remote_first_token_s, settings.remote_token_s),
             ResponsesReader if address.api == "responses" else ChatReader,
         )
+        self.client.is_away = not is_there
         self.num_open = 0
 
     @property
@@ -83,7 +84,7 @@ class RemoteLanguageModel:
 
     def load(self) -> LanguageLoad:
         """How many conversations are open and being answered. Their KV is the server's."""
-        return LanguageLoad(self.num_open, self.counts.answering, 0, 0, 0, 0)
+        return LanguageLoad(self.num_open, self.counts.answering, 0, 0, 0, 0, is_away=self.client.is_away)
 
     def close(self) -> None:
         """Nothing is left to close: connections end with their event loop."""
@@ -196,8 +197,10 @@ class RemoteLanguageStream:
 
 
 # The entry of a list of models has fields that servers add as they like.
-def _probe(address: ServerAddress, key: str) -> dict[str, Any]:
-    """What the server says of the model; empty where it does not. Raises ModelError where the key is not accepted."""
+def _probe(address: ServerAddress, key: str) -> tuple[dict[str, Any], bool]:
+    """What the server says of the model, empty where it does not, and whether it answers. Raises ModelError where the
+    key is not accepted.
+    """
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         answer = httpx.get(f"{address.base_url}/models", headers=headers, timeout=PROBE_TIMEOUT_S)
@@ -207,11 +210,11 @@ def _probe(address: ServerAddress, key: str) -> dict[str, Any]:
         names = {e["id"]: e for e in entries if isinstance(e, dict)} if isinstance(entries, list) else {}
     except (httpx.HTTPError, ValueError, KeyError, AttributeError) as error:
         log.warning("%s does not tell its models: %s", address.base_url, error or type(error).__name__)
-        return {}
+        return {}, not isinstance(error, httpx.HTTPError)
     if names and address.model not in names:
         log.warning("%s has no model %s; it has %s", address.base_url, address.model, ", ".join(sorted(names)[:20]))
     found: dict[str, Any] = names.get(address.model, {})
-    return found
+    return found, True
 
 
 def _written_calls(options: ReplyOptions, *, makes: bool) -> WrittenCalls | None:

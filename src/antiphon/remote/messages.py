@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from antiphon.contracts import Message, MessagePart
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.tools import Tool
+from antiphon.events.tools import Tool, ToolCall
 
 # What stands for the result of a call that has none yet.
 NO_RESULT = "(no result yet)"
@@ -38,6 +38,16 @@ def with_results(messages: Sequence[Message]) -> list[Message]:
             answer = results.get(call.id)
             out.append(answer or Message("tool", NO_RESULT, tool_call_id=call.id, name=call.name))
     return out
+
+
+def sent_arguments(call: ToolCall) -> str:
+    """Return the arguments of a call of the history, as JSON of an object: `{}` for a call that was cut off, and for
+    what else is none. Servers refuse the whole conversation for it, or their templates fail.
+    """
+    try:
+        return call.arguments if isinstance(json.loads(call.arguments), dict) else "{}"
+    except ValueError:
+        return "{}"
 
 
 def estimated_tokens(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:

@@ -34,11 +34,15 @@ class ReplyReader(Protocol):
 
 
 class CallBuffer:
-    """Puts calls in a row: of several that a server writes side by side, the later ones wait for the first to end."""
+    """Puts calls in a row: of several that a server writes side by side, the later ones wait for the first to end.
+
+    Arguments that are nothing or null, as servers write those of a function without any, are given out as `{}`.
+    """
 
     def __init__(self) -> None:
-        # By the server's number: the call's id, its name, and the arguments that were not given out yet.
-        self._calls: dict[int, tuple[str, str, list[str]]] = {}
+        # By the server's number: the call's id, its name, and the arguments that were not given out yet. Those of the
+        # open call are held while they may still be nothing or null, then they are None.
+        self._calls: dict[int, tuple[str, str, list[str] | None]] = {}
         self._open: int | None = None
         self._num_chars = 0
 
@@ -59,10 +63,16 @@ class CallBuffer:
             raise RemoteError("the model's server sent more arguments than a reply may have")
         if self._open is None:
             yield from self._begin(number)
-        if number == self._open and arguments:
-            yield ToolCallDelta(arguments)
-        elif arguments:
-            self._calls[number][2].append(arguments)
+        waiting = self._calls[number][2]
+        if waiting is None:
+            if arguments:
+                yield ToolCallDelta(arguments)
+            return
+        waiting.append(arguments)
+        told = "".join(waiting)
+        if number == self._open and not "null".startswith(told.strip()):
+            self._calls[number] = (*self._calls[number][:2], None)
+            yield ToolCallDelta(told)
 
     def end(self) -> Iterator[Reply]:
         """Yield the calls that waited, in their order."""
@@ -70,7 +80,9 @@ class CallBuffer:
         for number, (_, _, waiting) in self._calls.items():
             if number != first:
                 yield from self._begin(number)
-                yield from (ToolCallDelta(arguments) for arguments in waiting)
+            if waiting is not None:
+                told = "".join(waiting)
+                yield ToolCallDelta("{}" if told.strip() in ("", "null") else told)
 
     def _begin(self, number: int) -> Iterator[Reply]:
         self._open = number

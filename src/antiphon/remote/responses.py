@@ -14,6 +14,7 @@ from antiphon.contracts import Message, Reply, ReplyOptions
 from antiphon.errors import RemoteError
 from antiphon.remote.chat_completions import schema
 from antiphon.remote.media import content_part
+from antiphon.remote.messages import sent_arguments
 from antiphon.remote.replies import CallBuffer, ThoughtFilter, done
 from antiphon.upstream.failures import error_text
 
@@ -117,7 +118,7 @@ def _items(number: int, message: Message) -> list[dict[str, Any]]:
         parts = [content_part(part, "responses") for part in message.parts]
         items.append({"role": message.role, "content": parts or message.text})
     items += [
-        {"type": "function_call", "call_id": c.id, "name": c.name, "arguments": c.arguments or "{}"}
+        {"type": "function_call", "call_id": c.id, "name": c.name, "arguments": sent_arguments(c)}
         for c in message.tool_calls
     ]
     return items

@@ -24,7 +24,8 @@ _decoder = json.JSONDecoder()
 class WrittenCalls:
     """Turns JSON in a reply's prose that calls a tool of one of `names` into calls: it would be spoken.
 
-    From where such JSON begins, prose is held until the end. `parallel` false: only the first of several is made.
+    From where such JSON begins, prose is held until the end. `parallel` false: of several
+    calls, those of the server's own included, only the first is made.
     Arguments are as the model wrote them: nothing holds them to the tool's schema.
 
     `makes` false: such JSON is dropped, and no call is made of it.
@@ -51,7 +52,8 @@ class WrittenCalls:
                 yield from self._end(reply)
             case _:
                 self._num_calls += isinstance(reply, ToolCallStarted)
-                yield reply
+                if self._parallel or self._num_calls == 1:
+                    yield reply
 
     def _prose(self, text: str) -> Iterator[Reply]:
         self._held += text

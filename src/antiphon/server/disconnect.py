@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, aclosing
 
 import anyio
 from starlette.exceptions import HTTPException
@@ -15,6 +15,10 @@ from antiphon.errors import AntiphonError
 
 # nginx's status for a client that closed the connection; nobody reads it.
 CLIENT_CLOSED_REQUEST = 499
+# What is wrong with a request is nearly always known after HEAD_S, and has a status then.
+HEAD_S, SILENT_S = 1.0, 15.0
+# What readers of server-sent events pass over.
+COMMENT = b": waiting\n\n"
 
 
 async def unless_disconnected(request: Request, respond: Callable[[], Awaitable[Response]]) -> Response:
@@ -27,13 +31,8 @@ async def unless_disconnected(request: Request, respond: Callable[[], Awaitable[
     responses: list[Response] = []
     failure: AntiphonError | HTTPException | None = None
 
-    async def cancel_when_disconnected(scope: anyio.CancelScope) -> None:
-        while (await request.receive())["type"] != "http.disconnect":
-            pass
-        scope.cancel()
-
     async with anyio.create_task_group() as group:
-        group.start_soon(cancel_when_disconnected, group.cancel_scope)
+        group.start_soon(_cancel_when_disconnected, request.receive, group.cancel_scope)
         try:
             responses.append(await respond())
         except (AntiphonError, HTTPException) as error:
@@ -43,6 +42,74 @@ async def unless_disconnected(request: Request, respond: Callable[[], Awaitable[
     if failure:
         raise failure
     return responses[0] if responses else Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+class LiveEvents(Response):
+    """Server-sent events that may be long in coming: proxies cut a response that says nothing for a minute.
+
+    The head is sent with the first event, or HEAD_S after the request, and a comment follows for every SILENT_S in
+    which nothing came. An AntiphonError or HTTPException of `events` is raised as it is before the head was sent; after
+    that, `told` makes the last event of it. `events` is closed once the client disconnects.
+    """
+
+    def __init__(
+        self,
+        events: AsyncGenerator[bytes, None],
+        told: Callable[[AntiphonError | HTTPException], bytes],
+        *,
+        pause: Callable[[float], Awaitable[None]] = anyio.sleep,
+    ) -> None:
+        super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
+        # The length is not known.
+        del self.headers["content-length"]
+        self._events, self._told, self._pause = events, told, pause
+        self._begun = self._came = False
+        self._writing = anyio.Lock()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        failure: AntiphonError | HTTPException | None = None
+        async with anyio.create_task_group() as group:
+            group.start_soon(_cancel_when_disconnected, receive, group.cancel_scope)
+            group.start_soon(self._comment, send)
+            try:
+                async with aclosing(self._events) as events:
+                    async for event in events:
+                        await self._write(send, event)
+            except (AntiphonError, HTTPException) as error:
+                # Kept and raised outside, because the task group would wrap it in an ExceptionGroup.
+                failure = error
+            if failure and self._begun:
+                await self._write(send, self._told(failure))
+                failure = None
+            if not failure:
+                await send({"type": "http.response.body", "body": b""})
+            group.cancel_scope.cancel()
+        if failure:
+            raise failure
+
+    async def _comment(self, send: Send) -> None:
+        await self._pause(HEAD_S)
+        if not self._begun:
+            await self._write(send, COMMENT)
+        while True:
+            self._came = False
+            await self._pause(SILENT_S)
+            if not self._came:
+                await self._write(send, COMMENT)
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        async with self._writing:
+            if not self._begun:
+                self._begun = True
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            self._came = True
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+async def _cancel_when_disconnected(receive: Receive, scope: anyio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
 
 
 class HeldStream(StreamingResponse):

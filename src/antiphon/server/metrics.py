@@ -179,6 +179,7 @@ class _Kv(Collector):
             ("antiphon_kv_bytes", "KV in memory, that of closed conversations too.", load.kv_bytes),
             ("antiphon_kv_limit_bytes", "KV that may be in memory.", load.kv_total_bytes),
             ("antiphon_kv_parked_bytes", "KV that is parked.", load.parked_bytes),
+            ("antiphon_language_model_away", "1 while the language model's server does not answer.", load.is_away),
         ):
             yield GaugeMetricFamily(name, help, value=value)
 

@@ -15,7 +15,7 @@ from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.connection import Command
 from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.wire import Received
-from antiphon.server.live.realtime import LARGE_FRAME_BYTES
+from antiphon.server.live.open_wire import LARGE_FRAME_BYTES
 from tests.server.scripted import serving
 
 SECOND = bytes(2 * 24_000)

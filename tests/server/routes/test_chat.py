@@ -116,6 +116,38 @@ def test_when_a_tool_is_required_then_the_stock_client_gets_a_call(stock: openai
     assert re.fullmatch(r"call_[0-9a-f]{24}", streamed.id)
 
 
+def test_when_a_tool_refers_to_itself_then_it_is_called(talker: Process) -> None:
+    schema = {"type": "object", "properties": {"to": {"$ref": "#/$defs/City"}}, "required": ["to"]}
+    schema["$defs"] = {"City": {"type": "object", "properties": {"city": {"enum": ["Oslo"]}}, "required": ["city"]}}
+    tool = {"type": "function", "function": {"name": "fly", "parameters": schema}}
+    answer = post(
+        talker, model="m", messages=[{"role": "user", "content": "Fly to Oslo."}], tools=[tool], tool_choice="any"
+    )
+    (call,) = answer.json()["choices"][0]["message"]["tool_calls"]
+    assert json.loads(call["function"]["arguments"]) == {"to": {"city": "Oslo"}}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            {"tools": [TOOL, {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/a"}}}]},
+            "tools[1].function.parameters",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "any"}}}},
+            "response_format",
+        ),
+    ],
+)
+def test_a_schema_that_cannot_be_kept_to_is_refused(
+    talker: Process, fields: dict[str, Any], param: str, stream: bool
+) -> None:
+    answer = post(talker, model="m", messages=ASK, stream=stream, **fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
 def test_when_a_schema_is_given_then_the_text_fits_it(stock: openai.OpenAI) -> None:
     schema = {
         "type": "object",
@@ -194,7 +226,7 @@ def test_when_the_seed_is_the_same_then_so_is_the_text(stock: openai.OpenAI) -> 
                 "tools": [{"type": "function", "function": {"name": "f", "parameters": {"type": "nonsense"}}}],
                 "tool_choice": "required",
             },
-            "tools",
+            "tools[0].function.parameters",
         ),
     ],
 )

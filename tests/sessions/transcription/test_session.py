@@ -225,8 +225,8 @@ def test_when_a_commit_is_not_final_then_it_ends_nothing() -> None:
 
 
 def test_when_there_is_too_little_audio_then_a_commit_is_refused() -> None:
-    out = play([*chunks(np.zeros(1599, np.float32)), CommitAudio()], min_commit_ms=100)
-    assert out == [CommitRefused(99, 100)]
+    out = play([*chunks(np.zeros(1599, np.float32)), CommitAudio(event_id="mine")], min_commit_ms=100)
+    assert out == [CommitRefused(99, 100, "mine")]
 
 
 def test_when_the_buffer_is_cleared_then_audio_that_was_not_committed_is_dropped() -> None:

@@ -361,9 +361,11 @@ async def duplex_replaced(stage: Stage) -> None:
     assert first.seen[-1]["type"] == "session.replaced"
     await second.say("push_text", text="what is the time?")
     await second.until(DONE)
-    frame = await stage.connect("/v1/realtime?resume=sess-0")
+    frame = await stage.connect(f"/v1/realtime?resume={created['session_id']}")
     await frame.say("session.update")
     assert await frame.end() == (1008, "bad_event")
+    unknown = await stage.connect("/v1/realtime?resume=sess-0")
+    assert await unknown.end() == (1008, "unknown_session")
 
 
 @scenario(server={"max_sessions": 1}, audio={"max_frame_bytes": 2048})

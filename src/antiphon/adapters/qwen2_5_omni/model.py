@@ -85,7 +85,13 @@ class Qwen25Omni:
             self.talker = Talker(talker, self._embed, engine, engine.thread, encoder.joined)
             spoken = ConversationProfile(model_id, RATE_HZ, self.talker.voices)
         window_ms = round(1000 * encoder.window_s)
-        self.profile = replace(spoken, accepts_media=True, video_window_s=encoder.window_s, audio_window_ms=window_ms)
+        self.profile = replace(
+            spoken,
+            accepts_media=True,
+            keeps_to_schemas=True,
+            video_window_s=encoder.window_s,
+            audio_window_ms=window_ms,
+        )
 
     async def open(self, owner: Hashable | None = None) -> ConversationStream:
         """Return a new conversation. The talker's session is opened with the first response that is spoken.

@@ -95,6 +95,7 @@ class Qwen3Omni:
             RATE_HZ,
             voices,
             accepts_media=True,
+            keeps_to_schemas=True,
             video_window_s=media_encoder.window_s,
             audio_window_ms=10 * media_encoder.window_frames,
         )

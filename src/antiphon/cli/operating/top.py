@@ -22,6 +22,12 @@ TIMEOUT_S = 5.0
 STAGES = ("vad", "partial", "final", "first_token")
 # Of `antiphon_turn_stage_seconds`: what a turn's delay is made of.
 TURN_STAGES = ("endpoint", "final", "first_token", "first_sound")
+# Gauges that are 1 while something is amiss, and what the first line says then.
+STATES = (
+    ("antiphon_draining", "draining"),
+    ("antiphon_state_degraded", "store failing"),
+    ("antiphon_language_model_away", "language model away"),
+)
 Labels = tuple[tuple[str, str], ...]
 
 
@@ -79,17 +85,13 @@ def board(url: str, before: Reading, now: Reading) -> Group:
 
 def _head(url: str, before: Reading, now: Reading) -> str:
     sessions = {k: v for k, v in now.by("antiphon_sessions", "dialect").items() if v}
-    states = [
-        word
-        for metric, word in (("antiphon_draining", "draining"), ("antiphon_state_degraded", "store failing"))
-        if now.value(metric)
-    ]
+    states = [word for metric, word in STATES if now.value(metric)]
     refused = now.value("antiphon_refused_total") - (before.value("antiphon_refused_total") if before is not now else 0)
     by_dialect = ", ".join(f"{count:.0f} {dialect}" for dialect, count in sessions.items()) or "none"
     lost = [name for name, alive in now.by("antiphon_model_alive", "worker").items() if not alive]
     return "\n".join(
         [
-            f"{url}  {' '.join(states + [f'{name} is lost' for name in lost]) or 'serves'}",
+            f"{url}  {', '.join(states + [f'{name} is lost' for name in lost]) or 'serves'}",
             f"sessions: {by_dialect}; connections: {now.value('antiphon_connections'):.0f}; refused: {refused:.0f}",
             f"load: {_load(now)}; headroom: {_lights(now)}",
         ]

@@ -110,7 +110,11 @@ class DuplexConnection:
         self._buffer = AudioBuffer(self._session.input_format, duplex_audio(context.max_append_bytes))
         session = self._session
         self._items = ItemContext(
-            context.new_id, self._buffer.whole, session.loaded_voice, lambda: session.output.format
+            context.new_id,
+            self._buffer.whole,
+            session.loaded_voice,
+            lambda: session.output.format,
+            context.check_tools,
         )
         self._writer = EventWriter(context.new_id, DUPLEX_CODES, RETRYABLE)
         self._writer.beta = opening.beta
@@ -327,7 +331,7 @@ class DuplexConnection:
         final, wants_response = message.final is not False, message.wants_response
         if final and wants_response is False and self._session.responds:
             commands.append(SkipResponse(message.own_id))
-        commands.append(CommitAudio(final))
+        commands.append(CommitAudio(final, message.own_id))
         if final and wants_response is True and not self._session.responds:
             commands.append(CreateResponse(event_id=message.own_id))
         return commands

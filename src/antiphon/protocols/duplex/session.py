@@ -106,7 +106,7 @@ class DuplexSessionState:
         own = apply_duplex(self.own, given)
         audio = apply_input(self._audio, changes.input, context, "session.")
         enrolled = enrolled_voices(self._enrolled, changes.input, audio, context)
-        fields = apply_own(self._fields, changes.own, speaks=bool(context.voices))
+        fields = apply_own(self._fields, changes.own, context)
         audio.format = input_format(given, audio.format)
         out_form = output_format(given, fields.output.format)
         output = apply_output(fields.output, changes.output, context, has_spoken=self.has_spoken)

@@ -62,7 +62,7 @@ from antiphon.protocols.realtime.session_fields import (
 )
 from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, response_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
-from antiphon.protocols.realtime.writer import EventWriter
+from antiphon.protocols.realtime.writer import EventWriter, beta_paths
 from antiphon.protocols.wire import Frame, Received
 
 _InputMessage = SessionUpdate | InputAudioBufferAppend | InputAudioBufferCommit | InputAudioBufferClear
@@ -123,7 +123,11 @@ class OpenAIConversation:
         )
         self._buffer = AudioBuffer(PCM_24K, openai_audio(context.max_append_bytes))
         self._items = ItemContext(
-            context.new_id, self._buffer.whole, self._loaded_voice, lambda: self._fields.output.format
+            context.new_id,
+            self._buffer.whole,
+            self._loaded_voice,
+            lambda: self._fields.output.format,
+            context.check_tools,
         )
         self._writer = EventWriter(context.new_id)
         self._writer.beta = beta
@@ -209,7 +213,7 @@ class OpenAIConversation:
             case InputAudioBufferAppend(audio=audio):
                 return [*appended(self._buffer.feed(audio))]
             case InputAudioBufferCommit():
-                return [*appended(self._buffer.flush()), CommitAudio()]
+                return [*appended(self._buffer.flush()), CommitAudio(event_id=message.own_id)]
             case InputAudioBufferClear():
                 self._buffer.flush()
                 return [ClearAudio()]
@@ -230,10 +234,11 @@ class OpenAIConversation:
         """
         beta = self._writer.beta or (not self._is_ga and uses_beta_names(session))
         given = read_beta_update(session) if beta else read_ga_update(session)
-        audio = apply_input(self._audio, given.input, self._context, "session.audio.input.")
-        enrolled = enrolled_voices(self._enrolled, given.input, audio, self._context)
-        fields = apply_own(self._fields, given.own, speaks=bool(self._context.voices))
-        fields.output = apply_output(self._fields.output, given.output, self._context, has_spoken=self._has_spoken)
+        with beta_paths(beta):
+            audio = apply_input(self._audio, given.input, self._context, "session.audio.input.")
+            enrolled = enrolled_voices(self._enrolled, given.input, audio, self._context)
+            fields = apply_own(self._fields, given.own, self._context)
+            fields.output = apply_output(self._fields.output, given.output, self._context, has_spoken=self._has_spoken)
         held_back = np.zeros(0, np.float32)
         if audio.format != self._audio.format:
             held_back = self._buffer.flush()

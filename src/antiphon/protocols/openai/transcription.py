@@ -243,7 +243,7 @@ class OpenAITranscription:
             case InputAudioBufferAppend(audio=audio):
                 return [*appended(self._buffer.feed(audio))]
             case InputAudioBufferCommit():
-                return [*appended(self._buffer.flush()), CommitAudio()]
+                return [*appended(self._buffer.flush()), CommitAudio(event_id=message.own_id)]
             case InputAudioBufferClear():
                 self._buffer.flush()
                 return [ClearAudio()]

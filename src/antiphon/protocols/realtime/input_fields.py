@@ -241,8 +241,12 @@ def beta_format_name(audio_format: AudioFormat) -> str:
 def check_format(given: FormatFields | str, before: AudioFormat, param: str) -> AudioFormat:
     """A format of audio: an object with `type` and, for PCM, a `rate` of PCM_RATES_HZ, merged into the one `before`.
 
-    A text is a beta name that is unknown, since the known ones have been replaced (`format_of_beta`).
+    A text is a beta name that is unknown, since the known ones have been replaced (`format_of_beta`), or one in an
+    update of the GA's names.
     """
+    if isinstance(given, str) and (meant := BETA_FORMATS.get(given)):
+        expected = f'expected an object, {{"type": "{meant.type}"}}'
+        raise RemoteProtocolError("invalid_type", f"Invalid type for '{param}': {expected}.", param)
     if isinstance(given, str):
         raise _unsupported(given, tuple(BETA_FORMATS), param)
     kinds = ("audio/pcm", "audio/pcmu", "audio/pcma")

@@ -19,8 +19,14 @@ from antiphon.events.tools import JsonSchema, Tool
 from antiphon.protocols.fields import Text, check_length, check_names, decode, decode_named, number
 from antiphon.protocols.wire import NewId
 
+# Raises RemoteProtocolError for tools that no model can be held to; the second argument is the path of their list.
+CheckTools = Callable[[Sequence[Tool], str], None]
 NULL = msgspec.Raw(b"null")
 ROLES = ("system", "user", "assistant")
+
+
+def take_tools(tools: Sequence[Tool], param: str) -> None:
+    """Take any tools: a CheckTools for models that are not held to schemas, and for tools that were checked before."""
 
 
 class VoiceId(msgspec.Struct, omit_defaults=True):
@@ -43,7 +49,7 @@ class ToolKind(msgspec.Struct):
 
 
 class ToolFields(msgspec.Struct):
-    """A function as a client gives it. `parameters` is the JSON schema of its arguments, which is not checked."""
+    """A function as a client gives it. `parameters` is the JSON schema of its arguments, which `CheckTools` checks."""
 
     name: Text
     description: Text | None = None
@@ -162,13 +168,14 @@ class ItemContext:
 
     `decode`: from base64 audio in the session's format, and the path of its field, to float32 [num_samples], 16 kHz;
     raises RemoteProtocolError. `voice_of`: the loaded voice of a name; None for the default. `output_format`: the
-    format of the session's audio, as it is shown.
+    format of the session's audio, as it is shown. `check_tools`: as in the connection's Context.
     """
 
     new_id: NewId
     decode: Callable[[str, str], Pcm]
     voice_of: Callable[[VoiceId | str], str | None]
     output_format: Callable[[], object]
+    check_tools: CheckTools
 
 
 def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
@@ -261,7 +268,7 @@ def response_from(raw: msgspec.Raw, context: ItemContext, event_id: str | None) 
         instructions=fields.instructions,
         audio_output="audio" in modalities if modalities else None,
         voice=context.voice_of(voice) if voice else None,
-        tools=tools_from(fields.tools, "response.tools") if fields.tools is not None else None,
+        tools=tools_from(fields.tools, "response.tools", context.check_tools) if fields.tools is not None else None,
         tool_choice=tool_choice_from(fields.tool_choice, "response.tool_choice") if fields.tool_choice else None,
         parallel_tool_calls=fields.parallel_tool_calls,
         max_tokens=_max_tokens(fields.max_output_tokens or fields.max_response_output_tokens),
@@ -300,7 +307,9 @@ def _input_item(raw: msgspec.Raw, where: str, context: ItemContext) -> Item | st
     return item_from(raw, where, context)
 
 
-def tools_from(given: Sequence[msgspec.Raw] | None, param: str = "session.tools") -> tuple[Tool, ...]:
+def tools_from(
+    given: Sequence[msgspec.Raw] | None, param: str = "session.tools", check: CheckTools = take_tools
+) -> tuple[Tool, ...]:
     """Read a list of function tools; None is an empty list. As JSON, all together are bounded as one text is."""
     check_length(sum(len(bytes(raw)) for raw in given or ()), param)
     tools = []
@@ -311,6 +320,7 @@ def tools_from(given: Sequence[msgspec.Raw] | None, param: str = "session.tools"
         fields = decode_named(raw, ToolFields, where)
         _check_name(fields.name, f"{where}.name")
         tools.append(Tool(fields.name, fields.description or "", fields.parameters or {}))
+    check(tools, param)
     return tuple(tools)
 
 

@@ -5,6 +5,7 @@ A class stands for one `type`. A dialect puts those that it knows into a union, 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeVar
 
@@ -13,10 +14,14 @@ import msgspec
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import Reader, Text, check_names, decode
 from antiphon.protocols.opening import NULL
+from antiphon.protocols.wire import SMALL_JSON
 
 if TYPE_CHECKING:
     pass
 
+# How far from its ends the name of a message is looked for that is too complex to be read.
+MAX_HEAD = 512
+_EVENT_ID = re.compile(r'"event_id"\s*:\s*"([^"\\]*)"')
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -132,6 +137,11 @@ def read_message(data: str | bytes, reader: Reader[T], supported: Sequence[str])
 def event_id_in(data: str | bytes) -> str | None:
     """The client's name for a message that could not be read; None where it has none."""
     found = _envelope(data).event_id
+    if found is None and len(data) > SMALL_JSON:
+        # It may be too complex to be read as a whole. Clients write the name first or last.
+        text = data if isinstance(data, str) else data.decode(errors="replace")
+        named = _EVENT_ID.search(text[:MAX_HEAD]) or _EVENT_ID.search(text[-MAX_HEAD:])
+        return named[1] if named else None
     return found if isinstance(found, str) else None
 
 

@@ -313,10 +313,10 @@ def modalities_of_beta(given: Sequence[object] | UnsetType | None) -> list[str] 
     return ["audio"] if "audio" in (given or ()) else ["text"]
 
 
-def apply_own(fields: SessionFields, given: OwnFields, *, speaks: bool) -> SessionFields:
+def apply_own(fields: SessionFields, given: OwnFields, context: Context) -> SessionFields:
     """The session's own fields with the changes that were `given`; null stands for the default.
 
-    `speaks`: there is a voice; without one, `output_modalities` is always text. Raises RemoteProtocolError.
+    Without a voice, `output_modalities` is always text. Raises RemoteProtocolError.
     """
     changed = msgspec.structs.replace(fields)
     if given.output_modalities is not UNSET:
@@ -326,11 +326,11 @@ def apply_own(fields: SessionFields, given: OwnFields, *, speaks: bool) -> Sessi
                 "Invalid modalities: supported are ['audio'] and ['text'].",
                 "session.output_modalities",
             )
-        changed.output_modalities = given.output_modalities if speaks else ["text"]
+        changed.output_modalities = given.output_modalities if context.voices else ["text"]
     if given.instructions is not UNSET:
         changed.instructions = given.instructions or ""
     if given.tools is not UNSET:
-        tools_from(given.tools, "session.tools")
+        tools_from(given.tools, "session.tools", context.check_tools)
         changed.tools = [tool.copy() for tool in given.tools or ()]
     if given.tool_choice is not UNSET:
         choice = given.tool_choice

@@ -44,6 +44,7 @@ class ShownFailure(msgspec.Struct):
 
     type: str
     code: str
+    message: str
 
 
 VENDORS_REASONS = frozenset({"turn_detected", "client_cancelled", "max_output_tokens"})
@@ -163,7 +164,7 @@ def response_json(response: Response, session_id: str, output: ShownOutput, *, b
 def _status_details(response: Response) -> StatusDetails | None:
     if response.status == "failed":
         kind = "server_error" if response.code == "server_error" else "invalid_request_error"
-        return StatusDetails("failed", error=ShownFailure(kind, response.code))
+        return StatusDetails("failed", error=ShownFailure(kind, response.code, response.error))
     if response.status in ("cancelled", "incomplete"):
         return StatusDetails(response.status, response.reason if response.reason in VENDORS_REASONS else UNSET)
     return None

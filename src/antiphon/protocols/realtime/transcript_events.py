@@ -78,12 +78,12 @@ class TranscriptEvents:
                 self._committed(self._item_id(turn))
             case TurnCleared():
                 add("input_audio_buffer.cleared")
-            case CommitRefused(have_ms, minimum_ms):
+            case CommitRefused(have_ms, minimum_ms, event_id):
                 message = (
                     "Error committing input audio buffer: buffer too small. "
                     f"Expected at least {minimum_ms}ms of audio, but buffer only has {have_ms:.2f}ms of audio."
                 )
-                self._writer.error(RemoteProtocolError("input_audio_buffer_commit_empty", message), None)
+                self._writer.error(RemoteProtocolError("input_audio_buffer_commit_empty", message), event_id)
             case TranscriptDelta() | TranscriptDone() | TranscriptFailed():
                 self._transcript(event)
             case LanguageDetected(turn, language, probability):

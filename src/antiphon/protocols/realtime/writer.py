@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from antiphon.errors import RemoteProtocolError
@@ -18,7 +19,33 @@ _BETA_EVENTS = {
     "response.output_audio_transcript.done": "response.audio_transcript.done",
     "conversation.item.added": "conversation.item.created",
 }
+# The paths of a session's fields in an update, and in the beta's.
+_BETA_PATHS = {
+    "session.audio.input.format": "session.input_audio_format",
+    "session.audio.input.transcription": "session.input_audio_transcription",
+    "session.audio.input.noise_reduction": "session.input_audio_noise_reduction",
+    "session.audio.input.turn_detection": "session.turn_detection",
+    "session.audio.output.format": "session.output_audio_format",
+    "session.audio.output.voice": "session.voice",
+    "session.audio.output.speed": "session.speed",
+    "session.output_modalities": "session.modalities",
+    "session.max_output_tokens": "session.max_response_output_tokens",
+}
 _BETA_SILENT = frozenset(("conversation.item.done",))
+
+
+@contextmanager
+def beta_paths(beta: bool) -> Iterator[None]:
+    """Where a client sends the beta's names, have the errors that are raised name the fields as it does."""
+    try:
+        yield
+    except RemoteProtocolError as error:
+        given = error.param or ""
+        for path, name in _BETA_PATHS.items() if beta else ():
+            if given == path or given.startswith((f"{path}.", f"{path}[")):
+                param = given.replace(path, name, 1)
+                raise RemoteProtocolError(error.code, error.message.replace(given, param), param) from None
+        raise
 
 
 class EventWriter:

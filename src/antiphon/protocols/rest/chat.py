@@ -30,6 +30,7 @@ from antiphon.protocols.wire import JSON_ERRORS
 
 Number = TypeVar("Number", int, float)
 MAX_STOPS = 16
+_CHOICES = ("auto", "none", "required", "any")
 # Of `logit_bias`: its tokens, which are looked up for each token that is sampled, and the size of its numbers.
 MAX_BIASES, MAX_BIAS = 1024, 100
 ROLES: Mapping[str, MessageRole] = {
@@ -42,8 +43,10 @@ ROLES: Mapping[str, MessageRole] = {
 
 
 class _Function(msgspec.Struct):
+    """A call's function. `arguments`: JSON text; some clients give the object itself."""
+
     name: Text
-    arguments: Text = "{}"
+    arguments: Text | JsonSchema | None = None
 
 
 class _Call(msgspec.Struct):
@@ -61,7 +64,7 @@ class _Message(msgspec.Struct):
     role: Text
     content: Text | list[_Part] | None = None
     tool_calls: list[_Call] | None = None
-    tool_call_id: Text = ""
+    tool_call_id: Text | None = None
     name: Text | None = None
 
 
@@ -81,8 +84,11 @@ class _Named(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    type: Text
-    function: _Named
+    """A `tool_choice` that is an object: a function by its name, or what may be given as text, as its type."""
+
+    type: Text = "function"
+    function: _Named | None = None
+    name: Text | None = None
 
 
 class _Schema(msgspec.Struct):
@@ -122,6 +128,8 @@ class ChatBody(msgspec.Struct):
     logprobs: bool | None = None
     tools: list[_Tool] | None = None
     tool_choice: Text | _Choice | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[object] | None = None
     response_format: _Format | None = None
 
 
@@ -185,11 +193,15 @@ def _decode_body(data: bytes) -> ChatBody:
 
 
 def _options(body: ChatBody) -> ReplyOptions:
+    if body.functions:
+        raise RemoteProtocolError("invalid_value", "Functions are given in 'tools'.", "functions")
+    # Some clients have -1 for "no limit".
+    limit = body.max_completion_tokens or body.max_tokens
     tools = tuple(
         Tool(t.function.name, t.function.description or "", t.function.parameters or {}) for t in body.tools or ()
     )
     return ReplyOptions(
-        max_tokens=_in_range("max_tokens", body.max_completion_tokens or body.max_tokens, 1, 1 << 20),
+        max_tokens=_in_range("max_tokens", None if limit == -1 else limit, 1, 1 << 20),
         temperature=_in_range("temperature", body.temperature, 0, 2),
         top_p=_in_range("top_p", body.top_p, 0, 1),
         top_k=_in_range("top_k", None if body.top_k is None else max(0, body.top_k), 0, 1 << 20),
@@ -202,6 +214,7 @@ def _options(body: ChatBody) -> ReplyOptions:
         bias=_bias(body.logit_bias),
         tools=tools,
         tool_choice=_tool_choice(body.tool_choice, tools),
+        parallel_tool_calls=body.parallel_tool_calls is not False,
         schema=_schema(body.response_format),
     )
 
@@ -234,15 +247,20 @@ def _bias(bias: Mapping[str, float] | None) -> dict[int, float]:
 def _tool_choice(choice: str | _Choice | None, tools: Sequence[Tool]) -> str:
     if choice is None:
         return "auto"
+    if isinstance(choice, _Choice) and choice.type in _CHOICES:
+        choice = choice.type
     if isinstance(choice, str):
+        # So LangChain and Mistral's clients call it.
+        choice = "required" if choice == "any" else choice
         if choice not in ("auto", "none", "required"):
             raise RemoteProtocolError("invalid_value", f"Invalid value: '{choice}'.", "tool_choice")
         if choice == "required" and not tools:
             raise RemoteProtocolError("invalid_value", "'tool_choice' needs 'tools'.", "tool_choice")
         return choice
-    if choice.function.name not in {t.name for t in tools}:
-        raise RemoteProtocolError("invalid_value", f"There is no tool '{choice.function.name}'.", "tool_choice")
-    return choice.function.name
+    name = choice.function.name if choice.function else choice.name
+    if name not in {t.name for t in tools}:
+        raise RemoteProtocolError("invalid_value", f"There is no tool '{name or choice.type}'.", "tool_choice")
+    return name or ""
 
 
 def _schema(response_format: _Format | None) -> JsonSchema | None:
@@ -264,15 +282,20 @@ def _message(message: _Message, index: int) -> Message:
         raise RemoteProtocolError("invalid_value", f"Invalid role: '{message.role}'.", f"{where}.role")
     parts = [_Part("text", message.content)] if isinstance(message.content, str) else message.content or []
     for part in parts:
-        if part.type not in ("text", "refusal"):
+        if part.type not in ("text", "input_text", "refusal"):
             raise RemoteProtocolError("invalid_value", f"The model reads text, not '{part.type}'.", f"{where}.content")
     return Message(
         ROLES[message.role],
         "".join(p.text for p in parts),
-        tuple(ToolCall(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ()),
-        message.tool_call_id,
+        tuple(ToolCall(c.id, c.function.name, _arguments(c.function)) for c in message.tool_calls or ()),
+        message.tool_call_id or "",
         message.name or "",
     )
+
+
+def _arguments(function: _Function) -> str:
+    given = function.arguments
+    return given if isinstance(given, str) else _encode(given or {}).decode()
 
 
 class _CalledFunction(msgspec.Struct):
@@ -349,8 +372,8 @@ class _Whole(msgspec.Struct):
 
 class _Failure(msgspec.Struct):
     message: str
-    type: Literal["server_error"]
-    param: None
+    type: str
+    param: str | None
     code: str
 
 
@@ -416,9 +439,9 @@ class ChatCompletion:
         return _sse(_Chunk(self.id, "chat.completion.chunk", self.created_s, self.model, choices, usage))
 
 
-def error_chunk(message: str, code: str) -> bytes:
+def error_chunk(message: str, code: str, kind: str = "server_error", param: str | None = None) -> bytes:
     """The server-sent event that ends a stream that failed after it began. The status 200 has been sent by then."""
-    return _sse(_ErrorChunk(_Failure(message, "server_error", None, code)))
+    return _sse(_ErrorChunk(_Failure(message, kind, param, code)))
 
 
 def _usage(done: ReplyDone) -> _Usage:

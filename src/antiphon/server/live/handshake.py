@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
@@ -36,8 +37,8 @@ from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.live.moving.persistence import (
     SESSION_ELSEWHERE,
 )
-from antiphon.server.live.moving.take_up import is_lost, take_up
-from antiphon.server.live.open_wire import context_of, prepare_voices
+from antiphon.server.live.moving.take_up import is_lost, is_unknown, take_up
+from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
 from antiphon.server.process.connections import limit_first_message
@@ -135,6 +136,9 @@ async def serve_by_first_frame(
         state.refuse_early(caller, kind_of(dialect, opening))
     await accept(websocket, dialect)
     transport = WebSocketTransport(websocket)
+    if names_session(websocket) and await is_unknown(state, caller, query["resume"]):
+        await _refuse_unknown(state, caller, websocket, transport)
+        return
     begins = dialect is not None and dialect.client_first
     autostart = begins and bool(query.get("model")) and query.get("autostart", "1") in TRUE_VALUES
     first: str | bytes | None = None
@@ -170,6 +174,21 @@ async def _first_frame(state: ServerState, caller: Caller, transport: WebSocketT
     raise RemoteProtocolError("config_timeout", f"No event came within {FIRST_FRAME_S:.0f} s.")
 
 
+async def _refuse_unknown(
+    state: ServerState, caller: Caller, websocket: WebSocket, transport: WebSocketTransport
+) -> None:
+    """Say at once that there is no such session, and close once the client's own first frame has come or is late: a
+    client that sends before it reads would find the connection broken, and try again.
+    """
+    error = unknown_session("resume")
+    with suppress(WebSocketDisconnect, RuntimeError):
+        await websocket.send_text(str(refused_frame(lambda prefix: f"{prefix}0", error).encode()))
+    with suppress(RemoteProtocolError, Refused):
+        await _first_frame(state, caller, transport)
+    with suppress(WebSocketDisconnect, RuntimeError):
+        await websocket.close(CLOSE_POLICY, error.code)
+
+
 async def _refuse_for_room(state: ServerState, websocket: WebSocket, refusal: Refused) -> None:
     state.metrics.refused.labels("no_room").inc()
     await refuse(websocket, RemoteProtocolError("resource_exhausted", str(refusal)), CLOSE_TRY_LATER)
@@ -190,12 +209,17 @@ async def _serve_new(
             token = ResumeToken()
             wire = dialect.connect(opening, context_of(state, caller, resume_token=token.renew(), autostart=autostart))
             await prepare_voices(state, caller, opening.session)
-            frames, transport = wire.open(), WebSocketTransport(websocket, first)
+            frames, transport = await open_wire(wire), WebSocketTransport(websocket, first)
             await LiveRealtime(state, caller, wire, transport, first_frames=frames, token=token).run()
     except RemoteProtocolError as error:
         await refuse(websocket, error)
     except Refused as refusal:
         await _refuse_for_room(state, websocket, refusal)
+
+
+def unknown_session(param: str) -> RemoteProtocolError:
+    """What a client is told that names a session which no host has, or which is another caller's."""
+    return RemoteProtocolError("unknown_session", "There is no such session to resume.", param)
 
 
 async def _resume(
@@ -213,7 +237,7 @@ async def _resume(
             return
         session = state.resumable.get(request.session_id)
         if session is None or session.caller != caller:
-            raise RemoteProtocolError("unknown_session", "There is no such session to resume.", "session_id")
+            raise unknown_session("session_id")
         how: HowResumed = "relayed" if websocket.headers.get(RELAYED_HEADER) else "attached"
         transport = WebSocketTransport(websocket)
         await session.attachment.resume(

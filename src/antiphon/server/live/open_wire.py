@@ -2,15 +2,63 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Sequence
 from functools import partial
 
+import anyio.to_thread
 import msgspec
 
 from antiphon.contracts import TuningCaps
-from antiphon.protocols.connection import Context
+from antiphon.engine.schemas import check_schema, check_together
+from antiphon.errors import GrammarError, RemoteProtocolError
+from antiphon.events.tools import JsonSchema, Tool
+from antiphon.protocols.connection import Context, WireConnection
 from antiphon.protocols.realtime.input_fields import named_voices
+from antiphon.protocols.realtime.items import take_tools
+from antiphon.protocols.wire import Frame
 from antiphon.server.state import Caller, ServerState
+
+# A frame of this size is decoded in a thread: base64 and resampling of less take some 3 ms.
+LARGE_FRAME_BYTES = 256 << 10
+# So is one with tools, whose schemas are compiled. A client that spells the name in escapes means harm.
+_TOOLS = re.compile(r'"tools"|\\u00[67]')
+
+
+def check_tools(tools: Sequence[Tool], param: str, field: str = "parameters") -> None:
+    """Raise RemoteProtocolError, with the reason, for a tool to whose schema no model can be held, or for all of them.
+
+    `param`: the path of the list; `field`: that of the schema within a tool. Blocks as `check_grammar`.
+    """
+    for i, tool in enumerate(tools):
+        check_fits(tool.parameters, f"{param}[{i}].{field}", f"schema of tool '{tool.name}'")
+    if len(tools) > 1:
+        try:
+            check_together([tool.parameters for tool in tools])
+        except GrammarError as error:
+            raise RemoteProtocolError("invalid_value", f"All tools together: {error}.", param) from None
+
+
+def check_fits(schema: JsonSchema, param: str, what: str = "schema") -> None:
+    """Raise RemoteProtocolError, with the reason, for a schema that no model can be held to. Blocks as `check_grammar`."""
+    try:
+        check_schema(schema)
+    except GrammarError as error:
+        raise RemoteProtocolError("invalid_value", f"Invalid {what}: {error}.", param) from None
+
+
+def is_slow(data: str | bytes | msgspec.Raw) -> bool:
+    """Whether a message may take the wire more than milliseconds to read, so that it is read in a thread."""
+    text = bytes(data).decode(errors="replace") if isinstance(data, bytes | msgspec.Raw) else data
+    return len(data) >= LARGE_FRAME_BYTES or bool(_TOOLS.search(text))
+
+
+async def open_wire(wire: WireConnection) -> list[Frame]:
+    """Return what opening the wire gives, without holding up the event loop. Raises as `WireConnection.open`."""
+    if is_slow(wire.opening.session):
+        return await anyio.to_thread.run_sync(wire.open)
+    return wire.open()
 
 
 async def prepare_voices(state: ServerState, caller: Caller, data: str | bytes | msgspec.Raw) -> None:
@@ -50,6 +98,7 @@ def context_of(
         enrolled_voices=partial(state.enrolled_voices.find, caller.key),
         tuning_caps=TuningCaps(audio.max_audio_s, audio.max_prefix_tokens, audio.realtime_max_tokens),
         log_alias=state.log_alias,
+        check_tools=check_tools if model and model.profile.keeps_to_schemas else take_tools,
         resume_token=resume_token,
         autostart=autostart,
     )

@@ -44,7 +44,7 @@ from antiphon.server.live.moving.boundary import wait_for_boundary
 from antiphon.server.live.moving.continuation import MOVED, STORED_AFTER, Continuation, Progress, keeps_turn, recovered
 from antiphon.server.live.moving.persistence import Kept, Persistence, session_elsewhere
 from antiphon.server.live.moving.unsent import UnsentFrames
-from antiphon.server.live.open_wire import prepare_voices
+from antiphon.server.live.open_wire import is_slow, prepare_voices
 from antiphon.server.live.realtime_session import (
     RealtimeConversation,
     RealtimeSession,
@@ -75,8 +75,6 @@ log = logging.getLogger(__name__)
 # Frames that may wait for a client that does not read. The session waits then; after STALL_S the client is taken to be
 # gone.
 MAX_WAITING_FRAMES = 256
-# A frame of this size is decoded in a thread: base64 and resampling of less take some 3 ms.
-LARGE_FRAME_BYTES = 256 << 10
 # 5 ms. A frame with less audio counts as an event without audio.
 MIN_AUDIO_SAMPLES = SAMPLE_RATE_HZ // 200
 # How often a conversation is stored again while nothing else stores it, in seconds.
@@ -346,7 +344,7 @@ class LiveRealtime:
     async def _decoded(self, data: ClientData, max_bytes: int) -> Sequence[Command]:
         """Return the commands of a frame, as they are to be handled, and record them. Its answers are queued.
 
-        A frame of LARGE_FRAME_BYTES is decoded in a thread; the session's events wait meanwhile, since they are written
+        A frame that `is_slow` is decoded in a thread; the session's events wait meanwhile, since they are written
         by the same wire.
         """
         commands: Sequence[Command] = ()
@@ -355,7 +353,7 @@ class LiveRealtime:
         else:
             if isinstance(data, str | bytes):
                 await prepare_voices(self._state, self.caller, data)
-            if isinstance(data, str | bytes) and len(data) >= LARGE_FRAME_BYTES:
+            if isinstance(data, str | bytes) and is_slow(data):
                 self._wire_is_free = anyio.Event()
                 try:
                     received = await anyio.to_thread.run_sync(self.wire.feed, data)

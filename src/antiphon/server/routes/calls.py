@@ -21,7 +21,7 @@ from antiphon.protocols.opening import TRUE_VALUES, Opening
 from antiphon.server.auth import identify
 from antiphon.server.errors import error_response
 from antiphon.server.live.handshake import check_query, kind_of
-from antiphon.server.live.open_wire import context_of, prepare_voices
+from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.routes.offers import new_call, read_offer
 from antiphon.server.state import ServerState
@@ -55,7 +55,7 @@ async def calls(request: Request) -> Response:
     await prepare_voices(state, caller, opening.session)
     dialect = dialect_of(opening)
     wire = dialect.connect(opening, context_of(state, caller))
-    first_frames = wire.open()
+    first_frames = await open_wire(wire)
     with ExitStack() as stack:
         stack.enter_context(state.admit(caller, kind_of(dialect, opening)))
         call = await new_call(state.settings.server.ice_servers)

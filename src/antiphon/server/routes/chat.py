@@ -8,19 +8,22 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+import anyio.to_thread
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
-from antiphon.contracts import LanguageModel, LanguageStream, Reply
-from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolError
+from antiphon.contracts import LanguageModel, LanguageStream, Reply, ReplyOptions
+from antiphon.errors import AntiphonError, RemoteProtocolError
 from antiphon.protocols.rest import chat as openai_chat
 from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
-from antiphon.server.disconnect import unless_disconnected
+from antiphon.server.disconnect import LiveEvents, unless_disconnected
+from antiphon.server.live.open_wire import check_fits, check_tools
 from antiphon.server.state import Caller, ServerState
 
 log = logging.getLogger(__name__)
@@ -40,15 +43,22 @@ async def chat_completions(request: Request) -> Response:
         if state.settings.server.strict_models:
             raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
         state.log_alias(asked.model, model.profile.id)
+    if model.profile.keeps_to_schemas and (asked.options.tools or asked.options.schema is not None):
+        await anyio.to_thread.run_sync(_check_schemas, asked.options)
     completion = ChatCompletion(
         f"chatcmpl-{secrets.token_hex(12)}", model.profile.id, int(time.time()), include_usage=asked.include_usage
     )
     replies = _replies(state, identify(request), model, asked)
     if not asked.stream:
         return await _whole(request, completion, replies)
-    # The first token is awaited before the status is sent: what is wrong with a request is known by then.
-    first = await anext(replies)
-    return StreamingResponse(_events(completion, first, replies), media_type="text/event-stream")
+    return LiveEvents(_events(completion, replies), _told)
+
+
+def _check_schemas(options: ReplyOptions) -> None:
+    """Raise RemoteProtocolError that names the schema that the model cannot be held to. Blocks for up to seconds."""
+    check_tools(options.tools, "tools", "function.parameters")
+    if options.schema is not None:
+        check_fits(options.schema, "response_format")
 
 
 def _language_model(state: ServerState) -> LanguageModel:
@@ -77,20 +87,23 @@ async def _replies(
             stream.close(keep=True)
 
 
-async def _events(
-    completion: ChatCompletion, first: Reply, replies: AsyncGenerator[Reply, None]
-) -> AsyncIterator[bytes]:
+async def _events(completion: ChatCompletion, replies: AsyncGenerator[Reply, None]) -> AsyncGenerator[bytes, None]:
     async with aclosing(replies):
-        yield completion.begin()
-        for chunk in completion.feed(first):
-            yield chunk
-        try:
-            async for reply in replies:
-                for chunk in completion.feed(reply):
-                    yield chunk
-        except (ModelError, EngineError, Refused) as error:
-            log.error("a completion failed under way: %s", error)
-            yield openai_chat.error_chunk("The model failed.", "processing_error")
+        begun = False
+        async for reply in replies:
+            if not begun:
+                begun = True
+                yield completion.begin()
+            for chunk in completion.feed(reply):
+                yield chunk
+
+
+def _told(error: AntiphonError | HTTPException) -> bytes:
+    """The last event of a stream that fails after its status was sent."""
+    if isinstance(error, RemoteProtocolError):
+        return openai_chat.error_chunk(error.message, error.code, "invalid_request_error", error.param)
+    log.error("a completion failed under way: %s", error)
+    return openai_chat.error_chunk("The model failed.", "processing_error")
 
 
 async def _whole(request: Request, completion: ChatCompletion, replies: AsyncGenerator[Reply, None]) -> Response:

@@ -17,7 +17,7 @@ from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import NULL, Opening
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
-from antiphon.server.live.open_wire import context_of, prepare_voices
+from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.state import ClientSecret, ServerState
 
 MAX_BODY_BYTES = 1 << 20
@@ -57,7 +57,7 @@ async def _respond(request: Request, *, beta: bool) -> Response:
     caller = identify(request)
     await prepare_voices(state, caller, config)
     connection = RealtimeConnection(Opening(beta=beta, session=config), context_of(state, caller))
-    connection.open()
+    await open_wire(connection)
     session = msgspec.json.decode(msgspec.json.encode(connection.session()))
     value, expires_at = f"ek_{secrets.token_hex(24)}", int(time.time() + seconds)
     state.add_secret(value, ClientSecret(caller.key, time.monotonic() + seconds, config))

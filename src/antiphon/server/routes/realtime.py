@@ -19,7 +19,7 @@ from antiphon.server.live.handshake import (
     serve_by_first_frame,
     wants_token,
 )
-from antiphon.server.live.open_wire import context_of, prepare_voices
+from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import Caller, ServerState
 from antiphon.transports.websocket import WebSocketTransport
@@ -50,7 +50,7 @@ async def realtime(websocket: WebSocket) -> None:
         await accept(websocket, dialect)
         await prepare_voices(state, caller, opening.session)
         try:
-            first_frames = wire.open()
+            first_frames = await open_wire(wire)
         except RemoteProtocolError as error:
             await refuse(websocket, error)
             return

@@ -271,8 +271,8 @@ class TranscriptionSession:
                         await self._listen_to(pcm[start : start + step])
                         await self._pace(min(step, len(pcm) - start), len(pcm) - start - step)
                     self._came(len(pcm))
-                case CommitAudio(final=True):
-                    await self._commit()
+                case CommitAudio(final=True, event_id=event_id):
+                    await self._commit(event_id)
                 case CommitAudio(final=False):
                     pass
                 case ClearAudio():
@@ -392,10 +392,10 @@ class TranscriptionSession:
         since_s, since = self._received[0]
         return (self._segmenter.now - since) / SAMPLE_RATE_HZ <= 1.5 * (now_s - since_s) + LIVE_BURST_S
 
-    async def _commit(self) -> None:
+    async def _commit(self, event_id: str | None) -> None:
         have_ms = self._segmenter.uncommitted_ms
         if have_ms < self._min_commit_ms:
-            await self._emit(CommitRefused(have_ms, self._min_commit_ms))
+            await self._emit(CommitRefused(have_ms, self._min_commit_ms, event_id))
             return
         turn = self._segmenter.turn
         await self._apply_steps(self._segmenter.commit())

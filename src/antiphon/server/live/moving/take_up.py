@@ -69,6 +69,20 @@ async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
     raise session_elsewhere()
 
 
+async def is_unknown(state: ServerState, caller: Caller, session_id: str) -> bool:
+    """Whether no host has such a session that `caller` may resume. False where the store cannot be read."""
+    session, store = state.resumable.get(session_id), state.session_store
+    if session is not None or session_id in state.overflowed:
+        return session is not None and session.caller != caller
+    if store is None:
+        return True
+    try:
+        row = await anyio.to_thread.run_sync(partial(store.get, session_id))
+    except StoreError:
+        return False
+    return row is None or row.key_hash != caller_hash(caller)
+
+
 async def take_up(
     state: ServerState, caller: Caller, request: ResumeRequest, websocket: WebSocket, first: str | bytes
 ) -> bool:

@@ -39,7 +39,7 @@ class Readiness(msgspec.Struct):
     """The body of /ready. `models` are the ids of the loaded ones; fields that are not known yet are left out.
 
     `serves`: what sessions may be for. `lost`: the lanes and engines that compute nothing any more, each with the
-    reason.
+    reason. `degraded`: the models on other servers that do not answer, each with the reason.
     """
 
     status: Literal["ready", "loading", "draining", "model_lost"]
@@ -47,6 +47,7 @@ class Readiness(msgspec.Struct):
     serves: tuple[Kind, ...] | UnsetType = UNSET
     sessions: int | UnsetType = UNSET
     lost: dict[str, str] | UnsetType = UNSET
+    degraded: dict[str, str] | UnsetType = UNSET
 
 
 async def health(request: Request) -> Response:
@@ -57,6 +58,9 @@ async def health(request: Request) -> Response:
 async def ready(request: Request) -> Response:
     """GET /ready: 200 while new sessions are admitted, 503 while models load, while the server drains, and
     once a model is lost, which it names.
+
+    A model on another server that is away is no reason for 503: the sessions that go on here, captions and speech need
+    none, and all hosts behind a balancer would turn at once.
     """
     state: ServerState = request.app.state.antiphon
     if state.draining:
@@ -67,7 +71,9 @@ async def ready(request: Request) -> Response:
         names = list(state.models.names)
         return json_response(Readiness("model_lost", names, sessions=state.num_sessions, lost=lost), 503)
     models = state.models
-    return json_response(Readiness("ready", list(models.names), served_kinds(models), state.num_sessions))
+    degraded = models.degraded() or UNSET
+    names, kinds = list(models.names), served_kinds(models)
+    return json_response(Readiness("ready", names, kinds, state.num_sessions, degraded=degraded))
 
 
 def served_kinds(models: LoadedModels) -> tuple[Kind, ...]:
