@@ -80,6 +80,26 @@ def test_another_session_goes_on_with_what_has_no_words_yet(at: int, code: str, 
     assert num_sessions == 2
 
 
+@pytest.mark.parametrize("size", [2000, 3200, 100_000])
+def test_what_has_its_words_is_not_said_again_by_another_session(size: int, scripted: str) -> None:
+    async def use(captions: ClientCaptions) -> tuple[str, list[float], int]:
+        found = []
+        for first in (1, 6, 11):
+            for piece in pieces(speech(first, 5), size):
+                await captions.send(piece)
+            words = aiter(captions)
+            found += [await anext(words)]
+            await ended_by(captions, "session_expired")
+        await captions.finish()
+        await all_words(captions)
+        return captions.text, times(captions), captions.num_sessions
+
+    words, starts, num_sessions = captioned(scripted, use)
+    assert words == text(1, 15)
+    assert starts == pytest.approx([WORD_S * k for k in range(15)], abs=0.01)
+    assert num_sessions == 4
+
+
 def test_the_transcripts_of_captions_that_go_on_end_where_they_were_finished(scripted: str) -> None:
     async def use(captions: ClientCaptions) -> list[str]:
         found = []

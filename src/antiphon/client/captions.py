@@ -139,9 +139,11 @@ class ClientCaptions(LinkedSession):
     async def _configure(self, link: ResumingLink) -> None:
         """Say what a session is for. Raises SessionEnded where the server refuses it."""
         await link.send({"type": "session.update", **self._config})
-        while (message := await link.receive())["type"] != "session.updated":  # type: ignore[call-overload]
+        while True:
+            message = await link.receive()
             _raise_error(message)
-        self._warn(message)
+            if isinstance(message, dict) and message.get("type") == "session.updated":
+                return self._warn(message)
 
     async def configure(self, *, language: str | None = None, prompt: str | None = None) -> None:
         """Change the language, "" to have it detected, or the names and words to expect, in mid-call. The iteration
