@@ -18,7 +18,7 @@ class ModelEntry(msgspec.Struct):
     """One model. `created` is when the server started, in Unix seconds.
 
     `video` is only there for the model that answers about a video: whether it sees pictures, or is given the text that
-    was read on them.
+    was read on them. `languages` is only there for the model that transcribes: ISO 639-1.
     """
 
     id: str
@@ -26,6 +26,7 @@ class ModelEntry(msgspec.Struct):
     created: int
     owned_by: str
     video: Literal["pictures", "text"] | UnsetType = UNSET
+    languages: tuple[str, ...] | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):
@@ -52,11 +53,16 @@ async def model(request: Request) -> Response:
 def _entries(state: ServerState) -> list[ModelEntry]:
     if state.models is None:
         return []
-    video_model = state.models.video_model
-    answers = video_model.profile if video_model else None
+    video_model, transcriber = state.models.video_model, state.models.transcriber
+    answers, hears = video_model.profile if video_model else None, transcriber.profile if transcriber else None
     return [
         ModelEntry(
-            name, "model", state.started_s, "antiphon", answers.sees if answers and name == answers.id else UNSET
+            name,
+            "model",
+            state.started_s,
+            "antiphon",
+            answers.sees if answers and name == answers.id else UNSET,
+            hears.languages if hears and name == hears.id else UNSET,
         )
         for name in (*state.models.names, "default")
     ]
