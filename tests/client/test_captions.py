@@ -13,7 +13,7 @@ import pytest
 
 from antiphon.audio import Pcm
 from antiphon.client import Client, ClientCaptions, SessionEnded, SyncClient
-from antiphon.client.captions import BYTES_PER_S, _Sent
+from antiphon.client.captions import BYTES_PER_S, SentAudio
 from antiphon.client.link import ResumingLink
 from antiphon.settings import Settings
 from tests.scripted import speech, text
@@ -55,7 +55,7 @@ def times(captions: ClientCaptions) -> list[float]:
 
 async def ended_by(captions: ClientCaptions, code: str) -> None:
     """Have the present session end as by the server."""
-    captions.link._end(SessionEnded(code))
+    captions.link.end(SessionEnded(code))
 
 
 CODES = ("session_expired", "server_shutting_down", "unknown_session", "resync_required", "client_gap")
@@ -117,8 +117,8 @@ def test_the_transcripts_of_captions_that_go_on_end_where_they_were_finished(scr
 def test_they_go_on_over_the_length_of_a_session() -> None:
     async def use(captions: ClientCaptions) -> tuple[str, int]:
         await captions.send(speech(1, 4))
-        for _ in range(2):
-            await captions._renewed.wait()
+        while captions.num_sessions < 3:
+            await captions.send(np.zeros(1600, np.float32))
         await captions.send(speech(5, 4, silence_frames=40))
         await captions.stop()
         return await all_words(captions), captions.num_sessions
@@ -152,17 +152,32 @@ def test_a_stop_ends_the_feeding_and_has_the_last_words(says: str, scripted: str
 
 
 def test_a_stop_does_not_wait_for_a_server_that_says_nothing(scripted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def is_lost(captions: ClientCaptions) -> None:
+        return
+
     monkeypatch.setattr("antiphon.client.captions.LAST_S", 0.0)
+    monkeypatch.setattr(ClientCaptions, "finish", is_lost)
 
     async def use(captions: ClientCaptions) -> str:
-        give, captions._give = captions._give, asyncio.Event().wait  # type: ignore[method-assign, assignment]
-        stopping = asyncio.create_task(captions.stop())
-        first = await all_words(captions)
-        captions._give = give  # type: ignore[method-assign]
-        stopping.cancel()
-        return first
+        await captions.stop()
+        return await all_words(captions)
 
     assert captioned(scripted, use) == ""
+
+
+def new_links_receive(
+    monkeypatch: pytest.MonkeyPatch, captions: ClientCaptions, refusals: list[SessionEnded], *, always: bool
+) -> None:
+    """Have the sessions after this one be refused: `always` by the first, or once by each."""
+    receive = ResumingLink.receive
+
+    async def refused(link: ResumingLink) -> dict[str, Any] | bytes:
+        if link is not present and refusals:
+            raise refusals[0] if always else refusals.pop()
+        return await receive(link)
+
+    present = captions.link
+    monkeypatch.setattr(ResumingLink, "receive", refused)
 
 
 @pytest.mark.parametrize(
@@ -172,14 +187,8 @@ def test_a_stop_does_not_wait_for_a_server_that_says_nothing(scripted: str, monk
 def test_a_server_that_refuses_another_session_ends_them_by_its_word(
     refusal: SessionEnded, code: str, scripted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refused(link: ResumingLink) -> dict[str, Any]:
-        raise refusal
-
     async def use(captions: ClientCaptions) -> None:
-        link = captions.link
-        receive = link.receive
-        monkeypatch.setattr(ResumingLink, "receive", refused)
-        link.receive = receive  # type: ignore[method-assign]
+        new_links_receive(monkeypatch, captions, [refusal], always=True)
         await ended_by(captions, "session_expired")
         for again in (captions.send(speech(1, 2)), all_words(captions), all_words(captions)):
             with pytest.raises(SessionEnded) as ended:
@@ -204,17 +213,9 @@ def test_a_full_server_says_when_to_ask_again() -> None:
 
 def test_a_server_that_is_full_for_a_while_is_asked_again(scripted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     refusals = [SessionEnded("full", retry_after_s=0.0), SessionEnded("connection_lost", retry_after_s=0.0)]
-    configure = ClientCaptions._configure
-
-    async def full_at_first(captions: ClientCaptions, link: ResumingLink) -> None:
-        if captions.text and refusals:
-            raise refusals.pop()
-        await configure(captions, link)
-
-    monkeypatch.setattr(ClientCaptions, "_configure", full_at_first)
 
     async def use(captions: ClientCaptions) -> str:
-        captions.text = "begun"
+        new_links_receive(monkeypatch, captions, refusals, always=False)
         await ended_by(captions, "session_expired")
         await captions.send(speech(1, 3))
         await captions.finish()
@@ -271,7 +272,7 @@ def test_without_a_loop_another_thread_stops_them(scripted: str) -> None:
         ended.set()
 
 
-def entries(sent: _Sent) -> list[int | None]:
+def entries(sent: SentAudio) -> list[int | None]:
     found: list[int | None] = []
     while (more := sent.next())[0]:
         found.append(None if more[1] is None else len(more[1]))
@@ -281,10 +282,10 @@ def entries(sent: _Sent) -> list[int | None]:
 
 @pytest.mark.parametrize(
     ("settled", "restarts_at", "again"),
-    [(0, 0, [100, 100, None, 100]), (100, 100, [100, None, 100]), (150, 150, [50, None, 100]), (200, 200, [None, 100])],
+    [(0, 0, [200, None, 100]), (100, 100, [100, None, 100]), (150, 150, [50, None, 100]), (200, 200, [None, 100])],
 )
 def test_what_has_words_is_not_sent_again(settled: int, restarts_at: int, again: Sequence[int | None]) -> None:
-    sent = _Sent()
+    sent = SentAudio()
     for entry in (bytes(100), bytes(100), None, bytes(100)):
         sent.add(entry)
     assert entries(sent) == [100, 100, None, 100]
@@ -297,7 +298,7 @@ def test_what_has_words_is_not_sent_again(settled: int, restarts_at: int, again:
 
 
 def test_of_hours_of_silence_five_minutes_are_kept() -> None:
-    sent = _Sent()
+    sent = SentAudio()
     for _ in range(1000):
         sent.add(bytes(BYTES_PER_S))
         entries(sent)

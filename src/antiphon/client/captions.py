@@ -46,7 +46,7 @@ class CaptionWord:
     end_s: float
 
 
-class _Sent:
+class SentAudio:
     """What was sent, from the last word on: pieces of PCM, and None for each end of a transcript."""
 
     def __init__(self) -> None:
@@ -60,6 +60,7 @@ class _Sent:
         return bool(self._entries) and self._entries[-1] is None
 
     def add(self, entry: bytes | None) -> None:
+        """Keep what is to be sent next. Of what the session was given, the oldest is dropped beyond MAX_KEPT_BYTES."""
         self._entries.append(entry)
         self.size += len(entry or b"")
         while self.size > MAX_KEPT_BYTES and self.num_given > 1 and self._entries[0]:
@@ -87,11 +88,21 @@ class _Sent:
 
     def restart(self, at: int) -> int:
         """Give all to another session, from this place on; return where that session's audio begins, in bytes."""
+        self.num_given = len(self._entries)
+        self.settle(at)
         self.num_given = 0
         if self._entries and (head := self._entries[0]) is not None and self.start < at:
             cut = min(len(head), at - self.start)
             self._entries[0] = head[cut:]
             self.start, self.size = self.start + cut, self.size - cut
+        # In pieces of a second: many small messages at once would be more than a server takes.
+        entries, self._entries = self._entries, deque()
+        for entry in entries:
+            last = self._entries[-1] if self._entries else None
+            if entry and last and len(last) < BYTES_PER_S:
+                self._entries[-1] = last + entry
+            else:
+                self._entries.append(entry)
         return self.start
 
     def _drop(self) -> None:
@@ -115,7 +126,7 @@ class ClientCaptions(LinkedSession):
         self._open_link, self._give_up_s = open_link, give_up_s
         self._config = {"word_timestamps": True, **config}
         self._audio = WireAudio(rate_hz, RATE_HZ)
-        self._sent, self._giving = _Sent(), asyncio.Lock()
+        self._sent, self._giving = SentAudio(), asyncio.Lock()
         # Where the session's audio begins, and where the last word ends, in bytes of all audio.
         self._base = self._settled = 0
         # Words; None where a transcript is done; or what the server refused.
@@ -255,11 +266,12 @@ class ClientCaptions(LinkedSession):
         async with self._giving:
             while (more := self._sent.next())[0]:
                 pcm = more[1]
+                # Its words may come before the next line: where the session ends first, another is given all again.
+                self._sent.num_given += 1
                 if pcm is None:
                     await self._link.send({"type": "input_audio_buffer.commit", "final": True})
                 elif pcm:
                     await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(pcm)})
-                self._sent.num_given += 1
 
     async def _read(self) -> None:
         """Take what the sessions send, one session after the other."""

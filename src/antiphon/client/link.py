@@ -162,7 +162,7 @@ class ResumingLink:
         finally:
             for task in self._tasks:
                 task.cancel()
-            self._end(SessionEnded("closed"))
+            self.end(SessionEnded("closed"))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def cut(self) -> bool:
@@ -192,14 +192,14 @@ class ResumingLink:
             try:
                 await self._connect_and_carry()
             except SessionEnded as ended:
-                self._end(ended)
+                self.end(ended)
                 return
             except (OSError, TimeoutError, InvalidHandshake, ConnectionClosed, _TryAgain) as error:
                 failure = error
             except Exception as error:
                 # Whatever is wrong, somebody waits for this session.
                 log.exception("a session's connection failed")
-                self._end(SessionEnded("client_error", repr(error)))
+                self.end(SessionEnded("client_error", repr(error)))
                 return
             now_s = time.monotonic()
             if not failure and (self._held.num_received > num_received or now_s - begun_s > SETTLED_S):
@@ -211,7 +211,7 @@ class ResumingLink:
             never = not self._held.can_resume and not isinstance(failure, _TryAgain | ConnectionClosed)
             if never or now_s - lost_s > self._give_up_s:
                 code = failure.code if isinstance(failure, _TryAgain) else "connection_lost"
-                self._end(SessionEnded(code, str(failure or "") or type(failure).__name__, 0.0))
+                self.end(SessionEnded(code, str(failure or "") or type(failure).__name__, 0.0))
                 return
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
             wait_s = min(2 * wait_s, MAX_WAIT_S)
@@ -292,7 +292,8 @@ class ResumingLink:
         self._incoming.put_nowait((message, size))
         self._incoming_bytes += size
 
-    def _end(self, ended: SessionEnded) -> None:
+    def end(self, ended: SessionEnded) -> None:
+        """Have the session be over, as where the server has ended it; the connection is left to `close`."""
         if not self._ended:
             self._ended = ended
             self._incoming.put_nowait((ended, 0))

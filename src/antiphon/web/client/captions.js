@@ -51,7 +51,7 @@ const LAST_MS = 2000,
 const STALLED_MS = 15000;
 // The wait before another session, which doubles.
 const FIRST_WAIT_MS = 250,
-  MOST_WAIT_MS = 30000;
+  MOST_WAIT_MS = 5000;
 // The id of a message that changes the language in mid-call.
 const CONFIGURE = "configure";
 // Errors that end a session of the server, not the captions.
@@ -221,7 +221,8 @@ export class Captions extends Teller {
     if (reason === "input_audio_buffer_overflow") run.sound.giveUp();
     while (!run.over && !run.stopping && !run.transport) {
       this.tell("state", { state: "waiting", reason });
-      await after(Math.min(MOST_WAIT_MS, FIRST_WAIT_MS * 2 ** run.failures++));
+      // Not all at once, where many wait for one server.
+      await after(Math.min(MOST_WAIT_MS, FIRST_WAIT_MS * 2 ** run.failures++) * (0.5 + Math.random() / 2));
       if (run.over || run.stopping) return;
       try {
         await this.connect(run);
