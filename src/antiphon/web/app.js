@@ -38,6 +38,8 @@ const page = {
       if (said.startsWith(NO_KEY) || said.startsWith(WRONG_KEY)) this.clear(tab);
     }
   },
+  /** See how the server is now. */
+  look: () => look(),
   /** A session ended though it was not stopped: say so, and what to do. */
   lost(tab, advice, reason) {
     this.fail(tab, new Error(`It ended: ${inWords(reason)}. ${advice}`));

@@ -97,7 +97,10 @@ export class CaptionsTab {
       if (state === "listening") this.state(listening);
       if (state === "stopping") this.state("Finishing the last line…");
       // Who reads captions cannot press a button: they go on by themselves.
-      if (state === "waiting" && was !== state) this.state(`Goes on once the server is ready: ${inWords(reason)}`);
+      if (state === "waiting" && was !== state) {
+        this.state(`Goes on once the server is ready: ${inWords(reason)}`);
+        this.page.look();
+      }
       was = state;
       listening = "Listening";
     });
