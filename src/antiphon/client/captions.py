@@ -178,7 +178,7 @@ class ClientCaptions(LinkedSession):
         await self._push(None)
 
     async def stop(self) -> None:
-        """Stop feeding and finish: the iteration ends with the last word, after 2 s at the latest. Raises SessionEnded."""
+        """Stop feeding and finish: the iteration ends with the last word, within 2 s. Raises SessionEnded."""
         if self._feeding:
             self._feeding.cancel()
             await asyncio.gather(self._feeding, return_exceptions=True)
@@ -249,7 +249,7 @@ class ClientCaptions(LinkedSession):
     # --- the sessions of the server -----------------------------------------------------------------------------------
 
     async def _push(self, entry: bytes | None) -> None:
-        """Send audio, or the end of a transcript; whatever ends meanwhile, a session is given it. Raises SessionEnded."""
+        """Send audio, or the end of a transcript, to this session or the next one. Raises SessionEnded."""
         self._sent.add(entry)
         while True:
             renewed = self._renewed

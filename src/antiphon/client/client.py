@@ -77,12 +77,12 @@ class Client:
     ) -> ClientConversation:
         """Return a conversation, to be entered.
 
-        `instructions`: what the model is told. `voice`: a name of `antiphon voices`. `language`: of the user, ISO 639-1;
-        None: it is detected. `tools`: functions that the model may call (FunctionTool). `rate_hz`, `response_rate_hz`: of the user's audio and the responses'. `speaks`
-        false: responses are text alone. `acknowledges`: you say what was `played`, and only that counts as heard.
-        `consents`: whoever speaks has agreed to being recorded. The others are as docs/wire/duplex.md has them:
-        `turn_detection`, and any other field of a `session`. Raises TypeError, ValueError for functions that cannot be
-        tools.
+        `instructions`: what the model is told. `voice`: a name of `antiphon voices`. `language`: of the user, ISO
+        639-1; None: it is detected. `tools`: functions that the model may call (FunctionTool). `rate_hz`,
+        `response_rate_hz`: of the user's audio and the responses'. `speaks` false: responses are text alone.
+        `acknowledges`: you say what was `played`, and only that counts as heard. `consents`: whoever speaks has agreed
+        to being recorded. The others are as docs/wire/duplex.md has them: `turn_detection`, and any other field of a
+        `session`. Raises TypeError, ValueError for functions that cannot be tools.
         """
         if session and "tools" in session:
             raise ValueError("functions are given as `tools`, not in the session: their calls would have no answer")

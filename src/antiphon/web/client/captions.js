@@ -55,7 +55,8 @@ const FIRST_WAIT_MS = 250,
 // The id of a message that changes the language in mid-call.
 const CONFIGURE = "configure";
 // Errors that end a session of the server, not the captions.
-const ENDS_A_SESSION = ["session_expired", "server_shutting_down", "rate_limit_exceeded", "input_audio_buffer_overflow"];
+const OVERFLOW = "input_audio_buffer_overflow",
+  ENDS_A_SESSION = ["session_expired", "server_shutting_down", "rate_limit_exceeded", OVERFLOW];
 
 /** @param {number} ms */
 const after = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
@@ -218,7 +219,7 @@ export class Captions extends Teller {
     // A stop waits for its last line no longer.
     run.finished();
     // What is more than the server lets wait would be more than that again.
-    if (reason === "input_audio_buffer_overflow") run.sound.giveUp();
+    if (reason === OVERFLOW) run.sound.giveUp();
     while (!run.over && !run.stopping && !run.transport) {
       this.tell("state", { state: "waiting", reason });
       // Not all at once, where many wait for one server.
