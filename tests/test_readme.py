@@ -40,7 +40,7 @@ PROVEN = {
 # What the Python examples of a page print, and files that its examples write.
 PRINTED = {
     "README.md": ("", "capital of France", "\n"),
-    "docs/use.md": ("ask not what your country can do for you", "three sentences", " ", ""),
+    "docs/use.md": ("ask not what your country can do for you", "three sentences", " ", "[resumed] ", ""),
     "docs/client.md": ("meeting", "[get_weather: It rains in Paris, 17 degrees.]", "", " ", "your country"),
     "docs/coming-from.md": (" ",),
 }

@@ -48,6 +48,7 @@ class Server:
     status: str = "ready"
     video: str = ""
     serves: tuple[str, ...] = KINDS
+    languages: tuple[str, ...] = ("en", "de", "fr")
     metrics_key: str = ""
     is_gone: bool = False
 
@@ -75,7 +76,15 @@ class Answers(BaseHTTPRequestHandler):
         elif plays.key and self.headers.get("Authorization") != f"Bearer {plays.key}":
             self._json(401, {"error": {"message": "No.", "code": "invalid_api_key"}})
         elif path == "v1/models":
-            self._json(200, {"data": [{"id": "one", **({"video": plays.video} if plays.video else {})}]})
+            video = {"video": plays.video} if plays.video else {}
+            self._json(
+                200,
+                {
+                    "data": [
+                        {"id": "one", "task": "automatic-speech-recognition", "languages": plays.languages, **video}
+                    ]
+                },
+            )
         elif path == "v1/audio/voices":
             self._json(200, {"voices": ["heart"]})
         else:
@@ -137,8 +146,17 @@ def at_rest(browser: Browser, folder: Path) -> None:
         expect(page.locator("#sight")).to_contain_text("sees the pictures")
         page.locator("#options summary").click()
         page.locator("#times").evaluate("node => { node.hidden = false; }")
+        top = page.locator("[role=tablist]").bounding_box()
+        assert top
+        assert top["y"] < 64, "the header takes too much of the page"
         for tab in TABS:
             page.locator(f"#tab-{tab}").click()
+            for label in page.locator(f"#{tab} .bar label:has(select, input[type=range])").all():
+                # A label is beside what it names.
+                text, field = label.bounding_box(), label.locator("select, input").bounding_box()
+                assert text
+                assert field
+                assert abs(text["y"] + text["height"] / 2 - field["y"] - field["height"] / 2) < 4, tab
             for log in page.locator(f"#{tab} .log").all():
                 shown = log.evaluate("node => getComputedStyle(node, '::before').content")
                 assert re.search("(Press|Start) ", shown), (tab, shown)
@@ -222,7 +240,19 @@ def keys(browser: Browser, folder: Path) -> None:
     page.locator("#key").press("Tab")
     expect(page.locator("#status")).to_have_text("Ready: one")
     expect(page.locator("#key-field")).to_be_visible()
+    for tab in TABS:
+        expect(page.locator(f"#{tab}-error")).to_be_empty()
     page.context.close()
+
+
+def languages(browser: Browser) -> None:
+    """Those that are loaded, by their names; where there is one, it is all that can be chosen."""
+    for codes, names in ((("en", "de", "fr"), ["Any", "English", "French", "German"]), (("en",), ["English"])):
+        page = opened(browser, Server(languages=codes))
+        expect(page.locator("#status")).to_have_text("Ready: one")
+        page.locator("#tab-captions").click()
+        expect(page.locator("#language option")).to_have_text(names)
+        page.context.close()
 
 
 def refusals(browser: Browser) -> None:
@@ -271,6 +301,7 @@ def main() -> None:
         lacks(browser)
         metrics(browser, folder)
         keys(browser, folder)
+        languages(browser)
         refusals(browser)
         browser.close()
     print("the page says what is missing, and what to do about it")

@@ -112,7 +112,7 @@ def goes_on(page: Page) -> None:
     page.get_by_role("button", name="Start captions").click()
     expect(page.locator("#captions-log")).to_contain_text(re.compile("printed|book|block", re.I), timeout=SLOW_MS)
     print("kill it", flush=True)
-    expect(page.locator("#captions-error")).to_contain_text("It goes on once the server is ready", timeout=SLOW_MS)
+    expect(page.locator("#captions-state")).to_contain_text("Goes on once the server is ready", timeout=SLOW_MS)
     expect(page.locator("#status")).to_contain_text("does not answer")
     before = page.locator("#captions-log p").count()
     print("bring it back", flush=True)
@@ -120,6 +120,33 @@ def goes_on(page: Page) -> None:
     expect(page.locator("#captions-error")).to_be_empty()
     expect(page.locator("#captions-log p").nth(before)).to_contain_text(re.compile(r"\w{3,}"), timeout=SLOW_MS)
     page.get_by_role("button", name="Stop captions").click()
+    expect(page.locator("#captions-state")).to_have_text("Stopped", timeout=SLOW_MS)
+    # Times go on: none of a line is before that of the line above it.
+    begins = re.findall(r"^(\d\d:\d\d:\d\d,\d{3}) -->", downloaded(page, "Download subtitles").decode(), re.MULTILINE)
+    assert len(begins) > before
+    assert begins == sorted(begins), begins
+
+
+def stops_in_mid_line(page: Page) -> None:
+    """What is being said at a stop is finished, and in the subtitles; a second start says that it adds, and *Clear*
+    begins anew.
+    """
+    page.get_by_role("tab", name="Captions").click()
+    page.locator("#language").select_option("English")
+    page.get_by_role("button", name="Start captions").click()
+    expect(page.locator("#captions-log p.open")).to_contain_text(re.compile(r"\w{3,}"), timeout=SLOW_MS)
+    page.get_by_role("button", name="Stop captions").click()
+    expect(page.locator("#captions-state")).to_have_text("Stopped", timeout=SLOW_MS)
+    expect(page.locator("#captions-log p.open")).to_have_count(0)
+    assert re.search(r"-->.*\n\w", downloaded(page, "Download subtitles").decode())
+    lines = page.locator("#captions-log p").count()
+    page.get_by_role("button", name="Start captions").click()
+    expect(page.locator("#captions-state")).to_contain_text("is added below", timeout=SLOW_MS)
+    expect(page.locator("#captions-log p")).to_have_count(lines)
+    page.get_by_role("button", name="Clear").click()
+    expect(page.locator("#captions-log p")).to_have_count(0)
+    page.get_by_role("button", name="Stop captions").click()
+    expect(page.locator("#captions-state")).to_have_text("Stopped", timeout=SLOW_MS)
 
 
 def talk_by_keyboard(page: Page) -> None:
@@ -191,7 +218,10 @@ def main() -> None:
         page.locator("#options summary").click()
         if transport == "returns":
             goes_on(page)
-            print("captions go on where the server was killed and came back")
+            page.get_by_role("button", name="Clear").click()
+            expect(page.locator("#captions-log p")).to_have_count(0)
+            stops_in_mid_line(page)
+            print("captions go on where the server was killed and came back, and finish what is being said")
             return
         if transport:
             talk_on(page, transport, folder)
@@ -210,7 +240,7 @@ def main() -> None:
         expect(page.locator("#captions-srt")).to_be_enabled(timeout=SLOW_MS)
         page.screenshot(path=folder / "captions.png", full_page=True)
         page.get_by_role("button", name="Stop captions").press("Enter")
-        expect(page.locator("#captions-state")).to_have_text("Stopped")
+        expect(page.locator("#captions-state")).to_have_text("Stopped", timeout=SLOW_MS)
         text, subtitles = downloaded(page, "Download text"), downloaded(page, "Download subtitles")
         assert re.search("printed|book|block", text.decode(), re.I), text
         assert re.match(r"1\n00:00:0\d,\d{3} --> 00:00:\d\d,\d{3}\n\w", subtitles.decode()), subtitles

@@ -342,3 +342,36 @@ def test_a_program_without_an_event_loop_has_the_same(scripted: tuple[str, Serve
             if isinstance(event, ResponseEnds):
                 assert event.text == "and again"
                 break
+
+
+def test_the_language_is_given_and_changed_in_mid_call(scripted: tuple[str, ServerState, Echo]) -> None:
+    """The scripted model hears English alone: what is refused shows that it was asked for."""
+
+    async def use(talk: ClientConversation) -> list[str]:
+        told = []
+        for change in ({"language": "de"}, {"voice": "nobody"}):
+            await talk.configure(**change)  # type: ignore[arg-type]
+            told.append(next(e.message for e in await until(talk, ServerError) if isinstance(e, ServerError)))
+        await talk.configure(language="", instructions="Be brief.", voice="one", turn_detection=VAD)
+        await talk.send_text("hello")
+        ends = [e for e in await until(talk, ResponseEnds) if isinstance(e, ServerError | ResponseEnds)]
+        assert [type(e) for e in ends] == [ResponseEnds]
+        return told
+
+    language, voice = talked(scripted, use, language="en")
+    assert "'de'" in language
+    assert "nobody" in voice
+    with pytest.raises(SessionEnded, match="'de'"):
+        talked(scripted, use, language="de")
+
+
+def test_what_the_server_does_not_read_is_kept_and_logged(
+    scripted: tuple[str, ServerState, Echo], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def use(talk: ClientConversation) -> list[str]:
+        return [str(warning["param"]) for warning in talk.warnings]
+
+    assert talked(scripted, use, session={"language": "en"}) == ["session.language"]
+    assert "session.language" in caplog.text
+    with SyncClient(scripted[0]) as client, client.conversation(session={"langage": "en"}) as talk:
+        assert [warning["code"] for warning in talk.warnings] == ["unknown_parameter"]

@@ -8,7 +8,7 @@
 `SyncClient` has the same for programs without an event loop. docs/client.md is the tutorial.
 """
 
-from antiphon.client.captions import ClientCaptions
+from antiphon.client.captions import CaptionWord, ClientCaptions
 from antiphon.client.client import Client
 from antiphon.client.conversation import ClientConversation
 from antiphon.client.events import (
@@ -35,6 +35,7 @@ from antiphon.client.video import ClientVideo
 
 __all__ = [
     "AudioToPlay",
+    "CaptionWord",
     "Client",
     "ClientCaptions",
     "ClientConversation",

@@ -1,47 +1,196 @@
-"""Live transcription: audio in, words out that do not change."""
+"""Live transcription: audio in, words out that do not change, over as many of the server's sessions as it takes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from antiphon.client.audio import Audio, WireAudio, encoded
-from antiphon.client.link import LinkedSession, ResumingLink, SessionEnded
+from antiphon.client.link import FIRST_WAIT_S, MAX_WAIT_S, LinkedSession, ResumingLink, SessionEnded
 
+log = logging.getLogger(__name__)
 PATH = "/v1/realtime"
 # The wire's rate.
 RATE_HZ = 16_000
+BYTES_PER_S = 2 * RATE_HZ
+# How much audio is kept for another session, from the last word on, in bytes of PCM.
+MAX_KEPT_BYTES = 300 * BYTES_PER_S
+# How long `stop` waits for the last words, in seconds.
+LAST_S = 2.0
+# Ends of a session that are not the end of the captions: another session goes on with them.
+ENDS_A_SESSION = frozenset(
+    {
+        "session_expired",
+        "server_shutting_down",
+        "unknown_session",
+        "resync_required",
+        "client_gap",
+        "restored_too_often",
+        "invalid_resume_token",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CaptionWord:
+    """A word, with its place in all audio that was sent, in seconds."""
+
+    text: str
+    start_s: float
+    end_s: float
+
+
+class SentAudio:
+    """What was sent, from the last word on: pieces of PCM, and None for each end of a transcript."""
+
+    def __init__(self) -> None:
+        self._entries: deque[bytes | None] = deque()
+        # The place of the first entry in all audio, in bytes; how much is kept; how many the present session was given.
+        self.start = self.size = self.num_given = 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last that was sent is the end of a transcript that is not done."""
+        return bool(self._entries) and self._entries[-1] is None
+
+    def add(self, entry: bytes | None) -> None:
+        """Keep what is to be sent next. Of what the session was given, the oldest is dropped beyond MAX_KEPT_BYTES."""
+        self._entries.append(entry)
+        self.size += len(entry or b"")
+        while self.size > MAX_KEPT_BYTES and self.num_given > 1 and self._entries[0]:
+            self._drop()
+
+    def next(self) -> tuple[bool, bytes | None]:
+        """Whether there is more to give to the session, and what."""
+        if self.num_given == len(self._entries):
+            return False, None
+        return True, self._entries[self.num_given]
+
+    def settle(self, at: int) -> None:
+        """Forget the audio before this place, in bytes: its words are known."""
+        while self.num_given > 0 and (head := self._entries[0]) is not None:
+            if self.start + len(head) > at:
+                break
+            self._drop()
+
+    def done(self) -> None:
+        """Forget everything up to the end of the oldest transcript."""
+        while self._entries and self._entries[0] is not None:
+            self._drop()
+        if self._entries:
+            self._drop()
+
+    def restart(self, at: int) -> int:
+        """Give all to another session, from this place on; return where that session's audio begins, in bytes."""
+        self.num_given = len(self._entries)
+        self.settle(at)
+        self.num_given = 0
+        if self._entries and (head := self._entries[0]) is not None and self.start < at:
+            cut = min(len(head), at - self.start)
+            self._entries[0] = head[cut:]
+            self.start, self.size = self.start + cut, self.size - cut
+        # In pieces of a second: many small messages at once would be more than a server takes.
+        entries, self._entries = self._entries, deque()
+        for entry in entries:
+            last = self._entries[-1] if self._entries else None
+            if entry and last and len(last) < BYTES_PER_S:
+                self._entries[-1] = last + entry
+            else:
+                self._entries.append(entry)
+        return self.start
+
+    def _drop(self) -> None:
+        num_bytes = len(self._entries.popleft() or b"")
+        self.start, self.size = self.start + num_bytes, self.size - num_bytes
+        self.num_given = max(0, self.num_given - 1)
 
 
 class ClientCaptions(LinkedSession):
-    """One transcription session. Entered with `async with`; iterated for its words, once for each `finish`.
+    """A transcription. Entered with `async with`; iterated for its words, once for each `finish`.
 
-    `text`: all words since the last `finish`. It survives cuts of its connection.
+    `text`, `words`: all words since the last `finish`. It survives cuts of its connection, the end of a session of the
+    server and the server's restart: what was sent since the last word is then sent to another session.
+    `num_sessions`: how many it took so far. `warnings`: what the server did not read of what it was asked for.
     """
 
-    def __init__(self, link: ResumingLink, config: dict[str, object], rate_hz: int) -> None:
-        super().__init__(link)
-        self._config, self._rate_hz = config, rate_hz
+    def __init__(
+        self, open_link: Callable[[], ResumingLink], config: Mapping[str, object], rate_hz: int, give_up_s: float
+    ) -> None:
+        super().__init__(open_link())
+        self._open_link, self._give_up_s = open_link, give_up_s
+        self._config = {"word_timestamps": True, **config}
         self._audio = WireAudio(rate_hz, RATE_HZ)
+        self._sent, self._giving = SentAudio(), asyncio.Lock()
+        # Where the session's audio begins, and where the last word ends, in bytes of all audio.
+        self._base = self._settled = 0
+        # Words; None where a transcript is done; or what the server refused.
+        self._found: asyncio.Queue[tuple[str, list[CaptionWord]] | SessionEnded | None] = asyncio.Queue()
         self._feeding: asyncio.Task[None] | None = None
-        self.text = ""
+        self._reading: asyncio.Task[None] | None = None
+        self._renewed = asyncio.Event()
+        self._over: SessionEnded | None = None
+        # Ends an iteration whose last words do not come, and how many transcripts ended so before they were done.
+        self._last_call: asyncio.TimerHandle | None = None
+        self._num_given_up = 0
+        # Whether the transcript has words, and what comes next is another session's.
+        self._has_words, self._joins, self._begins_anew = False, False, True
+        self.text, self.words = "", list[CaptionWord]()
+        self.num_sessions = 1
 
     async def _begin(self) -> None:
-        await self._link.send({"type": "session.update", **self._config})
-        while (await self._message())["type"] != "session.updated":
-            pass
+        await self._configure(self._link)
+        self._reading = asyncio.create_task(self._read())
+
+    async def _configure(self, link: ResumingLink) -> None:
+        """Say what a session is for. Raises SessionEnded where the server refuses it."""
+        await link.send({"type": "session.update", **self._config})
+        while True:
+            message = await link.receive()
+            _raise_error(message)
+            if isinstance(message, dict) and message.get("type") == "session.updated":
+                return self._warn(message)
+
+    async def configure(self, *, language: str | None = None, prompt: str | None = None) -> None:
+        """Change the language, "" to have it detected, or the names and words to expect, in mid-call. The iteration
+        raises SessionEnded where the server refuses it. Raises SessionEnded.
+        """
+        given = {name: value for name, value in (("language", language), ("prompt", prompt)) if value is not None}
+        await self._link.send({"type": "session.update", "model": self._config["model"], **given})
+        self._config |= given
 
     async def send(self, audio: Audio) -> None:
-        """Send more audio. Waits while more is unsent than is kept. Raises SessionEnded, ValueError."""
+        """Send more audio. Waits while more is unsent than is kept, and while another session is begun. Raises
+        SessionEnded, ValueError.
+        """
         if pcm := self._audio.feed(audio):
-            await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(pcm)})
+            await self._push(pcm)
 
     async def finish(self) -> None:
         """End the transcript: the iteration ends with its last word. Raises SessionEnded."""
         if rest := self._audio.flush():
-            await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(rest)})
-        await self._link.send({"type": "input_audio_buffer.commit", "final": True})
+            await self._push(rest)
+        await self._push(None)
+
+    async def stop(self) -> None:
+        """Stop feeding and finish: the iteration ends with the last word, within 2 s. Raises SessionEnded."""
+        if self._feeding:
+            self._feeding.cancel()
+            await asyncio.gather(self._feeding, return_exceptions=True)
+        if not self._last_call:
+            self._last_call = asyncio.get_running_loop().call_later(LAST_S, self._give_up_last)
+            if not self._sent.is_finished:
+                await self.finish()
+
+    def _give_up_last(self) -> None:
+        self._last_call = None
+        self._num_given_up += 1
+        self._found.put_nowait(None)
 
     def feed(self, pieces: AsyncIterable[Audio] | Iterable[Audio]) -> None:
         """Send pieces of audio as they come, in the background, and `finish` after the last. Pieces of what is no
@@ -58,45 +207,165 @@ class ClientCaptions(LinkedSession):
 
     async def __aiter__(self) -> AsyncIterator[str]:
         """Yield words as they are known, until the transcript is done. Raises SessionEnded, and what feeding raised."""
-        self.text = ""
-        while True:
-            message = await self._message()
-            if message["type"] == "transcription.delta":
-                self.text += message["delta"]
-                yield message["delta"]
-            elif message["type"] == "transcription.done":
-                return
+        if self._begins_anew:
+            self.text, self.words, self._begins_anew = "", [], False
+        while (found := await self._next()) is not None:
+            delta, words = found
+            self.text += delta
+            self.words += words
+            yield delta
+        self._begins_anew = True
 
-    async def _message(self) -> dict[str, Any]:
-        """The next message. Raises SessionEnded for an error, which leaves nothing to wait for."""
-        while True:
-            message = await self._receive()
-            if isinstance(message, dict) and message.get("type") == "error":
-                raise SessionEnded(str(message.get("code") or "error"), str(message.get("error") or ""))
-            if isinstance(message, dict) and isinstance(message.get("type"), str):
-                return message
-
-    async def _receive(self) -> dict[str, Any] | bytes:
-        """The server's next message. Raises SessionEnded, and what feeding raised: nothing more would come then."""
-        feeding = self._feeding
-        if not feeding:
-            return await self._link.receive()
-        receiving = asyncio.ensure_future(self._link.receive())
+    async def _next(self) -> tuple[str, list[CaptionWord]] | None:
+        """What was found next. Raises SessionEnded, and what feeding raised: nothing more would come then."""
+        taking = asyncio.ensure_future(self._found.get())
         try:
-            await asyncio.wait({receiving, feeding}, return_when=asyncio.FIRST_COMPLETED)
-            if feeding.done():
-                self._feeding = None
-                feeding.result()
-            return await receiving
+            if feeding := self._feeding:
+                await asyncio.wait({taking, feeding}, return_when=asyncio.FIRST_COMPLETED)
+                if feeding.done():
+                    self._feeding = None
+                    if not feeding.cancelled():
+                        feeding.result()
+            found = await taking
         finally:
-            receiving.cancel()
+            taking.cancel()
+        if isinstance(found, SessionEnded):
+            if found is self._over:
+                self._found.put_nowait(found)
+            raise found
+        return found
 
     async def close(self) -> None:
         """End the session."""
-        if self._feeding:
-            self._feeding.cancel()
-            await asyncio.gather(self._feeding, return_exceptions=True)
+        tasks = [task for task in (self._feeding, self._reading) if task]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._last_call:
+            self._last_call.cancel()
+        self._end(SessionEnded("closed"))
         await self._link.close()
+
+    # --- the sessions of the server -----------------------------------------------------------------------------------
+
+    async def _push(self, entry: bytes | None) -> None:
+        """Send audio, or the end of a transcript, to this session or the next one. Raises SessionEnded."""
+        self._sent.add(entry)
+        while True:
+            renewed = self._renewed
+            try:
+                return await self._give()
+            except SessionEnded:
+                if not self._over:
+                    await renewed.wait()
+                if self._over:
+                    raise self._over from None
+
+    async def _give(self) -> None:
+        """Give the session what it has not been given. Raises SessionEnded where it is over."""
+        async with self._giving:
+            while (more := self._sent.next())[0]:
+                pcm = more[1]
+                # Its words may come before the next line: where the session ends first, another is given all again.
+                self._sent.num_given += 1
+                if pcm is None:
+                    await self._link.send({"type": "input_audio_buffer.commit", "final": True})
+                elif pcm:
+                    await self._link.send({"type": "input_audio_buffer.append", "audio": encoded(pcm)})
+
+    async def _read(self) -> None:
+        """Take what the sessions send, one session after the other."""
+        wait_s = FIRST_WAIT_S
+        try:
+            while True:
+                settled = self._settled
+                try:
+                    await self._give()
+                    while True:
+                        self._take(await self._link.receive())
+                except SessionEnded as ended:
+                    if ended.code not in ENDS_A_SESSION:
+                        raise
+                    log.info("captions go on in another session: %s", ended)
+                    # A session that brought nothing may be followed by others that do not.
+                    wait_s = FIRST_WAIT_S if self._settled > settled else min(2 * wait_s, MAX_WAIT_S)
+                    await self._renew(wait_s)
+        except SessionEnded as ended:
+            self._end(ended)
+
+    async def _renew(self, wait_s: float) -> None:
+        """Begin another session. Raises SessionEnded where the server refuses it for good, or for `give_up_s`."""
+        begun_s = time.monotonic()
+        await self._link.close()
+        while True:
+            link = self._open_link()
+            link.start()
+            try:
+                await self._configure(link)
+                break
+            except BaseException as error:
+                await link.close()
+                waits_s = error.retry_after_s if isinstance(error, SessionEnded) else None
+                if waits_s is None or time.monotonic() - begun_s > self._give_up_s:
+                    raise
+            await asyncio.sleep(max(wait_s * random.uniform(0.5, 1.0), waits_s))
+            wait_s = min(2 * wait_s, MAX_WAIT_S)
+        # Who gives to the session before has noticed that it is over.
+        async with self._giving:
+            self._base = self._sent.restart(self._settled)
+            self._link, self._joins = link, self._has_words
+        self.num_sessions += 1
+        renewed, self._renewed = self._renewed, asyncio.Event()
+        renewed.set()
+
+    def _take(self, message: dict[str, Any] | bytes) -> None:
+        """Take one message. Raises SessionEnded for an error that ends the session."""
+        try:
+            _raise_error(message)
+        except SessionEnded as refused:
+            if refused.code in ENDS_A_SESSION:
+                raise
+            self._found.put_nowait(refused)
+            return
+        assert isinstance(message, dict)
+        self._warn(message)
+        if message.get("type") == "transcription.delta":
+            self._heard(message)
+        elif message.get("type") == "transcription.done":
+            self._sent.done()
+            self._has_words = self._joins = False
+            if self._num_given_up:
+                self._num_given_up -= 1
+                return
+            if self._last_call:
+                self._last_call.cancel()
+                self._last_call = None
+            self._found.put_nowait(None)
+
+    def _heard(self, message: Mapping[str, Any]) -> None:
+        base_s, delta = self._base / BYTES_PER_S, str(message["delta"])
+        words = [
+            CaptionWord(str(w["word"]), base_s + w["start"], base_s + w["end"]) for w in message.get("words") or ()
+        ]
+        if words:
+            # A whole sample has two bytes.
+            self._settled = max(self._settled, 2 * round(words[-1].end_s * RATE_HZ))
+            self._sent.settle(self._settled)
+        if self._joins and delta and not delta[0].isspace():
+            delta = f" {delta}"
+        self._has_words, self._joins = True, False
+        self._found.put_nowait((delta, words))
+
+    def _end(self, ended: SessionEnded) -> None:
+        if not self._over:
+            self._over = ended
+            self._found.put_nowait(ended)
+            self._renewed.set()
+
+
+def _raise_error(message: dict[str, Any] | bytes) -> None:
+    if isinstance(message, dict) and message.get("type") == "error":
+        raise SessionEnded(str(message.get("code") or "error"), str(message.get("error") or ""))
 
 
 async def _taken(pieces: Iterator[Audio]) -> AsyncIterator[Audio]:

@@ -65,6 +65,7 @@ class Client:
         *,
         instructions: str | None = None,
         voice: str | None = None,
+        language: str | None = None,
         tools: Sequence[Callable[..., Any]] = (),
         rate_hz: int = 16_000,
         response_rate_hz: int = 24_000,
@@ -76,12 +77,12 @@ class Client:
     ) -> ClientConversation:
         """Return a conversation, to be entered.
 
-        `instructions`: what the model is told. `voice`: a name of `antiphon voices`. `tools`: functions that the
-        model may call (FunctionTool). `rate_hz`, `response_rate_hz`: of the user's audio and the responses'. `speaks`
-        false: responses are text alone. `acknowledges`: you say what was `played`, and only that counts as heard.
-        `consents`: whoever speaks has agreed to being recorded. The others are as docs/wire/duplex.md has them:
-        `turn_detection`, and any other field of a `session`. Raises TypeError, ValueError for functions that cannot be
-        tools.
+        `instructions`: what the model is told. `voice`: a name of `antiphon voices`. `language`: of the user, ISO
+        639-1; None: it is detected. `tools`: functions that the model may call (FunctionTool). `rate_hz`,
+        `response_rate_hz`: of the user's audio and the responses'. `speaks` false: responses are text alone.
+        `acknowledges`: you say what was `played`, and only that counts as heard. `consents`: whoever speaks has agreed
+        to being recorded. The others are as docs/wire/duplex.md has them: `turn_detection`, and any other field of a
+        `session`. Raises TypeError, ValueError for functions that cannot be tools.
         """
         if session and "tools" in session:
             raise ValueError("functions are given as `tools`, not in the session: their calls would have no answer")
@@ -94,6 +95,7 @@ class Client:
             **_given(instructions=instructions, voice=voice, turn_detection=turn_detection),
             **({} if speaks else {"modalities": ["text"]}),
             **({"tools": [f.definition() for f in functions]} if functions else {}),
+            **(conversation.heard_in(language) if language else {}),
             **(session or {}),
         }
         opening = {"type": "session.update", "session": found}
@@ -119,8 +121,8 @@ class Client:
         words to expect. `rate_hz`: of the audio. `consents`: as of a conversation.
         """
         config = {"model": model, **_given(language=language, prompt=prompt)}
-        link = self._link(captions.PATH, {"dialect": "vllm", "resume": "1", **(CONSENT if consents else {})})
-        return ClientCaptions(link, config, rate_hz)
+        query = {"dialect": "vllm", "resume": "1", **(CONSENT if consents else {})}
+        return ClientCaptions(partial(self._link, captions.PATH, query), config, rate_hz, self._give_up_s)
 
     def speech(
         self,

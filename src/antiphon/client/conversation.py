@@ -104,6 +104,23 @@ class ClientConversation(LinkedSession):
         response = {} if instructions is None else {"instructions": instructions}
         await self._link.send({"type": "response.create", "response": response})
 
+    async def configure(
+        self,
+        *,
+        voice: str | None = None,
+        language: str | None = None,
+        instructions: str | None = None,
+        turn_detection: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Change the conversation in mid-call; what is not given stays. What the server refuses, such as another voice
+        once one was heard, is a `ServerError` of the iteration. Raises SessionEnded.
+        """
+        given = {"instructions": instructions, "voice": voice, "turn_detection": turn_detection}
+        session: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if language is not None:
+            session |= heard_in(language)
+        await self._link.send({"type": "session.update", "session": session})
+
     async def played(self, audio: AudioToPlay, *, part: float = 1.0) -> None:
         """Tell the server that a response's audio was played up to the end of this piece, or a `part` of it (0 to 1).
 
@@ -153,6 +170,7 @@ class ClientConversation(LinkedSession):
                 message = await self._link.receive()
                 if isinstance(message, bytes):
                     continue
+                self._warn(message)
                 if not self._ready.done():
                     if message.get("type") == "session.created":
                         self._ready.set_result(message)
@@ -242,6 +260,11 @@ class ClientConversation(LinkedSession):
         task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+
+def heard_in(language: str) -> dict[str, Any]:
+    """The field of a session whose user speaks a language; "": it is detected."""
+    return {"input_audio_transcription": {"language": language or None}}
 
 
 def _turn(name: Any) -> Iterator[ConversationEvent]:

@@ -51,11 +51,14 @@ Connect = Callable[[str, Mapping[str, str]], Awaitable[ClientConnection | AppSoc
 
 
 class SessionEnded(AntiphonError):
-    """A session is over, and cannot be gone on with. `code` is the server's word for why, or `connection_lost`."""
+    """A session is over, and cannot be gone on with. `code` is the server's word for why, or `connection_lost`.
 
-    def __init__(self, code: str, message: str = "") -> None:
+    `retry_after_s`: where a later try may be taken in, how long to wait for it, in seconds; else None.
+    """
+
+    def __init__(self, code: str, message: str = "", retry_after_s: float | None = None) -> None:
         super().__init__(f"{code}: {message}" if message else code)
-        self.code = code
+        self.code, self.retry_after_s = code, retry_after_s
 
 
 class ResumingLink:
@@ -159,7 +162,7 @@ class ResumingLink:
         finally:
             for task in self._tasks:
                 task.cancel()
-            self._end(SessionEnded("closed"))
+            self.end(SessionEnded("closed"))
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def cut(self) -> bool:
@@ -189,14 +192,14 @@ class ResumingLink:
             try:
                 await self._connect_and_carry()
             except SessionEnded as ended:
-                self._end(ended)
+                self.end(ended)
                 return
             except (OSError, TimeoutError, InvalidHandshake, ConnectionClosed, _TryAgain) as error:
                 failure = error
             except Exception as error:
                 # Whatever is wrong, somebody waits for this session.
                 log.exception("a session's connection failed")
-                self._end(SessionEnded("client_error", repr(error)))
+                self.end(SessionEnded("client_error", repr(error)))
                 return
             now_s = time.monotonic()
             if not failure and (self._held.num_received > num_received or now_s - begun_s > SETTLED_S):
@@ -208,7 +211,7 @@ class ResumingLink:
             never = not self._held.can_resume and not isinstance(failure, _TryAgain | ConnectionClosed)
             if never or now_s - lost_s > self._give_up_s:
                 code = failure.code if isinstance(failure, _TryAgain) else "connection_lost"
-                self._end(SessionEnded(code, str(failure or "") or type(failure).__name__))
+                self.end(SessionEnded(code, str(failure or "") or type(failure).__name__, 0.0))
                 return
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
             wait_s = min(2 * wait_s, MAX_WAIT_S)
@@ -289,7 +292,8 @@ class ResumingLink:
         self._incoming.put_nowait((message, size))
         self._incoming_bytes += size
 
-    def _end(self, ended: SessionEnded) -> None:
+    def end(self, ended: SessionEnded) -> None:
+        """Have the session be over, as where the server has ended it; the connection is left to `close`."""
         if not self._ended:
             self._ended = ended
             self._incoming.put_nowait((ended, 0))
@@ -316,6 +320,14 @@ class LinkedSession(ABC):
 
     def __init__(self, link: ResumingLink) -> None:
         self._link = link
+        # What the server did not read of what it was asked for: each with its code, field and a message.
+        self.warnings = list[dict[str, Any]]()
+
+    def _warn(self, message: Mapping[str, Any]) -> None:
+        """Keep and log the warnings of an answer of the server."""
+        for warning in message.get("warnings") or ():
+            self.warnings.append(warning)
+            log.warning("the server did not read %s: %s", warning.get("param"), warning.get("message"))
 
     async def __aenter__(self) -> Self:
         """Connect, and wait for the session. Raises SessionEnded where the server refuses it, or is not there."""
@@ -360,9 +372,12 @@ def _refusal(refused: InvalidStatus, *, may_change: bool) -> Exception:
     error = fields_of(bytes(response.body or b"")).get("error")
     error = error if isinstance(error, dict) else {}
     code, message = str(error.get("code") or response.status_code), str(error.get("message") or refused)
-    if may_change and response.status_code in TEMPORARY_STATUSES:
+    if response.status_code not in TEMPORARY_STATUSES:
+        return SessionEnded(code, message)
+    if may_change:
         return _TryAgain(code, message)
-    return SessionEnded(code, message)
+    asked = response.headers.get("Retry-After", "")
+    return SessionEnded(code, message, float(asked) if asked.isdigit() else 0.0)
 
 
 def _ended_by(code: int, reason: str, last: Mapping[str, Any]) -> SessionEnded:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from antiphon.client.audio import Audio
-from antiphon.client.captions import ClientCaptions
+from antiphon.client.captions import CaptionWord, ClientCaptions
 from antiphon.client.client import DEFAULT_URL, Client
 from antiphon.client.conversation import ClientConversation
 from antiphon.client.events import AudioToPlay, ConversationEvent
@@ -23,6 +23,8 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class _Entered(Protocol):
+    warnings: list[dict[str, Any]]
+
     async def __aenter__(self) -> Any: ...
 
     async def __aexit__(
@@ -38,6 +40,11 @@ class _Blocking(Generic[S]):
 
     def __init__(self, session: S, run: Run) -> None:
         self._session, self._run = session, run
+
+    @property
+    def warnings(self) -> list[dict[str, Any]]:
+        """What the server did not read of what it was asked for."""
+        return self._session.warnings
 
     def __enter__(self) -> Self:
         self._run(self._session.__aenter__())
@@ -83,6 +90,10 @@ class SyncConversation(_Blocking[ClientConversation]):
         """As ClientConversation.respond."""
         self._run(self._session.respond(instructions))
 
+    def configure(self, **options: Any) -> None:
+        """As ClientConversation.configure."""
+        self._run(self._session.configure(**options))
+
     def played(self, audio: AudioToPlay, *, part: float = 1.0) -> None:
         """As ClientConversation.played."""
         self._run(self._session.played(audio, part=part))
@@ -100,6 +111,11 @@ class SyncCaptions(_Blocking[ClientCaptions]):
         """All words since the last `finish`."""
         return self._session.text
 
+    @property
+    def words(self) -> list[CaptionWord]:
+        """They with their times."""
+        return self._session.words
+
     def send(self, audio: Audio) -> None:
         """As ClientCaptions.send."""
         self._run(self._session.send(audio))
@@ -111,6 +127,14 @@ class SyncCaptions(_Blocking[ClientCaptions]):
     def finish(self) -> None:
         """As ClientCaptions.finish."""
         self._run(self._session.finish())
+
+    def stop(self) -> None:
+        """As ClientCaptions.stop."""
+        self._run(self._session.stop())
+
+    def configure(self, **options: Any) -> None:
+        """As ClientCaptions.configure."""
+        self._run(self._session.configure(**options))
 
     def __iter__(self) -> Iterator[str]:
         """Yield words as they are known, until the transcript is done."""

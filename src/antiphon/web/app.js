@@ -3,6 +3,7 @@
 import { CameraTab } from "./camera.js";
 import { CaptionsTab } from "./captions.js";
 import { INSECURE, NO_KEY, withKey, WRONG_KEY } from "./client/errors.js";
+import { inWords } from "./log.js";
 import { ServerTab } from "./server.js";
 import { SpeechTab } from "./speech.js";
 import { Talk } from "./talk.js";
@@ -13,13 +14,8 @@ const AT_THE_TOP = {
   [WRONG_KEY]: "Correct it at the top of this page.",
 };
 
-/** A server's reasons are codes, such as server_shutting_down. */
-const inWords = (reason) => reason.replaceAll("_", " ");
-
 const page = {
   voices: [],
-  // What begins again by itself once the server is ready, by tab: {again, at}, `at` in ms of performance.now().
-  returns: new Map(),
   get key() {
     return $("key").value.trim();
   },
@@ -34,15 +30,19 @@ const page = {
   },
   clear(tab) {
     $(`${tab}-error`).textContent = "";
-    this.returns.delete(tab);
   },
-  /**
-   * A session ended that nobody has stopped: say so, and what to do. `again`: begins it anew once the server is ready;
-   * the more `failures` there were, the later.
-   */
-  lost(tab, advice, reason, again, failures = 1) {
+  /** The key is right now: no tab says any more that it is not. */
+  clearKey() {
+    for (const tab of Object.keys(NEEDS)) {
+      const said = $(`${tab}-error`).textContent;
+      if (said.startsWith(NO_KEY) || said.startsWith(WRONG_KEY)) this.clear(tab);
+    }
+  },
+  /** See how the server is now. */
+  look: () => look(),
+  /** A session ended though it was not stopped: say so, and what to do. */
+  lost(tab, advice, reason) {
     this.fail(tab, new Error(`It ended: ${inWords(reason)}. ${advice}`));
-    if (again) this.returns.set(tab, { again, at: performance.now() + Math.min(60, 2 ** failures) * 1000 });
     look();
   },
   /** Names of devices are known once a microphone may be used. */
@@ -122,6 +122,7 @@ async function watch() {
 
 async function look() {
   clearTimeout(looking);
+  $("status").className = "";
   try {
     const ready = await fetch("ready").then((r) => r.json());
     if (ready.status !== "ready") {
@@ -131,7 +132,9 @@ async function look() {
     }
     const loaded = await models();
     if (!loaded) return;
+    page.clearKey();
     lacks(ready.serves);
+    captions.offer(loaded.find((m) => m.task === "automatic-speech-recognition")?.languages ?? []);
     $("sight").textContent = SIGHT[loaded.find((m) => m.video)?.video ?? "none"];
     const answer = await get("v1/audio/voices", page.key);
     // A server without a synthesizer has no voices, and is ready.
@@ -142,13 +145,8 @@ async function look() {
       if (page.voices.includes(chosen)) $(id).value = chosen;
     }
     $("status").textContent = `Ready: ${ready.models.join(", ")}`;
-    for (const [tab, { again, at }] of [...page.returns]) {
-      if (performance.now() >= at) {
-        page.clear(tab);
-        again();
-      }
-    }
-    looking = setTimeout(page.returns.size ? look : watch, page.returns.size ? 1000 : 10000);
+    $("status").className = "ready";
+    looking = setTimeout(watch, 10000);
   } catch {
     $("status").textContent = "The server does not answer";
     looking = setTimeout(look, 2000);
@@ -194,7 +192,7 @@ $("key").onchange = () => {
   look();
 };
 new Talk(page);
-new CaptionsTab(page);
+const captions = new CaptionsTab(page);
 new SpeechTab(page);
 new CameraTab(page);
 const server = new ServerTab(page);

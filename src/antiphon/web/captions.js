@@ -2,36 +2,61 @@
 
 import { Captions } from "./client/antiphon.js";
 import { save, srt } from "./files.js";
-import { keptInView } from "./log.js";
+import { inWords, keptInView } from "./log.js";
 
 const $ = (id) => document.getElementById(id);
+
+/** What names a language's code, for one "German". */
+const LANGUAGES = new Intl.DisplayNames(["en"], { type: "language" });
 
 export class CaptionsTab {
   constructor(page) {
     this.page = page;
     this.captions = null;
-    this.lines = new Map(); // by item: {node, from, to, text}, times in ms of the whole page's captions
+    this.lines = new Map(); // by item: {node, text, final, from, to}, times in ms since the first start or a clear
     this.elapsed_ms = 0;
-    this.failures = 0; // how often they ended one after the other without a word
+    this.offset_ms = 0; // what the times of these captions are moved by
     $("captions-start").onclick = () => (this.captions?.open ? this.captions.stop() : this.start());
     $("captions-copy").onclick = () => navigator.clipboard?.writeText(this.text());
     $("captions-text").onclick = () => save("captions.txt", "text/plain", this.text() + "\n");
     $("captions-srt").onclick = () => save("captions.srt", "application/x-subrip", srt(this.timed()));
+    $("captions-clear").onclick = () => this.clear();
     $("captions-full").onclick = () => $("captions-log").requestFullscreen();
     $("captions-size").oninput = () => this.resize();
     $("captions-size").value = localStorage.getItem("antiphon-captions-size") || "2";
+    $("language").onchange = () => {
+      this.page.clear("captions");
+      if (this.captions?.open) this.captions.configure({ language: $("language").value });
+    };
     this.resize();
+  }
+  /** Offer these languages, by their codes; a model of one language has nothing to choose. */
+  offer(codes) {
+    const chosen = $("language").value,
+      named = codes.map((code) => new Option(LANGUAGES.of(code), code));
+    named.sort((a, b) => a.text.localeCompare(b.text));
+    $("language").replaceChildren(...(codes.length === 1 ? [] : [new Option("Any", "")]), ...named);
+    if (codes.includes(chosen)) $("language").value = chosen;
   }
   resize() {
     const size = $("captions-size").value;
     $("captions-log").style.fontSize = `${size}rem`;
     localStorage.setItem("antiphon-captions-size", size);
   }
-  said() {
-    return [...this.lines.values()].filter((l) => l.final && l.text);
+  clear() {
+    this.lines.clear();
+    $("captions-log").replaceChildren();
+    this.offset_ms -= this.elapsed_ms;
+    this.elapsed_ms = 0;
+    this.paint();
   }
+  said() {
+    return [...this.lines.values()].filter((l) => l.text);
+  }
+  /** Those with a place in time. What is being said now lasts until now. */
   timed() {
-    return this.said().filter((l) => l.to !== null);
+    const timed = this.said().filter((l) => l.from !== null);
+    return timed.map((l) => ({ ...l, to: l.to ?? Math.max(this.elapsed_ms, l.from + 1000) }));
   }
   text() {
     return this.said()
@@ -44,40 +69,53 @@ export class CaptionsTab {
     $("captions-start").textContent = on ? "Stop captions" : "Start captions";
     $("captions-start").setAttribute("aria-pressed", on);
   }
+  paint() {
+    const none = !this.said().length;
+    for (const id of ["captions-copy", "captions-text", "captions-clear"]) $(id).disabled = none;
+    $("captions-srt").disabled = !this.timed().length;
+  }
   async start() {
     this.page.clear("captions");
     $("captions-start").disabled = true;
-    // Another session's times go on where those of the one before ended.
-    const offset_ms = this.elapsed_ms;
+    // The times go on where those of the captions before ended.
+    this.offset_ms = this.elapsed_ms;
+    let was = "",
+      listening = this.lines.size ? "Listening: what you say is added below. “Clear” begins anew." : "Listening";
     const captions = new Captions({
       key: this.page.key,
       microphone: $("microphone").value,
-      language: $("language").value.trim(),
+      language: $("language").value,
     });
     this.captions = captions;
-    captions.on("line", (line) => {
-      this.failures = 0;
-      keptInView($("captions-log"), () => this.show(line, offset_ms));
-    });
+    captions.on("line", (line) => keptInView($("captions-log"), () => this.show(line)));
     captions.on("error", (error) => this.page.fail("captions", error));
-    captions.on("end", (reason) => {
-      this.state(reason ? `Stopped: ${reason.replaceAll("_", " ")}` : "Stopped");
-      // Whoever reads captions cannot press a button: they go on by themselves once the server is back.
-      if (reason) {
-        this.failures += 1;
-        const again = () => this.captions === captions && !captions.open && this.start();
-        this.page.lost("captions", "It goes on once the server is ready.", reason, again, this.failures);
+    captions.on("lost", ({ from, to }) => {
+      const seconds = Math.ceil((to - from) / 1000);
+      this.page.fail("captions", new Error(`The server was away: ${seconds} s of what was said are missing.`));
+    });
+    captions.on("state", ({ state, reason }) => {
+      if (state === "listening") this.state(listening);
+      if (state === "stopping") this.state("Finishing the last line…");
+      // Who reads captions cannot press a button: they go on by themselves.
+      if (state === "waiting" && was !== state) {
+        this.state(`Goes on once the server is ready: ${inWords(reason)}`);
+        this.page.look();
       }
+      was = state;
+      listening = "Listening";
+    });
+    captions.on("end", (reason) => {
+      this.state("Stopped");
+      if (reason) this.page.fail("captions", new Error(reason[0].toUpperCase() + inWords(reason.slice(1))));
     });
     try {
       await captions.start();
-      this.state("Listening");
     } catch (error) {
       if (error.name !== "AbortError") this.page.fail("captions", error);
     }
     $("captions-start").disabled = false;
   }
-  show({ id, text, final, from, to }, offset_ms) {
+  show({ id, text, final, from, to }) {
     let line = this.lines.get(id);
     if (final && !text) {
       line?.node.remove();
@@ -88,13 +126,12 @@ export class CaptionsTab {
         $("captions-log").append(line.node);
         this.lines.set(id, line);
       }
-      const shifted = (ms) => (ms === null ? null : ms + offset_ms);
-      Object.assign(line, { text, final, from: shifted(from), to: shifted(to) });
+      const moved = (ms) => (ms === null ? null : Math.max(0, ms + this.offset_ms));
+      Object.assign(line, { text, final, from: moved(from), to: moved(to) });
       line.node.textContent = text;
       line.node.className = final ? "" : "open";
       this.elapsed_ms = Math.max(this.elapsed_ms, line.to ?? 0, line.from ?? 0);
     }
-    $("captions-copy").disabled = $("captions-text").disabled = !this.said().length;
-    $("captions-srt").disabled = !this.timed().length;
+    this.paint();
   }
 }

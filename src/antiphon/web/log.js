@@ -6,3 +6,6 @@ export function keptInView(log, change) {
   change();
   if (atEnd) log.scrollTop = log.scrollHeight;
 }
+
+/** A server's reasons are codes, such as server_shutting_down. */
+export const inWords = (reason) => reason.replaceAll("_", " ");

@@ -1,7 +1,7 @@
 // One conversation on the page: its lines, its times, and both waveforms.
 
 import { Conversation } from "./client/antiphon.js";
-import { keptInView } from "./log.js";
+import { inWords, keptInView } from "./log.js";
 import { Stages } from "./stages.js";
 import { Timeline } from "./timeline.js";
 
@@ -83,7 +83,7 @@ export class Talk {
     this.timeline.stop();
     $("talk-start").textContent = "Start talking";
     $("talk-start").setAttribute("aria-pressed", "false");
-    $("talk-state").textContent = reason ? `Ended: ${reason.replaceAll("_", " ")}` : "Not connected";
+    $("talk-state").textContent = reason ? `Ended: ${inWords(reason)}` : "Not connected";
     if (reason) this.page.lost("talk", `Press “Start talking” to begin again.`, reason);
   }
 

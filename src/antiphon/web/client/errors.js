@@ -14,15 +14,19 @@ export const WRONG_KEY = "The API key is wrong.";
 export const INSECURE =
   "A browser gives the microphone and the camera only to https pages and to localhost. Open this page by https.";
 
-/** What a server or a browser refuses. `code`: the server's, or "". */
+/**
+ * What a server or a browser refuses. `code`: the server's, or ""; `lasting`: it would refuse the same again.
+ */
 export class ServerError extends Error {
   /**
    * @param {string} message
    * @param {string} [code]
+   * @param {boolean} [lasting]
    */
-  constructor(message, code = "") {
+  constructor(message, code = "", lasting = false) {
     super(message);
     this.code = code;
+    this.lasting = lasting;
   }
 }
 
@@ -56,7 +60,7 @@ export function withKey(key, headers = {}) {
  * @param {string} key
  */
 export async function failed(answer, key) {
-  if (answer.status === 401) return new ServerError(key ? WRONG_KEY : NO_KEY, "invalid_api_key");
+  if (answer.status === 401) return new ServerError(key ? WRONG_KEY : NO_KEY, "invalid_api_key", true);
   const text = await answer.text();
   let said = "",
     code = "";

@@ -6,7 +6,8 @@ import { refused, withKey } from "./errors.js";
 /**
  * @typedef {object} ServerOptions
  * @property {string} [server] the root of the server, as https://voice.example/; without it, the page's own folder
- * @property {string} [key] an API key or a client secret, where the server wants one
+ * @property {string | (() => string | Promise<string>)} [key] an API key or a client secret, where the server wants
+ *   one; or what gives one, which is asked for each session
  */
 
 export class Server {
@@ -14,7 +15,11 @@ export class Server {
   constructor({ server, key } = {}) {
     this.root = new URL(server ?? ".", location.href);
     if (!this.root.pathname.endsWith("/")) this.root.pathname += "/";
-    this.key = key ?? "";
+    this.give = typeof key === "function" ? key : null;
+    this.key = typeof key === "string" ? key : "";
+  }
+  async renew() {
+    if (this.give) this.key = await this.give();
   }
   /** @param {string} path */
   url(path) {
@@ -25,7 +30,8 @@ export class Server {
    * @param {string} path
    * @param {{method?: string, headers?: Record<string, string>, body?: string, signal?: AbortSignal}} [init]
    */
-  fetch(path, init = {}) {
+  async fetch(path, init = {}) {
+    await this.renew();
     return fetch(this.url(path), { ...init, headers: withKey(this.key, init.headers) });
   }
   /**
@@ -34,7 +40,8 @@ export class Server {
    * @param {string} [needs] what the server may lack for it, for the error
    * @returns {Promise<WebSocket>}
    */
-  open(path, needs) {
+  async open(path, needs) {
+    await this.renew();
     const url = this.url(path);
     url.protocol = url.protocol.replace("http", "ws");
     // A browser's WebSocket has no headers: the key goes as a subprotocol.

@@ -71,7 +71,16 @@ export class SocketTransport {
   /** @param {WebSocket} socket */
   constructor(socket) {
     this.socket = socket;
+    this.given = 0;
     this.stop = () => {};
+  }
+  /** How many bytes wait to be sent. */
+  get waits() {
+    return this.socket.bufferedAmount;
+  }
+  /** How many bytes have left the browser. */
+  get delivered() {
+    return this.given - this.waits;
   }
   /** @param {Listening & {server: import("./server.js").Server, path: string}} options */
   static async open({ server, path, stream, onEvent, onClose }) {
@@ -89,7 +98,10 @@ export class SocketTransport {
   }
   /** @param {Message} event */
   send(event) {
-    if (this.socket.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify(event));
+    if (this.socket.readyState !== WebSocket.OPEN) return;
+    const text = JSON.stringify(event);
+    this.given += text.length;
+    this.socket.send(text);
   }
   close() {
     this.stop();

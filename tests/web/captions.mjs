@@ -1,0 +1,86 @@
+// The captions of the browser's client in Node, with a real server: `node captions.mjs MODULE URL < steps.json`.
+//
+// What a browser has and Node lacks is the microphone: here it hears what the steps say. Each thing that the captions
+// tell is a line of JSON on standard output; a step waits for what it names.
+
+import { readFileSync } from "node:fs";
+
+const [module, url] = process.argv.slice(2),
+  steps = JSON.parse(readFileSync(0, "utf8"));
+const microphones = [];
+
+class Track {
+  onended = null;
+  stopped = false;
+  stop() {
+    this.stopped = true;
+  }
+}
+globalThis.location = new URL(url);
+globalThis.AudioContext = class {
+  audioWorklet = { addModule: async () => {} };
+  async resume() {}
+  createMediaStreamSource() {
+    return { context: this, connect() {}, disconnect() {} };
+  }
+};
+globalThis.AnalyserNode = class {
+  fftSize = 2048;
+  getFloatTimeDomainData() {}
+};
+globalThis.AudioWorkletNode = class {
+  constructor() {
+    this.port = { onmessage: null, postMessage() {} };
+    microphones.push(this.port);
+  }
+};
+const track = new Track();
+const stream = { getTracks: () => [track], getAudioTracks: () => [track] };
+Object.defineProperty(globalThis, "navigator", { value: { mediaDevices: { getUserMedia: async () => stream } } });
+
+const { Captions } = await import(module);
+const told = [];
+let heard = () => {};
+const print = (kind, detail) => {
+  told.push([kind, detail]);
+  console.log(JSON.stringify([kind, detail]));
+  heard();
+};
+/** Wait until something was told of this kind, with these fields, since the last such wait. */
+async function until(kind, fields) {
+  const is = ([found, detail]) =>
+    found === kind && Object.entries(fields).every(([name, value]) => detail?.[name] === value);
+  while (!told.some(is)) await new Promise((resolve) => (heard = resolve));
+  told.splice(0, told.findIndex(is) + 1);
+}
+
+const options = { server: url, key: () => "none" };
+const captions = new Captions(options);
+for (const kind of ["line", "state", "lost", "end"]) captions.on(kind, (detail) => print(kind, detail));
+captions.on("error", (error) => print("error", { message: error.message, code: error.code }));
+
+const PIECE = 960;
+const acts = {
+  start: () => captions.start().catch((error) => print("refused", { name: error.name, message: error.message })),
+  begin: () => void acts.start(),
+  configure: (given) => captions.configure(given),
+  options: (given) => void Object.assign(captions.options, given),
+  hear: (sound) => {
+    const bytes = Buffer.from(sound, "base64");
+    for (let at = 0; at < bytes.length; at += PIECE) {
+      const { buffer } = new Uint8Array(bytes.subarray(at, at + PIECE));
+      microphones.at(-1).onmessage?.({ data: buffer });
+    }
+  },
+  until,
+  cut: () => captions.run.transport.socket.close(),
+  unplug: () => void track.onended(),
+  stop: () => captions.stop(),
+  stops: () => Promise.all([captions.stop(), captions.stop()]),
+  leave: () => void captions.stop(),
+  key: (key) => (captions.server.give = () => key),
+  at: (server) => (captions.server.root = new URL(server)),
+};
+for (const [act, ...given] of steps) await acts[act](...given);
+print("done", { open: captions.open, stopped: track.stopped });
+process.exit(0);
