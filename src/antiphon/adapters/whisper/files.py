@@ -5,9 +5,11 @@ Live windows, and the model itself, are in `transcriber.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from faster_whisper import WhisperModel
@@ -85,7 +87,7 @@ class FileDecoder:
                 spoken = await self._without_copies(segment, window, pcm, language, word_times=options.word_times)
                 if spoken:
                     window.append(spoken)
-                    yield spoken
+                    yield replace(spoken, word_tokens=_word_tokens(spoken, self._segment_words(spoken, language)))
                     number += 1
         yield FileInfo(language or "en", num_samples / SAMPLE_RATE_HZ)
 
@@ -148,3 +150,16 @@ def _with_edges(segment: TranscriptSegment, pcm: Pcm) -> tuple[Word, ...]:
     shift_s = segment.seek * SAMPLES_PER_FRAME / SAMPLE_RATE_HZ
     words = [replace(w, start_s=w.start_s - shift_s, end_s=w.end_s - shift_s) for w in segment.words]
     return tuple(replace(w, start_s=w.start_s + shift_s, end_s=w.end_s + shift_s) for w in with_edges(words, pcm))
+
+
+def _word_tokens(segment: TranscriptSegment, pieces: Sequence[HypothesisWord]) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word of a segment, where it has any. `pieces`: the text's words with their tokens, of which
+    punctuation may be some of its own that is part of a word here.
+    """
+    tokens: list[list[int]] = [[] for _ in segment.words]
+    ends = list(accumulate(len("".join(w.text.split())) for w in segment.words))
+    at = 0
+    for piece in pieces if ends else ():
+        tokens[min(bisect_right(ends, at), len(ends) - 1)] += piece.tokens
+        at += len("".join(piece.text.split()))
+    return tuple(tuple(t) for t in tokens)
