@@ -55,9 +55,11 @@ def final(models: LoadedModels, pcm: Pcm, *, word_times: bool = False) -> str:
     return bare("".join(p.text for p in found.pieces))
 
 
-async def segments(models: LoadedModels, pcm: Pcm) -> list[TranscriptSegment]:
-    options = FileOptions(language="en")
-    parts = transcribe_speech(models.required_transcriber, models.required_vad, one_slab(pcm), options)
+async def segments(models: LoadedModels, pcm: Pcm, prompt: str = "", *, detect: bool = True) -> list[TranscriptSegment]:
+    options, transcriber = FileOptions(language="en", prompt=prompt), models.required_transcriber
+    parts = transcriber.transcribe(one_slab(pcm), options)
+    if detect:
+        parts = transcribe_speech(transcriber, models.required_vad, one_slab(pcm), options)
     return [p async for p in parts if isinstance(p, TranscriptSegment)]
 
 
@@ -86,6 +88,47 @@ def test_what_is_really_said_again_stays(models: LoadedModels, recordings: Recor
 @pytest.mark.parametrize("name", NOISE)
 def test_noise_in_a_file_gives_no_words(models: LoadedModels, recordings: Recordings, name: str) -> None:
     assert asyncio.run(segments(models, recordings[name].pcm)) == []
+
+
+@pytest.mark.parametrize("sound", ["zeros", "rain"])
+def test_without_detection_silence_and_rain_give_no_words(
+    models: LoadedModels, recordings: Recordings, sound: str
+) -> None:
+    pcm = np.zeros(5 * 16000, np.float32) if sound == "zeros" else recordings[RAIN].pcm
+    assert asyncio.run(segments(models, pcm, detect=False)) == []
+
+
+@pytest.mark.parametrize("prompt", ["", "Anna, Bob, Hamburg", "The results were presented by Dr. Elena Marchetti."])
+@pytest.mark.parametrize("peak_db", [-3, -42])
+def test_a_prompt_and_a_low_level_take_no_word_away(
+    models: LoadedModels, recordings: Recordings, prompt: str, peak_db: int
+) -> None:
+    pcm = recordings["tau2-no"].pcm
+    pcm = np.round(pcm / np.abs(pcm).max() * 10 ** (peak_db / 20) * 32768).astype(np.float32) / 32768
+    assert bare("".join(s.text for s in asyncio.run(segments(models, pcm, prompt)))) == "no"
+
+
+def test_what_is_no_speech_is_decoded_a_bounded_number_of_times(models: LoadedModels, recordings: Recordings) -> None:
+    """A second of a sneeze, in a language that it is not in: at most two windows, each at two temperatures."""
+    model, decodes = models.required_transcriber._whisper.model, list[int]()  # type: ignore[attr-defined]
+
+    class Counting:
+        def __getattr__(self, name: str) -> object:
+            if name == "generate":
+                return self.generate
+            return getattr(model, name)
+
+        def generate(self, features: object, prompts: list[list[int]], **options: int) -> object:
+            decodes.append(options["max_length"] - len(prompts[0]))
+            return model.generate(features, prompts, **options)
+
+    models.required_transcriber._whisper.model = Counting()  # type: ignore[attr-defined]
+    try:
+        asyncio.run(segments(models, recordings[SNEEZE].pcm[:16000], detect=False))
+    finally:
+        models.required_transcriber._whisper.model = model  # type: ignore[attr-defined]
+    assert 1 <= len(decodes) <= 6
+    assert max(decodes) <= 30
 
 
 def test_speech_between_noise_is_heard_with_the_times_of_the_file(models: LoadedModels, recordings: Recordings) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.leveller import MAX_GAIN_DB, RISE_DB_PER_S, TARGET_DB, Leveller
+from antiphon.audio.leveller import MAX_GAIN_DB, RISE_DB_PER_S, TARGET_DB, Leveller, raised
 
 FRAME = 512
 
@@ -58,3 +58,13 @@ def test_a_fresh_start_has_the_highest_gain() -> None:
     leveller.level(tone(0.0)[:FRAME])
     leveller.reset()
     assert peak_db(leveller.level(tone(-60.0)[:FRAME])) == pytest.approx(-60.0 + MAX_GAIN_DB, abs=0.1)
+
+
+@pytest.mark.parametrize(("level_db", "raised_db"), [(-3.0, -3.0), (-20.0, TARGET_DB), (-60.0, -60.0 + MAX_GAIN_DB)])
+def test_what_is_held_whole_has_one_gain(level_db: float, raised_db: float) -> None:
+    pcm = np.concatenate((tone(level_db), tone(level_db - 20.0)))
+    out = raised(pcm)
+    assert peak_db(out) == pytest.approx(raised_db, abs=0.1)
+    np.testing.assert_allclose(out, pcm * 10 ** ((raised_db - level_db) / 20), rtol=0.02)
+    assert not raised(np.zeros(4, np.float32)).any()
+    assert len(raised(np.zeros(0, np.float32))) == 0

@@ -15,6 +15,15 @@ TARGET_DB, MAX_GAIN_DB = -12.0, 30.0
 RISE_DB_PER_S = 12.0
 
 
+def raised(pcm: Pcm) -> Pcm:
+    """Return audio that is held whole with one gain for all of it: its peak at TARGET_DB, where it is lower, by at most
+    MAX_GAIN_DB. float32 [num_samples].
+    """
+    peak_db = 20 * np.log10(max(float(np.abs(pcm).max(initial=0.0)), 1e-9))
+    gain_db = min(MAX_GAIN_DB, TARGET_DB - peak_db)
+    return pcm if gain_db <= 0 else pcm * np.float32(10 ** (gain_db / 20))
+
+
 class Leveller:
     """The gain of one stream of audio. It looks at no later sample, so that it adds no delay."""
 
