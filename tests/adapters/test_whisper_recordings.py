@@ -6,9 +6,11 @@ import asyncio
 import os
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from bench.hearing.cues import cues_off_s, with_pauses
 
 from antiphon.audio import Pcm
 from antiphon.contracts import FileOptions, TranscriptSegment, Window, one_slab
@@ -17,6 +19,7 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import TRANSCRIPTION_ROLES
 from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.file_segments import segments_by_words
 from antiphon.sessions.transcription.file_speech import transcribe_speech
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import load as load_settings
@@ -129,6 +132,23 @@ def test_what_is_no_speech_is_decoded_a_bounded_number_of_times(models: LoadedMo
         models.required_transcriber._whisper.model = model  # type: ignore[attr-defined]
     assert 1 <= len(decodes) <= 6
     assert max(decodes) <= 30
+
+
+def test_cues_begin_with_their_speech_behind_pauses(models: LoadedModels, recordings: Recordings) -> None:
+    clips = [recordings[name].pcm for name in ("lj-LJ001-0002", "tau2-help-me")]
+    sound = [np.flatnonzero(np.abs(pcm) > 0.03) for pcm in clips]
+    pcm, spans = with_pauses([pcm[s[0] : s[-1]] for pcm, s in zip(clips, sound, strict=True)], 0.6)
+    options = FileOptions(language="en", word_times=True)
+    parts = transcribe_speech(models.required_transcriber, models.required_vad, one_slab(pcm), options)
+
+    async def cues() -> list[TranscriptSegment]:
+        return [p async for p in segments_by_words(parts) if isinstance(p, TranscriptSegment)]
+
+    found = asyncio.run(cues())
+    off_s = cues_off_s(found, spans)
+    assert len(off_s) >= 2
+    assert max(off_s) <= 0.3
+    assert all(b.start_s - a.end_s < 1.5 for s in found for a, b in pairwise(s.words))
 
 
 def test_speech_between_noise_is_heard_with_the_times_of_the_file(models: LoadedModels, recordings: Recordings) -> None:
