@@ -314,3 +314,20 @@ def test_when_a_soft_voice_follows_a_loud_one_then_it_is_detected(
 
     probabilities = np.array(asyncio.run(main()))
     assert np.mean(probabilities[(len(speech) + len(pause)) // 512 :] > 0.5) > 0.6
+
+
+@pytest.mark.parametrize("peak_db", [-30, -36, -42])
+def test_when_speech_is_quiet_then_it_is_detected_as_it_is_at_full_level(
+    models: LoadedModels, recordings: dict[str, Recording], peak_db: int
+) -> None:
+    clips = [recordings[name].pcm for name in ("lj-LJ001-0004", "tau2-no", "tau2-help-me", "ps-cards-001")]
+    loud = np.concatenate([np.pad(c, (0, 16000)) / np.abs(c).max() for c in clips])
+
+    async def main(gain_db: float) -> np.ndarray:
+        # As 16 bits hold it.
+        pcm = np.round(loud * 10 ** (gain_db / 20) * 32768).astype(np.float32) / 32768
+        return np.array(await models.required_vad.open().feed(pcm)) >= 0.5
+
+    full, quiet = asyncio.run(main(-3)), asyncio.run(main(peak_db))
+    assert np.mean(quiet[full]) > 0.95
+    assert np.mean(quiet[~full]) < 0.05

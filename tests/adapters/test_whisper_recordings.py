@@ -6,9 +6,13 @@ import asyncio
 import os
 import re
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
+from bench.hearing.cues import cues_off_s, with_pauses
+from faster_whisper import WhisperModel
 
 from antiphon.audio import Pcm
 from antiphon.contracts import FileOptions, TranscriptSegment, Window, one_slab
@@ -17,10 +21,14 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import TRANSCRIPTION_ROLES
 from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.file_segments import segments_by_words
 from antiphon.sessions.transcription.file_speech import transcribe_speech
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import load as load_settings
 from tests.conftest import Recording
+
+# The tests load the default models.
+pytestmark = pytest.mark.slow
 
 Recordings = dict[str, Recording]
 COMMANDS = ("ps-cards-001", "ps-cards-003", "tau2-yes", "tau2-help-me", "tau2-hi-how-are-you")
@@ -55,13 +63,14 @@ def final(models: LoadedModels, pcm: Pcm, *, word_times: bool = False) -> str:
     return bare("".join(p.text for p in found.pieces))
 
 
-async def segments(models: LoadedModels, pcm: Pcm) -> list[TranscriptSegment]:
-    options = FileOptions(language="en")
-    parts = transcribe_speech(models.required_transcriber, models.required_vad, one_slab(pcm), options)
+async def segments(models: LoadedModels, pcm: Pcm, prompt: str = "", *, detect: bool = True) -> list[TranscriptSegment]:
+    options, transcriber = FileOptions(language="en", prompt=prompt), models.required_transcriber
+    parts = transcriber.transcribe(one_slab(pcm), options)
+    if detect:
+        parts = transcribe_speech(transcriber, models.required_vad, one_slab(pcm), options)
     return [p async for p in parts if isinstance(p, TranscriptSegment)]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ids", "gap_s", "word_times", "once"),
     [(COMMANDS, 0.2, False, "can you help me with something"), (ORDER, 0.05, True, "can you check the status")],
@@ -75,7 +84,6 @@ def test_commands_said_in_a_row_come_once(
     assert heard.startswith(("ten of", "seven of"))
 
 
-@pytest.mark.slow
 def test_what_is_really_said_again_stays(models: LoadedModels, recordings: Recordings) -> None:
     thrice = final(models, in_a_row(recordings, ("tau2-no", "tau2-no", "tau2-no"), 0.1))
     assert thrice == "no no no"
@@ -85,13 +93,78 @@ def test_what_is_really_said_again_stays(models: LoadedModels, recordings: Recor
     assert numbers.startswith(("five five", "5 5"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NOISE)
 def test_noise_in_a_file_gives_no_words(models: LoadedModels, recordings: Recordings, name: str) -> None:
     assert asyncio.run(segments(models, recordings[name].pcm)) == []
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("sound", ["zeros", "rain"])
+def test_without_detection_silence_and_rain_give_no_words(
+    models: LoadedModels, recordings: Recordings, sound: str
+) -> None:
+    pcm = np.zeros(5 * 16000, np.float32) if sound == "zeros" else recordings[RAIN].pcm
+    assert asyncio.run(segments(models, pcm, detect=False)) == []
+
+
+@pytest.mark.parametrize("prompt", ["", "Anna, Bob, Hamburg", "The results were presented by Dr. Elena Marchetti."])
+@pytest.mark.parametrize("peak_db", [-3, -42])
+def test_a_prompt_and_a_low_level_take_no_word_away(
+    models: LoadedModels, recordings: Recordings, prompt: str, peak_db: int
+) -> None:
+    pcm = recordings["tau2-no"].pcm
+    pcm = np.round(pcm / np.abs(pcm).max() * 10 ** (peak_db / 20) * 32768).astype(np.float32) / 32768
+    assert bare("".join(s.text for s in asyncio.run(segments(models, pcm, prompt)))) == "no"
+
+
+def test_what_is_no_speech_is_decoded_a_bounded_number_of_times(
+    models: LoadedModels, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second of a sneeze, in a language that it is not in: at most two windows, each at two temperatures."""
+    max_tokens = list[int]()
+    original = WhisperModel.generate_with_fallback
+
+    class Counting:
+        def __init__(self, model: Any) -> None:
+            self._model = model
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._model, name)
+
+        def generate(self, features: object, prompts: list[list[int]], **options: int) -> object:
+            max_tokens.append(options["max_length"] - len(prompts[0]))
+            return self._model.generate(features, prompts, **options)
+
+    def counted(whisper: WhisperModel, *arguments: Any) -> Any:
+        model = whisper.model
+        whisper.model = Counting(model)
+        try:
+            return original(whisper, *arguments)
+        finally:
+            whisper.model = model
+
+    monkeypatch.setattr(WhisperModel, "generate_with_fallback", counted)
+    asyncio.run(segments(models, recordings[SNEEZE].pcm[:16000], detect=False))
+    assert 1 <= len(max_tokens) <= 6
+    assert max(max_tokens) <= 30
+
+
+def test_cues_begin_with_their_speech_behind_pauses(models: LoadedModels, recordings: Recordings) -> None:
+    clips = [recordings[name].pcm for name in ("lj-LJ001-0002", "tau2-help-me")]
+    sound = [np.flatnonzero(np.abs(pcm) > 0.03) for pcm in clips]
+    pcm, spans = with_pauses([pcm[s[0] : s[-1]] for pcm, s in zip(clips, sound, strict=True)], 0.6)
+    options = FileOptions(language="en", word_times=True)
+    parts = transcribe_speech(models.required_transcriber, models.required_vad, one_slab(pcm), options)
+
+    async def cues() -> list[TranscriptSegment]:
+        return [p async for p in segments_by_words(parts) if isinstance(p, TranscriptSegment)]
+
+    found = asyncio.run(cues())
+    off_s = cues_off_s(found, spans)
+    assert len(off_s) >= 2
+    assert max(off_s) <= 0.3
+    assert all(b.start_s - a.end_s < 1.5 for s in found for a, b in pairwise(s.words))
+
+
 def test_speech_between_noise_is_heard_with_the_times_of_the_file(models: LoadedModels, recordings: Recordings) -> None:
     order = recordings["tau2-check-order-12345"].pcm
     pcm = np.concatenate([recordings[i].pcm for i in (DOG, RAIN)] + [order, recordings[RAIN].pcm])

@@ -46,7 +46,7 @@ REFERS = {"type": "object", "properties": {"x": {"$ref": "#/$defs/x"}}}
 EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
 
 
-def dialect(voices: tuple[str, ...] = ("heart",)) -> Gathered:
+def dialect(voices: tuple[str, ...] = ("heart",), *, beta: bool = False) -> Gathered:
     count = iter(range(10**6))
     context = Context(
         models=ModelNames(("whisper-base",)),
@@ -58,7 +58,7 @@ def dialect(voices: tuple[str, ...] = ("heart",)) -> Gathered:
         knows_language=("en", "de").__contains__,
         check_tools=check_tools,
     )
-    return Gathered(OpenAIConversation(context, "sess-1", 1, "gpt-realtime", beta=False))
+    return Gathered(OpenAIConversation(context, "sess-1", 1, "gpt-realtime", beta=beta))
 
 
 def frames_of(wire: Gathered) -> list[dict[str, Any]]:
@@ -512,8 +512,7 @@ GA, BETA = {"output_modalities": ["text"]}, {"modalities": ["text"]}
 def test_a_session_keeps_the_names_that_its_client_uses(
     updates: list[dict[str, Any]], shown: list[str], beta: bool
 ) -> None:
-    wire = dialect()
-    wire.wire._writer.beta = beta
+    wire = dialect(beta=beta)
     found = []
     for session in updates:
         wire.receive(json.dumps({"type": "session.update", "session": session}))

@@ -64,6 +64,18 @@ def frames(from_s: float, to_s: float) -> slice:
     return slice(int(from_s * SAMPLE_RATE_HZ / FRAME_SAMPLES), int(to_s * SAMPLE_RATE_HZ / FRAME_SAMPLES))
 
 
+def test_when_a_residue_comes_back_that_a_detector_raises_then_it_is_no_speech() -> None:
+    """What a client's own echo canceller leaves is too weak to be told by its levels."""
+    sent, guard, left = babble(1), EchoGuard(), list[float]()
+    heard = delayed(sent, 0.2, -45.0)
+    for at in range(0, len(heard) - FRAME_SAMPLES, FRAME_SAMPLES):
+        if at >= SAMPLE_RATE_HZ:
+            guard.add_reference(sent[at - SAMPLE_RATE_HZ :][:FRAME_SAMPLES], at)
+        left += guard.judge(heard[None, at : at + FRAME_SAMPLES], [0.9], at)
+    sounding = frames(1.2, 1.0 + SECONDS)
+    assert np.all(np.array(left)[sounding] == 0.0)
+
+
 @pytest.mark.parametrize("delay_s", [0.03, 0.06, 0.25, 0.9])
 @pytest.mark.parametrize("gain_db", [-20.0, -10.0, 0.0])
 def test_when_sent_audio_comes_back_then_it_is_no_speech(delay_s: float, gain_db: float) -> None:
@@ -165,7 +177,7 @@ def test_when_audio_looks_like_an_echo_only_after_a_while_then_what_is_held_then
     guard.add_reference(babble(1), 0)
     held, since = [], []
     for frame in range(20):
-        (probability,) = guard.judge(babble(5)[None, :FRAME_SAMPLES], [0.9], frame * FRAME_SAMPLES)
+        (probability,) = guard.judge(10 * babble(5)[None, :FRAME_SAMPLES], [0.9], frame * FRAME_SAMPLES)
         if not probability:
             held.append(frame)
         if guard.held_since is not None:

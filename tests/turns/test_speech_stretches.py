@@ -110,3 +110,16 @@ def test_times_of_joined_stretches_are_those_of_the_recording() -> None:
     assert timeline.end == 61 * second
     assert [timeline.start_s(t) for t in (0.0, 2.5, 3.0, 3.5)] == [5.0, 7.5, 60.0, 60.5]
     assert [timeline.end_s(t) for t in (0.0, 2.5, 3.0, 3.5)] == [5.0, 7.5, 8.0, 60.5]
+
+
+def test_a_word_lies_in_one_stretch() -> None:
+    timeline = SpeechTimeline()
+    second = SAMPLE_RATE_HZ
+    timeline.add(0, second)
+    timeline.add(20 * second, second)
+    assert timeline.span_s(0.2, 0.6) == (0.2, 0.6)
+    assert timeline.span_s(0.5, 1.2) == (0.5, 1.0)
+    assert timeline.span_s(0.875, 1.5) == (20.0, 20.5)
+    assert timeline.span_s(1.0, 1.5) == (20.0, 20.5)
+    assert timeline.span_s(0.5, 1.0) == (0.5, 1.0)
+    assert timeline.span_s(1.5, 1.5) == (20.5, 20.5)

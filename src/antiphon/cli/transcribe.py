@@ -36,6 +36,7 @@ from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import TRANSCRIPTION_ROLES
 from antiphon.protocols.rest.transcriptions import joined, skipped_seconds, srt
 from antiphon.sessions.inbox import Inbox
+from antiphon.sessions.transcription.file_segments import segments_by_words
 from antiphon.sessions.transcription.file_speech import transcribe_speech
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import Settings
@@ -185,11 +186,11 @@ async def _transcribe_whole(
     models: LoadedModels, file: str, language: str | None, prompt: str, printer: _TranscriptPrinter
 ) -> None:
     """As the server transcribes a file that is posted to it, and with the same text."""
-    options = FileOptions(language, prompt, word_times=printer.style is OutputStyle.JSON)
+    options = FileOptions(language, prompt, word_times=printer.style is not OutputStyle.TEXT)
     skipped = SkippedAudio()
     async with aclosing(_slabs(file, skipped)) as slabs:
         parts = transcribe_speech(models.required_transcriber, models.required_vad, slabs, options)
-        async for part in parts:
+        async for part in segments_by_words(parts):
             if isinstance(part, TranscriptSegment):
                 printer.add(part)
             else:

@@ -24,8 +24,7 @@ class ConversationProfile:
     - `accepts_media`: it hears audio and sees images in messages; other models are given text in their place.
     - `max_preemptive`: the responses that a conversation may begin in a minute before they are asked for; None: any
       number.
-    - `keeps_to_schemas`: calls are held to the schemas of tools, which therefore have to be such that a grammar can be made
-      of them.
+    - `keeps_to_schemas`: calls are held to the schemas of tools, which must therefore compile into a grammar.
     - `video_window_s`: it takes VideoParts, whose sound is in windows of so many seconds; 0: frames are images, and
       sound is audio.
     - `audio_window_ms`: audio is encoded in windows of so many milliseconds, each by itself, so that those of a turn

@@ -173,8 +173,8 @@ class LanguageProfile:
     - `context_tokens`: the most tokens that a conversation may have before its oldest messages leave.
     - `accepts_media`: it hears audio and sees images in messages; other models are given text in their place.
     - `remote`: it runs on another server, where a request may cost money and which may be away for a while.
-    - `keeps_to_schemas`: calls and replies are held to the schemas of tools and of ReplyOptions, which therefore have to be
-      such that a grammar can be made of them.
+    - `keeps_to_schemas`: calls and replies are held to the schemas of tools and of ReplyOptions, which must therefore
+      compile into a grammar.
     - `max_preemptive`: the responses that a conversation may begin in a minute before they are asked for; None: any
       number.
     """

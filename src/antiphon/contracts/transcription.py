@@ -168,7 +168,8 @@ class Hypothesis:
 @dataclass(frozen=True, slots=True)
 class TranscriptSegment:
     """One segment of a file's transcript, with the fields of OpenAI's `verbose_json`. Times are seconds from the file's
-    start; `words` is empty unless word times were asked for.
+    start; `words` is empty unless word times were asked for. `word_tokens`: the tokens of each of the words, or empty
+    where the transcriber does not tell them.
     """
 
     id: int
@@ -182,6 +183,7 @@ class TranscriptSegment:
     compression_ratio: float
     no_speech_prob: float
     words: tuple[Word, ...] = ()
+    word_tokens: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

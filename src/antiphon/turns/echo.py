@@ -37,9 +37,12 @@ LATE_ECHO_CORRELATION = 0.9
 POSSIBLE_ECHO_CORRELATION = 0.6
 # A frame with so many bands that are louder than the echo by this margin, in decibels, is another speaker's.
 MARGIN_DB, MIN_LOUDER_BANDS = 6.0, 3
-# Below this level the reference is silent, and an echo that weak is no speech to any detector. Decibels relative to
-# full scale, of one band.
+# Below this level the reference is silent. Decibels relative to full scale, of one band, as all levels here.
 FLOOR_DB = -75.0
+# What is weaker than this for COMPARED_FRAMES, while the reference has audio, is what a client's own echo canceller
+# leaves, although a detector that raises quiet sound hears speech in it. The loudest band of a voice whose peak is
+# -42 dB has -44 dB in the median.
+RESIDUAL_DB = -50.0
 # A room's echo fades by so many decibels each hop and is gone after TAIL_HOPS. A client's clock may make it come up to
 # EARLY_HOPS too early.
 FADE_DB_PER_HOP, TAIL_HOPS, EARLY_HOPS = 1.0, 36, 9
@@ -148,12 +151,17 @@ class EchoGuard:
             if not len(self._levels):
                 out.append(probability)
                 continue
+            if self._is_sounding(hop) and max(float(v.max()) for _, v in self._microphone) < RESIDUAL_DB:
+                probability = 0.0
             out.append(0.0 if self._is_echo(hop, probability) else probability)
         return out
 
+    def _is_sounding(self, hop: int) -> bool:
+        """Whether the reference has audio whose echo may be due."""
+        return bool(self._reference(np.arange(hop - MAX_DELAY_HOPS, hop + 1)).max() > FLOOR_DB + 10)
+
     def _is_echo(self, hop: int, probability: float) -> bool:
-        sounding = self._reference(np.arange(hop - MAX_DELAY_HOPS, hop + 1)).max() > FLOOR_DB + 10
-        if not sounding:
+        if not self._is_sounding(hop):
             self._undecided_frames = 0
             self._release(hop, probability)
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -127,6 +128,17 @@ class SpeechTimeline:
         At the joint of two stretches it ends with the earlier one. At least one stretch must have been added.
         """
         return self._recorded_s(bisect_left(self._joined, joined_s * SAMPLE_RATE_HZ) - 1, joined_s)
+
+    def span_s(self, start_s: float, end_s: float) -> tuple[float, float]:
+        """Return where in the recording a word lies that lies between two times of the joined audio, in seconds.
+
+        A word lies in one stretch: of one that reaches over a joint, the longest part counts. At least one stretch must
+        have been added.
+        """
+        edges = [start_s, *(j / SAMPLE_RATE_HZ for j in self._joined if start_s < j / SAMPLE_RATE_HZ < end_s), end_s]
+        start_s, end_s = max(pairwise(edges), key=lambda part: part[1] - part[0])
+        start_s, end_s = self.start_s(start_s), self.end_s(end_s)
+        return start_s, max(start_s, end_s)
 
     def _recorded_s(self, index: int, joined_s: float) -> float:
         at = max(0, index)

@@ -2,7 +2,7 @@
 
 The graph takes 64 samples of context before each 512-sample frame (github.com/snakers4/silero-vad, utils_vad.py).
 What a session knows is in its SileroStream; the weights and the lane are shared. Where a turn begins and ends is not
-decided here.
+decided here. The graph hears a levelled copy, because it misses quiet speech (`audio/leveller.py`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import onnxruntime
 
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.leveller import Leveller
 from antiphon.engine.lane import Lane
 
 FRAME_SAMPLES = 512
@@ -23,8 +24,9 @@ CONTEXT_SAMPLES = 64
 # The lane's queue is at least so long: every session has a job in it at once, and each takes microseconds.
 MIN_QUEUE = 1024
 # After a loud voice the recurrent state takes one 40 dB softer for noise (recordings of rms 0.0006 after ones of 0.05
-# went unheard; from a fresh state they are found). Starting afresh inside noise or music makes false turns, 24 in five
-# minutes instead of 2; so it is done once after each voice, and only after a second below this level.
+# went unheard; from a fresh state, and with the gain that fits them, they are found). Starting afresh inside noise or
+# music makes false turns, 24 in five minutes instead of 2; so it is done once after each voice, and only after a second
+# below this level.
 STILL_RMS = 0.001
 STILL_FRAMES = 31
 # From SPEECH_PROBABILITY on, a frame counts as a voice here; below SILENCE_PROBABILITY it may count as still.
@@ -35,7 +37,8 @@ _RATE = np.array(SAMPLE_RATE_HZ, dtype=np.int64)
 class SileroStream:
     """A VadStream: the recurrent state of one session, the graph's context, and the samples of an unfinished frame.
 
-    `state` float32 [2, 1, 128] and `context` float32 [64] are the graph's; the lane's worker reads and writes them.
+    `leveller`, `state` float32 [2, 1, 128] and `context` float32 [64] are the graph's; the lane's worker reads and
+    writes them.
     """
 
     def __init__(self, lane: Lane[tuple[SileroStream, Pcm], list[float]]) -> None:
@@ -46,20 +49,23 @@ class SileroStream:
         """Forget everything heard, the samples of an unfinished frame too. Not while `feed` is awaited."""
         self.state = np.zeros((2, 1, 128), np.float32)
         self.context = np.zeros(CONTEXT_SAMPLES, np.float32)
+        self.leveller = Leveller()
         self._rest = np.zeros(0, np.float32)
         self._still_frames, self._heard_voice = 0, False
 
     def frame_judged(self, frame: Pcm, probability: float) -> None:
-        """Follow the level after a voice, and clear `state` once after STILL_FRAMES still frames in a row.
+        """Follow the level after a voice, and clear `state` and the gain once after STILL_FRAMES still frames in a
+        row.
 
-        The next voice may be far softer than the last, and would be taken for noise otherwise. Called for every frame,
-        in order, in the lane's worker thread.
+        The next voice may be far softer than the last, and would be taken for noise otherwise. `frame` is as it came,
+        without the gain. Called for every frame, in order, in the lane's worker thread.
         """
         self._heard_voice = self._heard_voice or probability >= SPEECH_PROBABILITY
         still = probability < SILENCE_PROBABILITY and float(np.dot(frame, frame)) < STILL_RMS**2 * len(frame)
         self._still_frames = self._still_frames + 1 if still else 0
         if self._heard_voice and self._still_frames == STILL_FRAMES:
             self.state, self._heard_voice = np.zeros_like(self.state), False
+            self.leveller.reset()
 
     async def feed(self, pcm: Pcm) -> list[float]:
         """Return the probabilities of speech, in [0, 1], of the frames that `pcm` completes, the oldest first.
@@ -112,11 +118,12 @@ class SileroDetector:
         return results
 
     def _step(self, streams: list[SileroStream], frames: list[Pcm]) -> npt.NDArray[np.float32]:
-        audio = np.stack([np.concatenate((s.context, f)) for s, f in zip(streams, frames, strict=True)])
+        levelled = [s.leveller.level(f) for s, f in zip(streams, frames, strict=True)]
+        audio = np.stack([np.concatenate((s.context, f)) for s, f in zip(streams, levelled, strict=True)])
         state = np.concatenate([s.state for s in streams], axis=1)
         output, state = self._model.run(None, {"input": audio, "state": state, "sr": _RATE})
         for i, (stream, frame) in enumerate(zip(streams, frames, strict=True)):
             stream.state = state[:, i : i + 1]
-            stream.context = frame[-CONTEXT_SAMPLES:]
+            stream.context = levelled[i][-CONTEXT_SAMPLES:]
             stream.frame_judged(frame, float(output[i, 0]))
         return np.asarray(output[:, 0], np.float32)

@@ -5,11 +5,14 @@ Live windows, and the model itself, are in `transcriber.py`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
+from bisect import bisect_right
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 from faster_whisper import WhisperModel
 from faster_whisper.tokenizer import Tokenizer
 
@@ -30,6 +33,7 @@ from antiphon.adapters.whisper.outputs import (
 )
 from antiphon.adapters.whisper.word_edges import with_edges
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.leveller import raised
 from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import FileInfo, FileOptions, HypothesisWord, TranscriptSegment, Urgency
 from antiphon.engine.lane import Lane
@@ -39,6 +43,19 @@ from antiphon.events.words import Word
 PART_S = 120
 PART_SLACK_S = 15
 BEAM_SIZE = 5
+# OpenAI's temperatures. What is no speech fails at each of them, so a short part has fewer of them: the first two, and
+# one more for each SECONDS_PER_FALLBACK.
+TEMPERATURES, SECONDS_PER_FALLBACK = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), 2.5
+# A part has windows of at most 30 s. The model may end them early, and is then asked about the rest: so often at most,
+# and once more for each SECONDS_PER_WINDOW.
+MAX_WINDOWS, SECONDS_PER_WINDOW = 2, 5.0
+# Most tokens of a window in a part of less than this, with some to spare: those of the fastest speech in scripts whose
+# characters take a token or more each. Longer ones may have what the decoder takes.
+CAPPED_S, TOKENS_PER_S, EXTRA_TOKENS = 14.0, 14.0, 16
+# The sound of a part, or of a segment, has at least this peak: less is silence, of which Whisper makes "You".
+SILENT_PEAK = 2**-14
+# What was only accepted at a higher temperature counts as noise above this probability of no speech. Rain has 0.52.
+RETRIED_NO_SPEECH = 0.4
 
 
 class FileDecoder:
@@ -69,12 +86,22 @@ class FileDecoder:
         ModelError.
         """
         language, number, num_samples = options.language, 0, 0
-        min_logprob = MIN_LOGPROB if options.temperature else MIN_FILE_LOGPROB
+        min_logprob = _min_logprob(options)
         async for start, part in split_at_quiet(slabs, PART_S, PART_SLACK_S):
+            num_samples = start + len(part)
+            if _is_silent(part):
+                continue
             segments, info = await self._lane.run(self._opener(part, options, language), Urgency.BULK)
-            language, num_samples = info.language, start + len(part)
+            language, seeks = info.language, set[int]()
             window: list[TranscriptSegment] = []
             while (raw := await self._lane.run(partial(next, segments, None), Urgency.BULK)) is not None:
+                seeks.add(raw.seek)
+                if len(seeks) > MAX_WINDOWS + len(part) / SAMPLE_RATE_HZ // SECONDS_PER_WINDOW:
+                    break
+                if _is_silent(part[int(raw.start * SAMPLE_RATE_HZ) : int(raw.end * SAMPLE_RATE_HZ)]):
+                    continue
+                if not options.temperature and raw.temperature and raw.no_speech_prob > RETRIED_NO_SPEECH:
+                    continue
                 if not has_words(raw.text) or is_noise(raw.avg_logprob, raw.no_speech_prob, min_logprob):
                     continue
                 segment = file_segment(number, raw, start)
@@ -85,7 +112,7 @@ class FileDecoder:
                 spoken = await self._without_copies(segment, window, pcm, language, word_times=options.word_times)
                 if spoken:
                     window.append(spoken)
-                    yield spoken
+                    yield replace(spoken, word_tokens=_word_tokens(spoken, self._segment_words(spoken, language)))
                     number += 1
         yield FileInfo(language or "en", num_samples / SAMPLE_RATE_HZ)
 
@@ -127,13 +154,18 @@ class FileDecoder:
         return hypothesis_words(self._tokenizer(language), ids, [1.0] * len(ids), language)
 
     def _opener(self, pcm: Pcm, options: FileOptions, language: str | None) -> Callable[[], tuple[Iterator[Any], Any]]:
+        seconds = len(pcm) / SAMPLE_RATE_HZ
+        temperatures = TEMPERATURES[: 2 + int(seconds / SECONDS_PER_FALLBACK)]
+
         def begin() -> tuple[Iterator[Any], Any]:
             segments, info = self._whisper.transcribe(
-                pcm,
+                raised(pcm),
                 language=language,
                 task=options.task,
                 initial_prompt=without_control_tokens(options.prompt) or None,
-                temperature=options.temperature or (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
+                temperature=options.temperature or temperatures,
+                log_prob_threshold=_min_logprob(options),
+                max_new_tokens=int(seconds * TOKENS_PER_S) + EXTRA_TOKENS if seconds < CAPPED_S else None,
                 word_timestamps=options.word_times,
                 condition_on_previous_text=False,
                 beam_size=BEAM_SIZE,
@@ -143,8 +175,33 @@ class FileDecoder:
         return begin
 
 
+def _min_logprob(options: FileOptions) -> float:
+    """The mean log-probability below which a text fails, and is noise in the end.
+
+    A prompt makes what it does not foretell less likely: a clear "No." has -0.72, and -1.02 behind three names.
+    """
+    return MIN_LOGPROB if options.temperature or options.prompt else MIN_FILE_LOGPROB
+
+
+def _is_silent(pcm: Pcm) -> bool:
+    return float(np.abs(pcm).max(initial=0.0)) < SILENT_PEAK
+
+
 def _with_edges(segment: TranscriptSegment, pcm: Pcm) -> tuple[Word, ...]:
     """The words of a segment, where it has any, with better times. pcm: its window, up to the segment's end."""
     shift_s = segment.seek * SAMPLES_PER_FRAME / SAMPLE_RATE_HZ
     words = [replace(w, start_s=w.start_s - shift_s, end_s=w.end_s - shift_s) for w in segment.words]
     return tuple(replace(w, start_s=w.start_s + shift_s, end_s=w.end_s + shift_s) for w in with_edges(words, pcm))
+
+
+def _word_tokens(segment: TranscriptSegment, pieces: Sequence[HypothesisWord]) -> tuple[tuple[int, ...], ...]:
+    """The tokens of each word of a segment, where it has any. `pieces`: the text's words with their tokens, of which
+    punctuation may be some of its own that is part of a word here.
+    """
+    tokens: list[list[int]] = [[] for _ in segment.words]
+    ends = list(accumulate(len("".join(w.text.split())) for w in segment.words))
+    at = 0
+    for piece in pieces if ends else ():
+        tokens[min(bisect_right(ends, at), len(ends) - 1)] += piece.tokens
+        at += len("".join(piece.text.split()))
+    return tuple(tuple(t) for t in tokens)

@@ -63,6 +63,7 @@ from antiphon.adapters.whisper.windows import (
 )
 from antiphon.adapters.whisper.word_edges import with_edges
 from antiphon.audio import Pcm
+from antiphon.audio.leveller import raised
 from antiphon.contracts import (
     FileInfo,
     FileOptions,
@@ -398,7 +399,8 @@ class WhisperTranscriber:
 
     def _features(self, pcm: Pcm, frames: int) -> Pcm:
         padded = np.zeros(frames * SAMPLES_PER_FRAME, np.float32)
-        padded[: len(pcm)] = pcm[: len(padded)]
+        # Whisper's features have a floor that quiet speech would fall below: "No." at -42 dB was taken for noise.
+        padded[: len(pcm)] = raised(pcm[: len(padded)])
         features = self._whisper.feature_extractor(padded, padding=0)
         return np.ascontiguousarray(features[:, :frames], np.float32)
 

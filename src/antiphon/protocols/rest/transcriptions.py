@@ -65,6 +65,11 @@ class FileRequest:
     stream: bool = False
     speech_detection: ServerVad | Literal["auto"] | None = "auto"
 
+    @property
+    def needs_word_times(self) -> bool:
+        """Whether words or what is timed by them, segments and subtitles, is part of the answer."""
+        return self.format in ("verbose_json", "srt", "vtt") and not self.stream
+
 
 def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRequest:
     """Read the text fields of a multipart form; of several values the last counts. `languages`: the model's codes.

@@ -41,7 +41,7 @@ def check_tools(tools: Sequence[Tool], param: str, field: str = "parameters") ->
 
 
 def check_fits(schema: JsonSchema, param: str, what: str = "schema") -> None:
-    """Raise RemoteProtocolError, with the reason, for a schema that no model can be held to. Blocks as `check_grammar`."""
+    """Raise RemoteProtocolError, with the reason, for a schema that is no grammar. Blocks as `check_grammar`."""
     try:
         check_schema(schema)
     except GrammarError as error:

@@ -28,6 +28,7 @@ from antiphon.server.body import FORM_BYTES, limited_form
 from antiphon.server.disconnect import HeldStream, unless_disconnected
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.state import ServerState
+from antiphon.sessions.transcription.file_segments import segments_by_words
 from antiphon.sessions.transcription.file_speech import FILE_VAD, transcribe_speech
 
 MAX_FIELDS = 40
@@ -61,7 +62,7 @@ async def _respond(request: Request, task: TranscriptionTask) -> Response:
         asked, file = await _read(request, state, transcriber, stack)
         if task == "translate" and (not transcriber.profile.translates or transcriber.profile.languages == ("en",)):
             raise RemoteProtocolError("invalid_value", "The loaded model does not translate.", "model")
-        options = FileOptions(asked.language, asked.prompt, asked.temperature, task, asked.words)
+        options = FileOptions(asked.language, asked.prompt, asked.temperature, task, asked.needs_word_times)
         max_s = state.settings.audio.max_file_s
         if await anyio.to_thread.run_sync(measure_s, file, max_s, limiter=_DECODE_LIMITER) > max_s:
             raise _too_long(max_s)
@@ -73,6 +74,7 @@ async def _respond(request: Request, task: TranscriptionTask) -> Response:
             vad = FILE_VAD if asked.speech_detection == "auto" else asked.speech_detection
             parts = transcribe_speech(transcriber, models.required_vad, slabs, options, vad)
         await stack.enter_async_context(aclosing(parts))  # type: ignore[type-var]
+        parts = segments_by_words(parts)
         if asked.stream:
             return HeldStream(_events(parts, options, skipped), stack.pop_all())
         return await unless_disconnected(request, lambda: _whole(state, parts, asked, options, skipped))

@@ -133,5 +133,5 @@ def _in_file(segment: TranscriptSegment, number: int, timeline: SpeechTimeline) 
 
 
 def _word_in_file(word: Word, timeline: SpeechTimeline) -> Word:
-    start_s = timeline.start_s(word.start_s)
-    return replace(word, start_s=start_s, end_s=max(start_s, timeline.end_s(word.end_s)))
+    start_s, end_s = timeline.span_s(word.start_s, word.end_s)
+    return replace(word, start_s=start_s, end_s=end_s)
