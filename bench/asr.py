@@ -7,7 +7,7 @@ Words and times are those a client sees: audio is played in real time over the O
 and the clock runs from the first sample. `speech_start` and `speech_end` of the manifest are the true bounds of the
 speech. "Live" are the finals, "shown" the joined deltas, "file" what `/v1/audio/transcriptions` makes of the clip.
 
---speed plays clips faster than real time where only words are measured: in `quality`, `languages`, `ghosts`,
+--speed plays clips faster than real time where only words are measured: in `quality`, `languages`, `ghosts`, `files`,
 `keyterms` and `context`. Finals and ghosts are then close to those of real time. Shown words are not: a session that
 decodes fewer partials shows words later, and better ones. The other sections are always in real time.
 """
@@ -28,6 +28,7 @@ from bench.hearing.beside import beside
 from bench.hearing.client import whole_files
 from bench.hearing.clips import PAUSE, Clip, loaded, made, read_manifest, spread
 from bench.hearing.context import context, joined
+from bench.hearing.files import SOUNDS, cues, levels, no_speech
 from bench.hearing.ghosts import KINDS as GHOST_KINDS
 from bench.hearing.ghosts import ghosts
 from bench.hearing.latency import latency, plot, streams
@@ -42,7 +43,7 @@ from antiphon.loading.loader import store_of
 from antiphon.settings import load as load_settings
 from antiphon.store.registry import profile
 
-TRANSCRIBING = ("quality", "languages", "ghosts", "keyterms", "context", "latency", "streams")
+TRANSCRIBING = ("quality", "languages", "ghosts", "files", "keyterms", "context", "latency", "streams")
 TALKING = ("silent", "words")
 SECTIONS = (*TRANSCRIBING, *TALKING, "long", "beside", "peers")
 KINDS = (
@@ -81,6 +82,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--streams", default="1,5,10,15,20", help="numbers of the streams section")
     parser.add_argument("--load-seconds", type=float, default=60.0, help="of each number of streams")
     parser.add_argument("--beside-seconds", type=float, default=600.0, help="of each part of the beside section")
+    parser.add_argument("--cue-minutes", type=float, default=12.0, help="length of the file with pauses")
     parser.add_argument("--ghost-minutes", type=float, default=30.0, help="of noise, live and in one file")
     parser.add_argument("--silent-clients", default="1,3,8", help="numbers of the silent section")
     parser.add_argument("--silences", default="1.5", help="seconds of silence that they send after a question")
@@ -135,6 +137,11 @@ async def transcribe(srv: Server, args: argparse.Namespace, everything: list[Cli
     if "ghosts" in wanted:
         noise = loaded(c for c in everything if c.kind in GHOST_KINDS)
         document["ghosts"] = await ghosts(srv, noise, args.ghost_minutes, args.speed)
+    if "files" in wanted:
+        clips, sounds = plain(everything), [c for c in everything if c.kind in GHOST_KINDS]
+        document["levels"] = await levels(srv, spread(clips, args.clips or 40), speed=args.speed)
+        document["cues"] = await cues(srv, spread(clips, 12), args.cue_minutes)
+        document["no_speech"] = await no_speech(srv, loaded(spread(sounds, SOUNDS * len(GHOST_KINDS))))
     if "keyterms" in wanted:
         orders = loaded(spread([c for c in everything if c.kind == ORDER_KIND and c.terms], args.clips))
         if orders:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.contracts import TranscriptSegment
 from antiphon.sessions.transcription.file_segments import MAX_PAUSE_S
 
 PAUSES_S = (0.2, 0.5, 1.0, 1.6, 3.0, 8.0, 20.0, 45.0)
@@ -31,10 +30,10 @@ def with_pauses(clips: Sequence[Pcm], minutes: float) -> tuple[Pcm, list[tuple[f
     return np.concatenate(pieces), spans
 
 
-def cues_off_s(segments: Sequence[TranscriptSegment], spans: Sequence[tuple[float, float]]) -> list[float]:
-    """How far the nearest cue begins from each clip, in seconds; of clips that a pause of MAX_PAUSE_S comes before, as
-    others may be part of the cue before them.
+def cues_off_s(cues_s: Sequence[float], spans: Sequence[tuple[float, float]]) -> list[float]:
+    """Return for each clip the seconds from its start to the nearest cue's, `cues_s`. Only clips behind a pause of
+    MAX_PAUSE_S count: another may be part of the cue before it.
     """
     ends = [0.0, *(end for _, end in spans)]
     starts = [start for (start, _), end in zip(spans, ends, strict=False) if start - end >= MAX_PAUSE_S]
-    return [min(abs(s.start_s - start) for s in segments) for start in starts]
+    return [min(abs(cue_s - start) for cue_s in cues_s) for start in starts]

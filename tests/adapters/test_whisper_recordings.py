@@ -159,7 +159,7 @@ def test_cues_begin_with_their_speech_behind_pauses(models: LoadedModels, record
         return [p async for p in segments_by_words(parts) if isinstance(p, TranscriptSegment)]
 
     found = asyncio.run(cues())
-    off_s = cues_off_s(found, spans)
+    off_s = cues_off_s([s.start_s for s in found], spans)
     assert len(off_s) >= 2
     assert max(off_s) <= 0.3
     assert all(b.start_s - a.end_s < 1.5 for s in found for a, b in pairwise(s.words))

@@ -1,0 +1,78 @@
+"""Files as people post them: quiet speech, cues behind pauses, and the time that a second without speech takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+from bench.common import Server, percentile, table
+from bench.hearing.client import FILE_TIMEOUT_S, transcribe_file, whole_files
+from bench.hearing.clips import Clip
+from bench.hearing.cues import cues_off_s, with_pauses
+from bench.hearing.figures import rate, readings
+from bench.hearing.quality import hear
+
+from antiphon.audio import SAMPLE_RATE_HZ
+
+PEAKS_DB = (-3, -20, -30, -42)
+LANGUAGES = ("en", "de", "ja", "zh", "")
+# Of the sounds without speech, this many of each kind.
+SOUNDS, SOUND_S = 6, 1.0
+EDGE = 0.03
+
+
+def at_peak(clip: Clip, peak_db: float) -> Clip:
+    """The clip at this peak level in dBFS, in the steps of 16 bits that a recorder would write."""
+    pcm = clip.pcm / np.abs(clip.pcm).max() * 10 ** (peak_db / 20)
+    return replace(clip, id=f"{clip.id} {peak_db}", pcm=np.round(pcm * 32768).astype(np.float32) / 32768)
+
+
+async def levels(srv: Server, clips: Sequence[Clip], *, speed: float) -> dict[str, Any]:
+    """Word errors of the same clips at several levels, as whole files and live."""
+    rows = {}
+    for peak_db in PEAKS_DB:
+        quiet = [at_peak(clip, peak_db) for clip in clips]
+        files = await whole_files(srv, quiet)
+        found = readings(
+            quiet, await hear(srv, quiet, speed=speed, session={"transcription": {"language": "en"}}), files
+        )
+        rows[str(peak_db)] = {
+            "file": rate((r.clip, r.file) for r in found),
+            "live": rate((r.clip, r.live) for r in found),
+        }
+    table(
+        "word errors in % by peak level in dBFS", ("peak", "file", "live"), [(k, *r.values()) for k, r in rows.items()]
+    )
+    return {"clips": len(clips), "rows": rows}
+
+
+async def cues(srv: Server, clips: Sequence[Clip], minutes: float) -> dict[str, Any]:
+    """How far segments begin from their speech in one file with pauses of 0.2 to 45 s."""
+    loud = [np.flatnonzero(np.abs(clip.pcm) > EDGE) for clip in clips]
+    pcm, spans = with_pauses([c.pcm[at[0] : at[-1]] for c, at in zip(clips, loud, strict=True)], minutes)
+    async with httpx.AsyncClient(base_url=srv.url, timeout=FILE_TIMEOUT_S) as http:
+        text = await transcribe_file(http, pcm, language="en", word_times=True)
+    off_s = cues_off_s([start_s for _, start_s, _ in text.segments], spans)
+    row = {"cues": len(off_s), "p50_s": percentile(off_s, 50), "p95_s": percentile(off_s, 95), "max_s": max(off_s)}
+    table(f"cue starts against speech, {minutes:g} minutes", tuple(row), [tuple(row.values())])
+    return {"minutes": minutes} | row
+
+
+async def no_speech(srv: Server, sounds: Sequence[Clip]) -> dict[str, Any]:
+    """The longest time that one second without speech takes, by the language that is asked for."""
+    rows: dict[str, Any] = {}
+    async with httpx.AsyncClient(base_url=srv.url, timeout=FILE_TIMEOUT_S) as http:
+        for language in LANGUAGES:
+            took_s = []
+            for sound in sounds:
+                begun = time.monotonic()
+                await transcribe_file(http, sound.pcm[: int(SOUND_S * SAMPLE_RATE_HZ)], language=language)
+                took_s.append(time.monotonic() - begun)
+            rows[language or "detected"] = {"p50_s": percentile(took_s, 50), "max_s": max(took_s)}
+    title = f"seconds for {SOUND_S:g} s without speech, {len(sounds)} sounds"
+    table(title, ("language", "p50", "max"), [(k, *r.values()) for k, r in rows.items()])
+    return rows
