@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -105,9 +106,15 @@ def room(parts: tuple[str, ...]) -> str:
     return parts[0] if parts else ""
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(path: Path) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.Import):
             found |= {a.name for a in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -123,7 +130,7 @@ def own_imports(path: Path) -> list[tuple[str, ...]]:
 
 def named_imports(path: Path) -> list[tuple[str, ...]]:
     """The names that it imports from this package's modules, each as a path of its module and the name."""
-    nodes = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.ImportFrom)]
+    nodes = [n for n in ast.walk(parsed(path)) if isinstance(n, ast.ImportFrom)]
     found = [(*(n.module or "").split("."), a.name) for n in nodes for a in n.names]
     return [parts[1:] for parts in found if parts[0] == "antiphon"]
 
@@ -162,7 +169,7 @@ def test_models_know_engines_by_the_contract(path: Path) -> None:
     if room(path.relative_to(SRC).parts) == "engine":
         return
     named = {theirs[3] for theirs in named_imports(path) if theirs[:3] == ("engine", "local", "engine")}
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     called = {n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
     assert named <= {"LocalEngine"} & called
 
@@ -183,7 +190,7 @@ def test_torch_stays_where_it_belongs(path: Path) -> None:
 def test_a_module_is_documented_and_of_bounded_size(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= MAX_LINES
-    assert ast.get_docstring(ast.parse(text))
+    assert ast.get_docstring(parsed(path))
 
 
 def test_a_folder_holds_at_most_a_dozen_modules() -> None:
