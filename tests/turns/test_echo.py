@@ -76,6 +76,17 @@ def test_when_a_residue_comes_back_that_a_detector_raises_then_it_is_no_speech()
     assert np.all(np.array(left)[sounding] == 0.0)
 
 
+def test_a_quiet_voice_beside_what_is_sent_is_speech() -> None:
+    voice = babble(7)
+    voice = voice / np.abs(voice).max() * 10 ** (-42 / 20)
+    guard, left = EchoGuard(), list[float]()
+    sent = babble(1)
+    for at in range(0, len(sent) - FRAME_SAMPLES, FRAME_SAMPLES):
+        guard.add_reference(sent[at:][:FRAME_SAMPLES], at)
+        left += guard.judge(voice[None, at : at + FRAME_SAMPLES], [0.9], at)
+    assert np.mean(np.array(left[len(left) // 2 :]) > 0.5) > 0.8
+
+
 @pytest.mark.parametrize("delay_s", [0.03, 0.06, 0.25, 0.9])
 @pytest.mark.parametrize("gain_db", [-20.0, -10.0, 0.0])
 def test_when_sent_audio_comes_back_then_it_is_no_speech(delay_s: float, gain_db: float) -> None:
@@ -177,7 +188,7 @@ def test_when_audio_looks_like_an_echo_only_after_a_while_then_what_is_held_then
     guard.add_reference(babble(1), 0)
     held, since = [], []
     for frame in range(20):
-        (probability,) = guard.judge(10 * babble(5)[None, :FRAME_SAMPLES], [0.9], frame * FRAME_SAMPLES)
+        (probability,) = guard.judge(babble(5)[None, :FRAME_SAMPLES], [0.9], frame * FRAME_SAMPLES)
         if not probability:
             held.append(frame)
         if guard.held_since is not None:

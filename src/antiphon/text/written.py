@@ -42,8 +42,9 @@ _TOP_LEVEL_DOMAINS = frozenset([
 _LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\(([^()\s]{0,1000})(?: [^()\n]{0,300})?\)")
 _OPEN_LINK = re.compile(r"\[[^\[\]\n]{0,300}(?:\](?:\([^()\n]{0,1000})?)?")
 MAX_LINK_CHARS = 1300
-# Where a word is complete: the next one begins, or it ends with a character of Chinese, Japanese or Korean.
-_WORD_ENDS = re.compile(r"\S(?=\s+\S)|[\u3000-\u9fff\uac00-\ud7af\uff00-\uffef](?=\S)")
+# Where a word is complete: the next one begins, or it ends with a character of Chinese, Japanese or Korean. A word of
+# letters is complete before white space: only signs and numbers are read by the next word.
+_WORD_ENDS = re.compile(r"\S(?=\s+\S)|[^\W\d_][,.;:!?]*(?=\s)|[\u3000-\u9fff\uac00-\ud7af\uff00-\uffef](?=\S)")
 # What a reader holds back of a text without white space.
 MAX_HELD_CHARS = 400
 _PRONUNCIATION = re.compile(r"/.+/")
@@ -110,7 +111,9 @@ class WrittenReader:
         self._held = self._before = ""
 
     def feed(self, text: str) -> str:
-        """Add text, and return what is said for the words that are complete: a word is once the next one begins."""
+        """Add text, and return what is said for the words that are complete: a word of letters once white space follows,
+        another once the next word begins.
+        """
         self._held += text
         links = [m.span() for m in _LINK.finditer(self._held)]
         ends = [m.end() for m in _WORD_ENDS.finditer(self._held, 0, _open_link(self._held))]

@@ -39,10 +39,9 @@ POSSIBLE_ECHO_CORRELATION = 0.6
 MARGIN_DB, MIN_LOUDER_BANDS = 6.0, 3
 # Below this level the reference is silent. Decibels relative to full scale, of one band, as all levels here.
 FLOOR_DB = -75.0
-# What is weaker than this for COMPARED_FRAMES, while the reference has audio, is what a client's own echo canceller
-# leaves, although a detector that raises quiet sound hears speech in it. The loudest band of a voice whose peak is
-# -42 dB has -44 dB in the median.
-RESIDUAL_DB = -50.0
+# Sound whose samples stay below RESIDUAL_PEAK (-52 dB) for COMPARED_FRAMES, while the reference has audio, is what a
+# client's own echo canceller leaves. A detector that raises quiet sound hears speech in it. A quiet voice reaches -42 dB.
+RESIDUAL_PEAK = 0.0025
 # A room's echo fades by so many decibels each hop and is gone after TAIL_HOPS. A client's clock may make it come up to
 # EARLY_HOPS too early.
 FADE_DB_PER_HOP, TAIL_HOPS, EARLY_HOPS = 1.0, 36, 9
@@ -84,6 +83,8 @@ class EchoGuard:
         self._reference_end = 0
         # The microphone's last frames: (hop of the first sample, levels).
         self._microphone: list[tuple[int, Levels]] = []
+        # The largest sample of each of them.
+        self._peaks: list[float] = []
         self.delay_hops: int | None = None
         self._gain: Levels = np.zeros(len(self._bands), np.float32)
         self._noise: Levels = np.zeros(len(self._bands), np.float32)
@@ -148,10 +149,11 @@ class EchoGuard:
             levels = self._band_levels(frame[None])[0]
             self._noise = np.minimum(self._noise + NOISE_RISE_DB, levels)
             self._microphone = [*self._microphone[1 - COMPARED_FRAMES :], (hop, levels)]
+            self._peaks = [*self._peaks[1 - COMPARED_FRAMES :], float(np.abs(frame).max())]
             if not len(self._levels):
                 out.append(probability)
                 continue
-            if self._is_sounding(hop) and max(float(v.max()) for _, v in self._microphone) < RESIDUAL_DB:
+            if self._is_sounding(hop) and max(self._peaks) < RESIDUAL_PEAK:
                 probability = 0.0
             out.append(0.0 if self._is_echo(hop, probability) else probability)
         return out
