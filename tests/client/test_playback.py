@@ -166,7 +166,7 @@ def test_a_device_that_is_not_there_is_an_error_and_none_is_left_open() -> None:
 @pytest.mark.parametrize(
     ("failure", "says"),
     [
-        (ModuleNotFoundError("no sounddevice"), r"pip install 'antiphon\[devices\]'"),
+        (ModuleNotFoundError("no sounddevice"), r"pip install '\.\[devices\]'"),
         (OSError("PortAudio library not found"), "apt install libportaudio2"),
     ],
 )

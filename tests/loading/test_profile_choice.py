@@ -29,7 +29,7 @@ def test_the_largest_profile_that_answers_in_time_is_chosen(
     monkeypatch.setattr("antiphon.loading.profile_choice.free_gb", lambda: 16.0)
     choice = choose_profile(Settings(), lambda: seconds_a_billion)
     assert choice.profile == expected
-    assert "the largest within 0.8 s is taken" in choice.reason
+    assert "the largest profile that takes at most 0.8 s is chosen" in choice.reason
     assert choice.applied(Settings()).models.profile == expected
 
 

@@ -31,7 +31,7 @@ def test_the_largest_profile_that_answers_in_time_and_fits_is_recommended(
     name, why = recommended(profile, speed, free_gb)
     assert name == expected
     assert all(one in why for one in SIZES)
-    assert "the largest within 0.8 s is taken" in why
+    assert "the largest profile that takes at most 0.8 s is chosen" in why
 
 
 def test_every_profile_can_be_recommended() -> None:

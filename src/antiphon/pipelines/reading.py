@@ -7,12 +7,16 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, cast
 
+import anyio.lowlevel
 import numpy as np
 
 from antiphon.contracts import LiveSynthesizer, SpeechChunk, Synthesizer, Urgency, VoiceOptions
 from antiphon.events.words import Word
 from antiphon.text.markup import pause_s, split_pauses
 from antiphon.text.written import SaidWord, WrittenReader, is_heard, said_text, said_words
+
+# Words that are read before others may run: some milliseconds.
+WORDS_AT_ONCE = 64
 
 
 class ReadingVoice:
@@ -54,7 +58,12 @@ class ReadingVoice:
     async def _spoken(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        written = said_words(text, self._language(options))
+        written: list[SaidWord] = []
+        for word in said_words(text, self._language(options)):
+            written.append(word)
+            if not len(written) % WORDS_AT_ONCE:
+                # A long text holds up nobody else.
+                await anyio.lowlevel.checkpoint()
         said, times = said_text(written), _WrittenTimes(written)
         if is_heard(said):
             async with aclosing(self.voice.speak(said, options, urgency)) as chunks:

@@ -40,7 +40,8 @@ MARGIN_DB, MIN_LOUDER_BANDS = 6.0, 3
 # Below this level the reference is silent. Decibels relative to full scale, of one band, as all levels here.
 FLOOR_DB = -75.0
 # Sound whose samples stay below RESIDUAL_PEAK (-52 dB) for COMPARED_FRAMES, while the reference has audio, is what a
-# client's own echo canceller leaves. A detector that raises quiet sound hears speech in it. A quiet voice reaches -42 dB.
+# client's own echo canceller leaves. A detector that raises quiet sound hears speech in it. A quiet voice reaches
+# -42 dB.
 RESIDUAL_PEAK = 0.0025
 # A room's echo fades by so many decibels each hop and is gone after TAIL_HOPS. A client's clock may make it come up to
 # EARLY_HOPS too early.
