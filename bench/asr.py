@@ -171,8 +171,7 @@ def plain(everything: list[Clip]) -> list[Clip]:
 
 async def beside_others(srv: Server, args: argparse.Namespace, everything: list[Clip]) -> dict[str, Any]:
     """The section of a server that admits by its headroom."""
-    clips = plain(everything)
-    return await beside(srv, clips, await whole_files(srv, clips), args.beside_seconds)
+    return await beside(srv, plain(everything), args.beside_seconds)
 
 
 async def talk(srv: Server, args: argparse.Namespace, document: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 from bench.common import Server, table
-from bench.hearing.client import Client, FileText, Heard
+from bench.hearing.client import Client, FileText, Heard, whole_files
 from bench.hearing.clips import Clip
 from bench.hearing.figures import Reading, errors_row, readings
 from bench.hearing.latency import GAP_S, STREAMS_ENDPOINT_MS, delays_row
@@ -60,11 +60,16 @@ class Caller:
                     await asyncio.sleep(self.waits_s[-1])
 
 
-async def played(srv: Server, clips: Sequence[Clip], files: dict[str, FileText], seconds: float) -> dict[str, Any]:
-    """What CALLERS hear in `seconds`: refusals, delays, and word errors beside those of whole files."""
+async def played(srv: Server, clips: Sequence[Clip], seconds: float) -> list[Caller]:
+    """CALLERS that have called for `seconds`, or until each has played every clip once."""
     callers = [Caller(srv, clips, number) for number in range(CALLERS)]
     until_s = time.monotonic() + seconds
     await asyncio.gather(*(caller.call(until_s) for caller in callers))
+    return callers
+
+
+def figures(callers: Sequence[Caller], files: dict[str, FileText]) -> dict[str, Any]:
+    """Refusals, delays, and word errors beside those of whole files."""
     pairs = [pair for caller in callers for pair in caller.heard]
     found: list[Reading] = [r for clip, heard in pairs for r in readings([clip], {clip.id: heard}, files)]
     waits_s = [wait_s for caller in callers for wait_s in caller.waits_s]
@@ -72,11 +77,14 @@ async def played(srv: Server, clips: Sequence[Clip], files: dict[str, FileText],
     return {"refused": len(waits_s), "longest_retry_s": max(waits_s, default=0.0), **delays, **errors_row(found)}
 
 
-async def beside(srv: Server, clips: Sequence[Clip], files: dict[str, FileText], seconds: float) -> dict[str, Any]:
+async def beside(srv: Server, clips: Sequence[Clip], seconds: float) -> dict[str, Any]:
     """The same, alone and beside a busy process. The server has to admit by its headroom."""
-    rows = {"alone": await played(srv, clips, files, seconds)}
+    runs = {"alone": await played(srv, clips, seconds)}
     with busy():
-        rows["beside a busy process"] = await played(srv, clips, files, seconds)
+        runs["beside a busy process"] = await played(srv, clips, seconds)
+    heard = {clip.id: clip for callers in runs.values() for caller in callers for clip, _ in caller.heard}
+    files = await whole_files(srv, list(heard.values()))
+    rows = {name: figures(callers, files) for name, callers in runs.items()}
     head = ("clips", "refused", "final_p50", "final_p95", "no_final", "live", "file", "failures")
     title = f"{CALLERS} captions at once, a session for each clip (seconds; word errors in %)"
     table(title, ("", *head), [(name, *(row[k] for k in head)) for name, row in rows.items()])
