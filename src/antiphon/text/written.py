@@ -78,8 +78,8 @@ class SaidWord:
 
 
 def said_words(text: str, language: str | None) -> Iterator[SaidWord]:
-    """Yield the words of a text in order; each takes about 10 us. `language`: ISO-639-1; None: it is not known, and only
-    signs that are read in every language are made plain. A Markdown link is its text; one with a pronunciation,
+    """Yield the words of a text in order; each takes about 10 us. `language`: ISO-639-1; None: it is not known, and
+    only signs that are read in every language are made plain. A Markdown link is its text; one with a pronunciation,
     `[word](/phonemes/)`, stays.
     """
     text = _LINK.sub(lambda m: m[0] if _PRONUNCIATION.fullmatch(m[2]) else m[1], text)
