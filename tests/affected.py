@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 # The rules of the whole tree, for any change; the rules of pages, for a page.
 RULES = ("tests/test_layout.py", "tests/test_names.py", "tests/test_docs.py")
 LEFT_OUT = "not server and not slow and not heavy"
+HOW = ("-n", "2", "--dist", "loadfile")
 
 
 def changed_files(base: str) -> list[str]:
@@ -75,7 +76,9 @@ def main() -> None:
     tests = sorted({*affected(changed, sources), *RULES}) if changed else []
     print(f"{len(changed)} changed files, {len(tests)} test modules", flush=True)
     if tests:
-        sys.exit(subprocess.run([sys.executable, "-m", "pytest", "-m", LEFT_OUT, *others, *tests], cwd=ROOT).returncode)
+        sys.exit(
+            subprocess.run([sys.executable, "-m", "pytest", *HOW, "-m", LEFT_OUT, *others, *tests], cwd=ROOT).returncode
+        )
 
 
 def is_ours(path: Path) -> bool:

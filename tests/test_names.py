@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -36,11 +37,20 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def trees(paths: list[Path]) -> dict[Path, ast.Module]:
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in paths}
+    return {path: parsed(path) for path in paths}
 
 
-@pytest.mark.slow
+@cache
+def private_names_of_folder(folder: Path) -> set[str]:
+    return {name for tree in trees(sorted(folder.glob("*.py"))).values() for name in private_names(tree)}
+
+
 def test_a_public_class_name_means_one_thing() -> None:
     places = defaultdict(list)
     for path, tree in trees(SOURCES).items():
@@ -87,18 +97,14 @@ OURS = {name for tree in trees(SOURCES).values() for name in private_names(tree)
 
 @pytest.mark.parametrize("path", SOURCES, ids=relative)
 def test_no_module_touches_what_is_private_to_another_folder(path: Path) -> None:
-    folder = {n for tree in trees(sorted(path.parent.glob("*.py"))).values() for n in private_names(tree)}
-    found = [
-        f"line {line}: {name}"
-        for line, name in foreign_private_accesses(ast.parse(path.read_text(encoding="utf-8")))
-        if name in OURS - folder
-    ]
+    folder = private_names_of_folder(path.parent)
+    found = [f"line {line}: {name}" for line, name in foreign_private_accesses(parsed(path)) if name in OURS - folder]
     assert found == []
 
 
 @pytest.mark.parametrize("path", TESTS, ids=relative)
 def test_no_test_touches_what_is_private_in_the_package(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     own = set(private_names(tree))
     found = [f"line {line}: {name}" for line, name in foreign_private_accesses(tree) if name in OURS - own]
     assert found == []
