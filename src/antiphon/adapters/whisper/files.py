@@ -46,8 +46,8 @@ BEAM_SIZE = 5
 # OpenAI's temperatures. What is no speech fails at each of them, so a short part has fewer of them: the first two, and
 # one more for each SECONDS_PER_FALLBACK.
 TEMPERATURES, SECONDS_PER_FALLBACK = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), 2.5
-# A part has windows of at most 30 s. The model may end them early, and is then asked about the rest: so often at most,
-# and once more for each SECONDS_PER_WINDOW.
+# A part has windows of at most 30 s. The model may end one early and is then asked about the rest. A part has at most
+# MAX_WINDOWS, and one more for each SECONDS_PER_WINDOW.
 MAX_WINDOWS, SECONDS_PER_WINDOW = 2, 5.0
 # Most tokens of a window in a part of less than this, with some to spare: those of the fastest speech in scripts whose
 # characters take a token or more each. Longer ones may have what the decoder takes.
