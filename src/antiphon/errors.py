@@ -107,8 +107,12 @@ class CapabilityError(EngineError):
 
 class GrammarError(EngineError):
     """A grammar, or a JSON schema, that the engine does not accept. The message is that of its grammar library, and fit
-    for the client that sent the schema.
+    for the client that sent the schema. `index`: which of the grammars that were checked together.
     """
+
+    def __init__(self, reason: str, index: int = 0) -> None:
+        super().__init__(reason)
+        self.index = index
 
 
 class Refused(AntiphonError):

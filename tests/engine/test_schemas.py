@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from antiphon.engine.grammar import MAX_SCHEMA_SYMBOLS
-from antiphon.engine.schemas import check_schema, check_together, json_grammar
+from antiphon.engine.schemas import check_schemas, json_grammar
 from antiphon.errors import GrammarError
 from tests.engine.test_grammar import fits
 
@@ -116,7 +116,7 @@ OTHERS = {
     ("schema", "fitting", "wrong"), [*REFERENCES.values(), *OTHERS.values()], ids=[*REFERENCES, *OTHERS]
 )
 def test_a_text_is_held_to_what_a_schema_says(schema: dict[str, Any], fitting: str, wrong: str) -> None:
-    check_schema(schema)
+    check_schemas([schema])
     grammar = json_grammar(schema)
     assert fits(grammar, fitting)
     assert not fits(grammar, wrong)
@@ -137,13 +137,13 @@ def test_a_text_is_held_to_what_a_schema_says(schema: dict[str, Any], fitting: s
 )
 def test_a_schema_that_no_text_can_be_held_to_is_refused_with_the_reason(schema: dict[str, Any], reason: str) -> None:
     with pytest.raises(GrammarError) as refused:
-        check_schema(schema)
+        check_schemas([schema])
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
 def test_a_hundred_large_tools_are_taken_and_ten_times_as_many_are_not() -> None:
     schema = {"type": "object", "properties": {f"p{i}": {"type": ["string", "null"]} for i in range(20)}}
-    check_together([schema] * 100)
+    check_schemas([schema] * 100, together=True)
     with pytest.raises(GrammarError, match="too big"):
-        check_together([schema] * 1000)
+        check_schemas([schema] * 1000, together=True)

@@ -21,7 +21,7 @@ class Constraint(Protocol):
     def allowed(self) -> Any:
         """Return the tokens that may come next as uint32 [ceil(vocabulary / 32)], bit t % 32 of word t // 32.
 
-        None allows all tokens.
+        None allows all tokens. Raises GrammarError for a rule that takes too long to follow.
         """
         ...
 

@@ -7,8 +7,9 @@ and knows neither sessions nor steps.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache, partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,12 +18,17 @@ from tokenizers import Tokenizer
 
 from antiphon.engine.api import Grammar
 from antiphon.engine.generation import Constraint
+from antiphon.engine.grammar_trial import TRIALS
 from antiphon.errors import GrammarError
 
-# Compiled grammars that are kept, for the generations to come with the same schema or tools.
+# Compiled grammars that are kept, for the generations to come with the same schema or tools. Together they have no more
+# memory than one grammar may take (GrammarLimits.memory_mb).
 MAX_KEPT = 16
-# Grammars whose check is remembered: sessions that begin alike have the same tools.
-MAX_CHECKED = 64
+# A mask is made in the model's step, which all sessions share: a grammar whose masks take more than MAX_MASK_S of
+# processor time in the mean of MIN_MASKS or more is refused. Those of ordinary tools take 0.1 ms.
+MAX_MASK_S, MIN_MASKS = 0.020, 8
+# Refused grammars that are remembered.
+MAX_SLOW = 64
 # Between two tokens of JSON: a small model that may would go on with line breaks for ever.
 WHITESPACE = r"\n? {0,16}"
 
@@ -31,20 +37,12 @@ WHITESPACE = r"\n? {0,16}"
 MAX_SYMBOLS, MAX_SCHEMA_SYMBOLS = 60_000, 20_000
 
 
-def check_grammar(grammar: Grammar) -> None:
-    """Raise GrammarError, with the reason in one line, for a grammar that no engine could keep to, whatever its
-    tokenizer. A JSON schema may have MAX_SCHEMA_SYMBOLS.
+def fault_of(grammar: Grammar) -> str:
+    """Return why no engine could keep to a grammar, whatever its tokenizer, in one line; "" where one can.
 
-    Blocks for milliseconds, and for up to about 2 s with a grammar that is as large as it may be; at once for one that
-    was checked of late. Other threads run meanwhile.
+    A JSON schema may have MAX_SCHEMA_SYMBOLS. Takes as much time and memory as the grammar wants: `grammar_trial.py`
+    calls it where both have an end.
     """
-    if reason := _fault(grammar):
-        raise GrammarError(reason)
-
-
-@lru_cache(MAX_CHECKED)
-def _fault(grammar: Grammar) -> str:
-    """Why no engine could keep to a grammar, in one line; "" where one can."""
     try:
         is_schema = grammar.kind == "json_schema"
         matcher = _matcher(_byte_tokenizer(), grammar, MAX_SCHEMA_SYMBOLS if is_schema else MAX_SYMBOLS)
@@ -102,31 +100,50 @@ class GrammarCompiler:
         # The library's copies of the tokenizer, by the tokens that may follow a whole text. Bound: a model's
         # conversations have the same stop tokens, so there is one.
         self._copies: dict[frozenset[int], LLTokenizer] = {}
-        # Matchers at the start of their grammar, the oldest first. Bound: MAX_KEPT; the oldest goes.
-        self._kept: dict[tuple[Grammar, frozenset[int]], LLMatcher] = {}
+        # Matchers at the start of their grammar and their memory in MiB, the oldest first. Bound: MAX_KEPT, and the
+        # memory of one grammar; the oldest goes.
+        self._kept: dict[tuple[Grammar, frozenset[int]], tuple[LLMatcher, float]] = {}
+        # Grammars whose masks take too long, and why. Bound: MAX_SLOW; the oldest goes.
+        self._slow: dict[Grammar, str] = {}
         self._lock = threading.Lock()
 
     def compile(self, grammar: Grammar, stop: frozenset[int]) -> GrammarFollower:
         """Return what holds one generation to `grammar`; `stop` are its stop tokens, one of which ends a whole text.
 
         Blocks for milliseconds, and for about a second with stop tokens that are new, for the library's copy of the
-        tokenizer. Raises GrammarError for what the library does not accept, whether or not the trigger ever comes.
+        tokenizer; otherwise as `GrammarTrials.check_all`. Raises GrammarError for what the library does not accept,
+        whether or not the trigger ever comes, and for what takes more than the limits of a grammar.
         """
+        if reason := self._slow.get(grammar):
+            raise GrammarError(reason)
+        memory_mb = TRIALS.check(grammar)
         try:
             matcher = self._compiled(grammar, stop)
         except ValueError as error:
             raise GrammarError(str(error)) from error
         with self._lock:
-            self._kept[grammar, stop] = matcher
-            if len(self._kept) > MAX_KEPT:
+            self._kept[grammar, stop] = matcher, memory_mb
+            while len(self._kept) > MAX_KEPT or self._kept_mb() > TRIALS.limits.memory_mb:
                 del self._kept[next(iter(self._kept))]
         return self._constraint(grammar, matcher)
 
     def kept(self, grammar: Grammar, stop: frozenset[int]) -> GrammarFollower | None:
         """Return what `compile` does for a grammar that is kept, without blocking; None for others."""
         with self._lock:
-            matcher = self._kept.get((grammar, stop))
-        return None if matcher is None else self._constraint(grammar, matcher)
+            found = self._kept.get((grammar, stop))
+        return None if found is None else self._constraint(grammar, found[0])
+
+    def _kept_mb(self) -> float:
+        return sum(memory_mb for _, memory_mb in self._kept.values())
+
+    def _refuse(self, grammar: Grammar, reason: str) -> None:
+        """Compile a grammar no more."""
+        with self._lock:
+            self._slow[grammar] = reason
+            if len(self._slow) > MAX_SLOW:
+                del self._slow[next(iter(self._slow))]
+            for key in [key for key in self._kept if key[0] == grammar]:
+                del self._kept[key]
 
     def _compiled(self, grammar: Grammar, stop: frozenset[int]) -> LLMatcher:
         """A matcher at the start of the grammar. Raises ValueError."""
@@ -138,7 +155,7 @@ class GrammarCompiler:
 
     def _constraint(self, grammar: Grammar, matcher: LLMatcher) -> GrammarFollower:
         def begin() -> GrammarMatcher:
-            return GrammarMatcher(matcher.deep_copy(), self._vocabulary_size)
+            return GrammarMatcher(matcher.deep_copy(), self._vocabulary_size, partial(self._refuse, grammar))
 
         return TriggeredMatcher(begin, self._token_text, grammar.trigger) if grammar.trigger else begin()
 
@@ -149,10 +166,20 @@ class GrammarCompiler:
 class GrammarMatcher:
     """Allows only text that a grammar allows, then one of the stop tokens. A GrammarFollower."""
 
-    def __init__(self, matcher: LLMatcher, vocabulary_size: int) -> None:
-        """`matcher`: at the start of the grammar; it is this object's own from here on."""
-        self._matcher = matcher
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        vocabulary_size: int,
+        refuse: Callable[[str], None] = lambda reason: None,
+        *,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        """`matcher`: at the start of the grammar; it is this object's own from here on. `refuse`: called with the
+        reason where its masks take too long. `clock`: seconds of processor time of the calling thread.
+        """
+        self._matcher, self._refuse, self._clock = matcher, refuse, clock
         self._bits = np.zeros(-(-vocabulary_size // 32), np.uint32)
+        self._masks, self._masks_s = 0, 0.0
         self.num_tokens: int | None = 0
 
     @property
@@ -161,8 +188,17 @@ class GrammarMatcher:
         return bool(self._matcher.is_stopped())
 
     def allowed(self) -> Any:
-        """Return the tokens that may come next, as a bit mask that is valid until the next call."""
+        """Return the tokens that may come next, as a bit mask that is valid until the next call.
+
+        Raises GrammarError where the masks so far took more than MAX_MASK_S in the mean.
+        """
+        started_s = self._clock()
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
+        self._masks, self._masks_s = self._masks + 1, self._masks_s + self._clock() - started_s
+        if self._masks_s > MAX_MASK_S * max(self._masks, MIN_MASKS):
+            reason = f"following it takes more than {MAX_MASK_S * 1e3:.0f} ms a token"
+            self._refuse(reason)
+            raise GrammarError(reason)
         return self._bits
 
     def accept(self, token: int) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from antiphon.engine.api import Grammar
+from antiphon.engine.grammar_trial import TRIALS
+from antiphon.errors import GrammarError
 
 # A JSON schema has keys and values of any kind.
 Schema = Mapping[str, Any]
@@ -21,6 +23,9 @@ _LENIENT = {"x-guidance": {"lenient": True}}
 # Keywords whose value has schemas by names of its own, and those whose value is no schema.
 _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
+# The patterns of a schema, the characters of one, and how many of them one text may have to fit: the library's work
+# doubles with each.
+MAX_PATTERNS, MAX_PATTERN_CHARS, MAX_INTERSECTED = 512, 4096, 6
 # What a pattern may have and no grammar can: assertions about what stands around, and references to groups.
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB1-9]|\\k<")
 
@@ -30,23 +35,54 @@ def json_grammar(schema: Schema) -> Grammar:
     return Grammar("json_schema", json.dumps({**_compilable(schema), **_LENIENT}))
 
 
-def check_schema(schema: Schema) -> None:
-    """Raise GrammarError, with the reason, for a schema that no engine can keep to. Blocks as `check_grammar`."""
-    _check(json_grammar(schema))
+def check_schemas(schemas: Sequence[Schema], *, together: bool = False) -> None:
+    """Raise GrammarError, with the reason, for a schema that no engine can keep to: `index` says which.
+
+    `together`: one grammar has to offer them all; where it is too large, `index` is the number of schemas.
+    Blocks as `GrammarTrials.check_all`.
+    """
+    for i, schema in enumerate(schemas):
+        if reason := _fault_of_patterns(schema):
+            raise GrammarError(reason, i)
+    grammars = [json_grammar(schema) for schema in schemas]
+    if together and len(schemas) > 1:
+        rules = [f"schema_{i}: %json {grammar.text}" for i, grammar in enumerate(grammars)]
+        start = " | ".join(f"schema_{i}" for i in range(len(grammars)))
+        grammars.append(Grammar("lark", "\n".join([f"start: {start}", *rules]) + "\n"))
+    TRIALS.check_all(grammars)
 
 
-def check_together(schemas: Sequence[Schema]) -> None:
-    """Raise GrammarError as `check_schema`, for schemas that are too large for one grammar that offers them all."""
-    rules = [f"schema_{i}: %json {json_grammar(schema).text}" for i, schema in enumerate(schemas)]
-    start = " | ".join(f"schema_{i}" for i in range(len(schemas)))
-    _check(Grammar("lark", "\n".join([f"start: {start}", *rules]) + "\n"))
+def _fault_of_patterns(schema: Schema) -> str:
+    """Why the patterns of a schema are too many or too long to be tried, "" where they are not."""
+    patterns = [p for inner in _schemas_in(schema) if isinstance(p := inner.get("pattern"), str)]
+    if len(patterns) > MAX_PATTERNS:
+        return f"it has {len(patterns)} patterns, and at most {MAX_PATTERNS} are taken"
+    if (longest := max(map(len, patterns), default=0)) > MAX_PATTERN_CHARS:
+        return f"a pattern has {longest} characters, and at most {MAX_PATTERN_CHARS} are taken"
+    if (most := max(map(_num_intersected, _schemas_in(schema)))) > MAX_INTERSECTED:
+        return f"a text has to fit {most} patterns at once, and at most {MAX_INTERSECTED} are taken"
+    return ""
 
 
-def _check(grammar: Grammar) -> None:
-    # The grammar library comes with an extra, without which a server hears and speaks.
-    from antiphon.engine.grammar import check_grammar
+def _num_intersected(schema: Schema) -> int:
+    """How many patterns one text has to fit, without those behind references."""
+    both, either = schema.get("allOf"), [schema.get("anyOf"), schema.get("oneOf")]
+    count = int(isinstance(schema.get("pattern"), str))
+    count += sum(_num_intersected(one) for one in both if isinstance(one, Mapping)) if isinstance(both, list) else 0
+    branches = [one for some in either if isinstance(some, list) for one in some if isinstance(one, Mapping)]
+    return count + max(map(_num_intersected, branches), default=0)
 
-    check_grammar(grammar)
+
+def _schemas_in(value: Any) -> Iterator[Schema]:
+    """A schema and all schemas in it."""
+    if isinstance(value, Mapping):
+        yield value
+        for key, inner in value.items():
+            if key not in _VALUES:
+                yield from _schemas_in(list(inner.values()) if key in _NAMED and isinstance(inner, Mapping) else inner)
+    elif isinstance(value, list):
+        for one in value:
+            yield from _schemas_in(one)
 
 
 def _compilable(schema: Schema) -> Schema:

@@ -25,6 +25,7 @@ from antiphon.contracts import (
     VoiceActivityDetector,
 )
 from antiphon.engine.api import Capabilities, DecodeShaping, EngineSettings, KvLayout
+from antiphon.engine.grammar_trial import TRIALS, GrammarLimits
 from antiphon.engine.lane import Lane
 from antiphon.engine.local import CAPABILITIES
 from antiphon.engine.vllm import CAPABILITIES as SERVER_CAPABILITIES
@@ -124,6 +125,7 @@ def load(
     everything = selected_models(settings, roles)
     selected = [m for m in everything if not isinstance(m, RemoteModel)]
     servers = engine_servers(settings)
+    TRIALS.limits = GrammarLimits(settings.engine.grammar_s, settings.engine.grammar_mb)
     for model in selected:
         _check_engine(model, servers.kind if servers and model.role == "language" else engine)
     by_role: ModelsByRole = {}
@@ -157,6 +159,8 @@ def load(
     if "language" in by_role:
         reader = _load_reader(settings, observe)
         lanes += [reader.lane] if reader else []
+        if by_role["language"].profile.keeps_to_schemas:
+            TRIALS.start()
     return _assembled(by_role, reader, names, lanes, settings)
 
 

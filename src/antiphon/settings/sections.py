@@ -312,6 +312,13 @@ class EngineOptions:
     decode_sessions: int = option(
         0, "Most conversations that get a token in one step. 0: 64 on a CPU, 256 on a GPU.", low=0
     )
+    grammar_s: float = option(
+        2.0,
+        "Processor time that compiling the JSON schemas of one message or request may take, in seconds, in a process "
+        "of its own.",
+        low=0.01,
+    )
+    grammar_mb: int = option(512, "Memory that compiling them may take, in MB.", low=16)
     park_after_s: float = option(120.0, "Idle seconds after which a conversation's KV is parked.", low=0)
     kv_layout: str = option(
         "auto",

@@ -8,7 +8,6 @@ result.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -38,6 +37,7 @@ from antiphon.contracts import (
     Window,
 )
 from antiphon.engine.api import Sampling, Session, Token
+from antiphon.engine.call_lane import PROMPTS
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.threads import available_cores
@@ -127,7 +127,7 @@ class Qwen3Asr:
         if self._features_in_thread:
             return await self.engine.thread.call_model(function)
         try:
-            return await asyncio.to_thread(function)
+            return await PROMPTS.run(function)
         except Exception as error:
             raise ModelError(f"{type(error).__name__}: {error}") from error
 

@@ -6,7 +6,6 @@ the loaded model, the order of the work for one text, and the voices that were c
 
 from __future__ import annotations
 
-import asyncio
 import io
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -25,6 +24,7 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_beginning
 from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
+from antiphon.engine.call_lane import PROMPTS
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
@@ -197,7 +197,7 @@ class Qwen3Tts:
         key = (given.audio, given.text)
         if key not in self._cloned:
             try:
-                pcm = await asyncio.to_thread(decode_beginning, io.BytesIO(given.audio), RATE_HZ, MAX_SAMPLE_S)
+                pcm = await PROMPTS.run(decode_beginning, io.BytesIO(given.audio), RATE_HZ, MAX_SAMPLE_S)
             except MediaError as error:
                 raise RemoteProtocolError(
                     "invalid_value", f"Invalid value for 'ref_audio': {error}.", "ref_audio"
@@ -231,7 +231,7 @@ class Qwen3Tts:
         codes = await self.engine.thread.call_model(
             lambda: codes_of(parts.sample_encoder, pcm, count, parts.frame_samples)
         )
-        return ClonedVoice(speaker, tuple(await asyncio.to_thread(parts.vocabulary.plain, text)), codes)
+        return ClonedVoice(speaker, tuple(await PROMPTS.run(parts.vocabulary.plain, text)), codes)
 
     @property
     def engines(self) -> tuple[LocalEngine, ...]:

@@ -17,7 +17,6 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 import torch
 
 from antiphon.adapters.parts import load_parts
@@ -41,6 +40,7 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.engine.api import Finish, Sampling, Session
+from antiphon.engine.call_lane import PROMPTS
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, Refused
@@ -122,7 +122,7 @@ class VisionLanguageModel:
         Decoding and scaling run in a thread; the encoder runs in the model's, between two steps, so this waits for the
         step under way. Raises MediaError for what is no image, ModelError where the encoder fails.
         """
-        prepared = await anyio.to_thread.run_sync(lambda: self.family.prepare(image.pixels(MAX_SIDE)))
+        prepared = await PROMPTS.run(lambda: self.family.prepare(image.pixels(MAX_SIDE)))
         return await self.engine.thread.call_model(lambda: self.family.encode(prepared))
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> VisionLanguageStream:
@@ -131,7 +131,7 @@ class VisionLanguageModel:
         Only the session's rows are reserved; the system turn is computed with the first frames or question. Raises
         Refused where the engine has no room.
         """
-        opening = await anyio.to_thread.run_sync(self.family.opening, f"{SYSTEM} {instructions}".strip())
+        opening = await PROMPTS.run(self.family.opening, f"{SYSTEM} {instructions}".strip())
         return VisionLanguageStream(self, await self.engine.open(owner=owner), opening)
 
     @property
@@ -298,7 +298,7 @@ class VisionLanguageStream:
             heard = await words_of(question, model.transcriber)
             speech = f'Somebody said: "{heard}".' if heard and question.text.strip() else heard
             text = " ".join(filter(None, (speech, question.text)))
-            asked = await anyio.to_thread.run_sync(model.family.question, text)
+            asked = await PROMPTS.run(model.family.question, text)
             self._show(question.frames)
             # Frames that were passed over when a question was asked would be old news to the next.
             for number in known:

@@ -30,6 +30,7 @@ from antiphon.engine.api import (
     Token,
     require,
 )
+from antiphon.engine.call_lane import GRAMMARS
 from antiphon.engine.generation import Constraint, Generation
 from antiphon.engine.grammar import GrammarCompiler
 from antiphon.engine.local import CAPABILITIES
@@ -160,7 +161,7 @@ class LocalEngine:
         kept = self._grammars.kept(grammar, stop)
         if kept is not None:
             return kept
-        return await asyncio.to_thread(self._grammars.compile, grammar, stop)
+        return await GRAMMARS.run(self._grammars.compile, grammar, stop)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End the model's thread after the step under way, and block until it ended or `timeout_s` passed.

@@ -12,6 +12,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from antiphon.engine.api import Capabilities, EngineSettings, EngineState, Grammar
+from antiphon.engine.call_lane import GRAMMARS
 from antiphon.engine.grammar import GrammarCompiler, GrammarFollower
 from antiphon.engine.rows import Rows
 from antiphon.engine.vllm import CAPABILITIES, EngineServers
@@ -107,7 +108,7 @@ class VllmEngine:
         """What holds one generation to a grammar. Raises GrammarError for one that is none."""
         if found := self._compiler.kept(grammar, stop):
             return found
-        return await asyncio.to_thread(self._compiler.compile, grammar, stop)
+        return await GRAMMARS.run(self._compiler.compile, grammar, stop)
 
     def opened(self, session: VllmSession) -> VllmSession:
         """Count a session."""

@@ -8,12 +8,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 import numpy as np
 import torch
 
 from antiphon.audio import Pcm
 from antiphon.contracts import AudioPart, ImagePart, MediaPart, SoundWindow, VideoPart
+from antiphon.engine.call_lane import PROMPTS
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.media_rows import AudioWindow, ChatRow, MediaPiece, MediaRows
@@ -69,7 +69,7 @@ class OmniMediaEncoder:
         or an encoder fails on, Refused once the thread is closed.
         """
         try:
-            prepared = await anyio.to_thread.run_sync(self._prepared, part)
+            prepared = await PROMPTS.run(self._prepared, part)
         except MediaError:
             raise
         except Exception as error:
@@ -94,7 +94,7 @@ class OmniMediaEncoder:
         the extractor or the encoder fails, Refused once the thread is closed.
         """
         try:
-            features = await anyio.to_thread.run_sync(self._sound.clip, part.pcm)
+            features = await PROMPTS.run(self._sound.clip, part.pcm)
         except Exception as error:
             # The edge of the model, as in `encode`.
             raise ModelError(f"{type(error).__name__}: {error}") from error

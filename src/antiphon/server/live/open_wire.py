@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 import anyio.to_thread
 import msgspec
 
 from antiphon.contracts import TuningCaps
-from antiphon.engine.schemas import check_schema, check_together
+from antiphon.engine.call_lane import GRAMMARS
+from antiphon.engine.schemas import check_schemas
 from antiphon.errors import GrammarError, RemoteProtocolError
 from antiphon.events.tools import JsonSchema, Tool
 from antiphon.protocols.connection import Context, WireConnection
@@ -20,6 +22,7 @@ from antiphon.protocols.realtime.items import take_tools
 from antiphon.protocols.wire import Frame
 from antiphon.server.state import Caller, ServerState
 
+Read = TypeVar("Read")
 # A frame of this size is decoded in a thread: base64 and resampling of less take some 3 ms.
 LARGE_FRAME_BYTES = 256 << 10
 # So is one with tools, whose schemas are compiled. A client that spells the name in escapes means harm.
@@ -29,36 +32,47 @@ _TOOLS = re.compile(r'"tools"|\\u00[67]')
 def check_tools(tools: Sequence[Tool], param: str, field: str = "parameters") -> None:
     """Raise RemoteProtocolError, with the reason, for a tool to whose schema no model can be held, or for all of them.
 
-    `param`: the path of the list; `field`: that of the schema within a tool. Blocks as `check_grammar`.
+    `param`: the path of the list; `field`: that of the schema within a tool. Blocks as `check_schemas`.
     """
-    for i, tool in enumerate(tools):
-        check_fits(tool.parameters, f"{param}[{i}].{field}", f"schema of tool '{tool.name}'")
-    if len(tools) > 1:
-        try:
-            check_together([tool.parameters for tool in tools])
-        except GrammarError as error:
-            raise RemoteProtocolError("invalid_value", f"All tools together: {error}.", param) from None
-
-
-def check_fits(schema: JsonSchema, param: str, what: str = "schema") -> None:
-    """Raise RemoteProtocolError, with the reason, for a schema that is no grammar. Blocks as `check_grammar`."""
     try:
-        check_schema(schema)
+        check_schemas([tool.parameters for tool in tools], together=True)
     except GrammarError as error:
-        raise RemoteProtocolError("invalid_value", f"Invalid {what}: {error}.", param) from None
+        if error.index == len(tools):
+            raise RemoteProtocolError("invalid_value", f"All tools together: {error}.", param) from None
+        what = f"Invalid schema of tool '{tools[error.index].name}'"
+        raise RemoteProtocolError("invalid_value", f"{what}: {error}.", f"{param}[{error.index}].{field}") from None
+
+
+def check_fits(schema: JsonSchema, param: str) -> None:
+    """Raise RemoteProtocolError, with the reason, for a schema that is no grammar. Blocks as `check_schemas`."""
+    try:
+        check_schemas([schema])
+    except GrammarError as error:
+        raise RemoteProtocolError("invalid_value", f"Invalid schema: {error}.", param) from None
 
 
 def is_slow(data: str | bytes | msgspec.Raw) -> bool:
     """Whether a message may take the wire more than milliseconds to read, so that it is read in a thread."""
-    text = bytes(data).decode(errors="replace") if isinstance(data, bytes | msgspec.Raw) else data
-    return len(data) >= LARGE_FRAME_BYTES or bool(_TOOLS.search(text))
+    return len(data) >= LARGE_FRAME_BYTES or _may_have_tools(data)
+
+
+async def read_slow(read: Callable[[], Read], data: str | bytes | msgspec.Raw) -> Read:
+    """Return `read()`, called in a thread. `data`: what it reads, a message that `is_slow`.
+
+    A message with tools waits in the grammars' lane, where keys have turns. Raises what `read` raises, and Refused
+    where that lane is full.
+    """
+    return await (GRAMMARS.run(read) if _may_have_tools(data) else anyio.to_thread.run_sync(read))
+
+
+def _may_have_tools(data: str | bytes | msgspec.Raw) -> bool:
+    return bool(_TOOLS.search(data if isinstance(data, str) else bytes(data).decode(errors="replace")))
 
 
 async def open_wire(wire: WireConnection) -> list[Frame]:
     """Return what opening the wire gives, without holding up the event loop. Raises as `WireConnection.open`."""
-    if is_slow(wire.opening.session):
-        return await anyio.to_thread.run_sync(wire.open)
-    return wire.open()
+    session = wire.opening.session
+    return await read_slow(wire.open, session) if is_slow(session) else wire.open()
 
 
 async def prepare_voices(state: ServerState, caller: Caller, data: str | bytes | msgspec.Raw) -> None:

@@ -44,7 +44,7 @@ from antiphon.server.live.moving.boundary import wait_for_boundary
 from antiphon.server.live.moving.continuation import MOVED, STORED_AFTER, Continuation, Progress, keeps_turn, recovered
 from antiphon.server.live.moving.persistence import Kept, Persistence, session_elsewhere
 from antiphon.server.live.moving.unsent import UnsentFrames
-from antiphon.server.live.open_wire import is_slow, prepare_voices
+from antiphon.server.live.open_wire import is_slow, prepare_voices, read_slow
 from antiphon.server.live.realtime_session import (
     RealtimeConversation,
     RealtimeSession,
@@ -356,7 +356,7 @@ class LiveRealtime:
             if isinstance(data, str | bytes) and is_slow(data):
                 self._wire_is_free = anyio.Event()
                 try:
-                    received = await anyio.to_thread.run_sync(self.wire.feed, data)
+                    received = await read_slow(partial(self.wire.feed, data), data)
                 finally:
                     self._wire_is_free.set()
             else:

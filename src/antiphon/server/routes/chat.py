@@ -11,12 +11,12 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-import anyio.to_thread
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from antiphon.contracts import LanguageModel, LanguageStream, Reply, ReplyOptions
+from antiphon.engine.call_lane import GRAMMARS
 from antiphon.errors import AntiphonError, RemoteProtocolError
 from antiphon.protocols.rest import chat as openai_chat
 from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
@@ -44,7 +44,7 @@ async def chat_completions(request: Request) -> Response:
             raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
         state.log_alias(asked.model, model.profile.id)
     if model.profile.keeps_to_schemas and (asked.options.tools or asked.options.schema is not None):
-        await anyio.to_thread.run_sync(_check_schemas, asked.options)
+        await GRAMMARS.run(_check_schemas, asked.options)
     completion = ChatCompletion(
         f"chatcmpl-{secrets.token_hex(12)}", model.profile.id, int(time.time()), include_usage=asked.include_usage
     )
