@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 from antiphon.engine.api import Grammar
 from antiphon.engine.generation import Constraint
-from antiphon.engine.grammar import MAX_KEPT, GrammarCompiler
+from antiphon.engine.grammar import MAX_KEPT, MIN_MASKS, GrammarCompiler
 from antiphon.errors import GrammarError
 from tests.engine.contract.engines import tiny_tokenizer
 from tests.engine.local.tiny import VOCABULARY
@@ -105,3 +106,28 @@ def test_a_grammar_that_is_refused_is_not_kept() -> None:
     with pytest.raises(GrammarError):
         made.compile(broken, STOP)
     assert made.kept(broken, STOP) is None
+
+
+def test_a_grammar_whose_masks_take_too_long_is_refused_from_then_on_and_others_are_not() -> None:
+    # Each mask takes two looks at the clock: 0.05 s, where 0.02 s in the mean are allowed.
+    ticks = itertools.count()
+    slow = GrammarCompiler(TOKENIZER, VOCABULARY, clock=lambda: next(ticks) * 0.05)
+    word = slow.compile(Grammar("lark", "start: /a*/\n"), STOP)
+    with pytest.raises(GrammarError, match="more than 20 ms a token"):
+        for _ in range(MIN_MASKS):
+            word.allowed()
+            word.accept(token("a"))
+    with pytest.raises(GrammarError, match="more than 20 ms a token"):
+        slow.compile(Grammar("lark", "start: /a*/\n"), STOP)
+    assert slow.kept(Grammar("lark", "start: /a*/\n"), STOP) is None
+    slow.compile(WORD, STOP)
+
+
+def test_one_mask_that_takes_long_is_no_reason_to_refuse_a_grammar() -> None:
+    ticks = iter([0.0, 0.1, *[0.1] * 100])
+    word = GrammarCompiler(TOKENIZER, VOCABULARY, clock=lambda: next(ticks)).compile(
+        Grammar("lark", "start: /a*/\n"), STOP
+    )
+    for _ in range(40):
+        word.allowed()
+        word.accept(token("a"))

@@ -92,11 +92,13 @@ class GrammarCompiler:
     """Compiles grammars for one model, and keeps the newest. May be used from any thread.
 
     `tokenizer`: the model's. `vocabulary_size`: how many tokens its head has, which may be more than the tokenizer
-    knows.
+    knows. `clock`: seconds of processor time of the calling thread.
     """
 
-    def __init__(self, tokenizer: Tokenizer, vocabulary_size: int) -> None:
-        self._tokenizer, self._vocabulary_size = tokenizer, vocabulary_size
+    def __init__(
+        self, tokenizer: Tokenizer, vocabulary_size: int, *, clock: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._tokenizer, self._vocabulary_size, self._clock = tokenizer, vocabulary_size, clock
         # The library's copies of the tokenizer, by the tokens that may follow a whole text. Bound: a model's
         # conversations have the same stop tokens, so there is one.
         self._copies: dict[frozenset[int], LLTokenizer] = {}
@@ -155,7 +157,9 @@ class GrammarCompiler:
 
     def _constraint(self, grammar: Grammar, matcher: LLMatcher) -> GrammarFollower:
         def begin() -> GrammarMatcher:
-            return GrammarMatcher(matcher.deep_copy(), self._vocabulary_size, partial(self._refuse, grammar))
+            return GrammarMatcher(
+                matcher.deep_copy(), self._vocabulary_size, partial(self._refuse, grammar), self._clock
+            )
 
         return TriggeredMatcher(begin, self._token_text, grammar.trigger) if grammar.trigger else begin()
 
@@ -170,12 +174,11 @@ class GrammarMatcher:
         self,
         matcher: LLMatcher,
         vocabulary_size: int,
-        refuse: Callable[[str], None] = lambda reason: None,
-        *,
-        clock: Callable[[], float] = time.thread_time,
+        refuse: Callable[[str], None],
+        clock: Callable[[], float],
     ) -> None:
         """`matcher`: at the start of the grammar; it is this object's own from here on. `refuse`: called with the
-        reason where its masks take too long. `clock`: seconds of processor time of the calling thread.
+        reason where its masks take too long. `clock`: as in GrammarCompiler.
         """
         self._matcher, self._refuse, self._clock = matcher, refuse, clock
         self._bits = np.zeros(-(-vocabulary_size // 32), np.uint32)
