@@ -47,8 +47,8 @@ class GrammarLimits:
 
 
 class TriedGrammar(NamedTuple):
-    """A trial's result. `fault`: why no engine can keep to the grammar, in one line; "" where one can. `memory_mb`: what
-    compiling it took, in MiB.
+    """A trial's result. `fault`: why no engine can keep to the grammar, in one line; "" where one can. `memory_mb`: of
+    compiling it, in MiB.
     """
 
     fault: str

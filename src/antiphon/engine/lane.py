@@ -100,7 +100,8 @@ class Lane(Generic[Job, Result]):
     `max_queue`: jobs that may wait; more are refused, first those of owners that hold more than an equal part of it,
     waiting ones too. `max_each`: how many jobs of one owner run at a time; None: any number. `observe`: called after
     each batch that succeeded, in the worker's thread, with its priority, the seconds its oldest job waited and the
-    seconds the batch took; what it raises is logged. `lost`: why the lane computes nothing any more; None while it is alive.
+    seconds the batch took; what it raises is logged. `lost`: why the lane computes nothing any more; None while it is
+    alive.
     """
 
     def __init__(

@@ -7,10 +7,12 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 
 from tests.conftest import SMALL, Process
@@ -310,6 +312,53 @@ def test_when_many_ask_at_once_then_each_gets_its_own_text(talker: Process) -> N
     # Each answer is one token, twelve times over, and no two answers are alike.
     assert all(len(text) % 12 == 0 and text == text[: len(text) // 12] * 12 for text in together)
     assert len(set(together)) == len(TOKENS)
+
+
+@contextmanager
+def stopped_trials(talker: Process) -> Iterator[None]:
+    """Meanwhile, what tries the schemas of clients stands still."""
+    tries = [p for p in psutil.Process(talker.popen.pid).children() if "antiphon.engine.grammar_trial" in p.cmdline()]
+    assert tries
+    for process in tries:
+        process.suspend()
+    try:
+        yield
+    finally:
+        for process in tries:
+            process.resume()
+
+
+def test_while_schemas_take_for_ever_to_compile_others_are_answered(talker: Process) -> None:
+    # As many as a default executor has threads, and more.
+    new = [{"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": f"x{i}"}}} for i in range(12)]
+    body = {"model": "default", "messages": ASK, "temperature": 0, "max_tokens": 8}
+
+    async def main() -> list[int]:
+        async with httpx.AsyncClient(base_url=talker.url, timeout=60) as http:
+            with stopped_trials(talker):
+                waiting = [
+                    asyncio.create_task(http.post("/v1/chat/completions", json={**body, "response_format": one}))
+                    for one in new
+                ]
+                plain = await http.post("/v1/chat/completions", json=body)
+                assert plain.status_code == 200
+                assert not any(task.done() for task in waiting)
+                # Those who leave take their schemas back.
+                for task in waiting[2:]:
+                    task.cancel()
+                await asyncio.wait(waiting[2:])
+            return [(await task).status_code for task in waiting[:2]]
+
+    assert asyncio.run(main()) == [200, 200]
+
+
+def test_a_schema_that_wants_the_machine_is_refused_by_name(talker: Process) -> None:
+    patterns = [{"type": "string", "pattern": f".*{letter}.*"} for letter in "abcdefghijklmnopqrstuvwxyz"]
+    asked = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"allOf": patterns}}}
+    answer = post(talker, model="default", messages=ASK, response_format=asked)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "response_format"
+    assert "26 patterns at once" in answer.json()["error"]["message"]
 
 
 TOKENS = range(1000, 1008)

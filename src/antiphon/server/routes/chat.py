@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -22,7 +23,7 @@ from antiphon.protocols.rest import chat as openai_chat
 from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
-from antiphon.server.disconnect import LiveEvents, unless_disconnected
+from antiphon.server.disconnect import CLIENT_CLOSED_REQUEST, LiveEvents, unless_disconnected
 from antiphon.server.live.open_wire import check_fits, check_tools
 from antiphon.server.state import Caller, ServerState
 
@@ -44,7 +45,9 @@ async def chat_completions(request: Request) -> Response:
             raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
         state.log_alias(asked.model, model.profile.id)
     if model.profile.keeps_to_schemas and (asked.options.tools or asked.options.schema is not None):
-        await GRAMMARS.run(_check_schemas, asked.options)
+        checked = await unless_disconnected(request, partial(_checked, asked.options))
+        if checked.status_code == CLIENT_CLOSED_REQUEST:
+            return checked
     completion = ChatCompletion(
         f"chatcmpl-{secrets.token_hex(12)}", model.profile.id, int(time.time()), include_usage=asked.include_usage
     )
@@ -52,6 +55,12 @@ async def chat_completions(request: Request) -> Response:
     if not asked.stream:
         return await _whole(request, completion, replies)
     return LiveEvents(_events(completion, replies), _told)
+
+
+async def _checked(options: ReplyOptions) -> Response:
+    """An empty response where the model can be held to the schemas. Waits for the grammars' lane. Raises as below."""
+    await GRAMMARS.run(_check_schemas, options)
+    return Response()
 
 
 def _check_schemas(options: ReplyOptions) -> None:
