@@ -22,12 +22,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from antiphon.engine.fair_queue import FairQueue
 from antiphon.errors import AntiphonError, ModelError, ModelLost, Refused
+from antiphon.shares.fair_queue import FairQueue
+from antiphon.shares.owner import current_owner
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,6 @@ NUM_PRIORITIES = 3
 # Jobs that nobody waits for live. At most half of the workers run them at once, so that the models of live sessions
 # find a free core: with all cores taken, a step of a model that computes on several takes ten times as long.
 BULK = 2
-# Whose jobs are submitted in this context: set once for a request or session, whose tasks inherit it. None: nobody's.
-current_owner: ContextVar[Hashable] = ContextVar("owner", default=None)
 # A job without a deadline is due so many seconds after it came, so that jobs without run in the order they came.
 DEFAULT_DUE_S = 1.0
 # How often the workers of a lane may start anew within RESTART_WINDOW_S. Beyond that, the fault is not in one job.
