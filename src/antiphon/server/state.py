@@ -36,6 +36,7 @@ from antiphon.server.memory import MemoryAccount, MemoryLedger
 from antiphon.server.metrics import Metrics
 from antiphon.server.process.turn_reports import TurnReports
 from antiphon.settings import Settings
+from antiphon.shares.fair_cache import FairCache
 from antiphon.signals import Signal
 from antiphon.store.sessions import SessionStore
 from antiphon.store.voices import VoiceStore
@@ -192,8 +193,8 @@ class ServerState:
     address: str = ""
     # The full name of this server among the hosts of that store; each start is another one.
     host_name: str = field(init=False)
-    # Ids of sessions that ended because too much waited for a client that was away, oldest first.
-    overflowed: dict[str, None] = field(default_factory=dict)
+    # Of each key, the ids of its sessions that ended because too much waited for a client that was away.
+    overflowed: FairCache[str, bool] = field(default_factory=lambda: FairCache(MAX_OVERFLOWED))
     # Ids of sessions that are being restored from the store, so that no second connection restores them.
     restoring_ids: set[str] = field(default_factory=set)
     # What the store last said of other hosts.
@@ -420,15 +421,6 @@ class ServerState:
     def load(self) -> float | None:
         """Return what part of the machine the places that are taken fill; None without a certificate."""
         return self.headroom.load(self._by_kind)
-
-    def mark_overflowed(self, session_id: str) -> None:
-        """Remember that frames of this session are lost, for the client that tries to resume it.
-
-        Bound: MAX_OVERFLOWED, the oldest go first.
-        """
-        self.overflowed[session_id] = None
-        while len(self.overflowed) > MAX_OVERFLOWED:
-            del self.overflowed[next(iter(self.overflowed))]
 
     def log_alias(self, name: str, model: str = "") -> None:
         """Log, once per name, that a client's default name is served by `model` (default: the transcriber).

@@ -17,7 +17,6 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 import anyio
-import anyio.to_thread
 import torch
 
 from antiphon.adapters.parts import load_parts
@@ -49,6 +48,7 @@ from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.pipelines.cascade import spoken
 from antiphon.pipelines.observer import words_of
+from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import EncodedImage
 
 SYSTEM = "You answer questions about what a camera or a screen shows, in one or two sentences."
@@ -122,7 +122,7 @@ class VisionLanguageModel:
         Decoding and scaling run in a thread; the encoder runs in the model's, between two steps, so this waits for the
         step under way. Raises MediaError for what is no image, ModelError where the encoder fails.
         """
-        prepared = await anyio.to_thread.run_sync(lambda: self.family.prepare(image.pixels(MAX_SIDE)))
+        prepared = await in_thread(lambda: self.family.prepare(image.pixels(MAX_SIDE)), places=IMAGE_THREADS)
         return await self.engine.thread.call_model(lambda: self.family.encode(prepared))
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> VisionLanguageStream:
@@ -131,7 +131,7 @@ class VisionLanguageModel:
         Only the session's rows are reserved; the system turn is computed with the first frames or question. Raises
         Refused where the engine has no room.
         """
-        opening = await anyio.to_thread.run_sync(self.family.opening, f"{SYSTEM} {instructions}".strip())
+        opening = await in_thread(self.family.opening, f"{SYSTEM} {instructions}".strip())
         return VisionLanguageStream(self, await self.engine.open(owner=owner), opening)
 
     @property
@@ -298,7 +298,7 @@ class VisionLanguageStream:
             heard = await words_of(question, model.transcriber)
             speech = f'Somebody said: "{heard}".' if heard and question.text.strip() else heard
             text = " ".join(filter(None, (speech, question.text)))
-            asked = await anyio.to_thread.run_sync(model.family.question, text)
+            asked = await in_thread(model.family.question, text)
             self._show(question.frames)
             # Frames that were passed over when a question was asked would be old news to the next.
             for number in known:

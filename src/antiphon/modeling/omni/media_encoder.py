@@ -8,7 +8,6 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import anyio.to_thread
 import numpy as np
 import torch
 
@@ -20,6 +19,7 @@ from antiphon.modeling.media_rows import AudioWindow, ChatRow, MediaPiece, Media
 from antiphon.modeling.omni.sound import SoundFeatures
 from antiphon.modeling.omni.video_rows import VideoLayout
 from antiphon.modeling.qwen_vision import QwenVisionEncoder
+from antiphon.shares.threads import IMAGE_THREADS, THREADS, in_thread
 
 # Pixels. Larger images are scaled down to this before anything else: the encoder sees no more of them.
 MAX_SIDE = 2048
@@ -69,7 +69,8 @@ class OmniMediaEncoder:
         or an encoder fails on, Refused once the thread is closed.
         """
         try:
-            prepared = await anyio.to_thread.run_sync(self._prepared, part)
+            places = IMAGE_THREADS if isinstance(part, ImagePart) else THREADS
+            prepared = await in_thread(self._prepared, part, places=places)
         except MediaError:
             raise
         except Exception as error:
@@ -94,7 +95,7 @@ class OmniMediaEncoder:
         the extractor or the encoder fails, Refused once the thread is closed.
         """
         try:
-            features = await anyio.to_thread.run_sync(self._sound.clip, part.pcm)
+            features = await in_thread(self._sound.clip, part.pcm)
         except Exception as error:
             # The edge of the model, as in `encode`.
             raise ModelError(f"{type(error).__name__}: {error}") from error

@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-import anyio.to_thread
 import msgspec
 
 from antiphon.contracts import TuningCaps
@@ -19,6 +18,7 @@ from antiphon.protocols.realtime.input_fields import named_voices
 from antiphon.protocols.realtime.items import take_tools
 from antiphon.protocols.wire import Frame
 from antiphon.server.state import Caller, ServerState
+from antiphon.shares.threads import in_thread
 
 # A frame of this size is decoded in a thread: base64 and resampling of less take some 3 ms.
 LARGE_FRAME_BYTES = 256 << 10
@@ -57,7 +57,7 @@ def is_slow(data: str | bytes | msgspec.Raw) -> bool:
 async def open_wire(wire: WireConnection) -> list[Frame]:
     """Return what opening the wire gives, without holding up the event loop. Raises as `WireConnection.open`."""
     if is_slow(wire.opening.session):
-        return await anyio.to_thread.run_sync(wire.open)
+        return await in_thread(wire.open)
     return wire.open()
 
 

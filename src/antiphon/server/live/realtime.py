@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import msgspec
 import numpy as np
 
@@ -65,6 +64,7 @@ from antiphon.server.live.session import (
 from antiphon.server.live.witness import Witness
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.inbox import Inbox
+from antiphon.shares.threads import in_thread
 from antiphon.store.sessions import StoredSession
 from antiphon.transports.attachment import Attachment, ClientData
 from antiphon.transports.lifecycle import Lifecycle
@@ -356,7 +356,7 @@ class LiveRealtime:
             if isinstance(data, str | bytes) and is_slow(data):
                 self._wire_is_free = anyio.Event()
                 try:
-                    received = await anyio.to_thread.run_sync(self.wire.feed, data)
+                    received = await in_thread(self.wire.feed, data)
                 finally:
                     self._wire_is_free.set()
             else:

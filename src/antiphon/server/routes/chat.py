@@ -11,7 +11,6 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-import anyio.to_thread
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,6 +24,7 @@ from antiphon.server.body import limited
 from antiphon.server.disconnect import LiveEvents, unless_disconnected
 from antiphon.server.live.open_wire import check_fits, check_tools
 from antiphon.server.state import Caller, ServerState
+from antiphon.shares.threads import in_thread
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
@@ -44,7 +44,7 @@ async def chat_completions(request: Request) -> Response:
             raise RemoteProtocolError("model_not_found", f"The model `{asked.model}` does not exist.", "model")
         state.log_alias(asked.model, model.profile.id)
     if model.profile.keeps_to_schemas and (asked.options.tools or asked.options.schema is not None):
-        await anyio.to_thread.run_sync(_check_schemas, asked.options)
+        await in_thread(_check_schemas, asked.options)
     completion = ChatCompletion(
         f"chatcmpl-{secrets.token_hex(12)}", model.profile.id, int(time.time()), include_usage=asked.include_usage
     )
