@@ -7,12 +7,15 @@ from typing import Any, get_args
 
 import msgspec
 
+# Its dialects define the messages.
+import antiphon.protocols.dialects  # noqa: F401
+
 # How the names of fields end that hold a number of any type, which is checked later.
 _MEASURES = ("_ms", "_s", "_hz", "_index", "_seq", "_tokens", "_frames", "_bytes")
 
 
 def field_names() -> dict[str, bool]:
-    """Return the names of the fields of every message that is imported, and whether each may hold a number."""
+    """Return the names of the fields of every message of the dialects, and whether each may hold a number."""
     found = dict[str, bool]()
     for kind in _structs(msgspec.Struct):
         if not kind.__module__.startswith("antiphon.protocols."):
