@@ -29,6 +29,7 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import store_of
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import NULL
+from antiphon.protocols.resume.control import ResumeRequest
 from antiphon.server.fetch import Fetcher
 from antiphon.server.live.enrolled_voices import EnrolledVoices
 from antiphon.server.live.moving.alive_hosts import AliveHosts
@@ -195,8 +196,9 @@ class ServerState:
     host_name: str = field(init=False)
     # Of each key, the ids of its sessions that ended because too much waited for a client that was away.
     overflowed: FairCache[str, bool] = field(default_factory=lambda: FairCache(MAX_OVERFLOWED))
-    # Ids of sessions that are being restored from the store, so that no second connection restores them.
-    restoring_ids: set[str] = field(default_factory=set)
+    # Requests that restore a session from the store, by its id, so that no second connection does; each has shown the
+    # session's key and token.
+    restoring: dict[str, ResumeRequest] = field(default_factory=dict)
     # What the store last said of other hosts.
     alive_hosts: AliveHosts = field(default_factory=AliveHosts)
     # Of users who are told from others by an uploaded voice.

@@ -95,10 +95,7 @@ async def take_up(
     store = state.session_store
     if store is None:
         return False
-    if request.session_id in state.restoring_ids:
-        # Another connection waits for it here.
-        raise session_elsewhere()
-    state.restoring_ids.add(request.session_id)
+    is_first = True
     try:
         until_s = anyio.current_time() + PATIENCE * state.settings.resume.host_ttl_s
         has_waited = False
@@ -110,13 +107,17 @@ async def take_up(
                 raise RemoteProtocolError(
                     "invalid_resume_token", "The token does not resume this session.", "resume_token"
                 )
+            if is_first and state.restoring.setdefault(request.session_id, request) is not request:
+                # Another connection of this client waits for it here.
+                raise session_elsewhere()
+            is_first = False
             ask_owner = partial(_asked, partial(store.host, row.owner))
             is_elsewhere = row.owner not in ("", state.host_name)
             if is_elsewhere and (owner := await state.alive_hosts.host(row.owner, ask_owner)):
                 if websocket.headers.get(RELAYED_HEADER):
                     break
                 if connection := await _reach(state, owner, row, websocket):
-                    state.restoring_ids.discard(request.session_id)
+                    _is_restored(state, request)
                     await relay(websocket, connection, first)
                     return True
             elif not has_waited and (delay := delay_s(row)):
@@ -132,7 +133,13 @@ async def take_up(
             await state.alive_hosts.until_gone(row.owner, ask_owner, RETRY_S)
         raise session_elsewhere()
     finally:
-        state.restoring_ids.discard(request.session_id)
+        _is_restored(state, request)
+
+
+def _is_restored(state: ServerState, request: ResumeRequest) -> None:
+    """Let other connections restore the session again, unless one of them does by now."""
+    if state.restoring.get(request.session_id) is request:
+        del state.restoring[request.session_id]
 
 
 async def _reach(state: ServerState, owner: Host, row: StoredSession, websocket: WebSocket) -> ClientConnection | None:
@@ -234,7 +241,7 @@ async def _serve_restored(
     except BaseException:
         store.release(row.hold)
         raise
-    state.restoring_ids.discard(request.session_id)
+    _is_restored(state, request)
     await session.run()
 
 
