@@ -349,7 +349,7 @@ class LiveRealtime:
         """
         commands: Sequence[Command] = ()
         if isinstance(data, str | bytes) and len(data) > max_bytes:
-            self._unsent.push(self.wire.too_large(max_bytes))
+            self._unsent.push(self.wire.too_large(data, max_bytes))
         else:
             if isinstance(data, str | bytes):
                 await prepare_voices(self._state, self.caller, data)
