@@ -48,6 +48,7 @@ from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.pipelines.cascade import spoken
 from antiphon.pipelines.observer import words_of
+from antiphon.shares.places import Places
 from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import EncodedImage
 
@@ -57,6 +58,8 @@ MAX_TOKENS = 256
 DEFAULT_RATE_HZ = 24_000
 # At most so many frames are prefilled at once before a question.
 MAX_FRAMES_AHEAD = 2
+# Pictures that may wait for the model's thread at a time, whoever sent them: each delays the next step of all sessions.
+MAX_WAITING_ENCODES = 2
 # Pixels. Larger pictures are scaled down to this before anything else: no encoder here sees more of them.
 MAX_SIDE = 2048
 
@@ -98,6 +101,8 @@ class VisionLanguageModel:
         self.synthesizer, self.transcriber = synthesizer, transcriber
         self.prefill = options.prefill
         self._id = model_id
+        # Pictures that wait for the model's thread, which encodes all of them before its next step.
+        self._encodes = Places(MAX_WAITING_ENCODES)
         runner = Runner(
             family.decoder,
             torch.device(device),
@@ -123,7 +128,8 @@ class VisionLanguageModel:
         step under way. Raises MediaError for what is no image, ModelError where the encoder fails.
         """
         prepared = await in_thread(lambda: self.family.prepare(image.pixels(MAX_SIDE)), places=IMAGE_THREADS)
-        return await self.engine.thread.call_model(lambda: self.family.encode(prepared))
+        async with self._encodes.held():
+            return await self.engine.thread.call_model(lambda: self.family.encode(prepared))
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> VisionLanguageStream:
         """Open a session, and append the system turn: this module's instructions and then the caller's.
