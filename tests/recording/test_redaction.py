@@ -160,6 +160,13 @@ def test_what_the_server_makes_and_what_the_protocol_says_stays(redaction: Any) 
     assert redacted(came, redaction, by_client=True) == came
 
 
+def test_names_of_properties_are_texts_of_the_client() -> None:
+    event = {"type": "session.update", "jane_is_ill": {"since": True}, "session": {"speed": 1.0}}
+    assert redacted(event, "mask", by_client=True) == event
+    dropped = redacted(event, "drop", by_client=True)
+    assert [HASH.sub("#", name) for name in dropped] == ["type", "#", "session"]
+
+
 def test_equal_ids_have_equal_hashes_in_one_recording_and_others_in_the_next() -> None:
     redactor, event = Redactor("mask"), {"item_id": "555 1234", "call_id": "555 1235"}
     once = redactor.redacted(event)

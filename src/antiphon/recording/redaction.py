@@ -88,7 +88,7 @@ class Redactor:
                 return []
             case dict():
                 return {
-                    self._name(name): self._value(
+                    self._name(name, by_client): self._value(
                         inner, name, by_client, is_free=is_free or self._is_free(name, by_client)
                     )
                     for name, inner in value.items()
@@ -106,9 +106,10 @@ class Redactor:
         """Whether a client names what stands below this name."""
         return name in _FREE or (by_client and name not in self.fields and name not in _LEFT_OUT)
 
-    def _name(self, name: str) -> str:
+    def _name(self, name: str, by_client: bool) -> str:
         """The name of a property; a client may have chosen it, and have written a number or an address in it."""
-        return name if name in self.fields or self._is_harmless(name) else self._hashed(name)
+        is_said = by_client and self.redaction == "drop"
+        return name if name in self.fields or (not is_said and self._is_harmless(name)) else self._hashed(name)
 
     def _number(self, value: float, key: str, by_client: bool, *, is_free: bool) -> object:
         if _is_id(key):
@@ -133,7 +134,8 @@ class Redactor:
             return {*_INDEX.sub("", value).split(".")} <= self.fields.keys()
         if key not in _PROTOCOL or not _WORD_OF_A_PROTOCOL.fullmatch(value):
             return False
-        return not by_client or value in _WORDS or masked(value) == value
+        bare = value.replace("/v1/", "/")
+        return not by_client or value in _WORDS or masked(bare) == bare
 
     def _is_harmless(self, name: str) -> bool:
         return bool(_WORD_OF_A_PROTOCOL.fullmatch(name)) and masked(name) == name

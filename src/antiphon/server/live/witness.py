@@ -111,8 +111,9 @@ def _open_recorder(state: ServerState, wire: WireConnection) -> Recorder | None:
         models=tuple(models.names),
         redaction=redaction,
     )
-    profiles = [part.profile for part in (models.synthesizer, models.conversation_model) if part]
-    names = {*models.names, *(voice for profile in profiles for voice in profile.voices)}
+    spoken = [part.profile for part in (models.synthesizer, models.conversation_model) if part]
+    profiles = [models.required_transcriber.profile, *spoken]
+    names = {*models.names, *(p.id for p in profiles), *(voice for p in spoken for voice in p.voices)}
     redactor = Redactor(redaction, field_names(), names)
     keep = Keep(server.record_mb << 20, server.record_hours)
     try:
