@@ -29,7 +29,6 @@ from bench.hearing.clips import Clip, loaded, read_manifest
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import Hypothesis, Window
-from antiphon.engine.fair_queue import FairQueue
 from antiphon.engine.lane import DEFAULT_DUE_S, NUM_PRIORITIES, Lane
 from antiphon.events.transcription import (
     AppendAudio,
@@ -45,6 +44,7 @@ from antiphon.loading.selection import TRANSCRIPTION_ROLES
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import load as load_settings
+from antiphon.shares.fair_queue import FairQueue
 
 WORKERS = 2
 CHUNK_S, TRAIL_S = 0.1, 1.5

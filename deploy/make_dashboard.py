@@ -69,7 +69,15 @@ PANELS: tuple[tuple[str, str, str, tuple[tuple[str, str], ...]], ...] = (
         "s",
         (("{{lane}}", "histogram_quantile(0.95, sum by (le, lane) (rate(antiphon_step_seconds_bucket[5m])))"),),
     ),
-    ("Models", "Models alive", "short", (("{{worker}}", "min by (worker) (antiphon_model_alive)"),)),
+    (
+        "Models",
+        "Models alive",
+        "short",
+        (
+            ("{{worker}}", "min by (worker) (antiphon_model_alive)"),
+            ("language model's server", "1 - max(antiphon_language_model_away)"),
+        ),
+    ),
     (
         "Process",
         "Event loop lag, p95",

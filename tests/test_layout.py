@@ -22,6 +22,7 @@ BELOW_SERVER = BELOW_MODELS | {
     "roles",
     "sessions",
     "settings",
+    "shares",
     "signals",
     "store",
     "tracing",
@@ -34,19 +35,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "extras": {"errors"},
     "roles": set(),
+    "shares": set(),
     "settings": {"errors"},
     "signals": set(),
     "audio": {"errors"},
     "vision": {"errors"},
-    "engine": {"errors", "upstream"},
+    "engine": {"errors", "shares", "upstream"},
     "store": {"errors", "roles"},
     "events": {"audio"},
     "text": {"events"},
     "contracts": {"audio", "events", "vision"},
     "turns": {"audio", "contracts", "events"},
-    "modeling": {"audio", "contracts", "engine", "errors", "events", "vision"},
-    "pipelines": BELOW_MODELS | {"signals"},
-    "adapters": BELOW_MODELS | {"signals", "engine", "modeling", "pipelines", "roles"},
+    "modeling": {"audio", "contracts", "engine", "errors", "events", "shares", "vision"},
+    "pipelines": BELOW_MODELS | {"shares", "signals"},
+    "adapters": BELOW_MODELS | {"shares", "signals", "engine", "modeling", "pipelines", "roles"},
     "loading": {
         "adapters",
         "audio",
@@ -60,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "settings",
         "store",
     },
-    "sessions": BELOW_MODELS | {"signals", "turns"},
+    "sessions": BELOW_MODELS | {"shares", "signals", "turns"},
     "protocols": {"audio", "contracts", "errors", "events", "turns"},
     "transports": {"audio", "contracts", "errors", "events", "protocols", "signals"},
     "recording": {"audio", "errors"},
@@ -85,6 +87,9 @@ PURE_FILES = (
     | {f"transports/{name}.py" for name in ("attachment_state", "lifecycle", "state_machine")}
 )
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
+# Where anyio's threads may be used, which no client may fill: for the server's own work. The others are of a key each.
+OWN_THREADS = ("cli/", "client/", "cluster/", "server/process/", "server/routes/operations/", "server/memory.py")
+OWN_THREADS += ("server/run.py", "server/fetch.py", "shares/threads.py")
 # Where tensors may be known.
 TORCH = {"adapters", "modeling"}
 TORCH_FILES = {
@@ -178,6 +183,12 @@ def test_models_know_engines_by_the_contract(path: Path) -> None:
 def test_pure_rooms_do_no_io(path: Path) -> None:
     if relative(path) in PURE_FILES or room(path.relative_to(SRC).parts) in PURE:
         assert not {n.split(".")[0] for n in imports(path)} & IMPURE
+
+
+@pytest.mark.parametrize("path", MODULES, ids=relative)
+def test_the_work_of_clients_is_done_in_threads_that_keys_share(path: Path) -> None:
+    if not relative(path).startswith(OWN_THREADS):
+        assert "anyio.to_thread" not in imports(path)
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

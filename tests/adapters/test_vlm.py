@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import threading
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from antiphon.adapters.vlm.session import SYSTEM, VisionLanguageModel, VisionLan
 from antiphon.contracts import ReplyDone, ReplyOptions, TextDelta, VideoFrame, VideoQuestion
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.vocabulary import Vocabulary
+from antiphon.shares.owner import current_owner
+from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import EncodedImage
 from tests.adapters import tiny_vlm
 from tests.adapters.tiny_vlm import FAMILIES, FIRST, ROWS, SIDE
@@ -360,6 +363,32 @@ def test_when_weights_are_int8_then_answers_come_and_mixtures_are_refused(folder
         assert run(folder, act, weights="auto")[1]
     else:
         assert run(folder, act, weights="int8")[1]
+
+
+def test_when_a_keys_pictures_wait_for_the_models_thread_then_another_keys_is_encoded_among_the_first(
+    smolvlm: Path,
+) -> None:
+    async def act(model: VisionLanguageModel) -> list[str]:
+        order, gate = list[str](), threading.Event()
+
+        async def encode(key: str) -> None:
+            current_owner.set(key)
+            image = EncodedImage(picture(0))
+            image.overview()
+            await model.encode_image(image)
+            order.append(key)
+
+        model.engine.thread.post(lambda: gate.wait(20))
+        many = [asyncio.create_task(encode("a")) for _ in range(6)]
+        # Each has had its turn to be decoded by then, and those that may wait for the model's thread do.
+        for _ in range(20):
+            await in_thread(lambda: None, places=IMAGE_THREADS)
+        one = asyncio.create_task(encode("b"))
+        gate.set()
+        await asyncio.gather(*many, one)
+        return order
+
+    assert "b" in run(smolvlm, act)[:4]
 
 
 def test_pictures_of_extreme_shapes_have_rows(folder: Path) -> None:

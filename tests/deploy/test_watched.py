@@ -21,8 +21,8 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 NAME = re.compile(r"\b(?:antiphon|process)_[a-z_]+")
 
 
-def known() -> set[str]:
-    """The samples of a server's metrics, those without labels yet too."""
+def samples() -> str:
+    """A server's metrics."""
     metrics = Metrics()
     metrics.watch_memory(MemoryLedger(MemorySettings()))
     metrics.watch_headroom(Headroom(None, 8), dict)
@@ -36,7 +36,12 @@ def known() -> set[str]:
     language: Any = Language()
     model: LanguageModel = language
     metrics.watch((), lambda: 0.0, model, {})
-    text = metrics.text().decode()
+    return metrics.text().decode()
+
+
+def known() -> set[str]:
+    """The samples of a server's metrics, those without labels yet too."""
+    text = samples()
     kinds = re.findall(r"^# TYPE (\S+) (\S+)$", text, re.MULTILINE)
     suffixes = {"histogram": ("_bucket", "_count", "_sum")}
     return {name + suffix for name, kind in kinds for suffix in ("", *suffixes.get(kind, ()))}
@@ -55,6 +60,15 @@ def test_a_query_names_metrics_that_exist(name: str, query: str) -> None:
     assert names or name == "AntiphonGone"
     assert names <= known(), names - known()
     assert query.count("(") == query.count(")")
+
+
+def test_what_is_1_or_0_while_something_fails_has_a_rule() -> None:
+    rules = yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"][0]["rules"]
+    watched = {name for rule in rules for name in NAME.findall(rule["expr"])}
+    flags = set(re.findall(r"^# HELP (\S+) [01] (?:while|once)", samples(), re.MULTILINE))
+    assert "antiphon_language_model_away" in flags
+    # Somebody has asked for a drain.
+    assert flags - watched == {"antiphon_draining"}
 
 
 def test_the_dashboard_is_what_its_script_writes() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
 import signal
 import string
-import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -18,9 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from antiphon.engine.api import Grammar
-from antiphon.engine.call_lane import CallLane
 from antiphon.engine.grammar_trial import GrammarLimits, GrammarTrials
-from antiphon.engine.lane import current_owner
 from antiphon.engine.schemas import MAX_INTERSECTED, MAX_PATTERN_CHARS, MAX_PATTERNS, check_schemas, json_grammar
 from antiphon.errors import GrammarError
 
@@ -147,39 +143,3 @@ def test_any_schema_is_compiled_or_refused_and_its_memory_is_given_back(schema: 
         FUZZED.check(json_grammar(schema))
     for pid in FUZZED.pids:
         assert psutil.Process(pid).children() == []
-
-
-def test_while_a_key_has_a_call_under_way_its_next_one_waits_and_another_keys_does_not() -> None:
-    lane, go_on, order = CallLane("test", 2, max_each=1), threading.Event(), list[str]()
-
-    def note(name: str) -> None:
-        assert name == "quick" or go_on.wait(20)
-        order.append(name)
-
-    async def call(owner: str, name: str) -> None:
-        current_owner.set(owner)
-        await lane.run(note, name)
-
-    async def main() -> None:
-        slow = [asyncio.create_task(call("a", f"slow {i}")) for i in range(6)]
-        await asyncio.sleep(0)
-        await call("b", "quick")
-        slow[3].cancel()
-        await asyncio.wait([slow[3]])
-        go_on.set()
-        await asyncio.wait(slow)
-
-    asyncio.run(main())
-    assert order == ["quick", "slow 0", "slow 1", "slow 2", "slow 4", "slow 5"]
-
-
-def test_what_a_call_raises_is_its_callers_and_the_lane_goes_on() -> None:
-    lane = CallLane("test", 1)
-
-    async def main() -> None:
-        for _ in range(5):
-            with pytest.raises(ZeroDivisionError):
-                await lane.run(lambda: 1 / 0)
-        assert await lane.run(divmod, 7, 2) == (3, 1)
-
-    asyncio.run(main())

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from antiphon.audio import Pcm
-from antiphon.engine.lane import BULK, MAX_RESTARTS, Lane, current_owner
+from antiphon.engine.lane import BULK, MAX_RESTARTS, Lane
 from antiphon.errors import ModelError, ModelLost, Refused
+from antiphon.shares.owner import current_owner
 
 
 class Gate:

@@ -13,6 +13,8 @@ import pytest
 from antiphon.errors import RemoteProtocolError, SettingsError
 from antiphon.server import fetch
 from antiphon.server.fetch import Fetcher, is_public
+from antiphon.shares.owner import current_owner
+from antiphon.signals import become
 
 SOUND = b"RIFF" + bytes(4000)
 MAX_BYTES = 1 << 20
@@ -39,6 +41,8 @@ class Files(BaseHTTPRequestHandler):
                 self.answer(SOUND, "audio/wav", ("Content-Encoding", "gzip"))
             case "again":
                 self.redirect(f"/again/{int(rest) - 1}" if int(rest) else "/sound")
+            case "broken":
+                self.redirect("http://[::1")
             case "elsewhere":
                 self.redirect(f"http://{rest}:{port}/secret")
             case "endless":
@@ -138,6 +142,7 @@ def test_a_file_of_a_listed_host_is_fetched_and_redirects_are_followed(site: Sit
         ("endless", "at most 1 MiB."),
         ("again/9", "it has more than 3 redirects."),
         ("rude", "its server cannot be reached."),
+        ("broken", "it redirects to what is no URL."),
     ],
 )
 def test_when_a_server_gives_something_else_then_the_error_says_what(site: Site, path: str, why: str) -> None:
@@ -149,6 +154,51 @@ def test_when_a_server_says_nothing_then_it_is_not_waited_for(site: Site, monkey
     monkeypatch.setattr(fetch, "MAX_FETCH_S", 0.2)
     host = f"127.0.0.1:{site.port}"
     assert refused(f"http://{host}/silent", host).startswith("it took longer than")
+
+
+async def fetch_as(key: str, fetcher: Fetcher, url: str) -> bytes | str:
+    current_owner.set(key)
+    try:
+        return await fetcher.audio(url, "ref_audio", MAX_BYTES)
+    except RemoteProtocolError as error:
+        return error.message
+
+
+def test_when_a_keys_servers_say_nothing_then_another_keys_file_comes_meanwhile(site: Site) -> None:
+    host = f"127.0.0.1:{site.port}"
+
+    async def main() -> None:
+        fetcher = Fetcher([host])
+        slow = [asyncio.create_task(fetch_as("a", fetcher, f"http://{host}/silent")) for _ in range(32)]
+        await become(lambda: len(site.asked) == 2, 0.001)
+        assert await asyncio.create_task(fetch_as("b", fetcher, f"http://{host}/sound")) == SOUND
+        assert not any(task.done() for task in slow)
+        assert sorted(site.asked) == [f"{host}/silent"] * 2 + [f"{host}/sound"]
+        for task in slow:
+            task.cancel()
+        await asyncio.gather(*slow, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+def test_when_a_key_waits_for_its_own_fetches_then_the_wait_is_of_the_fetchs_time(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "MAX_FETCH_S", 0.2)
+    host = f"127.0.0.1:{site.port}"
+
+    async def main() -> list[bytes | str]:
+        fetcher = Fetcher([host])
+        return await asyncio.gather(*(fetch_as("a", fetcher, f"http://{host}/silent") for _ in range(5)))
+
+    assert all("it took longer than" in str(found) for found in asyncio.run(main()))
+    # Three were never sent.
+    assert len(site.asked) == 2
+
+
+@pytest.mark.parametrize("name", ["a..b", "x" * 64 + ".example.com", "xn--.example.com", ".", "..", "[::1%25lo]"])
+def test_when_a_host_is_no_name_then_the_url_is_refused(name: str) -> None:
+    refused(f"http://{name}:9/", "*:9")
 
 
 def test_when_an_address_is_private_then_nothing_is_sent_to_it(site: Site) -> None:
@@ -172,11 +222,18 @@ def test_when_an_address_is_private_then_nothing_is_sent_to_it(site: Site) -> No
 def test_addresses_that_stand_for_a_private_one_are_private() -> None:
     private = (
         "127.0.0.1 10.1.2.3 172.16.0.1 192.168.1.1 169.254.169.254 100.64.0.1 0.0.0.0 224.0.0.1 255.255.255.255 "
-        "::1 :: fe80::1 fd00::1 ff02::1 ::ffff:10.0.0.1 64:ff9b::7f00:1 2002:7f00:1:: 2001:0:7f00:1::"
+        "192.88.99.1 192.0.0.8 198.18.0.1 203.0.113.1 240.0.0.1 "
+        "::1 :: fe80::1 fec0::1 fd00::1 ff02::1 ff0e::1 100::1 5f00::1 3fff::1 4000::1 "
+        "2001:db8::1 2001:2::1 2001:20::1 "
+        "::127.0.0.1 ::8.8.8.8 ::ffff:10.0.0.1 ::ffff:192.88.99.1 ::ffff:0:127.0.0.1 ::ffff:0:8.8.8.8 "
+        "64:ff9b::7f00:1 64:ff9b::a00:1 64:ff9b:1::7f00:1 64:ff9b:1::808:808 "
+        "2002:7f00:1:: 2002:a00:1::1 2001:0:7f00:1:: "
+        "2606:4700::5efe:a00:1 2606:4700::200:5efe:7f00:1"
     )
     for text in private.split():
         assert not is_public(ipaddress.ip_address(text)), text
-    for text in ("8.8.8.8", "2606:4700::1111", "::ffff:8.8.8.8", "64:ff9b::808:808"):
+    public = "8.8.8.8 2606:4700::1111 2a00:1450:4001::200e ::ffff:8.8.8.8 64:ff9b::808:808 2002:808:808::1"
+    for text in public.split():
         assert is_public(ipaddress.ip_address(text)), text
 
 

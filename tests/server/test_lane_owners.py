@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Hashable
 from dataclasses import replace
 
-from antiphon.engine.lane import current_owner
 from antiphon.settings import Settings
+from antiphon.shares.owner import current_owner
 from tests.attack.doors import as_key
 from tests.scripted import ScriptedTranscriber, speech
 from tests.server.clients import connect

@@ -22,12 +22,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from antiphon.engine.fair_queue import FairQueue
 from antiphon.errors import AntiphonError, ModelError, ModelLost, Refused
+from antiphon.shares.fair_queue import FairQueue
+from antiphon.shares.owner import current_owner
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +38,6 @@ NUM_PRIORITIES = 3
 # Jobs that nobody waits for live. At most half of the workers run them at once, so that the models of live sessions
 # find a free core: with all cores taken, a step of a model that computes on several takes ten times as long.
 BULK = 2
-# Whose jobs are submitted in this context: set once for a request or session, whose tasks inherit it. None: nobody's.
-current_owner: ContextVar[Hashable] = ContextVar("owner", default=None)
 # A job without a deadline is due so many seconds after it came, so that jobs without run in the order they came.
 DEFAULT_DUE_S = 1.0
 # How often the workers of a lane may start anew within RESTART_WINDOW_S. Beyond that, the fault is not in one job.
@@ -98,10 +96,9 @@ class Lane(Generic[Job, Result]):
 
     `name`: of the threads, and in errors. `work`: gets a batch of jobs and returns as many results, in a worker thread.
     `max_queue`: jobs that may wait; more are refused, first those of owners that hold more than an equal part of it,
-    waiting ones too. `max_each`: how many jobs of one owner run at a time; None: any number. `observe`: called after
-    each batch that succeeded, in the worker's thread, with its priority, the seconds its oldest job waited and the
-    seconds the batch took; what it raises is logged. `lost`: why the lane computes nothing any more; None while it is
-    alive.
+    waiting ones too. `observe`: called after each batch that succeeded, in the
+    worker's thread, with its priority, the seconds its oldest job waited and the seconds the batch took; what it raises
+    is logged. `lost`: why the lane computes nothing any more; None while it is alive.
     """
 
     def __init__(
@@ -112,7 +109,6 @@ class Lane(Generic[Job, Result]):
         workers: int = 1,
         max_batch: int = 1,
         max_queue: int = 256,
-        max_each: int | None = None,
         observe: Callable[[int, float, float], None] | None = None,
     ) -> None:
         self.name = name
@@ -121,7 +117,6 @@ class Lane(Generic[Job, Result]):
         self._work = work
         self._max_batch = max_batch
         self._max_queue = max_queue
-        self._max_each = max_each
         self._observe = observe
         # Bound: max_queue jobs in all; past it `_make_room` refuses one, with the seconds that the queue needs.
         self._queues = tuple(FairQueue[_QueuedJob[Job, Result]]() for _ in range(NUM_PRIORITIES))
@@ -333,16 +328,7 @@ class Lane(Generic[Job, Result]):
         """The first priority with a job that a worker may run now; None where there is none."""
         num_bulk = sum(batch.priority == BULK for batch in self._batches)
         has_bulk_room = num_bulk < max(1, self.workers // 2)
-        return next((p for p, q in enumerate(self._queues) if self._may_run(q) and (p != BULK or has_bulk_room)), None)
-
-    def _may_run(self, queue: FairQueue[_QueuedJob[Job, Result]]) -> bool:
-        """Whether a job waits whose owner may have one more running."""
-        if self._max_each is None:
-            return queue.num_waiting > 0
-        return any(self._num_running(owner) < self._max_each for owner in {job.owner for job in queue})
-
-    def _num_running(self, owner: Hashable) -> int:
-        return sum(job.owner == owner for batch in self._batches for job in batch.jobs)
+        return next((p for p, q in enumerate(self._queues) if q.num_waiting and (p != BULK or has_bulk_room)), None)
 
     def _take_jobs(self) -> tuple[int, list[_QueuedJob[Job, Result]]]:
         """The job of the first priority that has any whose turn it is, and those after it that share its key."""
@@ -353,8 +339,6 @@ class Lane(Generic[Job, Result]):
             if len(batch) == self._max_batch:
                 break
             if batch and waiting.key != batch[0].key:
-                continue
-            if self._max_each is not None and self._num_running(waiting.owner) >= self._max_each:
                 continue
             queue.remove(waiting)
             if waiting.result.set_running_or_notify_cancel():

@@ -31,7 +31,6 @@ from antiphon.contracts import (
     VideoPart,
 )
 from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session, Sink
-from antiphon.engine.call_lane import PROMPTS
 from antiphon.engine.schemas import json_grammar
 from antiphon.errors import EngineError, GrammarError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool, has_what_was_said
@@ -61,6 +60,7 @@ from antiphon.modeling.tool_grammar import (
     offered_tools,
     prose_grammar,
 )
+from antiphon.shares.threads import in_thread
 
 log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ class ChatStream:
         sizes = await self._encode_media((*system, *rest))
         if self._request != request:
             return
-        ids, head = await PROMPTS.run(self._rendered, (*system, *rest), tools, False, sizes)
+        ids, head = await in_thread(self._rendered, (*system, *rest), tools, False, sizes)
         if self._request != request:
             return
         growing = {piece for part, pieces in sizes.items() if grows(part) for piece, _ in pieces}
@@ -253,7 +253,7 @@ class ChatStream:
                 ids, head = await self._prompt(told_plainly(messages), (), options)
                 tools, rule = (), await model.prepared(prose_grammar())
                 continue
-            ids += await PROMPTS.run(model.template.encode_text, reader.prose) if reader.prose else []
+            ids += await in_thread(model.template.encode_text, reader.prose) if reader.prose else []
             prose += reader.prose
             if not reader.written:
                 # There is no such tool, or the call has nothing of what was said: it is made to go on in words.
@@ -296,7 +296,7 @@ class ChatStream:
         # What was dropped already is dropped again, unless nothing may be.
         dropped = self._truncated_count(rest) if options.truncation != "disabled" else 0
         sizes = await self._encode_media((*system, *rest[dropped:]))
-        ids, head, dropped = await PROMPTS.run(self._truncate_to_fit, messages, tools, options, sizes)
+        ids, head, dropped = await in_thread(self._truncate_to_fit, messages, tools, options, sizes)
         if request == self._request:
             self._truncated = (dropped, rest[0]) if dropped else (0, None)
         return ids, head

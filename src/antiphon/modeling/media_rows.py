@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -17,6 +17,7 @@ import torch
 from antiphon.contracts import AudioPart, ImagePart, MediaPart, Message, VideoPart
 from antiphon.engine.api import Position
 from antiphon.errors import EngineError, MediaError, Refused, RemoteProtocolError
+from antiphon.shares.owner import current_owner
 
 # Of callers that have to wait until other conversations hold fewer rows.
 RETRY_AFTER_S = 10.0
@@ -146,44 +147,58 @@ def common_prefix(a: Sequence[ChatRow], b: Sequence[ChatRow]) -> int:
 
 
 class MediaBudget:
-    """The bytes of encoded sound and images that all conversations of a model hold.
+    """The bytes of encoded sound and images that all conversations of a model hold, and each key with its own.
 
     These rows lie on the model's device, beside the KV. The engine refers to the same rows, which it needs to compute
     what has left its memory anew, so they are counted once. Used from one event loop.
     """
 
     def __init__(self) -> None:
-        self.num_bytes = 0
+        self._by_owner: dict[Hashable, int] = {}
 
-    def is_full(self, limit_bytes: int) -> bool:
-        """Whether so many bytes are held; 0: there is no limit."""
-        return 0 < limit_bytes <= self.num_bytes
+    @property
+    def num_bytes(self) -> int:
+        """What all conversations hold."""
+        return sum(self._by_owner.values())
 
-    def check(self, limit_bytes: int) -> None:
-        """Raise Refused where so many bytes are held.
+    def add(self, owner: Hashable, num_bytes: int) -> None:
+        """Count more, or less, for a key."""
+        self._by_owner[owner] = self._by_owner.get(owner, 0) + num_bytes
+        if not self._by_owner[owner]:
+            del self._by_owner[owner]
 
-        To be called before anything is encoded, whose size nobody knows: the limit is exceeded by that, at most.
+    def is_full(self, owner: Hashable, limit_bytes: int) -> bool:
+        """Whether so many bytes are held, and an equal part of them by this key; 0: there is no limit."""
+        share = limit_bytes // len({*self._by_owner, owner})
+        return 0 < limit_bytes <= self.num_bytes and self._by_owner.get(owner, 0) >= share
+
+    def check(self, owner: Hashable, limit_bytes: int) -> None:
+        """Raise Refused where so many bytes are held, and an equal part of them by this key.
+
+        To be called before anything is encoded, whose size nobody knows: the limit is exceeded by that, and by the part
+        of a key that comes when others hold all.
         """
-        if self.is_full(limit_bytes):
+        if self.is_full(owner, limit_bytes):
             held, most = self.num_bytes >> 20, limit_bytes >> 20
             raise Refused(f"conversations hold {held} of {most} MB of encoded sound and images", RETRY_AFTER_S)
 
 
 class HeldMedia:
-    """The encoded audio clips and images of one conversation, counted in its model's budget. `rows`: not to be changed
-    by others.
+    """The encoded audio clips and images of one conversation, counted in its model's budget for `current_owner`.
+    `rows`: not to be changed by others.
     """
 
     def __init__(self, budget: MediaBudget) -> None:
         self.rows: dict[MediaPiece, MediaRows] = {}
         self._budget = budget
+        self._owner = current_owner.get()
         self._closed = False
 
     def make_room(self, limit_bytes: int, used: Collection[MediaPiece]) -> None:
         """Raise Refused where the budget is full, even without the parts that the conversation does not use."""
-        if self._budget.is_full(limit_bytes):
+        if self._budget.is_full(self._owner, limit_bytes):
             self.keep(used)
-        self._budget.check(limit_bytes)
+        self._budget.check(self._owner, limit_bytes)
 
     def put(self, part: MediaPiece, rows: MediaRows) -> None:
         """Hold a part, unless it is held. Raises EngineError where the conversation is closed."""
@@ -191,13 +206,13 @@ class HeldMedia:
             raise EngineError("the conversation is closed")
         if part not in self.rows:
             self.rows[part] = rows
-            self._budget.num_bytes += rows.num_bytes
+            self._budget.add(self._owner, rows.num_bytes)
 
     def keep(self, used: Collection[MediaPiece], spare: int = 0) -> None:
         """Drop the parts that are not used, but for so many of the newest."""
         unused = [part for part in self.rows if part not in used]
         for part in unused[: len(unused) - spare] if len(unused) > spare else ():
-            self._budget.num_bytes -= self.rows.pop(part).num_bytes
+            self._budget.add(self._owner, -self.rows.pop(part).num_bytes)
 
     def close(self) -> None:
         """Drop all parts, for good."""

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Hashable
 from contextlib import aclosing
 
 import anyio
-import anyio.to_thread
 import numpy as np
 
 from antiphon.audio import Pcm
@@ -50,6 +49,7 @@ from antiphon.pipelines.frame_notes import (
 )
 from antiphon.pipelines.grounding import Grounding
 from antiphon.pipelines.unread_frames import ReadAhead, UnreadFrames
+from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.signals import Signal
 from antiphon.vision.frame_filters import EvsFilter
 from antiphon.vision.scene import describe
@@ -157,7 +157,7 @@ class ObserverStream:
 
     async def append_frame(self, frame: VideoFrame) -> None:
         """Note the plain facts of a frame, and have its text read by `run`. Raises MediaError."""
-        pixels = await anyio.to_thread.run_sync(frame.image.overview)
+        pixels = await in_thread(frame.image.overview, places=IMAGE_THREADS)
         scene, self._thumbnail = describe(pixels, self._thumbnail)
         if self._likeness.keeps(pixels):
             self._reading = FrameReading()

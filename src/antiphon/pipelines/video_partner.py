@@ -15,7 +15,6 @@ from contextlib import aclosing
 from dataclasses import replace
 from math import ceil
 
-import anyio.to_thread
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -38,6 +37,7 @@ from antiphon.contracts import (
 )
 from antiphon.errors import EngineError, MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.pipelines.video_sound import VideoSound
+from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.signals import Signal
 
 log = logging.getLogger(__name__)
@@ -126,7 +126,7 @@ class ConversationVideoStream:
 
     async def append_frame(self, frame: VideoFrame) -> None:
         """Hold a frame for the next question, as a file. Raises MediaError for what is no image, or is cut off."""
-        await anyio.to_thread.run_sync(frame.image.overview)
+        await in_thread(frame.image.overview, places=IMAGE_THREADS)
         # The model's encoder soon reads the newest frame, from the pixels that are there; those that wait keep only
         # their files.
         for _, waiting in self._frames.values():

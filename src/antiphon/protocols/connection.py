@@ -210,8 +210,8 @@ class WireConnection(Protocol):
         """Read one frame of the client, or audio that came beside the frames."""
         ...
 
-    def too_large(self, max_bytes: int) -> list[Frame]:
-        """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
+    def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
+        """The answer to a frame, `data`, that was larger than `max_bytes` and was not read. The session goes on."""
         ...
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:

@@ -216,9 +216,9 @@ class RealtimeConnection:
             return self._dialect.refuse(error, event_id)
         return [refused_frame(self.context.new_id, error, event_id)]
 
-    def too_large(self, max_bytes: int) -> list[Frame]:
+    def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
         """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
-        return self._answering.too_large(max_bytes)
+        return self._answering.too_large(data, max_bytes)
 
     def feed(self, data: str | bytes | AppendAudio) -> Received[Command]:
         """Read one frame from the client. What is wrong with it is answered and changes nothing; nothing is raised.

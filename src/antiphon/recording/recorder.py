@@ -32,16 +32,16 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import from_pcm16, to_pcm16
 from antiphon.errors import StoreError
 from antiphon.recording.disk import KEEP_ALL, MAX_WAITING_BYTES, DiskWriter, Keep, prune
-from antiphon.recording.redaction import Redaction, redacted
+from antiphon.recording.redaction import SECRETS, Redactor
 from antiphon.recording.tape import SessionFacts
 
-# Fields whose values open something. What stands in a recording is a hash, by which equal ones can be told.
-_SECRETS = frozenset({"resume_token", "token", "api_key", "client_secret", "authorization", "credential"})
 # Base64 of more than a few bytes. Images are kept, because a replay has to show them to the model again.
 _BASE64 = re.compile(r"(?:data:audio/[^,]*,)?[A-Za-z0-9+/_-]{256,}={0,2}")
 _IMAGES = ("/9j/", "iVBORw0KGgo", "R0lGOD")
 # Messages whose sound is a part of a message or a voice. The sound of all others is in the WAVs.
 _HOLDS_SOUND = frozenset({"conversation.item.create", "response.create", "session.update", "session.init"})
+
+KEEPS_ALL = Redactor("off")
 
 
 class Recorder:
@@ -59,19 +59,19 @@ class Recorder:
         clock: Callable[[], float] = time.monotonic,
         *,
         keep: Keep = KEEP_ALL,
-        redaction: Redaction = "off",
+        redactor: Redactor = KEEPS_ALL,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
         """Create the recording's folder below `folder`. `facts` are written into session.json; `clock` gives seconds.
 
         `keep`: what the recordings in `folder` may take, and how old they may be, before they are deleted, at the begin
-        and at the end of this one. `redaction`: what is left out of texts; unless "off", audio is written as silence.
+        and at the end of this one. `redactor`: leaves out of texts; unless it keeps all, audio is written as silence.
         `max_waiting_bytes` may wait for the disk. Raises StoreError where nothing can be written.
         """
         self._clock = clock
         self._begun_s = clock()
         self._keep = keep
-        self._redaction: Redaction = redaction
+        self._redactor = redactor
         self.folder = folder / f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{facts.id}"
         try:
             self.folder.mkdir(parents=True, mode=0o700)
@@ -155,7 +155,7 @@ class Recorder:
                 # The first one is kept, without its audio: it may be what tells the dialect of the session.
                 event, self._has_append = ({"type": kind, "audio": ""} if not self._has_append else None), True
                 return event
-            keeps_sound = self._redaction == "off" and isinstance(kind, str) and kind in _HOLDS_SOUND
+            keeps_sound = self._redactor.redaction == "off" and isinstance(kind, str) and kind in _HOLDS_SOUND
             return _cleaned(event, keeps_sound=keeps_sound)
         except (ValueError, RecursionError):
             return {"unreadable": str(data)[:1000]}
@@ -167,15 +167,16 @@ class Recorder:
 
     def _redacted(self, facts: SessionFacts) -> SessionFacts:
         """The facts, without what a client wrote into the session that it opened."""
-        opening = redacted(_cleaned(json.loads(bytes(facts.opening)), keeps_sound=True), self._redaction)
+        opening = _cleaned(json.loads(bytes(facts.opening)), keeps_sound=True)
+        opening = self._redactor.redacted(opening, by_client=True)
         return msgspec.structs.replace(facts, opening=msgspec.Raw(msgspec.json.encode(opening)))
 
     def _kept(self, pcm: bytes) -> bytes:
-        return pcm if self._redaction == "off" else bytes(len(pcm))
+        return pcm if self._redactor.redaction == "off" else bytes(len(pcm))
 
     def _line(self, at_s: float, kind: str, value: object) -> None:
         if kind != "sound" and not (isinstance(value, dict) and value.get("type") == "sound"):
-            value = redacted(value, self._redaction)
+            value = self._redactor.redacted(value, by_client=kind == "in")
         if value is not None:
             print(json.dumps({"t": at_s, kind: value}), file=self._events, flush=True)
 
@@ -194,7 +195,7 @@ def _cleaned(value: object, *, keeps_sound: bool = False) -> object:
     """Return a JSON value with its secrets hashed, and without sound in base64 unless it is kept."""
     match value:
         case dict():
-            return {k: _hashed(v) if k in _SECRETS else _cleaned(v, keeps_sound=keeps_sound) for k, v in value.items()}
+            return {k: _hashed(v) if k in SECRETS else _cleaned(v, keeps_sound=keeps_sound) for k, v in value.items()}
         case list():
             return [_cleaned(v, keeps_sound=keeps_sound) for v in value]
         case str() if not keeps_sound and _BASE64.fullmatch(value) and not _is_image(value):

@@ -2,26 +2,44 @@
 
 Where words are left out, the recorder writes silence for what was said and heard: the recording still tells who spoke
 when, and what took how long. Anything that is not known to be a word of the protocol counts as said by somebody: an
-event that is new is redacted rather than kept.
+event that is new is redacted rather than kept. So does what a client has chosen: an id is kept if the server has made
+it, and else replaced by a hash, by which equal ones can be told.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
+import secrets
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 # Nothing; numbers and e-mail addresses; every text.
 Redaction = Literal["off", "mask", "drop"]
-# Fields whose strings are words of the protocols, and say nothing of what people said. Those that end in `_id` too.
+# Fields whose values open something. What stands in a recording is a hash, whether it is redacted or not.
+SECRETS = frozenset({"resume_token", "token", "api_key", "client_secret", "authorization", "credential"})
+# Fields whose strings are words of the protocols, and say nothing of what people said.
 _PROTOCOL = frozenset(
     {
-        *("type", "id", "object", "event", "status", "role", "code", "reason", "how", "model", "voice", "format"),
+        *("type", "object", "event", "status", "role", "code", "reason", "how", "format"),
         *("language", "modality", "modalities", "output_modalities", "tool_choice", "overlap", "phase", "state"),
-        *("eagerness", "truncation", "dialect", "kind", "finish_reason", "param", "intent", "path", "mode"),
+        *("eagerness", "truncation", "dialect", "kind", "finish_reason", "intent", "path", "mode"),
     }
 )
+# Fields whose strings are names that the server knows, or a client has made up.
+_NAMES = frozenset({"model", "voice"})
 _WORD_OF_A_PROTOCOL = re.compile(r"[A-Za-z0-9_./:-]{0,80}")
-_HASH = re.compile(r"sha256:[0-9a-f]{16}")
+# What a client may write of a protocol, though it has digits.
+_WORDS = frozenset({"pcm16", "g711_ulaw", "g711_alaw", "default"})
+# As the server makes ids (protocols/wire.py), and what stands for the beginning of a conversation.
+_OWN_ID = re.compile(r"[a-z]{1,16}[_-][0-9a-f]{20}|root|")
+_HASH = re.compile(r"sha256:[0-9a-f]{16}|")
+# In the path of a field.
+_INDEX = re.compile(r"\[\d{1,4}\]")
+# Below these, a client names everything, also where the server shows it.
+_FREE = frozenset({"parameters", "schema", "json_schema", "properties", "extra_params", "prompt", "tracing"})
 # Text that comes in pieces: a number may be cut by the seam of two, so that neither looks like one.
 _PIECES = frozenset({"delta", "partial", "unreadable"})
 # Lists of a text's parts, each of which shows nothing, and objects whose names and values are the client's own.
@@ -43,27 +61,92 @@ _NUMBER = re.compile(
 )
 
 
-def redacted(value: object, redaction: Redaction, key: str = "") -> object:
-    """Return a JSON value without what is to be left out. `key`: the field that the value stands in."""
-    if redaction == "off":
-        return value
-    match value:
-        case dict() if key in _LEFT_OUT:
-            return {}
-        case list() if key in _LEFT_OUT:
-            return []
-        case dict():
-            return {k: redacted(v, redaction, str(k)) for k, v in value.items()}
-        case list():
-            return [redacted(v, redaction, key) for v in value]
-        case str() if _HASH.fullmatch(value):
+@dataclass(frozen=True, slots=True)
+class Redactor:
+    """Leaves out of JSON values what `redaction` says.
+
+    `fields`: the names of the fields that the protocols know, and whether each may hold a number; `names`: those of the
+    server's models and voices. Hashes are made with a key that is forgotten with the redactor, so that no guess of an
+    id can be confirmed.
+    """
+
+    redaction: Redaction
+    fields: Mapping[str, bool] = field(default_factory=dict)
+    names: Collection[str] = ()
+    _key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
+
+    def redacted(self, value: object, *, by_client: bool = False) -> object:
+        """Return a JSON value without what is to be left out. `by_client`: a client has written it."""
+        return value if self.redaction == "off" else self._value(value, "", by_client, is_free=False)
+
+    def _value(self, value: object, key: str, by_client: bool, *, is_free: bool) -> object:
+        is_left_out = key in _LEFT_OUT or (is_free and self.redaction == "drop")
+        match value:
+            case dict() if is_left_out:
+                return {}
+            case list() if is_left_out:
+                return []
+            case dict():
+                return {
+                    self._name(name, by_client): self._value(
+                        inner, name, by_client, is_free=is_free or self._is_free(name, by_client)
+                    )
+                    for name, inner in value.items()
+                }
+            case list():
+                return [self._value(inner, key, by_client, is_free=is_free) for inner in value]
+            case None | bool():
+                return value
+            case int() | float():
+                return self._number(value, key, by_client, is_free=is_free)
+            case _:
+                return self._text(str(value), key, by_client, is_free=is_free)
+
+    def _is_free(self, name: str, by_client: bool) -> bool:
+        """Whether a client names what stands below this name."""
+        return name in _FREE or (by_client and name not in self.fields and name not in _LEFT_OUT)
+
+    def _name(self, name: str, by_client: bool) -> str:
+        """The name of a property; a client may have chosen it, and have written a number or an address in it."""
+        is_said = by_client and self.redaction == "drop"
+        return name if name in self.fields or (not is_said and self._is_harmless(name)) else self._hashed(name)
+
+    def _number(self, value: float, key: str, by_client: bool, *, is_free: bool) -> object:
+        if _is_id(key):
+            return self._hashed(str(value))
+        is_known = not by_client or self.fields.get(key, False)
+        return value if is_known and not is_free else "[number]" if self.redaction == "mask" else None
+
+    def _text(self, value: str, key: str, by_client: bool, *, is_free: bool) -> str:
+        if key in SECRETS and _HASH.fullmatch(value):
             return value
-        case str() if (key in _PROTOCOL or key.endswith("_id")) and _WORD_OF_A_PROTOCOL.fullmatch(value):
+        if _is_id(key):
+            return value if _OWN_ID.fullmatch(value) else self._hashed(value)
+        if not is_free and key in _NAMES:
+            return value if not value or value in self.names or value in _WORDS else self._hashed(value)
+        if not is_free and self._is_protocol(value, key, by_client):
             return value
-        case str():
-            return "" if redaction == "drop" or key in _PIECES or _is_no_text(value) else masked(value)
-        case _:
-            return value
+        return "" if self.redaction == "drop" or key in _PIECES or _is_no_text(value) else masked(value)
+
+    def _is_protocol(self, value: str, key: str, by_client: bool) -> bool:
+        """Whether a text is a word of a protocol, or the path of a field that it has."""
+        if key == "param":
+            return {*_INDEX.sub("", value).split(".")} <= self.fields.keys()
+        if key not in _PROTOCOL or not _WORD_OF_A_PROTOCOL.fullmatch(value):
+            return False
+        bare = value.replace("/v1/", "/")
+        return not by_client or value in _WORDS or masked(bare) == bare
+
+    def _is_harmless(self, name: str) -> bool:
+        return bool(_WORD_OF_A_PROTOCOL.fullmatch(name)) and masked(name) == name
+
+    def _hashed(self, value: str) -> str:
+        digest = hmac.digest(self._key, value.encode(errors="surrogatepass"), hashlib.sha256)
+        return f"sha256:{digest.hex()[:16]}"
+
+
+def _is_id(key: str) -> bool:
+    return key == "id" or key.endswith("_id")
 
 
 def masked(text: str) -> str:

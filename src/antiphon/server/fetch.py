@@ -1,7 +1,8 @@
 """Fetches what a client names by a URL: from the hosts that the operator lists, and never from a private address.
 
 A host's addresses are looked up here and the connection is made to one of those, so that nothing can point the name
-elsewhere between the check and the connection. Each redirect is checked like the first URL.
+elsewhere between the check and the connection. Each redirect is checked like the first URL. A key has at most two
+fetches under way, and keys have turns, so that no key's slow hosts keep the others waiting.
 """
 
 from __future__ import annotations
@@ -11,21 +12,32 @@ import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import SplitResult, urljoin, urlsplit
 
 import anyio
+import anyio.to_thread
 import httpcore
 
 from antiphon.errors import RemoteProtocolError, SettingsError
+from antiphon.shares.places import Places
 
 FLAG = "--fetch-from"
-# Bounds of one fetch: its seconds in all, its redirects, and the characters of its URL. So many go on at a time.
-MAX_FETCH_S, MAX_REDIRECTS, MAX_URL_CHARS, MAX_FETCHES = 10.0, 3, 2048, 8
+# Bounds of one fetch: its seconds in all, the wait for a place among them, its redirects, and its URL's characters.
+MAX_FETCH_S, MAX_REDIRECTS, MAX_URL_CHARS = 10.0, 3, 2048
+# How many go on at a time, and how many of them are one key's.
+MAX_FETCHES, MAX_FETCHES_OF_KEY = 8, 2
 PORTS = {"http": 80, "https": 443}
 # What a server may say that an audio file is.
 AUDIO_TYPES = re.compile(r"(audio|video)/.+|application/(octet-stream|ogg)|binary/octet-stream")
+# The only IPv6 addresses of the public internet: all others stand for IPv4 addresses, or are of a site, a link, a
+# protocol or nothing yet. RFC 9637 has the examples of documents, RFC 7526 the relays of 6to4, RFC 6890 the protocols.
+GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("3fff::/20", "192.88.99.0/24", "192.0.0.0/24")))
 # IPv6 addresses that a network's gateway takes for the IPv4 address in their last 32 bits (RFC 6052).
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# The middle of an IPv6 address that a host takes for the IPv4 address in its last 32 bits (ISATAP, RFC 5214).
+ISATAP = (0x5EFE, 0x0200_5EFE)
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -63,7 +75,7 @@ class Fetcher:
             if (address := _address(host.name))
             for port in ([host.port] if host.port else PORTS.values())
         )
-        self._limiter = anyio.CapacityLimiter(MAX_FETCHES)
+        self._fetches = Places(MAX_FETCHES, MAX_FETCHES_OF_KEY)
 
     def check(self, url: str, param: str) -> None:
         """Check what can be seen of a URL without looking it up.
@@ -73,22 +85,25 @@ class Fetcher:
         self._checked(url, param)
 
     async def audio(self, url: str, param: str, max_bytes: int) -> bytes:
-        """Return the file at a URL. Waits for at most MAX_FETCH_S once one of MAX_FETCHES places is free.
+        """Return the file at a URL. Waits for at most MAX_FETCH_S, also where all places are taken.
 
         Raises RemoteProtocolError (`invalid_value`) that names `param` and says why: a host or an address that is not
         allowed, also after a redirect; a file of more than `max_bytes`, of another type, or none; a server that is too
         slow or fails.
         """
-        async with self._limiter:
-            try:
-                with anyio.fail_after(MAX_FETCH_S):
+        try:
+            with anyio.fail_after(MAX_FETCH_S):
+                async with self._fetches.held():
                     return await self._follow(url, param, max_bytes)
-            except TimeoutError:
-                raise _refusal(param, f"it took longer than {MAX_FETCH_S:.0f} s") from None
-            except _NotAllowedError:
-                raise _refusal(param, "its host has no public address") from None
-            except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError):
-                raise _refusal(param, "its server cannot be reached") from None
+        except TimeoutError:
+            raise _refusal(param, f"it took longer than {MAX_FETCH_S:.0f} s") from None
+        except _NotAllowedError:
+            raise _refusal(param, "its host has no public address") from None
+        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, OSError):
+            raise _refusal(param, "its server cannot be reached") from None
+        except UnicodeError:
+            # A name with an empty label, or one that is too long.
+            raise _refusal(param, "its host is no name") from None
 
     async def _follow(self, url: str, param: str, max_bytes: int) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
@@ -100,7 +115,10 @@ class Fetcher:
                 async with pool.stream("GET", target, headers=[("host", parts.netloc), *headers]) as response:
                     found = {name.lower(): value for name, value in response.headers}
                     if response.status in (301, 302, 303, 307, 308) and b"location" in found:
-                        url = urljoin(url, found[b"location"].decode("latin-1"))
+                        try:
+                            url = urljoin(url, found[b"location"].decode("latin-1"))
+                        except ValueError:
+                            raise _refusal(param, "it redirects to what is no URL") from None
                         if parts.scheme == "https" and not url.startswith("https:"):
                             raise _refusal(param, "it redirects from https to http")
                         continue
@@ -142,8 +160,13 @@ class _AllowedAddresses(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to the first address that answers. Raises _NotAllowedError, and OSError for an unknown name."""
-        found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        """Connect to the first address that answers. Raises _NotAllowedError, OSError for an unknown name, and
+        UnicodeError for what is none.
+        """
+        # A thread of its own, which is left behind where the fetch's time is over.
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        limiter = anyio.CapacityLimiter(1)
+        found = await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=limiter)
         addresses = list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in found))
         if not all(is_public(a) or (a, port) in self._listed for a in map(ipaddress.ip_address, addresses)):
             raise _NotAllowedError
@@ -175,15 +198,17 @@ async def _body(response: httpcore.Response, headers: dict[bytes, bytes], param:
 
 def is_public(address: Address) -> bool:
     """Whether an address, and any IPv4 address that it stands for, is one of the public internet."""
-    inner: list[Address] = [address]
     if isinstance(address, ipaddress.IPv6Address):
-        inner += [a for a in (address.ipv4_mapped, address.sixtofour) if a]
-        inner += address.teredo or ()
-        if address in NAT64:
-            inner.append(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if address.ipv4_mapped:
-            inner.remove(address)
-    return all(a.is_global and not a.is_multicast for a in inner)
+        last = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
+        if address.ipv4_mapped or address in NAT64:
+            return is_public(last)
+        inner = [*filter(None, [address.sixtofour]), *(address.teredo or ())]
+        if int(address) >> 32 & 0xFFFF_FFFF in ISATAP:
+            inner.append(last)
+        if address not in GLOBAL_UNICAST or not all(map(is_public, inner)):
+            return False
+    is_listed = any(address in network for network in NOT_PUBLIC)
+    return address.is_global and not address.is_multicast and not is_listed
 
 
 def _host(entry: str) -> _Host:

@@ -29,6 +29,7 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import store_of
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import NULL
+from antiphon.protocols.resume.control import ResumeRequest
 from antiphon.server.fetch import Fetcher
 from antiphon.server.live.enrolled_voices import EnrolledVoices
 from antiphon.server.live.moving.alive_hosts import AliveHosts
@@ -36,6 +37,7 @@ from antiphon.server.memory import MemoryAccount, MemoryLedger
 from antiphon.server.metrics import Metrics
 from antiphon.server.process.turn_reports import TurnReports
 from antiphon.settings import Settings
+from antiphon.shares.fair_cache import FairCache
 from antiphon.signals import Signal
 from antiphon.store.sessions import SessionStore
 from antiphon.store.voices import VoiceStore
@@ -192,10 +194,11 @@ class ServerState:
     address: str = ""
     # The full name of this server among the hosts of that store; each start is another one.
     host_name: str = field(init=False)
-    # Ids of sessions that ended because too much waited for a client that was away, oldest first.
-    overflowed: dict[str, None] = field(default_factory=dict)
-    # Ids of sessions that are being restored from the store, so that no second connection restores them.
-    restoring_ids: set[str] = field(default_factory=set)
+    # Of each key, the ids of its sessions that ended because too much waited for a client that was away.
+    overflowed: FairCache[str, bool] = field(default_factory=lambda: FairCache(MAX_OVERFLOWED))
+    # Requests that restore a session from the store, by its id, so that no second connection does; each has shown the
+    # session's key and token.
+    restoring: dict[str, ResumeRequest] = field(default_factory=dict)
     # What the store last said of other hosts.
     alive_hosts: AliveHosts = field(default_factory=AliveHosts)
     # Of users who are told from others by an uploaded voice.
@@ -420,15 +423,6 @@ class ServerState:
     def load(self) -> float | None:
         """Return what part of the machine the places that are taken fill; None without a certificate."""
         return self.headroom.load(self._by_kind)
-
-    def mark_overflowed(self, session_id: str) -> None:
-        """Remember that frames of this session are lost, for the client that tries to resume it.
-
-        Bound: MAX_OVERFLOWED, the oldest go first.
-        """
-        self.overflowed[session_id] = None
-        while len(self.overflowed) > MAX_OVERFLOWED:
-            del self.overflowed[next(iter(self.overflowed))]
 
     def log_alias(self, name: str, model: str = "") -> None:
         """Log, once per name, that a client's default name is served by `model` (default: the transcriber).

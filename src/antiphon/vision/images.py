@@ -20,7 +20,8 @@ MAX_PIXELS = 40_000_000
 # The same for a frame of video, of which many arrive: 3840 x 2160 is one.
 MAX_FRAME_PIXELS = 8_300_000
 # Pictures that are decoded at the same time in the whole process. A picture takes several times its size meanwhile, and
-# its file may be a thousand times smaller than that, so it is this that bounds the memory.
+# its file may be a thousand times smaller than that, so it is this that bounds the memory. Whose turn it is, is decided
+# before: what decodes for a client holds a place of IMAGE_THREADS (shares/threads.py).
 MAX_CONCURRENT_DECODES = 2
 _decode_slots = threading.BoundedSemaphore(MAX_CONCURRENT_DECODES)
 # The longer side, in pixels, of the small picture that frame filters and scene facts are computed from.

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from antiphon.protocols.connection import Command
 from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.wire import Received
 from antiphon.server.live.open_wire import LARGE_FRAME_BYTES
+from antiphon.settings import Settings
 from tests.server.scripted import serving
 
 SECOND = bytes(2 * 24_000)
@@ -74,3 +76,31 @@ async def until(socket: Any, wanted: str) -> list[dict[str, Any]]:
     while not frames or frames[-1]["type"] != wanted:
         frames.append(json.loads(await asyncio.wait_for(socket.recv(), 20)))
     return frames
+
+
+@pytest.mark.parametrize(
+    ("query", "kind", "code"),
+    [
+        ("?model=echo", "conversation.item.create", "invalid_event"),
+        ("?intent=transcription", "session.update", "invalid_event"),
+        ("?duplex=1&model=echo", "session.update", "event_too_large"),
+    ],
+)
+@pytest.mark.parametrize("is_last", [False, True], ids=["named first", "named last"])
+def test_when_a_frame_is_too_large_then_the_error_names_it_as_the_client_did(
+    query: str, kind: str, code: str, *, is_last: bool
+) -> None:
+    about, padding = {"event_id": "mine_7"}, {"padding": "x" * 4096}
+    frame = {"type": kind, **(padding if is_last else about), **(about if is_last else padding)}
+
+    async def main(url: str) -> dict[str, Any]:
+        async with connect(f"{url}/v1/realtime{query}") as socket:
+            await socket.send(json.dumps(frame))
+            error: dict[str, Any] = (await until(socket, "error"))[-1]["error"]
+            return error
+
+    settings = Settings()
+    small = replace(settings, audio=replace(settings.audio, max_frame_bytes=2048))
+    with serving(small) as (url, _, _):
+        error = asyncio.run(main(url))
+    assert (error["code"], error["event_id"]) == (code, "mine_7")

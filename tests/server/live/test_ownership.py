@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
+import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -306,6 +307,47 @@ def test_when_a_row_is_bad_or_of_others_then_it_is_refused_by_name_and_stays(
             assert await answer(other, "still here") == "still here"
 
     asyncio.run(main())
+
+
+def test_when_another_key_names_a_session_then_its_owners_resume_does_not_wait_for_that(
+    servers: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = servers
+    for server in servers:
+        settings = server.state.settings
+        server.state.settings = replace(settings, server=replace(settings.server, api_keys=("alice", "bob")))
+    read, asked, gate = two.store.get, threading.Event(), threading.Event()
+
+    def slow_at_first(session_id: str) -> StoredSession | None:
+        if not asked.is_set():
+            asked.set()
+            assert gate.wait(10)
+        return read(session_id)
+
+    def as_key(server: Server, key: str, query: str) -> AbstractAsyncContextManager[Wire]:
+        return connect(server.ws, query, additional_headers={"Authorization": f"Bearer {key}"})
+
+    async def main() -> None:
+        async with as_key(one, "alice", "?resume=1") as wire:
+            created = await wire.read()
+            await wire.say("session.update", session=SESSION)
+            await answer(wire, "one two")
+            session_id, token, seq = created["session"]["id"], created["resume_token"], last_seq(wire)
+            one.store.unregister(one.state.host_name)
+            monkeypatch.setattr(two.store, "get", slow_at_first)
+            async with as_key(two, "bob", "?duplex=1") as stranger, as_key(two, "alice", "?duplex=1") as owner:
+                await stranger.say("session.resume", session_id=session_id, resume_token="x" * 32)
+                await asyncio.to_thread(asked.wait, 10)
+                about = {"session_id": session_id, "resume_token": token, "last_received_server_event_seq": seq}
+                await owner.say("session.resume", **about)
+                assert (await owner.read()).get("how") == "claimed"
+                gate.set()
+                assert (await stranger.read())["error"]["code"] == "unknown_session"
+
+    try:
+        asyncio.run(main())
+    finally:
+        gate.set()
 
 
 def test_when_the_store_can_be_had_again_then_the_host_is_registered_again(

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from antiphon.recording.tape import Tape
+from antiphon.settings import Settings
 from tests.conftest import SMALL, VOICE, Recording, Serve
+from tests.server.clients import connect
 from tests.server.conversations import talk
+from tests.server.scripted import serving
+from tests.store.sessions.test_contract import until
 
 
 def test_when_a_conversation_was_recorded_then_its_replay_has_the_same_turns(
@@ -59,3 +69,73 @@ def test_when_a_conversation_was_recorded_then_its_replay_has_the_same_turns(
     )
     assert drawn.returncode == 0, drawn.stderr
     assert "surpassed" in (folder / "timeline.html").read_text()
+
+
+SAID = "5550123"
+# What a program sends that has its own ids: of customers, of calls, of events.
+EVENTS: list[dict[str, Any]] = [
+    {"type": "session.update", "event_id": f"ev-{SAID}", "session": {"type": "realtime", "voice": f"jane-{SAID}"}},
+    {
+        "type": "session.update",
+        "session": {
+            "type": "realtime",
+            "output_modalities": ["text"],
+            "tools": [
+                {
+                    "type": "function",
+                    "name": f"call_{SAID}",
+                    "parameters": {"type": "object", "properties": {f"to_{SAID}": {"enum": [SAID, 5550123]}}},
+                }
+            ],
+        },
+    },
+    {
+        "type": "conversation.item.create",
+        "item": {
+            "id": f"item_{SAID}",
+            "type": "message",
+            "role": "user",
+            "content": [{"type": "input_text", "text": f"Call {SAID}."}],
+        },
+        "customer": {"id": 5550123, "state": SAID},
+        f"phone_{SAID}": True,
+    },
+    {
+        "type": "conversation.item.create",
+        "item": {"type": "function_call", "call_id": f"call_{SAID}", "name": f"call_{SAID}", "arguments": "{}"},
+    },
+    {
+        "type": "conversation.item.create",
+        "item": {"type": "function_call_output", "call_id": f"call_{SAID}", "output": SAID},
+    },
+    {"type": "conversation.item.retrieve", "item_id": f"item_{SAID}"},
+    {"type": "conversation.item.delete", "item_id": f"gone_{SAID}"},
+    {"type": f"custom.{SAID}", "event_id": SAID},
+    {"type": "response.create", "event_id": f"r-{SAID}", "response": {"metadata": {"phone": SAID}}},
+]
+
+
+@pytest.mark.parametrize("query", ["?model=echo", "?model=echo&events=beta", "?duplex=1&model=echo"])
+@pytest.mark.parametrize("redaction", ["mask", "drop"])
+def test_when_a_recording_is_redacted_then_nothing_that_the_client_chose_is_in_it(
+    tmp_path: Path, query: str, redaction: str
+) -> None:
+    settings = Settings()
+    settings = replace(settings, server=replace(settings.server, record=str(tmp_path), record_redact=redaction))
+
+    async def main(ws: str) -> int:
+        async with connect(ws, query) as wire:
+            for event in EVENTS:
+                await wire.socket.send(json.dumps(event))
+            await wire.until("response.done")
+            return sum(SAID in json.dumps(frame) for frame in wire.seen)
+
+    with serving(settings) as (ws, _, _):
+        # The client itself is told all of it.
+        assert asyncio.run(main(ws)) > 5
+    (folder,) = tmp_path.iterdir()
+    until(lambda: "response.done" in (folder / "events.jsonl").read_text())
+    written = "".join((folder / name).read_text() for name in ("session.json", "events.jsonl"))
+    assert SAID not in re.sub("sha256:[0-9a-f]{16}", "", written)
+    assert '"path":"/v1/realtime"' in written
+    assert '"model":"echo"' in written

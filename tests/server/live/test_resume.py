@@ -480,7 +480,7 @@ def test_when_the_journal_is_too_small_then_a_resume_names_the_gap_or_the_overfl
         client.cut()
         for _ in range(6000):
             await asyncio.sleep(0.02)
-            if client.session_id in state.overflowed:
+            if state.overflowed.get("", client.session_id):
                 break
         assert not state.resumable.get(client.session_id)
         overflow = await attempt(url, client.session_id, client.token, client.last)

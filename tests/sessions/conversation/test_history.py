@@ -73,13 +73,23 @@ def test_when_a_result_comes_before_its_call_then_the_model_gets_it_behind() -> 
         conversation.add(item)
     found = [(m.role, m.text, m.name, [c.id for c in m.tool_calls]) for m in conversation.messages()]
     assert found == [
-        # One whose call does not come is told where it is.
-        ("tool", "whose?", "", []),
+        # One whose call does not come says nothing to a model.
         ("user", "The weather?", "", []),
         ("assistant", "", "", ["call_2", "call_1"]),
         ("tool", "sunny", "weather", []),
         ("tool", "noon", "time", []),
     ]
+
+
+def test_when_a_response_has_items_of_its_own_then_results_have_the_names_of_its_calls_and_of_the_historys() -> None:
+    conversation = ConversationHistory()
+    conversation.add(Item("c1", "function_call", "assistant", call_id="call_1", name="weather", arguments="{}"))
+    own = [
+        Item("c2", "function_call", "assistant", call_id="call_2", name="time", arguments="{}"),
+        *(Item(f"r{i}", "function_call_output", call_id=f"call_{i}", output=f"{i}") for i in (1, 2, 3)),
+    ]
+    found = [(m.text, m.name) for m in conversation.messages(also=own) if m.role == "tool"]
+    assert found == [("1", "weather"), ("2", "time")]
 
 
 def test_the_model_gets_what_was_said_and_heard() -> None:

@@ -24,11 +24,11 @@ from antiphon.adapters.parts import load_parts
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeProfile, NativeStep, SpeakStep, Unit
 from antiphon.engine.api import Sampling, Session, Token
-from antiphon.engine.call_lane import PROMPTS
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.modeling.chat_template import plain_tokenizer, token_ids
 from antiphon.modeling.detokenizer import Detokenizer
+from antiphon.shares.threads import in_thread
 from antiphon.vision.images import MAX_FRAME_PIXELS, decode
 
 UNIT_S = 1.0
@@ -179,7 +179,7 @@ class MiniCpmOStream:
         """
         model, session = self._model, self._session
         session.append(model.encode("<|im_start|>system\n", control=True))
-        session.append(await PROMPTS.run(model.encode, f"{options.instructions or PROMPT}\n"))
+        session.append(await in_thread(model.encode, f"{options.instructions or PROMPT}\n"))
         session.append(model.encode("<|audio_start|>", control=True))
         if options.voice_reference is not None:
             pcm = options.voice_reference
@@ -202,7 +202,7 @@ class MiniCpmOStream:
         MediaError for a frame that is no image, ModelError, EngineError.
         """
         frames = unit.frames[-self._model.profile.max_frames :]
-        images = [Image.fromarray(await PROMPTS.run(decode, frame, MAX_SIDE, MAX_FRAME_PIXELS)) for frame in frames]
+        images = [Image.fromarray(await in_thread(decode, frame, MAX_SIDE, MAX_FRAME_PIXELS)) for frame in frames]
         parts, ids, session = self._model.parts, self._model.parts.ids, self._session
         pictures, audio = await self._model.engine.thread.call(
             lambda: (
@@ -220,7 +220,7 @@ class MiniCpmOStream:
                 session.append_embeddings(rows)
                 session.append([closing])
         if unit.text:
-            session.append(await PROMPTS.run(self._model.encode, unit.text))
+            session.append(await in_thread(self._model.encode, unit.text))
         session.append_embeddings(audio)
 
     async def step(self, *, must_speak: bool = False) -> NativeStep:

@@ -7,6 +7,7 @@ KV stays for as long as a turn, and the turns of all conversations share its ste
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,8 +18,8 @@ from torch.nn.functional import normalize
 from antiphon.adapters.minicpmo.sampling import GREEDY_TEMPERATURE, CodeChooser, UnitSampling
 from antiphon.audio import Pcm
 from antiphon.engine.api import Sampling, Session
-from antiphon.engine.call_lane import PROMPTS
 from antiphon.engine.model_thread import ModelThread
+from antiphon.shares.threads import in_thread
 
 UNIT_CODES = 25
 SAMPLE_RATE_HZ = 24_000
@@ -184,11 +185,11 @@ class SpeechDecoder:
         if not self._vocoder:
             return np.zeros(0, np.float32)
         if self._fresh:
-            self._state, self._fresh = await PROMPTS.run(self._vocoder.open, self._reference), False
+            self._state, self._fresh = await in_thread(self._vocoder.open, self._reference), False
         codes = await self._codes.codes(words, hidden, last=last)
         made = []
         for window, ends in self._buffer.feed(codes, last=last):
-            pcm, self._state = await PROMPTS.run(self._vocoder.decode, self._state, window, last=ends)
+            pcm, self._state = await in_thread(partial(self._vocoder.decode, self._state, window, last=ends))
             made.append(pcm)
         if last:
             self._reset()

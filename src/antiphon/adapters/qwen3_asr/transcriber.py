@@ -37,13 +37,13 @@ from antiphon.contracts import (
     Window,
 )
 from antiphon.engine.api import Sampling, Session, Token
-from antiphon.engine.call_lane import PROMPTS
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.threads import available_cores
 from antiphon.errors import EngineError, ModelError
 from antiphon.events.words import Word
 from antiphon.modeling.token_words import UNSPACED, characters, spread, with_logprobs, words
+from antiphon.shares.threads import in_thread
 
 LANGUAGE_CODES = {name: code for code, name in LANGUAGE_CODE_TO_NAME.items()}
 TEXT_MARK = "<asr_text>"
@@ -127,7 +127,7 @@ class Qwen3Asr:
         if self._features_in_thread:
             return await self.engine.thread.call_model(function)
         try:
-            return await PROMPTS.run(function)
+            return await in_thread(function)
         except Exception as error:
             raise ModelError(f"{type(error).__name__}: {error}") from error
 

@@ -24,7 +24,6 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_beginning
 from antiphon.contracts import SpeechChunk, SynthesizerProfile, Urgency, VoiceOptions
-from antiphon.engine.call_lane import PROMPTS
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
@@ -38,6 +37,9 @@ from antiphon.modeling.codec_talker import (
     generate_frames,
 )
 from antiphon.modeling.codec_vocoder import VocoderState
+from antiphon.shares.fair_cache import FairCache
+from antiphon.shares.owner import current_owner
+from antiphon.shares.threads import in_thread
 
 # Rows that a text is promised.
 RESERVE_ROWS = 512
@@ -85,7 +87,7 @@ class Qwen3Tts:
         self.profile = _profile(model_id, parts)
         self._prompts = PromptRows(parts)
         # The voices cloned last, so that a conversation in one voice encodes its sample once; the oldest first.
-        self._cloned: dict[tuple[bytes, str], tuple[ClonedVoice, VocoderState]] = {}
+        self._cloned = FairCache[tuple[bytes, str], tuple[ClonedVoice, VocoderState]](MAX_CLONED_VOICES)
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
@@ -194,10 +196,11 @@ class Qwen3Tts:
                     "invalid_value", f"speaker_embedding has {width} numbers here", "speaker_embedding"
                 )
             return ClonedVoice(torch.tensor(given.embedding)), VocoderState()
-        key = (given.audio, given.text)
-        if key not in self._cloned:
+        owner, key = current_owner.get(), (given.audio, given.text)
+        cloned = self._cloned.get(owner, key)
+        if cloned is None:
             try:
-                pcm = await PROMPTS.run(decode_beginning, io.BytesIO(given.audio), RATE_HZ, MAX_SAMPLE_S)
+                pcm = await in_thread(decode_beginning, io.BytesIO(given.audio), RATE_HZ, MAX_SAMPLE_S)
             except MediaError as error:
                 raise RemoteProtocolError(
                     "invalid_value", f"Invalid value for 'ref_audio': {error}.", "ref_audio"
@@ -205,10 +208,9 @@ class Qwen3Tts:
             voice, state = await self.listen(pcm, given.text), VocoderState()
             for at in range(0, len(voice.codes), MAX_VOCODER_FRAMES):
                 await self._vocode([list(f) for f in voice.codes[at : at + MAX_VOCODER_FRAMES]], state, at)
-            while len(self._cloned) >= MAX_CLONED_VOICES:
-                self._cloned.pop(next(iter(self._cloned)))
-            self._cloned[key] = (voice, state)
-        voice, state = self._cloned[key]
+            cloned = voice, state
+            self._cloned.put(owner, key, cloned)
+        voice, state = cloned
         return voice, VocoderState(dict(state.tails), state.frames)
 
     async def listen(self, pcm: Pcm, text: str = "") -> ClonedVoice:
@@ -231,7 +233,7 @@ class Qwen3Tts:
         codes = await self.engine.thread.call_model(
             lambda: codes_of(parts.sample_encoder, pcm, count, parts.frame_samples)
         )
-        return ClonedVoice(speaker, tuple(await PROMPTS.run(parts.vocabulary.plain, text)), codes)
+        return ClonedVoice(speaker, tuple(await in_thread(parts.vocabulary.plain, text)), codes)
 
     @property
     def engines(self) -> tuple[LocalEngine, ...]:

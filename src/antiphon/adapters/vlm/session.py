@@ -40,7 +40,6 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.engine.api import Finish, Sampling, Session
-from antiphon.engine.call_lane import PROMPTS
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, Refused
@@ -49,6 +48,8 @@ from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.pipelines.cascade import spoken
 from antiphon.pipelines.observer import words_of
+from antiphon.shares.places import Places
+from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import EncodedImage
 
 SYSTEM = "You answer questions about what a camera or a screen shows, in one or two sentences."
@@ -57,6 +58,8 @@ MAX_TOKENS = 256
 DEFAULT_RATE_HZ = 24_000
 # At most so many frames are prefilled at once before a question.
 MAX_FRAMES_AHEAD = 2
+# Pictures that may wait for the model's thread at a time, whoever sent them: each delays the next step of all sessions.
+MAX_WAITING_ENCODES = 2
 # Pixels. Larger pictures are scaled down to this before anything else: no encoder here sees more of them.
 MAX_SIDE = 2048
 
@@ -98,6 +101,8 @@ class VisionLanguageModel:
         self.synthesizer, self.transcriber = synthesizer, transcriber
         self.prefill = options.prefill
         self._id = model_id
+        # Pictures that wait for the model's thread, which encodes all of them before its next step.
+        self._encodes = Places(MAX_WAITING_ENCODES)
         runner = Runner(
             family.decoder,
             torch.device(device),
@@ -122,8 +127,9 @@ class VisionLanguageModel:
         Decoding and scaling run in a thread; the encoder runs in the model's, between two steps, so this waits for the
         step under way. Raises MediaError for what is no image, ModelError where the encoder fails.
         """
-        prepared = await PROMPTS.run(lambda: self.family.prepare(image.pixels(MAX_SIDE)))
-        return await self.engine.thread.call_model(lambda: self.family.encode(prepared))
+        prepared = await in_thread(lambda: self.family.prepare(image.pixels(MAX_SIDE)), places=IMAGE_THREADS)
+        async with self._encodes.held():
+            return await self.engine.thread.call_model(lambda: self.family.encode(prepared))
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> VisionLanguageStream:
         """Open a session, and append the system turn: this module's instructions and then the caller's.
@@ -131,7 +137,7 @@ class VisionLanguageModel:
         Only the session's rows are reserved; the system turn is computed with the first frames or question. Raises
         Refused where the engine has no room.
         """
-        opening = await PROMPTS.run(self.family.opening, f"{SYSTEM} {instructions}".strip())
+        opening = await in_thread(self.family.opening, f"{SYSTEM} {instructions}".strip())
         return VisionLanguageStream(self, await self.engine.open(owner=owner), opening)
 
     @property
@@ -298,7 +304,7 @@ class VisionLanguageStream:
             heard = await words_of(question, model.transcriber)
             speech = f'Somebody said: "{heard}".' if heard and question.text.strip() else heard
             text = " ".join(filter(None, (speech, question.text)))
-            asked = await PROMPTS.run(model.family.question, text)
+            asked = await in_thread(model.family.question, text)
             self._show(question.frames)
             # Frames that were passed over when a question was asked would be old news to the next.
             for number in known:

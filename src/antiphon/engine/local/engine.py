@@ -30,7 +30,6 @@ from antiphon.engine.api import (
     Token,
     require,
 )
-from antiphon.engine.call_lane import GRAMMARS
 from antiphon.engine.generation import Constraint, Generation
 from antiphon.engine.grammar import GrammarCompiler
 from antiphon.engine.local import CAPABILITIES
@@ -39,6 +38,7 @@ from antiphon.engine.local.scheduler import Scheduler
 from antiphon.engine.local.step import MAX_UNREAD_TOKENS, ScheduledSession, StepChunk, StepLimits, StepRunner
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError, ModelLost, Refused
+from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
 
 log = logging.getLogger(__name__)
 
@@ -161,7 +161,7 @@ class LocalEngine:
         kept = self._grammars.kept(grammar, stop)
         if kept is not None:
             return kept
-        return await GRAMMARS.run(self._grammars.compile, grammar, stop)
+        return await in_thread(self._grammars.compile, grammar, stop, places=GRAMMAR_THREADS)
 
     def close(self, timeout_s: float = 10.0) -> None:
         """End the model's thread after the step under way, and block until it ended or `timeout_s` passed.

@@ -12,7 +12,6 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from antiphon.engine.api import Capabilities, EngineSettings, EngineState, Grammar
-from antiphon.engine.call_lane import GRAMMARS
 from antiphon.engine.grammar import GrammarCompiler, GrammarFollower
 from antiphon.engine.rows import Rows
 from antiphon.engine.vllm import CAPABILITIES, EngineServers
@@ -20,6 +19,7 @@ from antiphon.engine.vllm.endpoints import Endpoints
 from antiphon.engine.vllm.server import EngineServer
 from antiphon.engine.vllm.session import VllmSession
 from antiphon.errors import EngineError, Refused, RemoteError
+from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
 from antiphon.upstream.reader_task import ReaderTask
 from antiphon.upstream.salt import salt_of
 
@@ -108,7 +108,7 @@ class VllmEngine:
         """What holds one generation to a grammar. Raises GrammarError for one that is none."""
         if found := self._compiler.kept(grammar, stop):
             return found
-        return await GRAMMARS.run(self._compiler.compile, grammar, stop)
+        return await in_thread(self._compiler.compile, grammar, stop, places=GRAMMAR_THREADS)
 
     def opened(self, session: VllmSession) -> VllmSession:
         """Count a session."""

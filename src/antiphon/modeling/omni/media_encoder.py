@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from antiphon.audio import Pcm
 from antiphon.contracts import AudioPart, ImagePart, MediaPart, SoundWindow, VideoPart
-from antiphon.engine.call_lane import PROMPTS
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.media_rows import AudioWindow, ChatRow, MediaPiece, MediaRows
 from antiphon.modeling.omni.sound import SoundFeatures
 from antiphon.modeling.omni.video_rows import VideoLayout
 from antiphon.modeling.qwen_vision import QwenVisionEncoder
+from antiphon.shares.places import Places
+from antiphon.shares.threads import IMAGE_THREADS, THREADS, in_thread
 
+T = TypeVar("T")
+
+# What may wait for the thinker's thread at a time, whoever sent it: each delays the next step of all sessions.
+MAX_WAITING_ENCODES = 2
 # Pixels. Larger images are scaled down to this before anything else: the encoder sees no more of them.
 MAX_SIDE = 2048
 # Mel frames of 10 ms at the end that change when more audio comes: there the transform has what is not there yet.
@@ -59,6 +64,7 @@ class OmniMediaEncoder:
         self.window_s = self.window_frames / 100
         self.has_tap = has_tap
         self._thread, self._model = thread, thinker
+        self._encodes = Places(MAX_WAITING_ENCODES)
         self._vision_encoder = QwenVisionEncoder(folder, thinker, config.vision_config)
         self._sound = SoundFeatures(folder, zero_padded=old)
 
@@ -69,20 +75,26 @@ class OmniMediaEncoder:
         or an encoder fails on, Refused once the thread is closed.
         """
         try:
-            prepared = await PROMPTS.run(self._prepared, part)
+            places = IMAGE_THREADS if isinstance(part, ImagePart) else THREADS
+            prepared = await in_thread(self._prepared, part, places=places)
         except MediaError:
             raise
         except Exception as error:
             # The edge of the model: what its processors raise fails the response, and nothing else.
             raise ModelError(f"{type(error).__name__}: {error}") from error
         if isinstance(part, ImagePart):
-            seen = await self._thread.call_model(lambda: self._vision_encoder.look(prepared))
+            seen = await self._in_turn(lambda: self._vision_encoder.look(prepared))
             return MediaRows(seen.rows, seen.positions)
         if isinstance(part, SoundWindow):
             encode = partial(self._encode_audio, prepared, padded=part.num_before > 0)
-            return MediaRows(await self._thread.call_model(encode))
+            return MediaRows(await self._in_turn(encode))
         windows = await self._windows(part, prepared, {})
         return MediaRows(torch.cat([made.rows for _, made in windows]))
+
+    async def _in_turn(self, encode: Callable[[], T]) -> T:
+        """Run an encoder in the model's thread, once no more than MAX_WAITING_ENCODES wait there; keys have turns."""
+        async with self._encodes.held():
+            return await self._thread.call_model(encode)
 
     async def encode_windows(
         self, part: AudioPart, held: Mapping[MediaPiece, MediaRows]
@@ -94,7 +106,7 @@ class OmniMediaEncoder:
         the extractor or the encoder fails, Refused once the thread is closed.
         """
         try:
-            features = await PROMPTS.run(self._sound.clip, part.pcm)
+            features = await in_thread(self._sound.clip, part.pcm)
         except Exception as error:
             # The edge of the model, as in `encode`.
             raise ModelError(f"{type(error).__name__}: {error}") from error
@@ -115,7 +127,7 @@ class OmniMediaEncoder:
             rows = held.get(window)
             if rows is None:
                 # The chunks of a clip are padded to its longest: to a whole one in all windows but the first.
-                rows = MediaRows(await self._thread.call_model(partial(self._encode_audio, given, padded=start > 0)))
+                rows = MediaRows(await self._in_turn(partial(self._encode_audio, given, padded=start > 0)))
             out.append((window, rows))
         return out
 

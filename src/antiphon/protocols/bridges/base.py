@@ -238,7 +238,7 @@ class BridgeConnection:
             commands = []
         return Received(commands, self._session.take())
 
-    def too_large(self, max_bytes: int) -> list[Frame]:
+    def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
         """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
         return self.refuse(RemoteProtocolError("event_too_large", f"The event is larger than {max_bytes} bytes."), None)
 

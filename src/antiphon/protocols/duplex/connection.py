@@ -80,7 +80,7 @@ from antiphon.protocols.realtime.commands import command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents, RunningOutputs
 from antiphon.protocols.realtime.input_fields import AudioFormat
 from antiphon.protocols.realtime.items import ItemContext
-from antiphon.protocols.realtime.messages import ClientMessage, InputAudioBufferClear, event_id_in
+from antiphon.protocols.realtime.messages import ClientMessage, InputAudioBufferClear, event_id_at_ends, event_id_in
 from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, content_place, response_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
 from antiphon.protocols.realtime.video_frames import video_frames
@@ -227,9 +227,10 @@ class DuplexConnection:
         self._begin(_warned(update, data, self._session.unspoken) if update else {})
         return update is not None
 
-    def too_large(self, max_bytes: int) -> list[Frame]:
+    def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
         """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
-        return self.refuse(RemoteProtocolError("event_too_large", f"The event is larger than {max_bytes} bytes."), None)
+        error = RemoteProtocolError("event_too_large", f"The event is larger than {max_bytes} bytes.")
+        return self.refuse(error, event_id_at_ends(data))
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
         """An error for the client, with its name for the message at fault. The session goes on."""

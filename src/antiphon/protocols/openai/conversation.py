@@ -42,6 +42,7 @@ from antiphon.protocols.realtime.messages import (
     ResponseCancel,
     ResponseCreate,
     SessionUpdate,
+    event_id_at_ends,
     event_id_in,
     read_message,
 )
@@ -199,9 +200,10 @@ class OpenAIConversation:
             return read_message(data, _ANY_INPUT, SUPPORTED)
         return read_message(data, _INPUT, SUPPORTED)
 
-    def too_large(self, max_bytes: int) -> list[Frame]:
+    def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
         """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
-        return self.refuse(RemoteProtocolError("invalid_event", f"The event is larger than {max_bytes} bytes."), None)
+        error = RemoteProtocolError("invalid_event", f"The event is larger than {max_bytes} bytes.")
+        return self.refuse(error, event_id_at_ends(data))
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
         """An error for the client, with its name for the message at fault. The session goes on."""

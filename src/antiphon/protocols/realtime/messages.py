@@ -138,11 +138,17 @@ def event_id_in(data: str | bytes) -> str | None:
     """The client's name for a message that could not be read; None where it has none."""
     found = _envelope(data).event_id
     if found is None and len(data) > SMALL_JSON:
-        # It may be too complex to be read as a whole. Clients write the name first or last.
-        text = data if isinstance(data, str) else data.decode(errors="replace")
-        named = _EVENT_ID.search(text[:MAX_HEAD]) or _EVENT_ID.search(text[-MAX_HEAD:])
-        return named[1] if named else None
+        # It may be too complex to be read as a whole.
+        return event_id_at_ends(data)
     return found if isinstance(found, str) else None
+
+
+def event_id_at_ends(data: str | bytes) -> str | None:
+    """The client's name for a message that is not read, by its beginning and end: clients write it first or last."""
+    for end in (data[:MAX_HEAD], data[-MAX_HEAD:]):
+        if named := _EVENT_ID.search(end if isinstance(end, str) else end.decode(errors="replace")):
+            return named[1]
+    return None
 
 
 def type_in(data: str | bytes) -> object:

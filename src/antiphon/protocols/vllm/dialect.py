@@ -103,7 +103,7 @@ class VllmDialect:
             case _:
                 raise LocalProtocolError(f"the vLLM dialect has no frame for {type(event).__name__}")
 
-    def too_large(self, max_bytes: int) -> list[Frame]:
+    def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
         """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
         return [_error("invalid_audio", f"Invalid audio data: over {max_bytes} bytes")]
 

@@ -1,19 +1,15 @@
 """The vectors of uploaded voices by which a session tells its user from others (`primary_speaker` `enrolled`).
 
 A wire reads a message without waiting, so what a message names is looked up before it is read (`prepare`), and the
-wire finds the outcome (`find`). A recording is listened to once, and remembered by its content.
+wire finds the outcome (`find`). A recording is listened to once.
 """
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import io
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import anyio
-import anyio.to_thread
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -24,13 +20,15 @@ from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.events.transcription import EnrolledVoice
 from antiphon.loading.loaded import LoadedModels
 from antiphon.protocols.connection import MAX_VOICE_NAME_CHARS, no_voice
+from antiphon.shares.fair_cache import FairCache
+from antiphon.shares.places import Places
+from antiphon.shares.threads import FILE_THREADS, in_thread
 from antiphon.store.voices import VoiceStore
 from antiphon.turns.voices.enrolment import MIN_SPEECH_S, enrolment_takes, speech_of
 
 # Of a recording, so many seconds are searched for speech.
 MAX_RECORDING_S = 60.0
-# Bounds, the oldest go first: outcomes that a wire may still ask for, and recordings that need not be heard again, of 4
-# KiB each.
+# Bounds: outcomes that a wire may still ask for, and recordings that need not be heard again, of 4 KiB each.
 MAX_OUTCOMES, MAX_HEARD = 1000, 1000
 
 
@@ -42,6 +40,14 @@ class _Unfit:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """An uploaded file; `mtime_ns` tells a replaced one."""
+
+    path: Path
+    mtime_ns: int
+
+
 _Outcome = tuple[EnrolledVoice, ...] | _Unfit
 
 
@@ -49,12 +55,12 @@ _Outcome = tuple[EnrolledVoice, ...] | _Unfit
 class EnrolledVoices:
     """Those of all callers, in one event loop. Only `find` may be called from another thread."""
 
-    # By the caller's key and the voice's name. None: there is no such voice.
-    _outcomes: dict[tuple[str, str], _Outcome | None] = field(default_factory=dict)
-    # By the SHA-256 of the recording.
-    _heard: dict[bytes, _Outcome] = field(default_factory=dict)
+    # Of each key, by the voice's name. None: there is no such voice.
+    _outcomes: FairCache[str, _Outcome | None] = field(default_factory=lambda: FairCache(MAX_OUTCOMES))
+    # Of each key, by the recording.
+    _heard: FairCache[_Recording, _Outcome] = field(default_factory=lambda: FairCache(MAX_HEARD))
     # One recording is listened to at a time.
-    _listening: anyio.Lock = field(default_factory=anyio.Lock)
+    _listening: Places = field(default_factory=lambda: Places(1))
 
     async def prepare(self, key: str, name: str, store: VoiceStore, models: LoadedModels) -> None:
         """Look a voice up as it is now, in the `store` of the caller with this `key`, and listen to it.
@@ -64,11 +70,8 @@ class EnrolledVoices:
         """
         if models.speaker_model is None or len(name) > MAX_VOICE_NAME_CHARS:
             return
-        outcome = await self._looked_up(name, store, models.speaker_model, models.required_vad)
-        self._outcomes.pop((key, name), None)
-        self._outcomes[key, name] = outcome
-        while len(self._outcomes) > MAX_OUTCOMES:
-            del self._outcomes[next(iter(self._outcomes))]
+        outcome = await self._looked_up(key, name, store, models.speaker_model, models.required_vad)
+        self._outcomes.put(key, name, outcome)
 
     def find(self, key: str, name: str, param: str) -> tuple[EnrolledVoice, ...]:
         """Return the vectors of a voice that was prepared: as it was recorded, and with made-up noises.
@@ -76,7 +79,7 @@ class EnrolledVoices:
         Raises RemoteProtocolError that names `param`: `voice_not_found`; `invalid_value` for an embedding, and for a
         recording without enough speech; `resource_exhausted` and `server_error` where the model had no room or failed.
         """
-        match self._outcomes.get((key, name)):
+        match self._outcomes.get(key, name):
             case None:
                 return no_voice(name, param)
             case _Unfit(code, reason):
@@ -85,20 +88,18 @@ class EnrolledVoices:
                 return voices
 
     async def _looked_up(
-        self, name: str, store: VoiceStore, model: SpeakerModel, detector: VoiceActivityDetector
+        self, key: str, name: str, store: VoiceStore, model: SpeakerModel, detector: VoiceActivityDetector
     ) -> _Outcome | None:
         try:
-            found = await anyio.to_thread.run_sync(_recording, name, store)
+            found = await in_thread(_recording, name, store)
             if not isinstance(found, _Recording):
                 return found
-            async with self._listening:
-                heard = self._heard.pop(found.digest, None)
-                digest = found.digest
+            async with self._listening.held():
+                heard = self._heard.get(key, found)
                 if heard is None:
-                    # It may have been replaced since.
-                    recording, digest = await anyio.to_thread.run_sync(_read, found.path)
-                    heard = await _listened(recording, model, detector)
-                self._heard[digest] = heard
+                    heard = await _listened(await in_thread(found.path.read_bytes), model, detector)
+                    self._heard.put(key, found, heard)
+                return heard
         except OSError:
             # It is being replaced or deleted.
             return None
@@ -106,40 +107,22 @@ class EnrolledVoices:
             return _Unfit("resource_exhausted", f"cannot be listened to now: {refusal}.")
         except ModelError:
             return _Unfit("server_error", "could not be listened to: the model failed.")
-        while len(self._heard) > MAX_HEARD:
-            del self._heard[next(iter(self._heard))]
-        return heard
-
-
-@dataclass(frozen=True, slots=True)
-class _Recording:
-    path: Path
-    digest: bytes
 
 
 def _recording(name: str, store: VoiceStore) -> _Recording | _Unfit | None:
     """The recording of a voice. Reads files. Raises OSError."""
     voice, path = store.get(name), store.sample(name)
     if voice and path:
-        return _Recording(path, _digest(path, path.stat().st_mtime_ns))
+        return _Recording(path, path.stat().st_mtime_ns)
     return _Unfit("invalid_value", "was uploaded as an embedding; a recording is needed.") if voice else None
-
-
-@functools.lru_cache(maxsize=MAX_HEARD)
-def _digest(path: Path, mtime_ns: int) -> bytes:
-    """The SHA-256 of a file of at most 10 MB. `mtime_ns` tells a replaced one."""
-    return _read(path)[1]
-
-
-def _read(path: Path) -> tuple[bytes, bytes]:
-    recording = path.read_bytes()
-    return recording, hashlib.sha256(recording).digest()
 
 
 async def _listened(recording: bytes, model: SpeakerModel, detector: VoiceActivityDetector) -> _Outcome:
     """The vectors of a recording's voice. Raises Refused, ModelError."""
     try:
-        pcm = await anyio.to_thread.run_sync(decode_beginning, io.BytesIO(recording), SAMPLE_RATE_HZ, MAX_RECORDING_S)
+        pcm = await in_thread(
+            decode_beginning, io.BytesIO(recording), SAMPLE_RATE_HZ, MAX_RECORDING_S, places=FILE_THREADS
+        )
     except MediaError as error:
         return _Unfit("invalid_value", f"cannot be heard: {error}.")
     speech = await _speech(pcm, detector)
@@ -149,7 +132,7 @@ async def _listened(recording: bytes, model: SpeakerModel, detector: VoiceActivi
             "invalid_value",
             f"has {seconds:.1f} s of speech in its first {MAX_RECORDING_S:.0f} s; {MIN_SPEECH_S:.0f} s are needed.",
         )
-    takes = await anyio.to_thread.run_sync(enrolment_takes, speech)
+    takes = await in_thread(enrolment_takes, speech)
     return tuple([EnrolledVoice(await model.embed(take), seconds) for take in takes])
 
 

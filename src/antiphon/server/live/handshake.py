@@ -13,7 +13,6 @@ from functools import partial
 from typing import TypeVar
 
 import anyio
-import anyio.to_thread
 from msgspec import UNSET
 from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -230,7 +229,7 @@ async def _resume(
     """
     try:
         request = resume_from(message)
-        if request.session_id in state.overflowed:
+        if state.overflowed.get(caller.key, request.session_id):
             raise JournalGap("journal_overflow")
         is_here = request.session_id in state.resumable and not await is_lost(state, caller, request.session_id)
         if not is_here and await take_up(state, caller, request, websocket, first):

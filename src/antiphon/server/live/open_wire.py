@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-import anyio.to_thread
 import msgspec
 
 from antiphon.contracts import TuningCaps
-from antiphon.engine.call_lane import GRAMMARS
 from antiphon.engine.schemas import check_schemas
 from antiphon.errors import GrammarError, RemoteProtocolError
 from antiphon.events.tools import JsonSchema, Tool
@@ -21,6 +19,7 @@ from antiphon.protocols.realtime.input_fields import named_voices
 from antiphon.protocols.realtime.items import take_tools
 from antiphon.protocols.wire import Frame
 from antiphon.server.state import Caller, ServerState
+from antiphon.shares.threads import GRAMMAR_THREADS, THREADS, in_thread
 
 Read = TypeVar("Read")
 # A frame of this size is decoded in a thread: base64 and resampling of less take some 3 ms.
@@ -59,10 +58,9 @@ def is_slow(data: str | bytes | msgspec.Raw) -> bool:
 async def read_slow(read: Callable[[], Read], data: str | bytes | msgspec.Raw) -> Read:
     """Return `read()`, called in a thread. `data`: what it reads, a message that `is_slow`.
 
-    A message with tools waits in the grammars' lane, where keys have turns. Raises what `read` raises, and Refused
-    where that lane is full.
+    One with tools has its schemas compiled: it waits for one of GRAMMAR_THREADS. Raises what `read` raises.
     """
-    return await (GRAMMARS.run(read) if _may_have_tools(data) else anyio.to_thread.run_sync(read))
+    return await in_thread(read, places=GRAMMAR_THREADS if _may_have_tools(data) else THREADS)
 
 
 def _may_have_tools(data: str | bytes | msgspec.Raw) -> bool:

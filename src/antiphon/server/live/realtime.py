@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import anyio
-import anyio.to_thread
 import msgspec
 import numpy as np
 
@@ -349,7 +348,7 @@ class LiveRealtime:
         """
         commands: Sequence[Command] = ()
         if isinstance(data, str | bytes) and len(data) > max_bytes:
-            self._unsent.push(self.wire.too_large(max_bytes))
+            self._unsent.push(self.wire.too_large(data, max_bytes))
         else:
             if isinstance(data, str | bytes):
                 await prepare_voices(self._state, self.caller, data)

@@ -223,7 +223,7 @@ class LiveSession:
     def _overflowed(self) -> None:
         """Close a session that produced more while its client was away than the journal keeps."""
         log.info("session %s: more waits for its client than the journal keeps", self._session.id)
-        self._state.mark_overflowed(self._session.id)
+        self._state.overflowed.put(self._session.caller.key, self._session.id, True)
         self.attachment.abandon()
 
 

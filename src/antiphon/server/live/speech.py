@@ -17,6 +17,7 @@ from antiphon.server.live.speech_catalog import speech_catalog, with_sample
 from antiphon.server.live.stream import LiveStream
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.speech.session import SpeechSession
+from antiphon.shares.threads import in_thread
 from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class LiveSpeech:
             received = self._wire.feed(data)
         else:
             # The configuration may name an uploaded voice, which is read from its files.
-            received = await anyio.to_thread.run_sync(self._wire.feed, data)
+            received = await in_thread(self._wire.feed, data)
         errors = [*received.answers]
         for command in received.commands:
             try:

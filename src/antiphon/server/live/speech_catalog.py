@@ -6,7 +6,6 @@ Here a voice's audio is fetched, too, where a request names it by a URL.
 from __future__ import annotations
 
 import asyncio
-import functools
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,12 @@ from antiphon.events.speech import SpeechConfig, VoiceSample
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.speech.fields import MAX_SAMPLE_BYTES, SpeechCatalog
 from antiphon.server.state import Caller, ServerState
+from antiphon.shares.fair_cache import FairCache
+from antiphon.shares.owner import current_owner
 from antiphon.store.voices import VoiceStore
+
+# Files of voices that were spoken with before, of at most 10 MB each.
+_samples = FairCache[tuple[Path, int], bytes](4)
 
 
 def speech_catalog(state: ServerState, caller: Caller) -> SpeechCatalog:
@@ -66,7 +70,11 @@ def _uploaded(store: VoiceStore, name: str, *, with_audio: bool) -> VoiceSample 
     return VoiceSample(sample, voice.ref_text, voice.embedding)
 
 
-@functools.lru_cache(maxsize=4)
 def _sample(path: Path, mtime_ns: int) -> bytes:
     """Read a voice's file of at most 10 MB, or return it as it was read before. `mtime_ns` tells a replaced one."""
-    return path.read_bytes()
+    owner, key = current_owner.get(), (path, mtime_ns)
+    sample = _samples.get(owner, key)
+    if sample is None:
+        sample = path.read_bytes()
+        _samples.put(owner, key, sample)
+    return sample

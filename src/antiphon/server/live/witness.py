@@ -14,10 +14,11 @@ from antiphon.errors import StoreError
 from antiphon.events.conversation import ResponseAudioDelta
 from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.connection import Command, Event, WireConnection
+from antiphon.protocols.vocabulary import field_names
 from antiphon.protocols.wire import Frame
 from antiphon.recording.disk import Keep
 from antiphon.recording.recorder import Recorder
-from antiphon.recording.redaction import Redaction
+from antiphon.recording.redaction import Redaction, Redactor
 from antiphon.recording.tape import SessionFacts
 from antiphon.server.access_log import current_request
 from antiphon.server.state import ServerState
@@ -102,16 +103,21 @@ def _open_recorder(state: ServerState, wire: WireConnection) -> Recorder | None:
     if not server.record or (server.record_consent and not wire.opening.consents):
         return None
     folder, redaction = server.record, cast(Redaction, server.record_redact)
+    models = state.loaded()
     facts = SessionFacts(
         id=wire.id,
         began=int(time.time()),
         opening=msgspec.Raw(msgspec.json.encode(wire.opening)),
-        models=tuple(state.loaded().names),
+        models=tuple(models.names),
         redaction=redaction,
     )
+    spoken = [part.profile for part in (models.synthesizer, models.conversation_model) if part]
+    profiles = [models.required_transcriber.profile, *spoken]
+    names = {*models.names, *(p.id for p in profiles), *(voice for p in spoken for voice in p.voices)}
+    redactor = Redactor(redaction, field_names(), names)
     keep = Keep(server.record_mb << 20, server.record_hours)
     try:
-        return Recorder(Path(folder).expanduser(), facts, keep=keep, redaction=redaction)
+        return Recorder(Path(folder).expanduser(), facts, keep=keep, redactor=redactor)
     except StoreError as error:
         log.error("session %s is not recorded: %s", wire.id, error)
         return None

@@ -17,7 +17,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from antiphon.contracts import LanguageModel, LanguageStream, Reply, ReplyOptions
-from antiphon.engine.call_lane import GRAMMARS
 from antiphon.errors import AntiphonError, RemoteProtocolError
 from antiphon.protocols.rest import chat as openai_chat
 from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
@@ -26,6 +25,7 @@ from antiphon.server.body import limited
 from antiphon.server.disconnect import CLIENT_CLOSED_REQUEST, LiveEvents, unless_disconnected
 from antiphon.server.live.open_wire import check_fits, check_tools
 from antiphon.server.state import Caller, ServerState
+from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
@@ -58,8 +58,8 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def _checked(options: ReplyOptions) -> Response:
-    """An empty response where the model can be held to the schemas. Waits for the grammars' lane. Raises as below."""
-    await GRAMMARS.run(_check_schemas, options)
+    """An empty response where the model can be held to the schemas. Waits for a thread. Raises as below."""
+    await in_thread(_check_schemas, options, places=GRAMMAR_THREADS)
     return Response()
 
 

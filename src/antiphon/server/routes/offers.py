@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import anyio.to_thread
 import msgspec
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
@@ -14,6 +13,7 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import json_object
 from antiphon.server.body import limited, limited_form
 from antiphon.server.errors import BodyTooLarge
+from antiphon.shares.threads import in_thread
 
 if TYPE_CHECKING:
     from antiphon.transports.webrtc import WebRtcCall
@@ -58,7 +58,7 @@ def _checked(offer: str) -> str:
 
 async def new_call(ice_servers: tuple[str, ...]) -> WebRtcCall:
     """Make a call that is yet to be answered, for whoever ends it with `hang_up`."""
-    return (await anyio.to_thread.run_sync(_call_class))(ice_servers)
+    return (await in_thread(_call_class))(ice_servers)
 
 
 def _call_class() -> type[WebRtcCall]:

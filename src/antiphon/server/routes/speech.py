@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import anyio
-import anyio.to_thread
 import msgspec
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
@@ -33,6 +32,7 @@ from antiphon.server.errors import BodyTooLarge
 from antiphon.server.live.speech_catalog import speech_catalog, with_sample
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.speech.render import EncodedSpeech, speak
+from antiphon.shares.threads import FILE_THREADS, in_thread
 from antiphon.store.voices import StoredVoice
 from antiphon.text.markup import plain
 
@@ -41,8 +41,6 @@ MAX_BODY_BYTES, MAX_SAMPLE_BYTES = 16 << 20, 10 << 20
 MAX_NAME_CHARS = 64
 # Of a batch: items that are synthesized at the same time, and seconds of audio in all.
 MAX_CONCURRENT_ITEMS, MAX_BATCH_S = 4, 3600.0
-# Voice samples that are decoded at the same time: the other threads are needed for codecs.
-_SAMPLE_LIMITER = anyio.CapacityLimiter(2)
 
 
 async def speech(request: Request) -> Response:
@@ -93,7 +91,7 @@ async def _speech(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
     caller = identify(request)
     body = await limited(request, MAX_BODY_BYTES).body()
-    asked = await anyio.to_thread.run_sync(openai_speech.parse, body, speech_catalog(state, caller))
+    asked = await in_thread(openai_speech.parse, body, speech_catalog(state, caller))
     chunks = _synthesized(state, caller, synthesizer, asked)
     media_type = MEDIA_TYPES[asked.config.format]
     if asked.whole:
@@ -168,7 +166,7 @@ async def _batch(request: Request, state: ServerState) -> Response:
     synthesizer = _synthesizer(state)
     caller = identify(request)
     body = await limited(request, MAX_BODY_BYTES).body()
-    asked = await anyio.to_thread.run_sync(openai_speech.parse_batch, body, speech_catalog(state, caller))
+    asked = await in_thread(openai_speech.parse_batch, body, speech_catalog(state, caller))
     results: dict[int, BatchItem] = {}
     # The batch holds one place, synthesizes a few items at a time, and shares one limit on its audio.
     limiter, budget = anyio.CapacityLimiter(MAX_CONCURRENT_ITEMS), _AudioBudget(MAX_BATCH_S)
@@ -284,7 +282,7 @@ class VoiceDeleted(msgspec.Struct):
 
 
 async def _list(request: Request, state: ServerState) -> Response:
-    uploaded = await anyio.to_thread.run_sync(state.uploaded_voices(identify(request)).list)
+    uploaded = await in_thread(state.uploaded_voices(identify(request)).list)
     own, synthesizer = _own_voices(state), state.loaded().synthesizer
     profile = synthesizer.profile if synthesizer else None
     languages = list(profile.languages) if profile else []
@@ -313,7 +311,7 @@ async def _upload(request: Request, state: ServerState) -> Response:
     if asked.name.lower() in taken:
         raise RemoteProtocolError("invalid_value", f"The name `{asked.name}` is taken.", "name")
     if sample is not None:
-        await anyio.to_thread.run_sync(_check_sample, sample, limiter=_SAMPLE_LIMITER)
+        await in_thread(_check_sample, sample, places=FILE_THREADS)
     stored = StoredVoice(
         name=asked.name,
         consent=asked.consent,
@@ -324,7 +322,7 @@ async def _upload(request: Request, state: ServerState) -> Response:
         size=len(sample or b""),
         embedding=asked.embedding or (),
     )
-    await anyio.to_thread.run_sync(state.uploaded_voices(identify(request)).add, stored, sample)
+    await in_thread(state.uploaded_voices(identify(request)).add, stored, sample)
     return json_response(VoiceUploaded(True, UploadedVoice.of(stored)))
 
 
@@ -340,6 +338,6 @@ def _check_sample(sample: bytes) -> None:
 
 async def _delete(request: Request, state: ServerState) -> Response:
     name = request.path_params["name"]
-    if not await anyio.to_thread.run_sync(state.uploaded_voices(identify(request)).delete, name):
+    if not await in_thread(state.uploaded_voices(identify(request)).delete, name):
         raise RemoteProtocolError("voice_not_found", f"No voice `{name[:MAX_NAME_CHARS]}` was uploaded.", "name")
     return json_response(VoiceDeleted(True, name, True))

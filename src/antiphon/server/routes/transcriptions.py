@@ -10,8 +10,6 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AsyncExitStack, aclosing, closing
 from typing import BinaryIO
 
-import anyio
-import anyio.to_thread
 from starlette.datastructures import UploadFile
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,14 +28,13 @@ from antiphon.server.errors import BodyTooLarge
 from antiphon.server.state import ServerState
 from antiphon.sessions.transcription.file_segments import segments_by_words
 from antiphon.sessions.transcription.file_speech import FILE_VAD, transcribe_speech
+from antiphon.shares.threads import FILE_THREADS, in_thread
 
 MAX_FIELDS = 40
 # What is decoded at once: 2 MB, in some 50 ms.
 SLAB_S = 30.0
 # Says how much of a damaged file could not be decoded.
 SKIPPED_HEADER = "antiphon-skipped-seconds"
-# Files that are decoded at the same time: the other threads are needed for codecs.
-_DECODE_LIMITER = anyio.CapacityLimiter(2)
 
 
 async def transcriptions(request: Request) -> Response:
@@ -64,7 +61,7 @@ async def _respond(request: Request, task: TranscriptionTask) -> Response:
             raise RemoteProtocolError("invalid_value", "The loaded model does not translate.", "model")
         options = FileOptions(asked.language, asked.prompt, asked.temperature, task, asked.needs_word_times)
         max_s = state.settings.audio.max_file_s
-        if await anyio.to_thread.run_sync(measure_s, file, max_s, limiter=_DECODE_LIMITER) > max_s:
+        if await in_thread(measure_s, file, max_s, places=FILE_THREADS) > max_s:
             raise _too_long(max_s)
         skipped = SkippedAudio()
         slabs = await stack.enter_async_context(aclosing(_slabs(state, file, skipped)))
@@ -110,7 +107,7 @@ async def _slabs(state: ServerState, file: BinaryIO, skipped: SkippedAudio) -> A
     """Decode a file as its slabs are asked for, in a thread. Raises MediaError, and BodyTooLarge past the limit."""
     max_s, seconds = state.settings.audio.max_file_s, 0.0
     with closing(decode_in_slabs(file, SLAB_S, skipped)) as slabs:
-        while (slab := await anyio.to_thread.run_sync(next, slabs, None, limiter=_DECODE_LIMITER)) is not None:
+        while (slab := await in_thread(next, slabs, None, places=FILE_THREADS)) is not None:
             seconds += len(slab) / SAMPLE_RATE_HZ
             if seconds > max_s + SLAB_S:
                 # What the packets did not tell.

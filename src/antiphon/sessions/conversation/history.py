@@ -8,6 +8,7 @@ language model just that.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -137,13 +138,15 @@ class ConversationHistory:
         """Return the conversation as a model is given it: what was said and heard, and nothing else.
 
         `instructions` become a system message at the front. `also` is taken in place of the history's items; the names
-        of functions are still looked up in the history. Messages with neither text nor media are left out, calls that
-        follow an assistant's message are joined to it, and a result that came before its call follows it.
+        of functions are still looked up in the history. Messages with neither text nor media are left out, and results
+        of no call; calls that follow an assistant's message are joined to it, and a result that came before its call
+        follows it.
         """
         out = [Message("system", instructions)] if instructions else []
         # The calls of each message in `out`, and the name of each call: a client may send thousands of either.
         calls: defaultdict[int, list[ToolCall]] = defaultdict(list)
-        names = {i.call_id: i.name for i in reversed(self._items) if i.kind == "function_call"}
+        named = itertools.chain(also or (), self._items)
+        names = {i.call_id: i.name for i in reversed([*named]) if i.kind == "function_call"}
         for item in _results_behind_calls(self._items if also is None else also):
             match item.kind:
                 case "message" if item.speaker == "other":
@@ -159,8 +162,8 @@ class ConversationHistory:
                     if not (out and out[-1].role == "assistant"):
                         out.append(Message("assistant", ""))
                     calls[len(out) - 1].append(ToolCall(item.call_id, item.name, item.arguments))
-                case "function_call_output":
-                    name = names.get(item.call_id, "")
+                case "function_call_output" if item.call_id in names:
+                    name = names[item.call_id]
                     out.append(Message("tool", item.output, tool_call_id=item.call_id, name=name))
         return tuple(replace(m, tool_calls=tuple(calls[i])) if i in calls else m for i, m in enumerate(out))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import anyio.abc
-import anyio.to_thread
 
 from antiphon.contracts import FileOptions, ImagePart, ImageReader, Transcriber, TranscriptSegment, one_slab
 from antiphon.errors import MediaError, RemoteProtocolError
@@ -18,6 +17,7 @@ from antiphon.events.data_uri import decode_image_uri
 from antiphon.sessions.conversation.context import EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.responses.generation import FAILURES
+from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import EncodedImage
 
 # The most characters that the data URIs of a conversation's images may have together.
@@ -113,7 +113,7 @@ class ItemMediaResolver:
         if self._accepts_media:
             # Decoding shows whether the file is an image. An item may wait for its response for as long as the session
             # lives, so the pixels are released and only the file is kept.
-            await anyio.to_thread.run_sync(image.overview)
+            await in_thread(image.overview, places=IMAGE_THREADS)
             image.release()
             part.media = ImagePart(image)
         elif self._reader:

@@ -18,7 +18,6 @@ from typing import Any
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -39,6 +38,7 @@ from antiphon.contracts import (
 from antiphon.errors import MediaError, ModelError, RemoteProtocolError
 from antiphon.events.conversation import CommandRejected, ConversationConfig, ConversationEvent, CreateResponse, Item
 from antiphon.events.duplex import DuplexConfig, ListenStepTaken
+from antiphon.shares.threads import FILE_THREADS, in_thread
 from antiphon.signals import Signal
 from antiphon.text.word_timing import spread_words
 
@@ -216,8 +216,12 @@ class NativeTurns:
         reference = None
         if duplex.voice_reference:
             try:
-                reference = await anyio.to_thread.run_sync(
-                    decode_beginning, io.BytesIO(duplex.voice_reference), SAMPLE_RATE_HZ, MAX_REFERENCE_S
+                reference = await in_thread(
+                    decode_beginning,
+                    io.BytesIO(duplex.voice_reference),
+                    SAMPLE_RATE_HZ,
+                    MAX_REFERENCE_S,
+                    places=FILE_THREADS,
                 )
             except MediaError as error:
                 raise ModelError(f"the voice to speak with cannot be heard: {error}") from None

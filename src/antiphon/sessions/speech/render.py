@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
-import anyio
-import anyio.to_thread
 import numpy as np
 
 from antiphon.audio.encode import Encoder
@@ -19,6 +17,7 @@ from antiphon.contracts import LiveSynthesizer, Synthesizer, SynthesizerProfile,
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import SpeechConfig
 from antiphon.events.words import Word
+from antiphon.shares.threads import in_thread
 
 if TYPE_CHECKING:
     from antiphon.audio.stretch import Stretch
@@ -90,11 +89,11 @@ async def speak(
     options = _voice_options(config, profile)
     tempo = config.speed / options.speed
     is_cheap = config.format in ("wav", "pcm")
-    stretch = None if tempo == 1.0 else await anyio.to_thread.run_sync(_stretch, profile.sample_rate_hz, tempo)
+    stretch = None if tempo == 1.0 else await in_thread(_stretch, profile.sample_rate_hz, tempo)
     rate_hz = config.rate_hz or profile.sample_rate_hz
     resampler = Resampler(profile.sample_rate_hz, rate_hz)
     new_encoder = partial(Encoder, config.format, rate_hz, whole=not config.stream)
-    encoder = new_encoder() if is_cheap else await anyio.to_thread.run_sync(new_encoder)
+    encoder = new_encoder() if is_cheap else await in_thread(new_encoder)
     at_s = 0.0
     if isinstance(text, str):
         generated = synthesizer.speak(text, options, listener.urgency)
@@ -103,7 +102,7 @@ async def speak(
     async with aclosing(generated) as chunks:
         async for chunk in chunks:
             pcm = resampler.feed(stretch.feed(chunk.pcm) if stretch else chunk.pcm)
-            data = encoder.feed(pcm) if is_cheap else await anyio.to_thread.run_sync(encoder.feed, pcm)
+            data = encoder.feed(pcm) if is_cheap else await in_thread(encoder.feed, pcm)
             start_s, at_s = at_s, at_s + len(pcm) / rate_hz
             if not config.stream and at_s > MAX_FILE_S:
                 message = f"one file may hold {MAX_FILE_S:.0f} s of sound: stream it, or send shorter units"
@@ -116,7 +115,7 @@ async def speak(
     if not at_s and not len(last):
         last = np.zeros(round(SILENCE_S * rate_hz), np.float32)
     rest = encoder.feed(last) if len(last) else b""
-    rest += encoder.finish() if is_cheap else await anyio.to_thread.run_sync(encoder.finish)
+    rest += encoder.finish() if is_cheap else await in_thread(encoder.finish)
     if rest:
         yield EncodedSpeech(rest, at_s, at_s + len(last) / rate_hz)
 

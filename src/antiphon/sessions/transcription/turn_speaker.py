@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts.speaker import SpeakerModel
 from antiphon.errors import ModelError, Refused
 from antiphon.events.transcription import EnrolledVoice, TranscriptionConfig
+from antiphon.shares.threads import in_thread
 from antiphon.turns.segmenter import Segmenter
 from antiphon.turns.voices.enrolment import enrolment_takes
 from antiphon.turns.voices.primary_speaker import (
@@ -146,7 +146,7 @@ class TurnSpeakers:
     async def _judge(self, primary: PrimarySpeaker, model: SpeakerModel, turn: int, speech: Pcm) -> None:
         try:
             learns = primary.mode == "auto" and not primary.knows_user
-            takes = (await anyio.to_thread.run_sync(enrolment_takes, speech))[1:] if learns else ()
+            takes = (await in_thread(enrolment_takes, speech))[1:] if learns else ()
             vector, *others = [await model.embed(take) for take in (speech, *takes)]
             self._verdicts[turn] = primary.heard(vector, len(speech) / SAMPLE_RATE_HZ, others)
             while len(self._verdicts) > MAX_VERDICTS:

@@ -16,7 +16,6 @@ from dataclasses import asdict, dataclass
 
 import anyio
 import anyio.abc
-import anyio.to_thread
 import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -49,6 +48,7 @@ from antiphon.events.video import (
     VideoEvent,
     VideoFailed,
 )
+from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.signals import Signal
 from antiphon.vision.frame_filters import BlockFilter, EvsFilter, FrameFilter, sample_frames
 from antiphon.vision.images import MAX_FRAME_PIXELS, EncodedImage
@@ -235,7 +235,7 @@ class VideoSession:
         self._forget()
         try:
             if self._filter:
-                pixels = await anyio.to_thread.run_sync(image.overview)
+                pixels = await in_thread(image.overview, places=IMAGE_THREADS)
                 if not self._filter.keeps(pixels):
                     await self._emit(FrameReceived(info, False, len(self._kept), "filtered"))
                     return

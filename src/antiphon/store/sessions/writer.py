@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 2.0
 # How often conversations that are too old are deleted.
 PURGE_EVERY_S = 3600.0
+# What is written at once: of a session at least, and no more than this of several.
+ROUND_BYTES = 4 << 20
 # How long a claim waits for what is yet to be written of its session, and `close` for the thread.
 FLUSH_S, CLOSE_S = 3 * BUSY_S, 10.0
 
@@ -34,6 +36,13 @@ class _Waiting:
 
     write: Write
     futures: list[Future[None]] = field(default_factory=list)
+
+    @property
+    def num_bytes(self) -> int:
+        row = self.write.row
+        # A row may hold what cannot be written, which its home says.
+        snapshot = len(row.snapshot) if row and isinstance(row.snapshot, bytes) else 0
+        return snapshot + sum(map(len, self.write.chunks.values()))
 
 
 class QueuedStore:
@@ -193,18 +202,39 @@ class QueuedStore:
 
     def _write_pending(self) -> None:
         """Write what waits. Raises what makes the home as a whole impossible to write to."""
-        with self._lock:
-            taken, self._in_hand, self._pending = self._pending, self._pending, {}
-        failures = self._home.write([waiting.write for waiting in taken.values()]) if taken else ()
-        for wrong in filter(None, failures):
-            log.log(logging.WARNING if isinstance(wrong, SupersededError) else logging.ERROR, "%s", wrong)
-        with self._lock:
-            self._in_hand = {}
-            if self._failure:
-                log.warning("conversations are stored again")
-            self._failure = None
-        for waiting, failure in zip(taken.values(), failures, strict=True):
-            _finish(waiting.futures, failure)
+        takes_oldest = False
+        while True:
+            with self._lock:
+                taken = self._in_hand = self._take_round(takes_oldest=takes_oldest)
+            failures = self._home.write([waiting.write for waiting in taken.values()]) if taken else ()
+            for wrong in filter(None, failures):
+                log.log(logging.WARNING if isinstance(wrong, SupersededError) else logging.ERROR, "%s", wrong)
+            with self._lock:
+                self._in_hand = {}
+                if self._failure:
+                    log.warning("conversations are stored again")
+                self._failure = None
+            for waiting, failure in zip(taken.values(), failures, strict=True):
+                _finish(waiting.futures, failure)
+            if not taken:
+                return
+            takes_oldest = not takes_oldest
+
+    def _take_round(self, *, takes_oldest: bool) -> dict[str, _Waiting]:
+        """Take what is written at once: the smallest, so that large conversations of one key hold up no other's, or the
+        one that waits longest. Needs the lock.
+        """
+        order = list(self._pending)[:1] if takes_oldest else sorted(self._pending, key=self._size_of)
+        taken, left = dict[str, _Waiting](), ROUND_BYTES
+        for session_id in order:
+            left -= self._size_of(session_id)
+            if taken and left < 0:
+                break
+            taken[session_id] = self._pending.pop(session_id)
+        return taken
+
+    def _size_of(self, session_id: str) -> int:
+        return self._pending[session_id].num_bytes
 
     def _degrade(self, failure: str) -> None:
         with self._lock:

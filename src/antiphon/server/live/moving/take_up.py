@@ -13,7 +13,6 @@ from functools import partial
 from typing import TypeVar
 
 import anyio
-import anyio.to_thread
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidHandshake
@@ -31,6 +30,7 @@ from antiphon.server.live.moving.tail import messages_of
 from antiphon.server.live.open_wire import prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import Caller, ServerState
+from antiphon.shares.threads import in_thread
 from antiphon.signals import become
 from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession
 from antiphon.transports.websocket import WebSocketTransport
@@ -55,7 +55,7 @@ async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
     if session is None or store is None or session.caller != caller:
         return False
     try:
-        row = await anyio.to_thread.run_sync(partial(store.get, session_id))
+        row = await in_thread(store.get, session_id)
     except StoreError as error:
         log.warning("session %s: who has it cannot be read: %s", session_id, error)
         return False
@@ -72,12 +72,12 @@ async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
 async def is_unknown(state: ServerState, caller: Caller, session_id: str) -> bool:
     """Whether no host has such a session that `caller` may resume. False where the store cannot be read."""
     session, store = state.resumable.get(session_id), state.session_store
-    if session is not None or session_id in state.overflowed:
+    if session is not None or state.overflowed.get(caller.key, session_id):
         return session is not None and session.caller != caller
     if store is None:
         return True
     try:
-        row = await anyio.to_thread.run_sync(partial(store.get, session_id))
+        row = await in_thread(store.get, session_id)
     except StoreError:
         return False
     return row is None or row.key_hash != caller_hash(caller)
@@ -95,10 +95,7 @@ async def take_up(
     store = state.session_store
     if store is None:
         return False
-    if request.session_id in state.restoring_ids:
-        # Another connection waits for it here.
-        raise session_elsewhere()
-    state.restoring_ids.add(request.session_id)
+    is_first = True
     try:
         until_s = anyio.current_time() + PATIENCE * state.settings.resume.host_ttl_s
         has_waited = False
@@ -110,13 +107,17 @@ async def take_up(
                 raise RemoteProtocolError(
                     "invalid_resume_token", "The token does not resume this session.", "resume_token"
                 )
+            if is_first and state.restoring.setdefault(request.session_id, request) is not request:
+                # Another connection of this client waits for it here.
+                raise session_elsewhere()
+            is_first = False
             ask_owner = partial(_asked, partial(store.host, row.owner))
             is_elsewhere = row.owner not in ("", state.host_name)
             if is_elsewhere and (owner := await state.alive_hosts.host(row.owner, ask_owner)):
                 if websocket.headers.get(RELAYED_HEADER):
                     break
                 if connection := await _reach(state, owner, row, websocket):
-                    state.restoring_ids.discard(request.session_id)
+                    _is_restored(state, request)
                     await relay(websocket, connection, first)
                     return True
             elif not has_waited and (delay := delay_s(row)):
@@ -132,7 +133,13 @@ async def take_up(
             await state.alive_hosts.until_gone(row.owner, ask_owner, RETRY_S)
         raise session_elsewhere()
     finally:
-        state.restoring_ids.discard(request.session_id)
+        _is_restored(state, request)
+
+
+def _is_restored(state: ServerState, request: ResumeRequest) -> None:
+    """Let other connections restore the session again, unless one of them does by now."""
+    if state.restoring.get(request.session_id) is request:
+        del state.restoring[request.session_id]
 
 
 async def _reach(state: ServerState, owner: Host, row: StoredSession, websocket: WebSocket) -> ClientConnection | None:
@@ -170,7 +177,7 @@ async def _claim(
 async def _asked(ask: Callable[[], T]) -> T:
     """Ask the store in a thread. Raises RemoteProtocolError for a row that is none, Refused where the store fails."""
     try:
-        return await anyio.to_thread.run_sync(ask)
+        return await in_thread(ask)
     except RowError as error:
         log.error("%s", error)
         raise _damaged() from None
@@ -234,7 +241,7 @@ async def _serve_restored(
     except BaseException:
         store.release(row.hold)
         raise
-    state.restoring_ids.discard(request.session_id)
+    _is_restored(state, request)
     await session.run()
 
 
@@ -247,7 +254,7 @@ async def _tail(
     if continued is None or row.restores > 1:
         return []
     try:
-        chunks = await anyio.to_thread.run_sync(store.tail, row.id)
+        chunks = await in_thread(store.tail, row.id)
     except StoreError as error:
         log.warning("session %s: what was being said cannot be read: %s", row.id, error)
         return []

@@ -1,7 +1,7 @@
-"""Jobs of one priority that wait for a lane, shared equally between owners.
+"""Jobs that wait, shared equally between owners: those of one priority of a lane, those that wait for a place.
 
 Owners have their turns one after another, and each has its own jobs run by their deadlines, the earliest first. No
-locks: the lane has one.
+locks: whatever has the queue has one.
 """
 
 from __future__ import annotations

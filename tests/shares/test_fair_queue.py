@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from antiphon.engine.fair_queue import FairQueue
+from antiphon.shares.fair_queue import FairQueue
 
 
 @dataclass(frozen=True, eq=False)
