@@ -17,7 +17,7 @@ from antiphon.contracts import Reply, ReplyDone, TextDelta
 from antiphon.errors import ModelError, Refused, RemoteError, RemoteProtocolError
 from antiphon.remote.chat_completions import ChatReader
 from antiphon.remote.client import MAX_WAIT_S, ModelServerClient, Timeouts
-from antiphon.upstream.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S, MAX_PAUSE_S, Breaker
+from antiphon.upstream.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S, MAX_PAUSE_S, PROBE, Breaker, ServerBreaker, retry_after_s
 from antiphon.upstream.sse import events
 from tests.remote.scripted_server import Answer, Script, ScriptedServer, fails, hangs, says, scripted_server
 
@@ -274,20 +274,20 @@ def test_failures_in_a_row_open_the_breaker() -> None:
 
 
 def test_the_breaker_lets_one_through_and_closes_when_that_succeeds() -> None:
-    breaker = Breaker()
+    breaker = ServerBreaker()
     for _ in range(FAILURES_TO_OPEN):
-        breaker.check(0)
-        breaker.failed(0)
+        breaker.check(None, 0)
+        breaker.failed(None, 0)
     with pytest.raises(Refused) as error:
-        breaker.check(FIRST_PAUSE_S / 2)
+        breaker.check(None, FIRST_PAUSE_S / 2)
     assert error.value.retry_after_s == FIRST_PAUSE_S / 2
-    breaker.check(FIRST_PAUSE_S)
+    breaker.check(None, FIRST_PAUSE_S)
     # Only one: what it finds is waited for.
     with pytest.raises(Refused):
-        breaker.check(FIRST_PAUSE_S)
-    breaker.succeeded()
-    breaker.check(FIRST_PAUSE_S)
-    breaker.check(FIRST_PAUSE_S)
+        breaker.check(None, FIRST_PAUSE_S)
+    breaker.succeeded(None)
+    breaker.check(None, FIRST_PAUSE_S)
+    breaker.check(None, FIRST_PAUSE_S)
 
 
 def test_pauses_double_up_to_the_longest() -> None:
