@@ -134,7 +134,7 @@ class ServerBreaker:
         self._failed, self._num_failures, self._is_tried = set(), 0, False
 
     def _met(self, owner: Hashable) -> _Owner:
-        found = self._owners[owner] = self._owners.pop(owner, None) or _Owner()
+        found = self._owners[owner] = self._owners.pop(owner, _Owner())
         if len(self._owners) > MAX_OWNERS:
             del self._owners[next(iter(self._owners))]
         return found
