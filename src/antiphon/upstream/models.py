@@ -14,8 +14,9 @@ from antiphon.upstream.answers import ask, decoded, optional
 from antiphon.upstream.loop_client import LoopClients
 
 PROBE_TIMEOUT_S = 5.0
-# Bound: a name, which messages carry. A list with a longer one is none of names.
-MAX_NAME_CHARS = 512
+# Bounds: a name, which messages carry (a model with a longer one is passed over); and the objects of a list, of which a
+# model has a few.
+MAX_NAME_CHARS, MAX_OBJECTS = 512, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class ListedModel:
 _null = msgspec.Raw(b"null")
 
 
-class _Entry(msgspec.Struct):
+class _Entry(msgspec.Struct, gc=False):
     """Servers add fields, and give them types, as they like."""
 
     id: msgspec.Raw = _null
@@ -78,9 +79,11 @@ async def list_models(base_url: str, key: str) -> list[ListedModel]:
 
 def models_in(data: bytes) -> list[ListedModel]:
     """The models of a list, without those that have no proper name. Raises RemoteError for what is no list of models."""
+    if data.count(b"{") > MAX_OBJECTS:
+        raise RemoteError("the model's server sent a list of models that is too long")
     found = []
     for entry in decoded(_list_decoder, data, "list of models").data:
-        name = optional(_text_decoder, entry.id)
+        name = optional(_text_decoder, entry.id) if entry.id is not _null else None
         if name and len(name) <= MAX_NAME_CHARS:
             found.append(
                 ListedModel(
