@@ -76,8 +76,8 @@ class ModelServerClient:
     async def replies(self, body: dict[str, Any], owner: Hashable | None = None) -> AsyncGenerator[Reply, None]:
         """Send a body, and yield the reply, a ReplyDone last. Closing the generator ends the request at the server.
 
-        Raises Refused where the server has no room for `owner`, or is left alone after failures; RemoteProtocolError where it
-        does not accept the request; RemoteError, ModelError.
+        Raises Refused where the server has no room for `owner`, or is left alone after failures; RemoteProtocolError
+        where it does not accept the request; RemoteError, ModelError.
         """
         self._breaker.check(owner, time.monotonic())
         attempts = [ReaderTask(self.read(body), self.tasks)]

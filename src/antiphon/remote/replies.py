@@ -12,8 +12,8 @@ import msgspec
 from antiphon.contracts import Reply, ReplyDone, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.errors import RemoteError
 
-# Bounds: the characters that one reply may have, those of calls with their names and ids; and its calls, as with OpenAI.
-# A server that never ends is cut off.
+# Bounds: the characters that one reply may have, those of calls with their names and ids; and its calls, as with
+# OpenAI. A server that never ends is cut off.
 MAX_REPLY_CHARS, MAX_CALLS = 1 << 20, 128
 _OPENING, _CLOSING = "<think>", "</think>"
 _SPACE = re.compile(r"\s*")

@@ -99,7 +99,7 @@ class WrittenCalls:
 
 def calls_in(text: str, names: Collection[str]) -> list[ToolCall]:
     """Return the calls of tools of these names that stand as JSON in a text, in their order, each with a new id: the
-    first MAX_CALLS of its first 262,144 characters. What is no JSON is passed over, until as much of it was read as twice the text.
+    first MAX_CALLS in its first _MAX_CHARS characters. What is no JSON is passed over, until twice the text was read.
     """
     text = text[:_MAX_CHARS]
     calls, at, read = list[ToolCall](), 0, 0

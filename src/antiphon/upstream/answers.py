@@ -16,7 +16,7 @@ import msgspec
 
 from antiphon.errors import RemoteError
 
-# Bounds: an answer that is streamed, with the seconds that it is waited for in all; and a document, as a list of models.
+# Bounds: an answer that is streamed, the seconds that it is waited for in all, and a document, as a list of models.
 MAX_ANSWER_BYTES, MAX_ANSWER_S, MAX_DOCUMENT_BYTES = 64 << 20, 600.0, 2 << 20
 CHUNKS_A_TURN = 64
 

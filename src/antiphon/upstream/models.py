@@ -78,7 +78,7 @@ async def list_models(base_url: str, key: str) -> list[ListedModel]:
 
 
 def models_in(data: bytes) -> list[ListedModel]:
-    """The models of a list, without those that have no proper name. Raises RemoteError for what is no list of models."""
+    """The models of a list, without those that have no proper name. Raises RemoteError for what is no such list."""
     if data.count(b"{") > MAX_OBJECTS:
         raise RemoteError("the model's server sent a list of models that is too long")
     found = []

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 
 from antiphon.errors import RemoteError
 
-# Bounds: an event, and the lines of a stream, those of comments and the empty ones included. A token takes two or three.
+# Bounds: an event, and the lines of a stream, comments and empty ones included. A token takes two or three.
 MAX_EVENT_BYTES, MAX_LINES = 1 << 20, 1 << 20
 # After so many lines the event loop gets a turn.
 LINES_A_TURN = 256

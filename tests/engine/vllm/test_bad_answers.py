@@ -1,4 +1,4 @@
-"""Servers whose answers have any type and any size, and servers that refuse a grammar: who notices, and for how long."""
+"""Servers whose answers have any type and size, and servers that refuse a grammar: who notices, and for how long."""
 
 from __future__ import annotations
 
