@@ -187,8 +187,11 @@ def test_a_server_without_room_for_one_owner_is_asked_for_others_until_several_g
     assert not is_open(breaker, "a", 20)
 
 
-def test_only_so_many_owners_are_remembered() -> None:
+def test_only_so_many_owners_are_remembered_and_the_one_that_failed_longest_ago_is_forgotten() -> None:
     breaker = ServerBreaker()
     for number in range(MAX_OWNERS + 1):
-        breaker.refused(number, 100 * number, 20)
-    assert len(breaker._owners) == MAX_OWNERS
+        for _ in range(FAILURES_TO_OPEN):
+            breaker.failed(number, 0)
+    # It opens the server for all, and leaves to each owner what it has met.
+    breaker.succeeded("anybody")
+    assert [is_open(breaker, number, 0) for number in (0, 1, MAX_OWNERS)] == [False, True, True]

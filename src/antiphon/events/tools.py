@@ -53,7 +53,8 @@ class Tool:
 
 class WrittenCallFinder:
     """Finds where JSON begins in a text that calls a tool of one of `names`: bare, fenced, in a list, in tags of
-    another form, or wrapped as the APIs of servers wrap it. A call of what is no tool is found where its arguments begin.
+    another form, or wrapped as the APIs of servers wrap it. A call of what is no tool is found where its arguments
+    begin.
     """
 
     def __init__(self, names: Collection[str]) -> None:
