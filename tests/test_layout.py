@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transports": {"audio", "contracts", "errors", "events", "protocols", "signals"},
     "recording": {"audio", "errors"},
     # Servers spoken to over HTTP, and many machines: rooms that later work fills.
-    "remote": {"audio", "contracts", "errors", "events", "settings", "upstream"},
+    "remote": {"audio", "contracts", "errors", "events", "settings", "shares", "upstream"},
     "upstream": {"errors"},
     "tracing": {"errors", "events"},
     "client": {"audio", "errors", "protocols"},
@@ -87,7 +87,8 @@ PURE_FILES = (
     | {f"transports/{name}.py" for name in ("attachment_state", "lifecycle", "state_machine")}
 )
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
-# Where anyio's threads may be used, which no client may fill: for the server's own work. The others are of a key each.
+# Where anyio's threads and the event loop's default executor may be used, which no client may fill: for the server's own
+# work. The others are of a key each.
 OWN_THREADS = ("cli/", "client/", "cluster/", "server/process/", "server/routes/operations/", "server/memory.py")
 OWN_THREADS += ("server/run.py", "server/fetch.py", "shares/threads.py")
 # Where tensors may be known.
@@ -189,6 +190,8 @@ def test_pure_rooms_do_no_io(path: Path) -> None:
 def test_the_work_of_clients_is_done_in_threads_that_keys_share(path: Path) -> None:
     if not relative(path).startswith(OWN_THREADS):
         assert "anyio.to_thread" not in imports(path)
+        # Nor the event loop's default executor.
+        assert "asyncio.to_thread(" not in path.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("path", MODULES, ids=relative)

@@ -357,6 +357,20 @@ def read_written(text: str, size: int) -> tuple[str, str | None]:
     return prose, reader.written
 
 
+@pytest.mark.parametrize("text", ["{" + " " * 20_000, "[" * 100_000, "`" * 100_000, '{"id": "' + "x" * 20_000])
+@pytest.mark.parametrize("size", [1, 1 << 20])
+def test_what_never_becomes_a_call_is_prose_and_is_read_in_no_time(text: str, size: int) -> None:
+    """Where it is searched from its beginning with each token, it takes minutes."""
+    text = text[: 20_000 if size == 1 else None]
+    assert read_written(text, size) == (text, None)
+
+
+def test_what_might_become_a_call_is_held_for_200_characters() -> None:
+    reader = CallReader(iter("abcd"), names=["add"])
+    assert not [*reader.feed("{" + " " * 199)]
+    assert [*reader.feed(" ")] == [TextDelta("{" + " " * 200)]
+
+
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize(
     ("text", "prose", "name"),

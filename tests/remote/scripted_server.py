@@ -107,6 +107,15 @@ class ScriptedServer:
     _closed: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._handle(reader, writer)
+        except asyncio.CancelledError:
+            # The test is over, and what is left to be sent would hold the connection open.
+            writer.transport.abort()
+            raise
+        writer.close()
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
             request = await self._read(reader)
             gone = asyncio.Event()
@@ -120,7 +129,6 @@ class ScriptedServer:
                 if gone.is_set():
                     self._closed.put(None)
             watching.cancel()
-        writer.close()
 
     def begin(self, scripts: Sequence[Script]) -> None:
         """Forget what was asked, and do these scripts from now on."""

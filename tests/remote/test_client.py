@@ -17,8 +17,7 @@ from antiphon.contracts import Reply, ReplyDone, TextDelta
 from antiphon.errors import ModelError, Refused, RemoteError, RemoteProtocolError
 from antiphon.remote.chat_completions import ChatReader
 from antiphon.remote.client import MAX_WAIT_S, ModelServerClient, Timeouts
-from antiphon.upstream.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S, MAX_PAUSE_S, Breaker
-from antiphon.upstream.sse import events
+from antiphon.upstream.breaker import FAILURES_TO_OPEN, MAX_PAUSE_S
 from tests.remote.scripted_server import Answer, Script, ScriptedServer, fails, hangs, says, scripted_server
 
 LIMIT_S = 30
@@ -46,8 +45,8 @@ def asked(
     return run(main())
 
 
-async def collected(client: ModelServerClient) -> list[Reply]:
-    async with aclosing(client.replies({"model": "clever"})) as replies:
+async def collected(client: ModelServerClient, owner: str | None = None) -> list[Reply]:
+    async with aclosing(client.replies({"model": "clever"}, owner)) as replies:
         return [reply async for reply in replies]
 
 
@@ -273,36 +272,33 @@ def test_failures_in_a_row_open_the_breaker() -> None:
     asked(fails(500), use=use)
 
 
-def test_the_breaker_lets_one_through_and_closes_when_that_succeeds() -> None:
-    breaker = Breaker()
-    for _ in range(FAILURES_TO_OPEN):
-        breaker.check(0)
-        breaker.failed(0)
-    with pytest.raises(Refused) as error:
-        breaker.check(FIRST_PAUSE_S / 2)
-    assert error.value.retry_after_s == FIRST_PAUSE_S / 2
-    breaker.check(FIRST_PAUSE_S)
-    # Only one: what it finds is waited for.
-    with pytest.raises(Refused):
-        breaker.check(FIRST_PAUSE_S)
-    breaker.succeeded()
-    breaker.check(FIRST_PAUSE_S)
-    breaker.check(FIRST_PAUSE_S)
+def test_failures_and_pauses_of_one_key_are_no_matter_of_another_key() -> None:
+    async def use(client: ModelServerClient, server: ScriptedServer) -> None:
+        for _ in range(FAILURES_TO_OPEN):
+            with pytest.raises(RemoteError):
+                await collected(client, "a")
+        with pytest.raises(Refused, match="does not answer"):
+            await collected(client, "a")
+        server.begin([says("Ye", "s."), fails(429, retry_after="86400"), says("Ye", "s.")])
+        assert await collected(client, "b") == YES
+        with pytest.raises(Refused) as error:
+            await collected(client, "c")
+        assert error.value.retry_after_s == MAX_PAUSE_S
+        with pytest.raises(Refused, match="no room"):
+            await collected(client, "c")
+        assert await collected(client, "b") == YES
+
+    asked(fails(500), use=use)
 
 
-def test_pauses_double_up_to_the_longest() -> None:
-    breaker, now_s = Breaker(), 0.0
-    pauses = []
-    for _ in range(12):
-        breaker.failed(now_s)
-        try:
-            breaker.check(now_s)
-        except Refused as error:
-            pauses.append(error.retry_after_s)
-            now_s += error.retry_after_s
-            breaker.check(now_s)
-    assert pauses[:3] == [FIRST_PAUSE_S, 2 * FIRST_PAUSE_S, 4 * FIRST_PAUSE_S]
-    assert pauses[-1] == MAX_PAUSE_S
+def test_a_pause_that_never_ends_is_a_short_one() -> None:
+    async def use(client: ModelServerClient, server: ScriptedServer) -> None:
+        for _ in range(2):
+            with pytest.raises(Refused) as error:
+                await collected(client)
+            assert MAX_WAIT_S < error.value.retry_after_s <= MAX_PAUSE_S
+
+    asked(fails(429, retry_after="inf"), use=use)
 
 
 @pytest.mark.parametrize("status", [401, 403])
@@ -386,17 +382,3 @@ def test_an_error_of_any_length_is_read_to_a_bound() -> None:
         assert len(error.value.message) < 500
 
     asked(script, use=use)
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
-def test_events_are_cut_at_any_place(size: int) -> None:
-    stream = b": hello\r\n\r\ndata: a\ndata:b\nid: 3\n\n\r\ndata: c \r\n\r\nevent: x\ndata: d\n\ndata: e"
-
-    async def chunks() -> Any:
-        for at in range(0, len(stream), size):
-            yield stream[at : at + size]
-
-    async def main() -> list[bytes]:
-        return [data async for data in events(chunks())]
-
-    assert run(main()) == [b"a\nb", b"c ", b"d", b"e"]

@@ -11,9 +11,15 @@ import pytest
 
 from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta
 from antiphon.errors import ModelError, RemoteError, RemoteProtocolError
-from antiphon.events.tools import ToolCall
+from antiphon.events.tools import Tool, ToolCall
 from antiphon.remote.address import parse_address
-from antiphon.remote.language import KEPT_SHARE, RemoteLanguageModel, RemoteLanguageStream
+from antiphon.remote.language import (
+    DEFAULT_CONTEXT_TOKENS,
+    KEPT_SHARE,
+    SLICE_CHARS,
+    RemoteLanguageModel,
+    RemoteLanguageStream,
+)
 from antiphon.remote.messages import NO_RESULT
 from antiphon.settings import RemoteSettings
 from tests.remote.scripted_server import Answer, Script, ScriptedServer, fails, says, scripted_server
@@ -160,6 +166,96 @@ def test_a_server_that_is_not_there_at_the_start_is_a_warning(caplog: pytest.Log
     assert model.profile.id == "m"
     assert model.load().is_away
     assert "http://127.0.0.1:9/v1 does not tell its models" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("data", "warning"),
+    [
+        (b"", "no list of models"),
+        (b"{}", "no list of models"),
+        (b'{"data": "x"}', "no list of models"),
+        (b'{"data": [3]}', "no list of models"),
+        (b"[" * 100_000, "no list of models"),
+        (b'{"data": "\xff"}', "no list of models"),
+        (b'{"data": [' + b"{}," * 200_000 + b"{}]}", "too long"),
+        (b'{"data": ["' + b"x" * (10 << 20) + b'"]}', "more than 2097152 bytes"),
+        (b'{"data": [{"id": ["a", "list"]}, {"id": {}}, {}]}', ""),
+        (b'{"data": [{"id": "' + b"x" * 1000 + b'"}]}', ""),
+        (b'{"data": [{"id": "clever", "owned_by": ["vllm"], "max_model_len": "many"}]}', ""),
+        (b'{"data": [{"id": "clever", "owned_by": 3, "max_model_len": 1e999}]}', ""),
+        (b'{"data": [{"id": "clever", "max_model_len": -4096}]}', ""),
+        (b'{"data": [{"id": "clever", "max_model_len": [4096]}]}', ""),
+        (b'{"data": [{"id": "clever", "max_model_len": ' + b"9" * 400 + b"}]}", ""),
+        (b'{"data": [{"id": "clever", "max_model_len": 8192.5}]}', ""),
+        (b'{"data": [{"id": "clever", "max_model_len": true}]}', ""),
+    ],
+    ids=range(17),
+)
+def test_a_start_survives_a_list_of_models_of_any_type(
+    data: bytes, warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def models(answer: Answer) -> None:
+        await answer.head(200, "application/json")
+        await answer.raw(data)
+
+    async def main() -> None:
+        async with scripted_server(says("Yes")) as server:
+            server.models = models
+            address = parse_address(f"{server.url}#clever", "--language-model")
+            model = await asyncio.to_thread(RemoteLanguageModel, address, "", RemoteSettings())
+            assert model.profile.context_tokens == DEFAULT_CONTEXT_TOKENS
+            assert not model.load().is_away
+            assert (await reply(await model.open(), [Message("user", "Hi")]))[0] == TextDelta("Yes")
+            assert "cache_salt" not in server.asked[0].body
+            await model.client.close()
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+    assert warning in caplog.text
+    assert len(caplog.text) < 1000
+
+
+def test_a_list_of_models_that_drips_holds_up_the_start_for_a_few_seconds_only(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("antiphon.upstream.models.PROBE_TIMEOUT_S", 0.1)
+
+    async def models(answer: Answer) -> None:
+        await answer.head(200, "application/json")
+        while not answer.gone.is_set():
+            await answer.raw(b" ")
+            await asyncio.sleep(0.01)
+
+    async def main() -> None:
+        async with scripted_server(says("Yes")) as server:
+            server.models = models
+            address = parse_address(f"{server.url}#clever", "--language-model")
+            model = await asyncio.to_thread(RemoteLanguageModel, address, "", RemoteSettings())
+            assert model.load().is_away
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT_S))
+    assert "does not tell its models: no answer within 0.1 s" in caplog.text
+
+
+def test_a_long_text_that_may_hold_calls_lets_others_take_their_turns() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def use(stream: RemoteLanguageStream, server: ScriptedServer, model: RemoteLanguageModel) -> None:
+        replies = stream.reply([Message("user", "Hi")], ReplyOptions(tools=(Tool("add"),)))
+        async with aclosing(replies):
+            # From the first word on all is there. The last bracket of a slice may begin a call.
+            assert await anext(replies) == TextDelta("[" * (SLICE_CHARS - 1))
+            task, before = asyncio.create_task(others()), turns
+            assert "".join([r.text async for r in replies if isinstance(r, TextDelta)]) == "[" * (9 * SLICE_CHARS + 1)
+            assert turns - before >= 9
+            task.cancel()
+
+    talked(says("[" * (10 * SLICE_CHARS)), use=use)
 
 
 def test_a_server_is_away_from_its_first_failure_to_its_next_answer(caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
-from antiphon.events.tools import Tool
+from antiphon.events.tools import MAX_HEAD_CHARS, Tool
 from antiphon.remote.address import parse_address
 from antiphon.remote.language import RemoteLanguageModel
 from antiphon.remote.written_calls import WrittenCalls
@@ -65,6 +65,55 @@ def written(text: str, size: int, *, parallel: bool = True) -> tuple[str, list[t
 )
 def test_json_that_calls_a_tool_is_a_call(text: str, prose: str, calls: list[tuple[str, object]], size: int) -> None:
     assert written(text, size) == (prose, calls, "tool_calls" if calls else "stop")
+
+
+ADD = '{"name": "add", "arguments": {"a": 1}}'
+BEFORE = 'Well. {"name": "add"} '
+
+
+@pytest.mark.parametrize(
+    ("text", "prose", "num_calls"),
+    [
+        # Of calls, 128 are made. What is no JSON is passed over.
+        (f"[{', '.join([ADD] * 130)}]", "", 128),
+        (f"[{', '.join([ADD] * 20_000)}]", "", 63),
+        ('{"name": "add", "arguments": {}, "x": [' + "[1, 1, " * 50_000, "", 0),
+        (BEFORE + "[" * 300_000, "Well. ", 1),
+        (BEFORE + "[" + "1," * 100_000 + "1] " + ADD, "Well. ", 2),
+        (BEFORE + ("[" + "1," * 4000) * 60, "Well. ", 1),
+        (BEFORE + '{"a": ' * 900 + ADD + "}" * 900, "Well. ", 2),
+        (BEFORE + '{"name": "add", "arguments": ' + "9" * 5000 + "} " + ADD, "Well. ", 2),
+        # What never becomes a call is prose, and not held for long.
+        ("{" + " " * 300_000, "{" + " " * 300_000, 0),
+        ("[" * 300_000, "[" * 300_000, 0),
+        ("`" * 300_000, "`" * 300_000, 0),
+        ("```" + "a" * 300_000, "```" + "a" * 300_000, 0),
+        ("<tools>" * 40_000, "<tools>" * 40_000, 0),
+        ('{"id": "' + "x" * 300_000, '{"id": "' + "x" * 300_000, 0),
+        ('{"id": "' * 40_000, '{"id": "' * 40_000, 0),
+        ('{"name": "' + '\\"' * 150_000, '{"name": "' + '\\"' * 150_000, 0),
+        ("{" + " " * 300 + ADD, "{" + " " * 300, 1),
+        ('{"name": "' + "x" * 300 + '", "arguments": {}}', '{"name": "' + "x" * 300 + '", "arguments": {}}', 0),
+    ],
+    ids=range(18),
+)
+def test_whatever_looks_like_calls_is_read_in_no_time(text: str, prose: str, num_calls: int) -> None:
+    """Where a text is searched from its beginning again and again, each of these takes minutes."""
+    told, calls, reason = written(text, 1 << 20)
+    assert (told == prose, len(calls), reason) == (True, num_calls, "tool_calls" if num_calls else "stop")
+
+
+@pytest.mark.parametrize("head", ["{", "```", '{"id": "', '{"name": "', '{"name": "x", "arguments"'])
+def test_what_might_become_a_call_is_given_out_after_200_characters(head: str) -> None:
+    reader, fill = WrittenCalls(NAMES), "a" if head[-1] in '"`' and not head.endswith('s"') else " "
+    assert not [r for char in head + fill * (MAX_HEAD_CHARS - len(head)) for r in reader.feed(TextDelta(char))]
+    told = "".join(r.text for r in reader.feed(TextDelta(fill)) if isinstance(r, TextDelta))
+    assert told == (head + fill * (MAX_HEAD_CHARS - len(head) + 1))
+
+
+def test_a_long_text_behind_a_call_is_put_together_once() -> None:
+    """Where each character has all before it copied, it takes minutes."""
+    assert written(ADD + "x" * 100_000, 1) == ("", [("add", {"a": 1})], "tool_calls")
 
 
 def test_of_several_only_the_first_counts_where_one_is_wanted() -> None:

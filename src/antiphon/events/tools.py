@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import unicodedata
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,8 @@ UNTELLING = regex.compile(
     "when|where|which|will|with|would|your"
 )
 _WORD = regex.compile(r"\p{L}+")
+# How much of what may become the beginning of a call is held back, up to the name: one that is longer is prose.
+MAX_HEAD_CHARS = 200
 # Where a word begins inside a name.
 _HUMP = regex.compile(r"(?<=\p{Ll})(?=\p{Lu})")
 # The JSON schema of an object. A model is shown it, and its grammar keeps to it: nothing else looks into it.
@@ -48,22 +51,42 @@ class Tool:
     parameters: JsonSchema = field(default_factory=dict)
 
 
-def written_call(names: Collection[str]) -> regex.Pattern[str]:
-    """Return a pattern that matches where JSON begins that calls a tool of one of `names`, up to its name, which is the
-    group `name`: bare, fenced, in a list, in tags of another form, or wrapped as the APIs of servers wrap it. The group
-    is empty where the form is that of a call, up to its arguments, and there is no such tool.
+class WrittenCallFinder:
+    """Finds where JSON begins in a text that calls a tool of one of `names`: bare, fenced, in a list, in tags of
+    another form, or wrapped as the APIs of servers wrap it. A call of what is no tool is found where its arguments
+    begin.
     """
-    names_of_tools = "|".join(regex.escape(name) for name in sorted(names, key=len, reverse=True))
-    return regex.compile(
-        r"(?<!\w)(?:```\w*\s*)?"
-        r"(?:<(?:tools?|tool_calls?|function|functions|function_call|tool_code)>\s*)?"
-        r"(?:\[\s*)?"
-        r'(?:\{\s*"(?:tool_calls?|function_call|calls?|tools?)"\s*:\s*(?:\[\s*)?)?'
-        r"\{\s*"
-        r'(?:"id"\s*:\s*"[^"]*"\s*,\s*)?(?:"type"\s*:\s*"function"\s*,\s*)?(?:"function"\s*:\s*\{\s*)?'
-        r'"(?:name|function|function_name|tool|tool_name)"\s*:\s*'
-        rf'(?:"(?P<name>{names_of_tools})"|"(?:[^"\\]|\\.)*"\s*,\s*"(?:arguments|args|input)"\s*:\s*"?\s*\{{)'
-    )
+
+    def __init__(self, names: Collection[str]) -> None:
+        names_of_tools = "|".join(regex.escape(name) for name in sorted(names, key=len, reverse=True))
+        pattern = (
+            r"(?<!\w)(?:```\w*\s*)?"
+            r"(?:<(?:tools?|tool_calls?|function|functions|function_call|tool_code)>\s*)?"
+            r"(?:\[\s*)?"
+            r'(?:\{\s*"(?:tool_calls?|function_call|calls?|tools?)"\s*:\s*(?:\[\s*)?)?'
+            r"\{\s*"
+            r'(?:"id"\s*:\s*"[^"]*"\s*,\s*)?(?:"type"\s*:\s*"function"\s*,\s*)?(?:"function"\s*:\s*\{\s*)?'
+            r'"(?:name|function|function_name|tool|tool_name)"\s*:\s*'
+            rf'(?:"(?P<name>{names_of_tools})"|"(?:[^"\\]|\\.)*"\s*,\s*"(?:arguments|args|input)"\s*:\s*"?\s*\{{)'
+        )
+        # `regex` finds what may become a match, for which it takes quadratic time; `re` takes linear time for matches.
+        self._whole, self._partial = re.compile(pattern), regex.compile(pattern)
+
+    def find(self, before: str, text: str) -> tuple[int, str | None]:
+        """Return where in the text a call begins, or may begin with what follows the text; len(text) where none does.
+        Second the name of the call's tool, "" where it calls no tool; None where it is no call yet.
+
+        `before`: the character before the text, "" for none: it decides what begins there. Beginnings of more than
+        MAX_HEAD_CHARS, up to the name, are none.
+        """
+        whole, at = before + text, len(before)
+        while found := self._whole.search(whole, at):
+            if found.end() - found.start() <= MAX_HEAD_CHARS:
+                return found.start() - len(before), found["name"] or ""
+            at = found.start() + 1
+        at = max(at, len(whole) - MAX_HEAD_CHARS)
+        begun = self._partial.search(whole, at, partial=True)
+        return (begun.start() - len(before) if begun else len(text)), None
 
 
 def has_what_was_said(tools: Sequence[Tool], said: Sequence[tuple[str, str]], name: str, arguments: str) -> bool:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from antiphon.contracts import Reply, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.engine.api import Grammar
 from antiphon.engine.schemas import json_grammar
-from antiphon.events.tools import JsonSchema, Tool, written_call
+from antiphon.events.tools import JsonSchema, Tool, WrittenCallFinder
 from antiphon.modeling.detokenizer import held_back
 
 # The tags around a call.
@@ -123,7 +123,7 @@ class CallReader:
         is_meant: Callable[[str, str], bool] | None = None,
     ) -> None:
         self._ids, self._is_meant = ids, is_meant
-        self._written_call = written_call(names) if names else None
+        self._finder = WrittenCallFinder(names) if names else None
         self.written: str | None = None
         self.prose = self._text = ""
         self._inside = begun
@@ -180,16 +180,10 @@ class CallReader:
     def _written(self, prose: str) -> int:
         """Return how many characters at the end of the prose are, or may become, the beginning of a call as JSON."""
         # Behind a call that was made in its own form, JSON is what the model says of it.
-        found = None
-        if self._written_call and not self.calls:
-            before = self.prose[-1:]
-            found = self._written_call.search(before + prose, len(before), partial=True)
-            prose = before + prose
-        if not found:
+        if not self._finder or self.calls:
             return 0
-        if not found.partial:
-            self.written = found["name"] or ""
-        return len(prose) - int(found.start())
+        start, self.written = self._finder.find(self.prose[-1:], prose)
+        return len(prose) - start
 
     def _call(self, body: str, *, done: bool) -> Iterator[Reply]:
         head = _HEAD.match(body)

@@ -15,7 +15,8 @@ from antiphon.contracts import Message, Reply, ReplyOptions
 from antiphon.errors import RemoteError
 from antiphon.remote.media import content_part
 from antiphon.remote.messages import sent_arguments
-from antiphon.remote.replies import CallBuffer, ThoughtFilter, done
+from antiphon.remote.replies import CallBuffer, Count, ThoughtFilter, done
+from antiphon.upstream.answers import decoded, optional
 from antiphon.upstream.failures import error_text
 
 
@@ -41,23 +42,24 @@ class _Choice(msgspec.Struct):
 
 
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = 0
+    cached_tokens: Count | None = 0
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: Count | None = 0
+    completion_tokens: Count | None = 0
     prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
-    usage: _Usage | None = None
+    # Any type, as with servers of others.
+    usage: msgspec.Raw = msgspec.Raw(b"null")
     # An error has a message, or is one: servers differ.
     error: Any = None
 
 
-_decoder = msgspec.json.Decoder(_Chunk)
+_decoder, _usage_decoder = msgspec.json.Decoder(_Chunk), msgspec.json.Decoder(_Usage | None, strict=False)
 
 
 def body(
@@ -149,15 +151,12 @@ class ChatReader:
         if data == b"[DONE]":
             self.done = True
             return
-        try:
-            chunk = _decoder.decode(data)
-        except msgspec.MsgspecError as error:
-            raise RemoteError(f"the model's server sent what is no chunk of an answer: {error}") from None
+        chunk = decoded(_decoder, data, "chunk of an answer")
         if chunk.error is not None:
             raise RemoteError(f"the model's server failed in its answer: {error_text(chunk.error)}")
-        if usage := chunk.usage:
+        if usage := optional(_usage_decoder, chunk.usage):
             cached = (usage.prompt_tokens_details and usage.prompt_tokens_details.cached_tokens) or 0
-            self._usage = (usage.prompt_tokens, cached, usage.completion_tokens)
+            self._usage = (usage.prompt_tokens or 0, cached, usage.completion_tokens or 0)
         for choice in chunk.choices[:1]:
             if choice.delta.content:
                 yield from self._thoughts.feed(choice.delta.content)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +20,8 @@ import httpx
 from antiphon.contracts import Reply, ReplyDone
 from antiphon.errors import AntiphonError, Refused, RemoteError, RemoteProtocolError
 from antiphon.remote.replies import ReplyReader
-from antiphon.upstream.breaker import Breaker
+from antiphon.upstream.answers import chunks
+from antiphon.upstream.breaker import ServerBreaker
 from antiphon.upstream.current_turn import trace_headers
 from antiphon.upstream.failures import read_failure, without_key
 from antiphon.upstream.loop_client import LoopClients
@@ -69,21 +70,21 @@ class ModelServerClient:
         self._key = key
         self._timeouts = timeouts
         self._make_reader = make_reader
-        self._breaker = Breaker()
+        self._breaker = ServerBreaker()
         self._clients = LoopClients()
 
-    async def replies(self, body: dict[str, Any]) -> AsyncGenerator[Reply, None]:
+    async def replies(self, body: dict[str, Any], owner: Hashable | None = None) -> AsyncGenerator[Reply, None]:
         """Send a body, and yield the reply, a ReplyDone last. Closing the generator ends the request at the server.
 
-        Raises Refused where the server has no room, or is left alone after failures; RemoteProtocolError where it
-        does not accept the request; RemoteError, ModelError.
+        Raises Refused where the server has no room for `owner`, or is left alone after failures; RemoteProtocolError
+        where it does not accept the request; RemoteError, ModelError.
         """
-        self._breaker.check(time.monotonic())
+        self._breaker.check(owner, time.monotonic())
         attempts = [ReaderTask(self.read(body), self.tasks)]
         self.counts.answering += 1
         try:
-            reply, attempt = await self._first(attempts, body)
-            self._breaker.succeeded()
+            reply, attempt = await self._first(attempts, body, owner)
+            self._breaker.succeeded(owner)
             if self.is_away:
                 log.info("%s answers again", self._url)
             self.is_away = False
@@ -105,7 +106,9 @@ class ModelServerClient:
         """Close all connections."""
         await self._clients.close()
 
-    async def _first(self, attempts: list[ReaderTask[Reply]], body: dict[str, Any]) -> tuple[Reply, ReaderTask[Reply]]:
+    async def _first(
+        self, attempts: list[ReaderTask[Reply]], body: dict[str, Any], owner: Hashable | None
+    ) -> tuple[Reply, ReaderTask[Reply]]:
         """The first reply of whichever attempt gives one. Adds the second attempt to `attempts` where one is made."""
         waiting: dict[asyncio.Future[Reply], ReaderTask[Reply]] = {
             asyncio.ensure_future(attempts[0].take()): attempts[0]
@@ -121,7 +124,7 @@ class ModelServerClient:
                     error = future.exception()
                     if error is None:
                         return future.result(), attempt
-                    failure = self._counted(error)
+                    failure = self._counted(error, owner)
                 if done and waiting:
                     # The other one may still speak.
                     continue
@@ -134,7 +137,7 @@ class ModelServerClient:
                 waiting[asyncio.ensure_future(attempts[1].take())] = attempts[1]
                 timeout_s = first_s
         except RemoteError as error:
-            self._breaker.failed(time.monotonic())
+            self._breaker.failed(owner, time.monotonic())
             log.warning("%s gave no answer: %s", self._url, error)
             self.is_away = True
             raise
@@ -142,13 +145,13 @@ class ModelServerClient:
             for future in waiting:
                 future.cancel()
 
-    def _counted(self, error: BaseException) -> AntiphonError:
+    def _counted(self, error: BaseException, owner: Hashable | None) -> AntiphonError:
         """The failure of an attempt. What is not the server's fault, or would fail again, is raised at once."""
         if not isinstance(error, RemoteError | Refused):
             raise error
         self.counts.failures += 1
         if isinstance(error, Refused):
-            self._breaker.wait(time.monotonic() + error.retry_after_s)
+            self._breaker.refused(owner, time.monotonic(), error.retry_after_s)
         return error
 
     async def _pause_before_again(self, failure: AntiphonError) -> None:
@@ -167,9 +170,9 @@ class ModelServerClient:
             async with http.stream("POST", self._url, json=body, headers=headers) as answer:
                 if answer.status_code != 200:
                     raise await self._error(answer)
-                if not answer.headers.get("content-type", "").startswith("text/event-stream"):
+                if not answer.headers.get("content-type", "").lower().startswith("text/event-stream"):
                     raise RemoteError("the model's server does not stream its answer")
-                async with aclosing(events(answer.aiter_bytes())) as found:
+                async with aclosing(events(chunks(answer))) as found:
                     async for data in found:
                         for reply in reader.feed(without_key(data, self._key)):
                             yield reply

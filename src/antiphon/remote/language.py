@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
 import httpx
 
-from antiphon.contracts import LanguageLoad, LanguageProfile, Message, Reply, ReplyDone, ReplyOptions
-from antiphon.errors import ModelError, RemoteProtocolError
+from antiphon.contracts import LanguageLoad, LanguageProfile, Message, Reply, ReplyDone, ReplyOptions, TextDelta
+from antiphon.errors import RemoteError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.remote import chat_completions, responses
 from antiphon.remote.address import ServerAddress
@@ -26,6 +26,8 @@ from antiphon.remote.messages import estimated_tokens, newest, refuse_if_cut, wi
 from antiphon.remote.responses import ResponsesReader
 from antiphon.remote.written_calls import WrittenCalls
 from antiphon.settings import RemoteSettings
+from antiphon.shares.threads import in_thread
+from antiphon.upstream.models import ListedModel, list_models
 from antiphon.upstream.salt import salt_of
 
 log = logging.getLogger(__name__)
@@ -34,7 +36,8 @@ log = logging.getLogger(__name__)
 DEFAULT_CONTEXT_TOKENS = 8192
 # The share of the context that a conversation is cut back to, so that the next replies find the server's prefix cache.
 KEPT_SHARE = 0.6
-PROBE_TIMEOUT_S = 5.0
+# So much of a text is searched for calls before the event loop gets a turn.
+SLICE_CHARS = 1 << 13
 # The name of the most tokens of a reply: of nearly all servers, and of OpenAI's models since o1.
 LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
 
@@ -49,7 +52,7 @@ class RemoteLanguageModel:
 
     def __init__(self, address: ServerAddress, key: str, settings: RemoteSettings, context_tokens: int = 0) -> None:
         found, is_there = _probe(address, key)
-        context_tokens = context_tokens or found.get("max_model_len") or DEFAULT_CONTEXT_TOKENS
+        context_tokens = context_tokens or found.context_tokens or DEFAULT_CONTEXT_TOKENS
         self.profile = LanguageProfile(
             address.model,
             context_tokens,
@@ -60,7 +63,7 @@ class RemoteLanguageModel:
         self.address = address
         self.limit_field = LIMIT_FIELDS[0]
         # vLLM keeps the prefix caches of two salts apart; other servers may refuse the field.
-        self._secret = secrets.token_bytes(32) if found.get("owned_by") == "vllm" else b""
+        self._secret = secrets.token_bytes(32) if found.owner == "vllm" else b""
         self.client = ModelServerClient(
             address.url,
             key,
@@ -80,7 +83,7 @@ class RemoteLanguageModel:
         another.
         """
         self.num_open += 1
-        return RemoteLanguageStream(self, salt_of(self._secret, owner) if self._secret else "")
+        return RemoteLanguageStream(self, owner, salt_of(self._secret, owner) if self._secret else "")
 
     def load(self) -> LanguageLoad:
         """How many conversations are open and being answered. Their KV is the server's."""
@@ -93,9 +96,9 @@ class RemoteLanguageModel:
 class RemoteLanguageStream:
     """One conversation with a model on another server. A LanguageStream, used from one event loop."""
 
-    def __init__(self, model: RemoteLanguageModel, salt: str) -> None:
+    def __init__(self, model: RemoteLanguageModel, owner: Hashable | None, salt: str) -> None:
         self._model = model
-        self._salt = salt
+        self._owner, self._salt = owner, salt
         # How many messages behind the system's were left out, and the first of these: as in ChatStream.
         self._left_out: tuple[int, Message | None] = (0, None)
         self._open = True
@@ -120,7 +123,7 @@ class RemoteLanguageStream:
             begun = False
             try:
                 written = _written_calls(options, makes=void is None)
-                async with aclosing(model.client.replies(body)) as replies:
+                async with aclosing(model.client.replies(body, self._owner)) as replies:
                     async for reply in replies:
                         begun = True
                         if void and isinstance(reply, ReplyDone):
@@ -129,8 +132,13 @@ class RemoteLanguageStream:
                                 prompt_tokens=reply.prompt_tokens + void.prompt_tokens,
                                 completion_tokens=reply.completion_tokens + void.completion_tokens,
                             )
-                        for part in written.feed(reply) if written else (reply,):
-                            yield part
+                        if written is None:
+                            yield reply
+                            continue
+                        for piece in _slices(reply):
+                            for part in written.feed(piece):
+                                yield part
+                            await asyncio.sleep(0)
                 if not (written and written.void):
                     return
                 log.warning("the model called what is no tool; it is asked again without tools")
@@ -193,28 +201,30 @@ class RemoteLanguageStream:
             )
 
         # Media are encoded in a thread.
-        return await asyncio.to_thread(make) if any(m.parts for m in messages) else make()
+        return await in_thread(make) if any(m.parts for m in messages) else make()
 
 
-# The entry of a list of models has fields that servers add as they like.
-def _probe(address: ServerAddress, key: str) -> tuple[dict[str, Any], bool]:
-    """What the server says of the model, empty where it does not, and whether it answers. Raises ModelError where the
+def _probe(address: ServerAddress, key: str) -> tuple[ListedModel, bool]:
+    """What the server says of the model, nothing where it does not, and whether it answers. Raises ModelError where the
     key is not accepted.
     """
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = httpx.get(f"{address.base_url}/models", headers=headers, timeout=PROBE_TIMEOUT_S)
-        if answer.status_code in (401, 403):
-            raise ModelError(f"{address.base_url} does not accept the key (ANTIPHON_REMOTE_KEY)")
-        entries = answer.json().get("data") if answer.status_code == 200 else None
-        names = {e["id"]: e for e in entries if isinstance(e, dict)} if isinstance(entries, list) else {}
-    except (httpx.HTTPError, ValueError, KeyError, AttributeError) as error:
-        log.warning("%s does not tell its models: %s", address.base_url, error or type(error).__name__)
-        return {}, not isinstance(error, httpx.HTTPError)
-    if names and address.model not in names:
-        log.warning("%s has no model %s; it has %s", address.base_url, address.model, ", ".join(sorted(names)[:20]))
-    found: dict[str, Any] = names.get(address.model, {})
-    return found, True
+        models = {model.id: model for model in asyncio.run(list_models(address.base_url, key))}
+    except RemoteError as error:
+        log.warning("%s does not tell its models: %s", address.base_url, error)
+        return ListedModel(address.model), not isinstance(error.__cause__, httpx.HTTPError)
+    if models and address.model not in models:
+        log.warning("%s has no model %s; it has %s", address.base_url, address.model, ", ".join(sorted(models)[:20]))
+    return models.get(address.model) or ListedModel(address.model), True
+
+
+def _slices(reply: Reply) -> Iterator[Reply]:
+    """A part of a reply, cut where its text is long."""
+    if not isinstance(reply, TextDelta):
+        yield reply
+        return
+    for at in range(0, len(reply.text), SLICE_CHARS):
+        yield TextDelta(reply.text[at : at + SLICE_CHARS])
 
 
 def _written_calls(options: ReplyOptions, *, makes: bool) -> WrittenCalls | None:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Annotated, Protocol
+
+import msgspec
 
 from antiphon.contracts import Reply, ReplyDone, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.errors import RemoteError
 
-# Bound: the characters that one reply may have. A server that never ends is cut off.
-MAX_REPLY_CHARS = 1 << 20
+# Bounds: the characters that one reply may have, those of calls with their names and ids; and its calls, as with
+# OpenAI. A server that never ends is cut off.
+MAX_REPLY_CHARS, MAX_CALLS = 1 << 20, 128
 _OPENING, _CLOSING = "<think>", "</think>"
+_SPACE = re.compile(r"\s*")
+# Tokens, as a server counts them.
+Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class ReplyReader(Protocol):
@@ -41,7 +48,7 @@ class CallBuffer:
 
     def __init__(self) -> None:
         # By the server's number: the call's id, its name, and the arguments that were not given out yet. Those of the
-        # open call are held while they may still be nothing or null, then they are None.
+        # open call are held while they may still be nothing or null, without white space around; then they are None.
         self._calls: dict[int, tuple[str, str, list[str] | None]] = {}
         self._open: int | None = None
         self._num_chars = 0
@@ -54,13 +61,15 @@ class CallBuffer:
 
         Raises RemoteError for arguments of no call, and for more than a reply may have.
         """
-        self._num_chars += len(arguments)
+        self._num_chars += len(call_id) + len(name) + len(arguments)
         if number not in self._calls:
             if not name:
                 raise RemoteError("the model's server sent arguments of a call that has no name")
+            if len(self._calls) == MAX_CALLS:
+                raise RemoteError(f"the model's server sent more than {MAX_CALLS} calls in one reply")
             self._calls[number] = (call_id or f"call_{secrets.token_hex(12)}", name, [])
         if self._num_chars > MAX_REPLY_CHARS:
-            raise RemoteError("the model's server sent more arguments than a reply may have")
+            raise RemoteError("the model's server sent more of calls than a reply may have")
         if self._open is None:
             yield from self._begin(number)
         waiting = self._calls[number][2]
@@ -69,8 +78,11 @@ class CallBuffer:
                 yield ToolCallDelta(arguments)
             return
         waiting.append(arguments)
-        told = "".join(waiting)
-        if number == self._open and not "null".startswith(told.strip()):
+        if number == self._open:
+            told = "".join(waiting).strip()
+            if "null".startswith(told):
+                waiting[:] = [told]
+                return
             self._calls[number] = (*self._calls[number][:2], None)
             yield ToolCallDelta(told)
 
@@ -98,7 +110,7 @@ class ThoughtFilter:
 
     def __init__(self) -> None:
         self._held = ""
-        # Whether the head was seen, and whether it opened a thought that is not closed yet.
+        # Whether the head was seen, and whether a thought is open, which is part of the head.
         self._decided = self._thinking = False
         self._num_chars = 0
 
@@ -107,25 +119,29 @@ class ThoughtFilter:
         self._num_chars += len(text)
         if self._num_chars > MAX_REPLY_CHARS:
             raise RemoteError("the model's server sent more text than a reply may have")
-        if not self._decided:
-            text = self._held = (self._held + text).lstrip()
-            if len(text) < len(_OPENING) and _OPENING.startswith(text):
+        # Only a few characters are ever held, of a tag that may begin or end.
+        text, at, self._held = self._held + text, 0, ""
+        while not self._decided or self._thinking:
+            if self._thinking:
+                end = text.find(_CLOSING, at)
+                if end < 0:
+                    self._held = text[max(at, len(text) - len(_CLOSING) + 1) :]
+                    return
+                at, self._thinking = end + len(_CLOSING), False
+            at = _SPACE.match(text, at).end()  # type: ignore[union-attr]
+            if text.startswith(_OPENING, at):
+                at, self._thinking = at + len(_OPENING), True
+            elif len(text) - at < len(_OPENING) and _OPENING.startswith(text[at:]):
+                self._held = text[at:]
                 return
-            self._decided, self._thinking, self._held = True, text.startswith(_OPENING), ""
-        if self._thinking:
-            text = self._held + text
-            _, closing, rest = text.partition(_CLOSING)
-            if not closing:
-                self._held = text[-len(_CLOSING) :]
-                return
-            self._thinking, self._decided, self._held = False, False, ""
-            yield from self.feed(rest)
-        elif text:
-            yield TextDelta(text)
+            else:
+                self._decided = True
+        if at < len(text):
+            yield TextDelta(text[at:])
 
     def end(self) -> Iterator[TextDelta]:
         """Yield what was held back for it might have opened a thought."""
-        if not self._decided and self._held:
+        if not self._thinking and self._held:
             yield TextDelta(self._held)
 
 

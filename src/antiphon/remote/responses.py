@@ -15,7 +15,8 @@ from antiphon.errors import RemoteError
 from antiphon.remote.chat_completions import schema
 from antiphon.remote.media import content_part
 from antiphon.remote.messages import sent_arguments
-from antiphon.remote.replies import CallBuffer, ThoughtFilter, done
+from antiphon.remote.replies import CallBuffer, Count, ThoughtFilter, done
+from antiphon.upstream.answers import decoded, optional
 from antiphon.upstream.failures import error_text
 
 
@@ -26,12 +27,12 @@ class _Item(msgspec.Struct):
 
 
 class _InputDetails(msgspec.Struct):
-    cached_tokens: int | None = 0
+    cached_tokens: Count | None = 0
 
 
 class _Usage(msgspec.Struct):
-    input_tokens: int = 0
-    output_tokens: int = 0
+    input_tokens: Count | None = 0
+    output_tokens: Count | None = 0
     input_tokens_details: _InputDetails | None = None
 
 
@@ -40,7 +41,8 @@ class _Incomplete(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
-    usage: _Usage | None = None
+    # Any type, as with servers of others.
+    usage: msgspec.Raw = msgspec.Raw(b"null")
     incomplete_details: _Incomplete | None = None
     # An error has a message, or is one: servers differ.
     error: Any = None
@@ -62,7 +64,7 @@ class _AnyEvent(msgspec.Struct):
 
 
 _type_decoder = msgspec.json.Decoder(_AnyEvent)
-_decoder = msgspec.json.Decoder(_Event)
+_decoder, _usage_decoder = msgspec.json.Decoder(_Event), msgspec.json.Decoder(_Usage | None, strict=False)
 _READ = {
     "response.output_text.delta",
     "response.output_item.added",
@@ -138,12 +140,9 @@ class ResponsesReader:
         """Yield what one event says; see ReplyReader. Events of other types say nothing."""
         if data == b"[DONE]":
             return
-        try:
-            if _type_decoder.decode(data).type not in _READ:
-                return
-            event = _decoder.decode(data)
-        except msgspec.MsgspecError as error:
-            raise RemoteError(f"the model's server sent what is no event of an answer: {error}") from None
+        if decoded(_type_decoder, data, "event of an answer").type not in _READ:
+            return
+        event = decoded(_decoder, data, "event of an answer")
         match event.type:
             case "response.output_text.delta":
                 yield from self._thoughts.feed(event.delta)
@@ -160,9 +159,9 @@ class ResponsesReader:
 
     def _end(self, response: _Response) -> None:
         self.done = True
-        if usage := response.usage:
+        if usage := optional(_usage_decoder, response.usage):
             cached = (usage.input_tokens_details and usage.input_tokens_details.cached_tokens) or 0
-            self._usage = (usage.input_tokens, cached, usage.output_tokens)
+            self._usage = (usage.input_tokens or 0, cached, usage.output_tokens or 0)
         details = response.incomplete_details
         self._reason = "length" if details and details.reason == "max_output_tokens" else None
 

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import secrets
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from antiphon.contracts import Reply, ReplyDone, TextDelta, ToolCallDelta, ToolCallStarted
-from antiphon.events.tools import ToolCall, written_call
+from antiphon.events.tools import ToolCall, WrittenCallFinder
+from antiphon.remote.replies import MAX_CALLS
 
 log = logging.getLogger(__name__)
 # How servers and models name a function and its arguments.
 _NAMES = ("name", "function", "function_name", "tool", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
-# Bound: the JSON values, or what is none, that are looked at in one reply.
-_MAX_VALUES = 64
+# Bounds: the beginnings of JSON in one reply that are tried, and the values in it that are looked at for calls.
+# What stands further behind is not read: no arguments are so long.
+_MAX_BEGINNINGS, _MAX_VALUES, _MAX_CHARS = 64, 10_000, 1 << 18
+_BEGINNING = re.compile(r"[{\[]")
 _decoder = json.JSONDecoder()
 
 
@@ -38,8 +43,10 @@ class WrittenCalls:
 
     def __init__(self, names: Collection[str], *, parallel: bool = True, makes: bool = True) -> None:
         self._names, self._parallel, self._makes = frozenset(names), parallel, makes
-        self._pattern = written_call(names)
-        self._held = self._before = ""
+        self._finder = WrittenCallFinder(names)
+        # What may become the beginning of a call, and the reply's text from where one began.
+        self._held, self._text = "", list[str]()
+        self._before = ""
         self._written = self._told = self._is_known = False
         self._num_calls = 0
 
@@ -56,15 +63,15 @@ class WrittenCalls:
                     yield reply
 
     def _prose(self, text: str) -> Iterator[Reply]:
-        self._held += text
         if self._written:
+            self._text.append(text)
             return
-        # What stands before it decides whether JSON begins there.
-        found = self._pattern.search(self._before + self._held, len(self._before), partial=True)
-        cut = found.start() - len(self._before) if found else len(self._held)
-        self._written = bool(found and not found.partial)
-        self._is_known = bool(found and found["name"])
+        self._held += text
+        cut, name = self._finder.find(self._before, self._held)
         prose, self._held = self._held[:cut], self._held[cut:]
+        if name is not None:
+            self._written, self._is_known = True, bool(name)
+            self._text.append(self._held)
         if prose:
             self._told = self._told or not prose.isspace()
             self._before = prose[-1]
@@ -77,7 +84,8 @@ class WrittenCalls:
             yield done
             return
         # Behind a call that the server has made, JSON is what the model says of it.
-        calls = calls_in(self._held, self._names) if self._makes and self._is_known and not self._num_calls else []
+        reads = self._makes and self._is_known and not self._num_calls
+        calls = calls_in("".join(self._text), self._names) if reads else []
         if self._makes and not (self._is_known or self._num_calls or self._told):
             self.void = done
             return
@@ -90,35 +98,53 @@ class WrittenCalls:
 
 
 def calls_in(text: str, names: Collection[str]) -> list[ToolCall]:
-    """Return the calls of tools of these names that stand as JSON in a text, in their order, each with a new id."""
-    calls, at = list[ToolCall](), 0
-    for _ in range(_MAX_VALUES):
-        start = min((i for i in (text.find("{", at), text.find("[", at)) if i >= 0), default=-1)
-        if start < 0:
+    """Return the calls of tools of these names that stand as JSON in a text, in their order, each with a new id: the
+    first MAX_CALLS in its first _MAX_CHARS characters. What is no JSON is passed over, until twice the text was read.
+    """
+    text = text[:_MAX_CHARS]
+    calls, at, read = list[ToolCall](), 0, 0
+    for _ in range(_MAX_BEGINNINGS):
+        start = _BEGINNING.search(text, at)
+        if start is None or read > 2 * len(text) or len(calls) == MAX_CALLS:
             break
+        begin = start.start()
         try:
-            value, at = _decoder.raw_decode(text, start)
-            calls += list(_calls(value, names))
-        except (ValueError, RecursionError):
-            at = max(at, start + 1)
+            value, at = _decoder.raw_decode(text, begin)
+            read += at - begin
+            calls += islice(_calls(value, names), MAX_CALLS - len(calls))
+        except (ValueError, RecursionError) as error:
+            # How far a text was read that is too deep, or has too long a number, is not known.
+            read += getattr(error, "pos", len(text)) - begin
+            at = max(at, begin + 1)
     return calls
 
 
 def _calls(value: Any, names: Collection[str]) -> Iterator[ToolCall]:
-    if isinstance(value, list):
-        for inner in value:
-            yield from _calls(inner, names)
-    elif isinstance(value, dict):
-        name = next((n for k in _NAMES if isinstance(n := value.get(k), str) and n in names), None)
-        if name is None:
-            yield from _calls(list(value.values()), names)
+    """The calls in a JSON value, from the first to the last, among the first _MAX_VALUES values in it."""
+    waiting = [value]
+    for _ in range(_MAX_VALUES):
+        if not waiting:
             return
-        arguments: Any = next((value[k] for k in _ARGUMENTS if k in value), {})
-        if isinstance(arguments, str):
-            # OpenAI's form has them as JSON within JSON.
-            try:
-                arguments = json.loads(arguments)
-            except (ValueError, RecursionError):
-                return
-        if isinstance(arguments, dict):
-            yield ToolCall(f"call_{secrets.token_hex(12)}", name, json.dumps(arguments, ensure_ascii=False))
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += reversed(value[:_MAX_VALUES])
+        elif isinstance(value, dict):
+            name = next((n for k in _NAMES if isinstance(n := value.get(k), str) and n in names), None)
+            if name is None:
+                waiting += reversed(list(islice(value.values(), _MAX_VALUES)))
+            elif call := _call(name, value):
+                yield call
+
+
+def _call(name: str, value: dict[str, Any]) -> ToolCall | None:
+    """The call of a tool that an object is; None where its arguments are none."""
+    arguments: Any = next((value[k] for k in _ARGUMENTS if k in value), {})
+    if isinstance(arguments, str):
+        # OpenAI's form has them as JSON within JSON.
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(arguments, dict):
+        return None
+    return ToolCall(f"call_{secrets.token_hex(12)}", name, json.dumps(arguments, ensure_ascii=False))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from typing import Any
 
 import httpx
 import msgspec
 
 from antiphon.errors import AntiphonError, ModelError, Refused, RemoteError
+from antiphon.upstream.answers import chunks, decoded
 from antiphon.upstream.breaker import retry_after_s
 
 # Bound: the body of an error that is read, and the sentence of it that is passed on.
 MAX_ERROR_BYTES, MAX_SENTENCE_CHARS = 1 << 16, 300
+_decoder = msgspec.json.Decoder()
 
 
 # The body of an error is whatever a server of others sends.
@@ -35,19 +38,21 @@ async def read_failure(server: str, answer: httpx.Response, key: str) -> Antipho
     An error to raise; or, where the request itself was not accepted, the server's own words for it, which the caller
     makes an error of. ModelError: the key is not accepted. Refused: there is no room. RemoteError: it failed.
     """
-    data, status = b"", answer.status_code
-    async for chunk in answer.aiter_bytes():
-        data += chunk
-        if len(data) > MAX_ERROR_BYTES:
-            break
+    status = answer.status_code
     if status in (401, 403):
         return ModelError(f"{server} does not accept the key (status {status})")
     if status in (429, 503):
         return Refused("The model's server has no room.", retry_after_s(answer.headers.get("retry-after", "")))
     if status >= 500:
         return RemoteError(f"{server} failed with status {status}")
-    data = without_key(data, key)
+    data = bytearray()
+    async with aclosing(chunks(answer)) as found:
+        async for chunk in found:
+            data += chunk
+            if len(data) > MAX_ERROR_BYTES:
+                break
+    said = without_key(bytes(data), key)
     try:
-        return error_text(msgspec.json.decode(data))
-    except msgspec.DecodeError:
-        return error_text(data.decode(errors="replace").strip())
+        return error_text(decoded(_decoder, said, "JSON"))
+    except RemoteError:
+        return error_text(said.decode(errors="replace").strip())

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from http.cookiejar import CookieJar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import httpx
@@ -41,9 +43,18 @@ class LoopClients:
             await closer.aclose()
 
 
+class _NoCookies(CookieJar):
+    """Keeps no cookies: those of a server would be sent with the requests of all keys, and fill memory."""
+
+    def extract_cookies(self, response: Any, request: Any) -> None:
+        """Do nothing."""
+
+
 async def _open() -> AsyncGenerator[httpx.AsyncClient, None]:
     """A client, closed when the generator is: at the latest when its event loop ends."""
     client = httpx.AsyncClient(
+        headers={"Accept-Encoding": "identity"},
+        cookies=_NoCookies(),
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
         limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_IDLE_CONNECTIONS),
     )

@@ -33,12 +33,15 @@ class ScriptedVllm:
     """One server, in a thread of its own from `start` until `stop`. `url`: its root.
 
     - `vocabulary`: how many tokens it has; its `eos` ends a text where a request does not say otherwise.
-    - `takes_grammars`: tokens are held to `structured_outputs`; otherwise a request that has some is refused.
+    - `takes_grammars`: tokens are held to `structured_outputs`; otherwise a request that has some is refused. So is one
+      whose grammar has a text of `refuses` in it.
+    - `says`: by path, the body that it answers in place of its own.
     - `generates`: it has /inference/v1/generate.
     - `requests`: the bodies of all requests for tokens, as /v1/completions has them; `aborted`: how many of them were
       closed by their client.
     - `faults`: what becomes of the next requests for more than one token: ("refuse", status), ("hang", n), ("cut", n),
-      ("garbage", n), ("miscount", n), ("error", n), ("no ids", n) after n tokens, or ("fine", 0).
+      ("garbage", n), ("miscount", n), ("error", n), ("no ids", n) after n tokens, or ("fine", 0). With ("events", n),
+      the first of `events` is sent as it is.
     - `gate`: where set, no token is sent before it is.
     """
 
@@ -64,8 +67,12 @@ class ScriptedVllm:
         self.headers: list[dict[str, str]] = []
         # Off where a benchmark asks for hours.
         self.keeps_bodies = True
+        self.refuses: set[str] = set()
+        self.says: dict[str, bytes] = {}
         self.aborted = 0
         self.faults: deque[tuple[str, int]] = deque()
+        self.events: deque[bytes] = deque()
+        self.retry_after = "0"
         self.token_s = 0.0
         # What it has computed, in blocks: (salt, rows of the block and of those before).
         self.blocks: set[tuple[str, tuple[int, ...]]] = set()
@@ -175,6 +182,8 @@ class ScriptedVllm:
     async def _answer(self, path: str, headers: dict[str, str], data: bytes, writer: asyncio.StreamWriter) -> None:
         if self.key and headers.get("authorization") != f"Bearer {self.key}":
             await send(writer, 401, {"error": {"message": "Unauthorized"}})
+        elif path in self.says:
+            await send(writer, 200, self.says[path].decode("latin-1"))
         elif path == "/v1/models":
             found = json.loads((RECORDED / "models.json").read_text())
             found["data"][0] |= {"id": self.model, "max_model_len": self.context_rows}
@@ -211,10 +220,10 @@ class ScriptedVllm:
             self.headers.append(headers)
         kind, number = self.faults.popleft() if self.faults and body["max_tokens"] > 1 else ("fine", 0)
         if kind == "refuse":
-            await send(writer, number, {"error": {"message": "busy"}}, "retry-after: 0\r\n")
+            await send(writer, number, {"error": {"message": "busy"}}, f"retry-after: {self.retry_after}\r\n")
             return
         wanted = body.get("structured_outputs")
-        if wanted and not self.takes_grammars:
+        if wanted and (not self.takes_grammars or any(text in json.dumps(wanted) for text in self.refuses)):
             await send(writer, 400, json.loads((RECORDED / "bad_grammar.json").read_text()))
             return
         await self._stream(body, kind, number, writer)
@@ -290,6 +299,9 @@ class ScriptedVllm:
                 found = copy.deepcopy(chat[0])
                 found["choices"][0] |= {"token_ids": "12"}
                 await write(writer, found)
+            case "events":
+                writer.write(self.events.popleft())
+                await writer.drain()
 
     def _next(self, rows: Sequence[int], body: dict[str, Any], allowed: list[int] | None) -> int:
         """The next number, or the first above it that may be."""

@@ -16,7 +16,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from itertools import zip_longest
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +24,7 @@ import numpy as np
 from antiphon.engine.api import Finish, Grammar, Sampling, Token
 from antiphon.engine.grammar import GrammarFollower
 from antiphon.engine.vllm.endpoints import Endpoint
+from antiphon.engine.vllm.grammars import TRIVIAL
 from antiphon.engine.vllm.sglang import SessionLost
 from antiphon.engine.vllm.wires import Ask, Piece
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
@@ -77,7 +78,8 @@ class Answer:
         """The tokens of one request to one server."""
         engine, session = self._session.engine, self._session
         await engine.server.verify(endpoint)
-        ask, began_inside = self._ask(), self._is_inside
+        ask, began_inside = self._ask(endpoint), self._is_inside
+        before = self._num_tokens
         reader: ReaderTask[Piece] = ReaderTask(engine.server.ask(endpoint, ask), engine.server.tasks)
         engine.reading(reader)
         timeout_s = engine.timeouts.first_s / (2 if len(engine.endpoints.all) > 1 else 1)
@@ -87,18 +89,20 @@ class Answer:
                 piece = await reader.next(timeout_s)
                 session.note(piece)
                 timeout_s, finish = engine.timeouts.next_s, piece.finish
-                for token, logprob in zip_longest(piece.tokens, piece.logprobs):
+                for token, logprob in zip(piece.tokens, piece.logprobs or [None] * len(piece.tokens), strict=True):
                     engine.check_alive()
-                    if token is None or not self._take(token):
+                    if not self._take(token):
                         return
                     yield Token(token, logprob)
                     if self.finish is not None or self._is_inside != began_inside:
                         finish = finish or "length"
                         if piece.finish is None:
                             return
-                endpoint.breaker.succeeded()
+                endpoint.breaker.succeeded(session.owner)
             if finish == "stop" and self.finish is None:
                 self.finish = Finish.STOP
+            elif finish == "length" and self._num_tokens == before:
+                raise RemoteError("the model's server ended an answer without a token")
             # The counts come last.
             with suppress(RemoteError):
                 while True:
@@ -107,21 +111,23 @@ class Answer:
             engine.check_alive()
             if ask.rule is None:
                 raise
-            self._give_up_grammar(ask.rule, error)
+            await self._give_up_grammar(endpoint, ask, ask.rule, error)
         finally:
             engine.read(reader)
             reader.end()
 
-    def _ask(self) -> Ask:
-        """The request for the tokens that are still wanted, behind the rows that there are."""
+    def _ask(self, endpoint: Endpoint) -> Ask:
+        """The request to a server for the tokens that are still wanted, behind the rows that there are."""
         engine, session, params = self._session.engine, self._session, self._params
         rows = session.fitting_rows()
         max_tokens = min(params.max_tokens - self._num_tokens, engine.context_rows - len(rows))
         rule, forbid, allow = None, tuple[int, ...](), None
         if self._guide and (depth := self._guide.num_tokens) is not None:
             assert params.grammar
-            if depth == 0 and engine.takes_grammars and not self._rejected:
-                rule = Grammar(params.grammar.kind, params.grammar.text)
+            whole = Grammar(params.grammar.kind, params.grammar.text)
+            is_refused = endpoint.grammars.is_refused(session.owner, whole, time.monotonic())
+            if depth == 0 and not is_refused and not self._rejected:
+                rule = whole
             else:
                 forbid, allow = tuple(self._rejected), self._few_allowed(params)
                 max_tokens = 1 if allow is not None else max_tokens
@@ -163,13 +169,30 @@ class Answer:
         """Whether the grammar holds for the next token. A request ends where that changes."""
         return self._guide is not None and self._guide.num_tokens is not None
 
-    def _give_up_grammar(self, rule: Grammar, error: EngineError) -> None:
-        """The server does not take the grammar: from now on it is held to here."""
-        engine = self._session.engine
-        if not engine.takes_grammars:
-            raise error
-        log.warning("the model's server takes no %s grammar, which is held to here: %s", rule.kind, error)
-        engine.takes_grammars = False
+    async def _give_up_grammar(self, endpoint: Endpoint, ask: Ask, rule: Grammar, error: EngineError) -> None:
+        """The server does not take the grammar: for some minutes it is held to here. Others are sent as before, unless
+        the server refuses one of our own too.
+        """
+        grammars, now_s = endpoint.grammars, time.monotonic()
+        log.info("%s refuses a grammar, which is held to here: %s", endpoint.host, error)
+        if not grammars.refused(self._session.owner, rule, now_s):
+            return
+        # Others that come meanwhile do not ask.
+        grammars.tried(rule.kind, now_s, takes=True)
+        own = replace(ask, rows=ask.rows[:1], max_tokens=1, params=Sampling(), salt=secrets.token_hex(32), held=None)
+        own = replace(own, rule=TRIVIAL[rule.kind], forbid=(), allow=None)
+        try:
+            async with (
+                asyncio.timeout(self._session.engine.timeouts.first_s),
+                aclosing(self._session.engine.server.ask(endpoint, own)) as pieces,
+            ):
+                async for _ in pieces:
+                    pass
+        except EngineError:
+            grammars.tried(rule.kind, now_s, takes=False)
+            log.warning("the model's server takes no %s grammar, which are held to here: %s", rule.kind, error)
+        except (ModelError, Refused, TimeoutError) as failure:
+            log.info("%s does not say whether it takes grammars: %s", endpoint.host, failure)
 
     async def _recover(self, endpoint: Endpoint, error: ModelError | Refused) -> None:
         """Get ready to ask another server, or the same one again. Raises `error` where that would be for nothing."""
@@ -182,9 +205,9 @@ class Answer:
             log.info("%s", error)
             return
         if isinstance(error, Refused):
-            endpoint.breaker.wait(time.monotonic() + error.retry_after_s)
+            endpoint.breaker.refused(self._session.owner, time.monotonic(), error.retry_after_s)
         else:
-            endpoint.failed()
+            endpoint.failed(self._session.owner)
             log.warning("a model's server failed after %d tokens: %s", self._num_tokens, error)
         self._failed.add(endpoint)
         others = set(engine.endpoints.all) - self._failed

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
+from antiphon.engine.vllm.grammars import RefusedGrammars
 from antiphon.errors import Refused
-from antiphon.upstream.breaker import Breaker
+from antiphon.upstream.breaker import ServerBreaker
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,8 @@ class Endpoint:
     """
 
     url: str
-    breaker: Breaker = field(default_factory=Breaker)
+    breaker: ServerBreaker = field(default_factory=ServerBreaker)
+    grammars: RefusedGrammars = field(default_factory=RefusedGrammars)
     verified: bool = False
     sessions: int = 0
     requests: int = 0
@@ -35,11 +37,11 @@ class Endpoint:
         """Its host and port, for messages."""
         return urlsplit(self.url).netloc
 
-    def failed(self) -> None:
-        """Count a failure; what it serves is looked at again before it is asked the next time."""
+    def failed(self, owner: Hashable | None) -> None:
+        """Count a failure of an owner's request; what it serves is looked at again before it is asked the next time."""
         self.failures += 1
         self.verified = False
-        self.breaker.failed(time.monotonic())
+        self.breaker.failed(owner, time.monotonic())
 
 
 class Endpoints:
@@ -48,8 +50,8 @@ class Endpoints:
     def __init__(self, urls: Sequence[str]) -> None:
         self.all = tuple(Endpoint(url) for url in dict.fromkeys(url.rstrip("/") for url in urls))
 
-    def choose(self, bound: Endpoint | None, avoid: Collection[Endpoint] = ()) -> Endpoint:
-        """The server to ask: `bound` where it may be asked, otherwise the one with the fewest sessions.
+    def choose(self, owner: Hashable | None, bound: Endpoint | None, avoid: Collection[Endpoint] = ()) -> Endpoint:
+        """The server to ask for an owner: `bound` where it may be asked, otherwise the one with the fewest sessions.
 
         `avoid`: servers that have failed this request; one of them is taken only where there is no other. Raises
         Refused where all are left alone for now.
@@ -58,7 +60,7 @@ class Endpoints:
         others = sorted(self.all, key=lambda e: (e in avoid, e is not bound, e.sessions))
         for endpoint in others:
             try:
-                endpoint.breaker.check(now_s)
+                endpoint.breaker.check(owner, now_s)
             except Refused as error:
                 refused.append(error)
                 continue

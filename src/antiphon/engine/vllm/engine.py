@@ -53,8 +53,8 @@ class VllmEngine:
     It looks at each server first, and waits some seconds for that. Raises ModelError where one serves another model
     than the tokenizer's, or does not take the key. A server that is not there yet is logged, and no error.
 
-    `tokenizer`: the model's. `settings`: of these, the context counts. `takes_grammars`: the servers hold tokens to
-    grammars; where they do not, the engine does.
+    `tokenizer`: the model's. `settings`: of these, the context counts. Tokens are held to grammars by the servers, and
+    here where these refuse one.
     """
 
     def __init__(
@@ -65,8 +65,7 @@ class VllmEngine:
         self.vocabulary_size, self.width, self.eos_tokens = facts.vocabulary_size, facts.width, facts.eos_tokens
         self.timeouts = TokenTimeouts(servers.first_token_s, servers.token_s)
         self.endpoints = Endpoints(servers.urls)
-        self.server = EngineServer(servers.kind, servers.key, tokenizer, facts.eos_tokens)
-        self.takes_grammars = True
+        self.server = EngineServer(servers.kind, servers.key, tokenizer, facts.eos_tokens, facts.vocabulary_size)
         self.instance = secrets.token_hex(4)
         self._secret = secrets.token_bytes(32)
         self._compiler = GrammarCompiler(tokenizer, facts.vocabulary_size)

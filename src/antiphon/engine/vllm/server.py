@@ -5,28 +5,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
+import msgspec
 from tokenizers import Tokenizer
 
 from antiphon.engine.vllm.endpoints import Endpoint
 from antiphon.engine.vllm.sglang import HeldRows, SessionLost, Sglang
 from antiphon.engine.vllm.wires import Ask, Piece, VllmCompletions, VllmGenerate, Wire
 from antiphon.errors import EngineError, ModelError, RemoteError
+from antiphon.upstream.answers import ask as ask_document
+from antiphon.upstream.answers import chunks, decoded
+from antiphon.upstream.breaker import PROBE
 from antiphon.upstream.current_turn import trace_headers
 from antiphon.upstream.failures import read_failure, without_key
 from antiphon.upstream.loop_client import LoopClients
+from antiphon.upstream.models import PROBE_TIMEOUT_S, models_in
 from antiphon.upstream.sse import events
 
 log = logging.getLogger(__name__)
 
-PROBE_TIMEOUT_S = 5.0
 # What every tokenizer is asked for: scripts, numbers, spaces, code, a character of several bytes.
 PROBE_TEXT = "Hello, wörld! 1234567890  \n\tfür 東京 Привет مرحبا 🙂 def f(x): return x**2 <|im_start|></s>"
+# A block of a server that says it has larger ones is not believed.
+MAX_BLOCK_ROWS = 4096
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+
+
+_tokenized_decoder = msgspec.json.Decoder(_Tokenized)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +58,11 @@ class EngineServer:
     """What an engine's servers have in common: the kind, the key, the tokenizer that theirs has to equal.
 
     `kind`: "vllm" or "sglang". `key`: sent as a bearer token, and in no message. `tokenizer`: the model's own.
+    `vocabulary_size`: tokens that it has; one beyond is none.
     """
 
-    def __init__(self, kind: str, key: str, tokenizer: Tokenizer, eos: frozenset[int]) -> None:
-        self._kind, self._key, self._eos = kind, key, eos
+    def __init__(self, kind: str, key: str, tokenizer: Tokenizer, eos: frozenset[int], vocabulary_size: int) -> None:
+        self._kind, self._key, self._eos, self._vocabulary_size = kind, key, eos, vocabulary_size
         added = tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token for token, what in added.items() if what.special)
         self._probe = (PROBE_TEXT, tokenizer.encode(PROBE_TEXT, add_special_tokens=False).ids)
@@ -74,7 +88,12 @@ class EngineServer:
         """
         if endpoint.verified:
             return
-        served = await self._look(endpoint)
+        try:
+            served = await self._look(endpoint)
+        except RemoteError:
+            endpoint.breaker.failed(PROBE, time.monotonic())
+            raise
+        endpoint.breaker.succeeded(PROBE)
         if self.served is None:
             self.served = served
         same = (served.model, served.generates) == (self.served.model, self.served.generates)
@@ -96,21 +115,26 @@ class EngineServer:
             if held and not held.opened:
                 # Also where this is cancelled, so that it is closed.
                 held.opened = True
-                opened = await client.post(f"{endpoint.url}/open_session", json=held.opening(), headers=headers)
-                if opened.status_code != 200:
-                    raise RemoteError(f"{endpoint.host} opened no session: status {opened.status_code}")
+                url = f"{endpoint.url}/open_session"
+                status, _ = await ask_document(client, "POST", url, headers, held.opening())
+                if status != 200:
+                    raise RemoteError(f"{endpoint.host} opened no session: status {status}")
             goes_on = bool(held and held.request)
             body = wire.body(ask)
             async with client.stream("POST", endpoint.url + wire.path, json=body, headers=headers) as answer:
                 if answer.status_code != 200:
                     raise await self._error(endpoint, answer)
-                async with aclosing(events(answer.aiter_bytes())) as found:
+                async with aclosing(events(chunks(answer))) as found:
                     async for data in found:
                         piece = wire.read(without_key(data, self._key), given)
                         if piece is None:
                             break
                         if piece.prompt_tokens not in (None, len(ask.rows)):
                             raise RemoteError(f"{endpoint.host} counts {piece.prompt_tokens} of {len(ask.rows)} rows")
+                        if max(piece.tokens, default=0) >= self._vocabulary_size:
+                            raise RemoteError(f"{endpoint.host} sent a token that the model does not have")
+                        if given + len(piece.tokens) > ask.max_tokens:
+                            raise RemoteError(f"{endpoint.host} sent more than the {ask.max_tokens} tokens asked for")
                         if held:
                             held.answered(body["rid"], ask.rows, piece.tokens, given)
                         given += len(piece.tokens)
@@ -136,12 +160,11 @@ class EngineServer:
             held.lose()
 
     async def _close_session(self, endpoint: Endpoint, session: str) -> None:
-        with suppress(httpx.HTTPError, TimeoutError):
+        with suppress(httpx.HTTPError, TimeoutError, RemoteError):
             client = await self._clients.client()
             async with asyncio.timeout(PROBE_TIMEOUT_S):
-                await client.post(
-                    f"{endpoint.url}/close_session", json={"session_id": session}, headers=self._headers()
-                )
+                url = f"{endpoint.url}/close_session"
+                await ask_document(client, "POST", url, self._headers(), {"session_id": session})
 
     def _headers(self) -> dict[str, str]:
         return {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -152,39 +175,42 @@ class EngineServer:
             async with asyncio.timeout(PROBE_TIMEOUT_S):
                 served = await self._facts(client, endpoint)
                 await self._compare_tokenizer(client, endpoint, served.model)
-        except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (httpx.HTTPError, TimeoutError, RemoteError) as error:
             raise RemoteError(
                 f"{endpoint.host} does not say what it serves: {error or type(error).__name__}"
             ) from error
         return served
 
-    async def _get(self, client: httpx.AsyncClient, url: str) -> httpx.Response:
-        answer = await client.get(url, headers=self._headers())
-        if answer.status_code in (401, 403):
+    async def _get(self, client: httpx.AsyncClient, url: str) -> tuple[int, bytes]:
+        status, data = await ask_document(client, "GET", url, self._headers())
+        if status in (401, 403):
             raise ModelError(f"{url} does not accept the key (ANTIPHON_REMOTE_KEY)")
-        return answer
+        return status, data
 
     async def _facts(self, client: httpx.AsyncClient, endpoint: Endpoint) -> Served:
-        answer = await self._get(client, f"{endpoint.url}/v1/models")
-        answer.raise_for_status()
-        entries = answer.json()["data"]
+        status, data = await self._get(client, f"{endpoint.url}/v1/models")
+        if status != 200:
+            raise RemoteError(f"status {status}")
         # Adapters of a model come behind it.
-        first: dict[str, Any] = next((entry for entry in entries if not entry.get("parent")), {})
-        model, context_rows = str(first["id"]), int(first.get("max_model_len") or 0)
+        first = next((model for model in models_in(data) if not model.has_parent), None)
+        if first is None:
+            raise RemoteError("it has no models")
         if self._kind == "sglang":
-            return Served(model, context_rows)
-        size = _block_rows((await self._get(client, f"{endpoint.url}/metrics")).text)
-        probe = await client.post(f"{endpoint.url}{VllmGenerate.path}", json={}, headers=self._headers())
-        return Served(model, context_rows, size, probe.status_code in (400, 422))
+            return Served(first.id, first.context_tokens)
+        metrics = b""
+        with suppress(RemoteError):
+            _, metrics = await self._get(client, f"{endpoint.url}/metrics")
+        probe, _ = await ask_document(client, "POST", endpoint.url + VllmGenerate.path, self._headers(), {})
+        return Served(first.id, first.context_tokens, _block_rows(metrics), probe in (400, 422))
 
     async def _compare_tokenizer(self, client: httpx.AsyncClient, endpoint: Endpoint, model: str) -> None:
         text, expected = self._probe
         body = {"model": model, "prompt": text, "add_special_tokens": False}
-        answer = await client.post(f"{endpoint.url}/tokenize", json=body, headers=self._headers())
-        if answer.status_code != 200:
+        status, data = await ask_document(client, "POST", f"{endpoint.url}/tokenize", self._headers(), body)
+        if status != 200:
             log.warning("%s has no /tokenize: whether its tokenizer is the model's is not known", endpoint.host)
             return
-        if answer.json()["tokens"] != expected:
+        if decoded(_tokenized_decoder, data, "list of tokens").tokens != expected:
             raise ModelError(f"{endpoint.host} has another tokenizer than the folder of --language-model")
 
     async def _error(self, endpoint: Endpoint, answer: httpx.Response) -> Exception:
@@ -196,7 +222,7 @@ class EngineServer:
         return EngineError(f"{endpoint.host} does not accept this: {said}") if isinstance(said, str) else said
 
 
-def _block_rows(metrics: str) -> int:
+def _block_rows(metrics: bytes) -> int:
     """The rows of a block of vLLM's KV, by its metrics; 0 where these do not say."""
-    found = re.search(r'^vllm:cache_config_info\{.*?\bblock_size="(\d+)"', metrics, re.MULTILINE)
-    return int(found[1]) if found else 0
+    found = re.search(rb'^vllm:cache_config_info\{.*?\bblock_size="(\d{1,9})"', metrics, re.MULTILINE)
+    return min(int(found[1]), MAX_BLOCK_ROWS) if found else 0

@@ -10,7 +10,7 @@ import asyncio
 import copy
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections.abc import AsyncGenerator, Collection, Hashable, Sequence
 from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -140,9 +140,14 @@ class VllmSession:
 
     # --- what an answer needs -----------------------------------------------------------------------------------------
 
+    @property
+    def owner(self) -> Hashable | None:
+        """Whose the rows are."""
+        return self._rows.owner
+
     def bind(self, avoid: Collection[Endpoint] = ()) -> Endpoint:
         """The server to ask, which has this session's rows if any has. Raises Refused where none may be asked."""
-        found = self.engine.endpoints.choose(self._endpoint, avoid)
+        found = self.engine.endpoints.choose(self.owner, self._endpoint, avoid)
         if found is not self._endpoint:
             self._unbind()
             self._endpoint = found
@@ -212,7 +217,7 @@ class VllmSession:
             except (ModelError, EngineError, Refused) as error:
                 log.debug("a prefill failed: %s", error)
                 if endpoint and isinstance(error, RemoteError):
-                    endpoint.failed()
+                    endpoint.failed(self.owner)
                 return
             if self._rows.epoch == epoch:
                 self._rows.computed = max(self._rows.computed, count)
@@ -227,7 +232,7 @@ class VllmSession:
                 piece = await reader.next(self.engine.timeouts.first_s)
                 self.note(piece)
                 finish = piece.finish
-            endpoint.breaker.succeeded()
+            endpoint.breaker.succeeded(self.owner)
             with suppress(RemoteError):
                 while True:
                     self.note(await reader.next(self.engine.timeouts.next_s))

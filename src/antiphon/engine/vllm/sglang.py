@@ -15,8 +15,19 @@ from itertools import takewhile
 from operator import eq
 from typing import Any
 
-from antiphon.engine.vllm.wires import MAX_BIAS, Ask, Piece, bias_of, event_in, sampled, token_ids
+from antiphon.engine.vllm.wires import (
+    MAX_BIAS,
+    Ask,
+    Piece,
+    bias_of,
+    count_in,
+    event_in,
+    logprobs_in,
+    sampled,
+    token_ids,
+)
 from antiphon.errors import RemoteError
+from antiphon.upstream.failures import error_text
 
 
 class SessionLost(RemoteError):
@@ -123,10 +134,14 @@ class Sglang:
         if total == len(tokens):
             tokens = tokens[given:]
         elif total != given + len(tokens):
-            raise RemoteError(f"the model's server counts {total} tokens, and has sent {given + len(tokens)}")
+            raise RemoteError(
+                f"the model's server counts {error_text(total)} tokens, and has sent {given + len(tokens)}"
+            )
         reason = meta.get("finish_reason")
         kind = reason.get("type") if isinstance(reason, dict) else None
         if kind not in (None, "stop", "length"):
-            raise RemoteError(f"the model's server ended an answer: {kind}")
-        logprobs = [pair[0] for pair in (meta.get("output_token_logprobs") or ())][-len(tokens) :] if tokens else []
-        return Piece(tokens, logprobs, kind, meta.get("prompt_tokens"), meta.get("cached_tokens"))
+            raise RemoteError(f"the model's server ended an answer: {error_text(kind)}")
+        told = meta.get("output_token_logprobs")
+        pairs = told[-len(tokens) :] if tokens and isinstance(told, list) else []
+        logprobs = logprobs_in([pair[0] for pair in pairs if isinstance(pair, list) and pair], len(tokens))
+        return Piece(tokens, logprobs, kind, count_in(meta.get("prompt_tokens")), count_in(meta.get("cached_tokens")))

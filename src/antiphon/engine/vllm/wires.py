@@ -16,11 +16,13 @@ import msgspec
 
 from antiphon.engine.api import Grammar, Sampling
 from antiphon.errors import RemoteError
+from antiphon.upstream.answers import decoded
 from antiphon.upstream.failures import error_text
 
 if TYPE_CHECKING:
     from antiphon.engine.vllm.sglang import HeldRows
 
+_decoder = msgspec.json.Decoder()
 # A bias that a token never overcomes; vLLM takes none beyond it.
 MAX_BIAS = 100.0
 
@@ -53,6 +55,7 @@ class Ask:
 class Piece:
     """A part of an answer: tokens, with their log-probabilities where these were asked for.
 
+    - `logprobs`: one for each token, or none.
     - `finish`: why no more tokens come; None where more may.
     - `prompt_tokens`, `cached_tokens`: rows that the server counted, and how many of them it had; None: not told here.
     """
@@ -111,10 +114,7 @@ def bias_of(ask: Ask) -> dict[str, float]:
 
 
 def event_in(data: bytes) -> dict[str, Any]:
-    try:
-        found = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
-        raise RemoteError(f"the model's server sent what is no JSON: {error}") from error
+    found = decoded(_decoder, data, "JSON")
     if not isinstance(found, dict):
         raise RemoteError("the model's server sent an event that is no object")
     if failure := found.get("error"):
@@ -126,6 +126,18 @@ def token_ids(value: object) -> list[int]:
     if not isinstance(value, list) or not all(type(token) is int and token >= 0 for token in value):
         raise RemoteError("the model's server sent no token ids")
     return value
+
+
+def count_in(value: object) -> int | None:
+    """What a server counted; None for what is no count."""
+    return value if type(value) is int and value >= 0 else None
+
+
+def logprobs_in(values: object, count: int) -> list[float | None]:
+    """The log-probabilities of so many tokens; none where there are others than one number, or null, for each."""
+    if not isinstance(values, list) or len(values) != count:
+        return []
+    return [float(value) if isinstance(value, int | float) else None for value in values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,8 +179,9 @@ class VllmCompletions:
         if choice.get("token_ids") is None and not choice.get("finish_reason"):
             raise RemoteError("the model's server sends no token ids: it is no vLLM, or too old for return_token_ids")
         tokens = token_ids(choice.get("token_ids") or [])
-        logprobs = choice.get("logprobs") or {}
-        return Piece(tokens, logprobs.get("token_logprobs") or (), _finish(choice), prompt, cached)
+        told = choice.get("logprobs")
+        logprobs = logprobs_in(told.get("token_logprobs") if isinstance(told, dict) else None, len(tokens))
+        return Piece(tokens, logprobs, _finish(choice), prompt, cached)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,9 +222,10 @@ class VllmGenerate:
         if not choices:
             return Piece(prompt_tokens=prompt, cached_tokens=cached)
         choice = choices[0] if isinstance(choices[0], dict) else {}
-        content = (choice.get("logprobs") or {}).get("content") or ()
-        logprobs = [one.get("logprob") for one in content]
-        return Piece(token_ids(choice.get("token_ids") or []), logprobs, _finish(choice), prompt, cached)
+        tokens, told = token_ids(choice.get("token_ids") or []), choice.get("logprobs")
+        content = told.get("content") if isinstance(told, dict) else None
+        values = [one.get("logprob") for one in content if isinstance(one, dict)] if isinstance(content, list) else None
+        return Piece(tokens, logprobs_in(values, len(tokens)), _finish(choice), prompt, cached)
 
 
 def _shaping(ask: Ask, logprobs: str) -> dict[str, Any]:
@@ -232,7 +246,7 @@ def _shaping(ask: Ask, logprobs: str) -> dict[str, Any]:
 def _finish(choice: dict[str, Any]) -> Literal["stop", "length"] | None:
     reason = choice.get("finish_reason")
     if reason not in (None, "stop", "length"):
-        raise RemoteError(f"the model's server ended an answer: {reason}")
+        raise RemoteError(f"the model's server ended an answer: {error_text(reason)}")
     return reason
 
 
@@ -241,4 +255,4 @@ def _usage(usage: object) -> tuple[int | None, int | None]:
         return None, None
     details = usage.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return usage.get("prompt_tokens"), cached
+    return count_in(usage.get("prompt_tokens")), count_in(cached)
