@@ -179,6 +179,9 @@ def echo() -> Iterator[Echo]:
         daemon_threads = True
         allow_reuse_address = True
 
+        def handle_error(self, *_: object) -> None:
+            """A proxy drops connections as it likes."""
+
     with Server(("127.0.0.1", 0), Handler) as server:
         found = Echo(server.server_address[1])
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})

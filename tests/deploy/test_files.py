@@ -26,7 +26,6 @@ from antiphon.settings import Settings, load, options
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "chart"
 DOCS = DEPLOY.parent / "docs"
-WEB = DEPLOY.parent / "src" / "antiphon" / "web"
 KEYS = {"apiKeys": ["secret"], "internalKey": "inner"}
 CERTIFIED = {"host": {"certificate": '{"version": 1}'}}
 VALUES: dict[str, dict[str, Any]] = {
@@ -226,24 +225,6 @@ def test_what_the_shipped_files_write_to_a_disk_is_said_there() -> None:
         lines = (DEPLOY / file).read_text().splitlines()
         (at,) = [k for k, line in enumerate(lines) if re.match(r"(Environment=| +)ANTIPHON_STATE\b", line)]
         assert "what is said in conversations is" in "".join(lines[at - 2 : at]).lower(), file
-
-
-def test_no_balancer_passes_on_what_is_for_operators() -> None:
-    """The lists of HAProxy, Caddy and nginx are one; what they hide are routes, and the page's are not among them."""
-    page, haproxy = (DOCS / "hardening.md").read_text(), (DEPLOY / "haproxy.cfg").read_text()
-    (exact, below) = re.findall(r"deny deny_status 404 if \{ path (.*?) \} or \{ path_beg (.*?) \}", haproxy)[0]
-    hidden = {*exact.split(), f"{below}*"}
-    (caddy,) = re.findall(r"@private path (.*)$", page, re.MULTILINE)
-    assert set(caddy.split()) == hidden
-    (nginx,) = re.findall(r"location ~ (\S+) \{\n\s*return 404;", page)
-    routes = {*exact.split(), f"{below}drain", f"{below}hosts/a"}
-    open_routes = {"/", "/ready", "/health", "/v1/realtime", "/v1/metrics", "/metricsx"}
-    assert {path for path in routes | open_routes if re.search(nginx, path)} == routes
-    assert {"/metrics", "/internal/*", "/start_profile", "/stop_profile"} <= hidden
-    for script in WEB.glob("*.js"):
-        read = set(re.findall(r"""fetch\(["`]([a-z/]+)""", script.read_text()))
-        # The page says where it cannot read the metrics; without the rest it does not work.
-        assert not {f"/{path}" for path in read - {"metrics"}} & hidden, script
 
 
 def test_prometheus_is_told_where_a_key_of_the_metrics_goes() -> None:
