@@ -94,6 +94,8 @@ SERVED = {
     "/v1/models/Qwen%2FQwen3-8B": "/v1/models/Qwen%2FQwen3-8B",
     "/v1/models/..7B": "/v1/models/..7B",
     "/v1/audio/voices/J%C3%BCrgen%20%26%20100%25": "/v1/audio/voices/J%C3%BCrgen%20%26%20100%25",
+    "/v1/models/%2Fmodels%2Fqwen": "/v1/models/%2Fmodels%2Fqwen",
+    "/v1/audio/voices/a%2F%2Fb%5Cc": "/v1/audio/voices/a%2F%2Fb%5Cc",
     "/v1/models?a=%2e%2e%2f&b=%6d&c=//": "/v1/models?a=%2e%2e%2f&b=%6d&c=//",
     "//v1/models": "/v1/models",
     "/v1//models": "/v1/models",

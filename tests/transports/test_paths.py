@@ -51,6 +51,8 @@ def test_what_clients_ask_for_has_no_flaw(path: str) -> None:
         ("/v1/a%7f", "control"),
         ("/v1/a//b", "without a name"),
         ("/v1/a/.", "segments"),
+        ("/%2fv1/a", "one slash"),
+        ("/v1/a\\b", "percent-encoded"),
     ],
 )
 def test_a_flaw_is_named(path: str, says: str) -> None:

@@ -94,8 +94,8 @@ class ServerSettings:
     )
     connections_per_address: int = option(
         0,
-        "Connections that one address may hold; 0 for half of those that the server holds. Those of `--trusted-proxies` "
-        "are not bounded; each client behind one may have so many requests and WebSockets under way.",
+        "Connections that one address may hold; 0 for half of those that the server holds. `--trusted-proxies` may "
+        "hold all; each client behind one may have as many requests and WebSockets under way.",
         low=0,
     )
     trusted_proxies: str = option(

@@ -23,8 +23,9 @@ MAX_PATH_BYTES = 4096
 _MAX_DECODED = 4
 _NEEDLESS = re.compile(rb"%(?:3[0-9]|[46][1-9a-f]|[57][0-9a])", re.IGNORECASE)
 _NO_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
-_UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]")
-_SEGMENTS = re.compile(r"//|/\.\.?(?:[/;]|$)")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
+# Some servers take a backslash for a slash, and what follows a semicolon for no part of the segment.
+_DOTS = re.compile(r"[/\\]\.\.?(?:[/\\;]|$)")
 
 
 def raw_path(scope: Any) -> str:
@@ -41,27 +42,29 @@ def is_for_clients(path: str) -> bool:
 def flaw(path: str) -> str:
     """Return what is wrong with the spelling of a path, as it came; "" for nothing.
 
-    A path has no segment `.`, `..` or without a name inside of it, also where it is decoded again and again; it is
-    UTF-8 without control characters and backslashes; and it has no letter or digit percent-encoded.
+    A path has no segment `.` or `..`, also where it is decoded again and again, and none without a name inside of it;
+    it is UTF-8 without control characters, and has no letter or digit percent-encoded.
     """
     if len(path) > MAX_PATH_BYTES:
         return f"A path has at most {MAX_PATH_BYTES} bytes."
     if not path.startswith("/"):
         return "A path begins with a slash."
     raw = path.encode("latin-1")
-    if "#" in path or _NO_ESCAPE.search(raw):
+    if "#" in path or "\\" in path or _NO_ESCAPE.search(raw):
         return "Other characters than those of a path are percent-encoded, as is a percent sign."
     if _NEEDLESS.search(raw):
         return "Letters and digits of a path are not percent-encoded."
+    if "//" in path:
+        return "A path has no segments without a name. Slashes of a name are percent-encoded."
     for _ in range(_MAX_DECODED):
         try:
             text = raw.decode()
         except UnicodeDecodeError:
             return "A path is UTF-8."
-        if _UNSAFE.search(text):
-            return "A path has no control characters and no backslashes."
-        if _SEGMENTS.search(text):
-            return "A path has no segments `.` and `..`, and none without a name."
+        if _CONTROLS.search(text):
+            return "A path has no control characters."
+        if _DOTS.search(text) or text.startswith("//"):
+            return "A path has no segments `.` and `..`, and begins with one slash."
         decoded = unquote_to_bytes(raw)
         if decoded == raw:
             return ""
