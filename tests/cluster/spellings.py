@@ -196,11 +196,18 @@ def echo() -> Iterator[Echo]:
 
 
 def ask(
-    url: str, target: str, method: str = "GET", headers: dict[str, str] | None = None, body: bytes = b""
+    url: str,
+    target: str,
+    method: str = "GET",
+    headers: dict[str, str] | None = None,
+    body: bytes = b"",
+    source: str = "127.0.0.1",
 ) -> tuple[int, str]:
-    """Send one request with this target as it is, and these headers; return the status and the body of the answer."""
+    """Send one request with this target as it is, and these headers, from the address `source`; return the status and
+    the body of the answer. The status is 0 where there was none, or only a part of it.
+    """
     where = urlsplit(url)
-    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=20)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, 20, (source, 0))
     given = {"Host": where.netloc} | (headers or {})
     connection.putrequest(method, target, skip_host=True, skip_accept_encoding=True)
     for name, value in given.items():

@@ -171,7 +171,8 @@ class HostsByLoad:
 def door_app(settings: Settings) -> Starlette:
     """Build the application of a door that finds its hosts by the store. WebRTC calls are the hosts' own."""
     hosts = Hosts((), time.monotonic)
-    app = build_door(Door(hosts, settings.resume.grace_s, settings.server.metrics_key))
+    server = settings.server
+    app = build_door(Door(hosts, settings.resume.grace_s, server.metrics_key, server.body_timeout_s))
     app.state.body_timeout_s = settings.server.body_timeout_s
     inner = app.router.lifespan_context
 

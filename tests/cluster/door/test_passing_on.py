@@ -110,6 +110,30 @@ def test_a_body_is_passed_on_with_any_method(
     assert door.log == before
 
 
+@pytest.mark.parametrize("sent", [b"half", b""])
+def test_a_body_that_does_not_come_is_refused(doors: Cluster, upstream: Echo, sent: bytes) -> None:
+    door = doors.add_door("--behind", f"http://{upstream.address}", "--body-timeout-s", "0.1")
+    door.wait()
+    status, body = ask(door.url, "/v1/models", "POST", {"Content-Length": "9"}, sent)
+    door.kill()
+    assert (status, "request_timeout" in body) == (408, True)
+
+
+def test_a_host_logs_the_address_of_a_client_behind_doors_and_not_what_it_says() -> None:
+    trusting = ("--trusted-proxies", "127.0.0.1")
+    with cluster("", *trusting, num_hosts=1, api_key="right") as found:
+        (host,) = found.hosts
+        for flags in ((), trusting):
+            door = found.add_door("--behind", host.url, *flags)
+            door.wait()
+            for headers in ({}, UPGRADE):
+                given = {"X-Forwarded-For": "192.0.2.66"} | as_key("wrong") | headers
+                assert ask(door.url, "/v1/realtime", headers=given, source="127.0.0.2")[0] in (401, 404)
+        lines = [line for line in host.log.splitlines() if "refusal=" in line]
+    assert len(lines) == 4
+    assert all("address=127.0.0.2" in line for line in lines), lines
+
+
 def test_a_host_knows_a_client_by_the_address_of_its_connection(door: Host, upstream: Echo) -> None:
     for headers in ({}, UPGRADE):
         ask(door.url, "/v1/realtime", headers=SAID | headers | {"X-Forwarded-Proto": "https"})

@@ -27,6 +27,7 @@ from antiphon.cluster.door.hosts import Hosts
 from antiphon.cluster.door.metrics import DoorMetrics
 from antiphon.signals import Signal
 from antiphon.transports.base_path import BasePath
+from antiphon.transports.body_time import in_time
 from antiphon.transports.line_limit import LineLimit
 from antiphon.transports.paths import CheckedPaths, is_for_clients, raw_path, respond
 
@@ -51,14 +52,15 @@ class Door:
     """What the routes of a door share. For one event loop.
 
     A session that lost its host is resumed within `grace_s` seconds, or ends. `metrics_key`: what `/metrics` asks for;
-    "" for nothing. `draining`: no more connections are to be taken. `tasks`: those that outlive their requests, while
-    the application runs.
+    "" for nothing. `body_timeout_s`: as `in_time` has it. `draining`: no more connections are to be taken. `tasks`:
+    those that outlive their requests, while the application runs.
     """
 
-    def __init__(self, hosts: Hosts, grace_s: float, metrics_key: str = "") -> None:
+    def __init__(self, hosts: Hosts, grace_s: float, metrics_key: str = "", body_timeout_s: float = 30.0) -> None:
         self.hosts = hosts
         self.grace_s = grace_s
         self.metrics_key = metrics_key
+        self.body_timeout_s = body_timeout_s
         self.metrics = DoorMetrics()
         self.draining = False
         self.tasks: anyio.abc.TaskGroup
@@ -180,8 +182,9 @@ async def _pass_on(request: Request, client: httpx.AsyncClient, door: Door) -> R
     path, query = raw_path(request.scope).encode("latin-1"), request.scope["query_string"]
     asked = {"target": path + b"?" + query if query else path}
     has_body, headers = _of_request(request)
+    timed = Request(request.scope, in_time(request.receive, door.body_timeout_s))
     for url in door.hosts.in_order():
-        body = request.stream() if has_body else None
+        body = timed.stream() if has_body else None
         try:
             answer = await client.send(
                 client.build_request(request.method, url, headers=headers, content=body, extensions=asked), stream=True
@@ -190,6 +193,8 @@ async def _pass_on(request: Request, client: httpx.AsyncClient, door: Door) -> R
             door.warn("the host %s cannot be reached: %s", url, error)
             door.hosts.failed(url)
             continue
+        except TimeoutError:
+            return _failed(408, "The body came too slowly.", "request_timeout")
         except ClientDisconnect:
             return Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:

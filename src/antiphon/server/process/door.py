@@ -42,7 +42,7 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
             "--allow-anonymous if each of them has one"
         )
     hosts = Hosts(host_urls(settings), time.monotonic)
-    door = Door(hosts, settings.resume.grace_s, server.metrics_key)
+    door = Door(hosts, settings.resume.grace_s, server.metrics_key, server.body_timeout_s)
     calls = DoorCalls(door, server)
     app = build(door, calls.routes(), partial(_foreign, _origins(server)))
     app.state.body_timeout_s = server.body_timeout_s
