@@ -133,13 +133,13 @@ def is_hidden(target: str) -> bool:
     return meaning(target).lstrip("/") in HIDDEN
 
 
-_HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+_HEAD = b"HTTP/1.1 200 OK\r\nSet-Cookie: one=client; Path=/\r\nContent-Length: %d\r\n\r\n"
 
 
 @dataclass(slots=True)
 class Echo:
-    """An HTTP server that answers each request with its target, and keeps what it was sent: target, headers, body. A
-    header that came several times has its values with `|` between them.
+    """An HTTP server that answers each request with its target and a cookie, and keeps what it was sent: target,
+    headers, body. A header that came several times has its values with `|` between them.
     """
 
     port: int

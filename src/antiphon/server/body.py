@@ -39,8 +39,8 @@ def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None)
     """Return the same request with a body of at most `max_bytes` bytes, whatever its headers say.
 
     A Content-Length beyond the limit raises `error` at once. A body that turns out longer raises it while it is read,
-    so that no more than the limit and one chunk is ever held. A body that arrives more slowly than `in_time` allows, with
-    the application's `body_timeout_s`, raises HTTPException 408. Read the body or form of what is returned, not of
+    so that no more than the limit and one chunk is ever held. A body that arrives more slowly than `in_time` allows,
+    with the application's `body_timeout_s`, raises HTTPException 408. Read the body or form of what is returned, not of
     `request`. Without `error`, a BodyTooLarge that names the limit is raised.
     """
     error = error or BodyTooLarge(f"The body is larger than {max_bytes} bytes.")

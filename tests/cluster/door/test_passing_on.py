@@ -75,6 +75,12 @@ def test_what_clients_ask_for_is_passed_on_as_it_came(door: Host, upstream: Echo
     assert query.split("=")[0] in asked
 
 
+def test_a_cookie_of_one_client_goes_to_no_other(door: Host, upstream: Echo) -> None:
+    for cookie in ({}, {"Cookie": "mine=1"}, {}):
+        ask(door.url, "/v1/models", headers=cookie)
+    assert [headers.get("cookie") for _, headers, _ in upstream.seen] == [None, "mine=1", None]
+
+
 def test_the_name_of_a_host_is_no_part_of_what_a_host_is_asked(door: Host, upstream: Echo) -> None:
     for name in ("x/internal/hosts?", "x/metrics#", "key:word@x", "x\\metrics", "x?"):
         ask(door.url, "/v1/realtime", headers=UPGRADE | {"Host": name})

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import anyio
 import anyio.abc
@@ -139,7 +140,10 @@ def build(door: Door, routes: Sequence[BaseRoute] = (), refusal: Refusal = lambd
             yield
             door.tasks.cancel_scope.cancel()
 
-    client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), trust_env=False, limits=NO_LIMITS)
+    # One client of the hosts for all clients: a cookie is none of its own.
+    no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+    timeout = httpx.Timeout(None, connect=CONNECT_S)
+    client = httpx.AsyncClient(timeout=timeout, trust_env=False, limits=NO_LIMITS, cookies=no_cookies)
     app = Starlette(
         routes=[
             *routes,
