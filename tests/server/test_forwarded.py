@@ -159,7 +159,8 @@ async def test_each_client_behind_a_proxy_has_what_an_address_may_hold_and_the_p
                 group.start_soon(one, headers)
             while held.num_begun < 3:
                 await anyio.lowlevel.checkpoint()
-            third = await proxy.get("/", headers=a)
+            with anyio.fail_after(20):
+                third = await proxy.get("/", headers=a)
             assert (third.status_code, third.json()["error"]["code"]) == (503, "too_many_connections")
             assert third.headers["retry-after"]
             held.go.set()
@@ -168,6 +169,8 @@ async def test_each_client_behind_a_proxy_has_what_an_address_may_hold_and_the_p
         # Nobody else is believed.
         assert (await stranger.get("/", headers=a)).text == "192.0.2.9"
     assert len(refused) == 1
+    # A proxy that knows its clients by another proxy says that one's address.
+    assert [connections.take_forwarded(PROXY) for _ in range(10)] == [True] * 10
     assert [connections.take(PROXY) for _ in range(10)] == [True] * 10
     assert not connections.take("192.0.2.1")
 

@@ -84,8 +84,8 @@ class Connections:
 
     def take(self, address: str) -> bool:
         """Take a place for a connection from `address`; return False, and count a refusal, where there is none."""
-        is_full = self._by_address[address] >= self._max_per_address and address not in self._proxies
-        return self._take(self._by_address, address, is_full or self.num_open >= self._max_total)
+        is_full = self.num_open >= self._max_total
+        return self._take(self._by_address, address, is_full or self._has_all(self._by_address, address))
 
     def give_back(self, address: str) -> None:
         """Give back the place of a connection that is closed."""
@@ -93,11 +93,15 @@ class Connections:
 
     def take_forwarded(self, address: str) -> bool:
         """Take a place for a request of a client behind a proxy; return False, and count a refusal, if it has all."""
-        return self._take(self._forwarded, address, self._forwarded[address] >= self._max_per_address)
+        return self._take(self._forwarded, address, self._has_all(self._forwarded, address))
 
     def give_back_forwarded(self, address: str) -> None:
         """Give back the place of a request, or WebSocket, that is over."""
         _give_back(self._forwarded, address)
+
+    def _has_all(self, held: Counter[str], address: str) -> bool:
+        """Whether an address holds all that it may. One of a proxy, or what it says of a proxy, is of many clients."""
+        return held[address] >= self._max_per_address and address not in self._proxies
 
     def _take(self, held: Counter[str], address: str, is_full: bool) -> bool:
         if is_full:
