@@ -37,6 +37,7 @@ HERE = Path(__file__).resolve().parent
 FILE = ROOT / "deploy" / "compose.yaml"
 SERVERS = "localhost/antiphon-servers"
 URL = "http://127.0.0.1:8000"
+METRICS_KEY = "of-prometheus"
 # Debian has no Grafana, and the others are started only where they are asked for.
 LEFT_OUT = ("grafana", "postgres", "vllm")
 HOSTS, DOORS = ("host-1", "host-2"), ("door-1", "door-2")
@@ -64,12 +65,11 @@ def replaced(volumes: list[str]) -> dict[str, Any]:
         service.pop("build", None)
     services["models"]["volumes"] += volumes
     store = ["--protected-mode", "no", "--dir", "/data"]
-    metrics = ["prometheus", "--config.file=/etc/prometheus/prometheus.yml", "--storage.tsdb.path=/prometheus"]
     commands = {
         "haproxy": ["haproxy", "-W", "-db", "-f", "/usr/local/etc/haproxy/haproxy.cfg"],
         # Of another name, and with what the image of Valkey is made with.
         "valkey": ["redis-server", *services["valkey"]["command"][1:], *store],
-        "prometheus": metrics,
+        "prometheus": services["prometheus"]["command"],
     }
     for name, command in commands.items():
         services[name] |= {"image": SERVERS, "command": command}
@@ -87,7 +87,7 @@ class Composed:
         given.write_text(yaml.safe_dump(replaced(volumes)))
         python = environment("podman_compose", HERE)
         self._command = [str(python), "-m", "podman_compose", "-f", str(given)]
-        self._variables = os.environ | {"ANTIPHON_API_KEYS": KEY, "IMAGE": TAG}
+        self._variables = os.environ | {"ANTIPHON_API_KEYS": KEY, "ANTIPHON_METRICS_KEY": METRICS_KEY, "IMAGE": TAG}
 
     def __call__(self, *arguments: str) -> str:
         done = subprocess.run(

@@ -21,12 +21,12 @@ from helm_python.chart import Chart, lint
 from helm_python.errors import HelmError
 
 from antiphon.cli.arguments import argument_parser
+from antiphon.server.process.forwarded import TrustedProxies
 from antiphon.settings import Settings, load, options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 CHART = DEPLOY / "chart"
 DOCS = DEPLOY.parent / "docs"
-WEB = DEPLOY.parent / "src" / "antiphon" / "web"
 KEYS = {"apiKeys": ["secret"], "internalKey": "inner"}
 CERTIFIED = {"host": {"certificate": '{"version": 1}'}}
 VALUES: dict[str, dict[str, Any]] = {
@@ -187,9 +187,9 @@ def test_the_compose_file_names_services_volumes_files_and_settings_that_there_a
             given = {
                 k: re.sub(r"\$\{\w+(?::-(.*?)|:\?.*?)\}", r"\1", v) for k, v in service.get("environment", {}).items()
             }
-            if "ANTIPHON_API_KEYS" in given:
-                assert given["ANTIPHON_API_KEYS"] == ""
-                given["ANTIPHON_API_KEYS"] = "secret"
+            for key in {"ANTIPHON_API_KEYS", "ANTIPHON_METRICS_KEY"} & set(given):
+                assert given[key] == ""
+                given[key] = "secret"
             load({}, given)
             if args.command == "serve" and args.drain_s:
                 assert float(service["stop_grace_period"].rstrip("s")) > float(args.drain_s)
@@ -228,29 +228,59 @@ def test_what_the_shipped_files_write_to_a_disk_is_said_there() -> None:
         assert "what is said in conversations is" in "".join(lines[at - 2 : at]).lower(), file
 
 
-def test_no_balancer_passes_on_what_is_for_operators() -> None:
-    """The lists of HAProxy, Caddy and nginx are one; what they hide are routes, and the page's are not among them."""
-    page, haproxy = (DOCS / "hardening.md").read_text(), (DEPLOY / "haproxy.cfg").read_text()
-    (exact, below) = re.findall(r"deny deny_status 404 if \{ path (.*?) \} or \{ path_beg (.*?) \}", haproxy)[0]
-    hidden = {*exact.split(), f"{below}*"}
-    (caddy,) = re.findall(r"@private path (.*)$", page, re.MULTILINE)
-    assert set(caddy.split()) == hidden
-    (nginx,) = re.findall(r"location ~ (\S+) \{\n\s*return 404;", page)
-    routes = {*exact.split(), f"{below}drain", f"{below}hosts/a"}
-    open_routes = {"/", "/ready", "/health", "/v1/realtime", "/v1/metrics", "/metricsx"}
-    assert {path for path in routes | open_routes if re.search(nginx, path)} == routes
-    assert {"/metrics", "/internal/*", "/start_profile", "/stop_profile"} <= hidden
-    for script in WEB.glob("*.js"):
-        read = set(re.findall(r"""fetch\(["`]([a-z/]+)""", script.read_text()))
-        # The page says where it cannot read the metrics; without the rest it does not work.
-        assert not {f"/{path}" for path in read - {"metrics"}} & hidden, script
+def test_metrics_have_a_key_which_the_prometheus_of_the_compose_file_gives(tmp_path: Path) -> None:
+    services = compose()["services"]
+    for name in ("host-1", "host-2", "door-1", "door-2"):
+        assert services[name]["environment"]["ANTIPHON_METRICS_KEY"].startswith("${ANTIPHON_METRICS_KEY:?")
+    prometheus = services["prometheus"]
+    assert prometheus["environment"]["METRICS_KEY"] == services["door-1"]["environment"]["ANTIPHON_METRICS_KEY"]
+    (job,) = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"]
+    # As the container begins: the key is in the file, and the command runs.
+    file = tmp_path / "metrics-key"
+    shell, option, script = prometheus["entrypoint"]
+    script = script.replace("$$", "$").replace(job["authorization"]["credentials_file"], str(file))
+    begun = [shell, option, script, "echo", *prometheus["command"]]
+    done = subprocess.run(begun, env={"METRICS_KEY": "scrape"}, capture_output=True, text=True, timeout=30, check=True)
+    assert (file.read_text(), file.stat().st_mode & 0o777) == ("scrape", 0o600)
+    assert done.stdout.split() == prometheus["command"]
 
 
-def test_prometheus_is_told_where_a_key_of_the_metrics_goes() -> None:
-    text = (DEPLOY / "prometheus.yaml").read_text()
-    (job,) = yaml.safe_load(re.sub(r"# (authorization:)", r"\1", text))["scrape_configs"]
-    assert list(job["authorization"]) == ["credentials_file"]
-    assert "authorization" not in yaml.safe_load(text)["scrape_configs"][0], "compose sets no key"
+def test_the_chart_makes_a_key_of_the_metrics_and_gives_it_to_whoever_reads_them() -> None:
+    keys = []
+    for values in ({"serviceMonitor": {"enabled": True}}, {"metricsKey": "mine"}, {}):
+        found = manifests(values)
+        (secret,) = [one for one in found if one["kind"] == "Secret"]
+        keys.append(secret["stringData"]["metrics-key"])
+        reference = {"name": secret["metadata"]["name"], "key": "metrics-key"}
+        for container, _ in containers(values):
+            given = {e["name"]: e for e in container["env"]}
+            if container["name"] != "pull":
+                assert given["ANTIPHON_METRICS_KEY"]["valueFrom"] == {"secretKeyRef": reference}
+        for monitor in (one for one in found if one["kind"] == "PodMonitor"):
+            (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+            assert endpoint["authorization"]["credentials"] == reference
+    assert keys[1] == "mine"
+    assert all(re.fullmatch(r"\w{32}", key) for key in (keys[0], keys[2]))
+    assert keys[0] != keys[2]
+
+
+def test_hosts_and_doors_are_told_whom_to_believe_for_addresses() -> None:
+    found = compose()
+    (pool,) = found["networks"]["default"]["ipam"]["config"]
+    network = re.sub(r"\$\{\w+:-(.*)\}", r"\1", pool["subnet"])
+    for name in ("host-1", "host-2", "door-1", "door-2"):
+        assert found["services"][name]["environment"]["ANTIPHON_TRUSTED_PROXIES"] == pool["subnet"], name
+    proxies = {
+        f"{container['name']} {given['value']}"
+        for container, _ in containers({"door": {"trustedProxies": "192.0.2.1"}})
+        for given in container["env"]
+        if given["name"] == "ANTIPHON_TRUSTED_PROXIES"
+    }
+    assert "door 192.0.2.1" in proxies
+    for given in (network, *(one.split(" ")[1] for one in proxies)):
+        assert "203.0.113.9" not in TrustedProxies(given)
+    for unit in ("antiphon.service", "antiphon-door.service"):
+        assert "\nEnvironment=ANTIPHON_TRUSTED_PROXIES=127.0.0.1\n" in (DEPLOY / "systemd" / unit).read_text()
 
 
 @pytest.mark.parametrize("unit", ["antiphon.service", "antiphon-door.service"])

@@ -35,6 +35,13 @@ app.kubernetes.io/component: {{ .part }}
 {{- end }}
 {{- end -}}
 
+{{/* The key of /metrics, and whose word is taken for a client's address: give (dict "root" . "proxies" "10.0.0.0/8"). */}}
+{{- define "antiphon.watched" -}}
+- name: ANTIPHON_METRICS_KEY
+  valueFrom: {secretKeyRef: {name: {{ include "antiphon.secret" .root }}, key: metrics-key}}
+- {name: ANTIPHON_TRUSTED_PROXIES, value: {{ .proxies | quote }}}
+{{- end -}}
+
 {{- define "antiphon.podSecurity" -}}
 runAsNonRoot: true
 runAsUser: 10001

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import urlsplit
 
 from starlette.requests import HTTPConnection
 from websockets.asyncio.client import ClientConnection, connect
+
+from antiphon.transports.paths import raw_path
 
 # How long a host gets for its answer to an upgrade, in seconds.
 OPEN_S = 10.0
@@ -28,6 +31,19 @@ OWN_HEADERS = frozenset(
         b"sec-websocket-protocol",
     }
 )
+# What proxies say of a client. A server that passes a request on says it itself, whatever the client has sent.
+FORWARDED_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-proto", b"x-real-ip"})
+# A Host header that is one: it has nothing that would be another part of a URL.
+_HOST = re.compile(r"[\w.%:\[\]-]+", re.ASCII)
+
+
+def forwarded(client: HTTPConnection) -> dict[str, str]:
+    """Return the headers by which the next server knows a client: its address, as this server knows it, and its scheme.
+
+    The address is that of the connection, or what a proxy has said of it that this server trusts.
+    """
+    address = {"x-forwarded-for": client.client.host} if client.client else {}
+    return address | {"x-forwarded-proto": "https" if client.scope["scheme"] in ("https", "wss") else "http"}
 
 
 def close_of(host: ClientConnection) -> tuple[int, str] | None:
@@ -41,23 +57,25 @@ async def connect_to_host(
 ) -> ClientConnection:
     """Open a WebSocket to the host at `url` (`http://host:port`), at `path`, or else the client's own, with this query.
 
-    The host gets the client's own headers, its key among them, the subprotocols that it offers, and `headers`. Raises
-    what `websockets.connect` raises: OSError, TimeoutError, and InvalidHandshake with the host's answer.
+    `path` is percent-encoded. The host gets the client's own headers, its key among them, the subprotocols that it
+    offers, its address, and `headers`. Raises what `websockets.connect` raises: OSError, TimeoutError, and
+    InvalidHandshake with the host's answer.
     """
     # The host sees the name by which the client has called this server, as it checks the origins of browsers by it.
     address = urlsplit(url)
-    named = client.headers.get("host") or address.netloc
+    named = client.headers.get("host", "")
+    named = named if _HOST.fullmatch(named) else address.netloc
     given = [
         (name.decode("latin-1"), value.decode("latin-1"))
         for name, value in client.scope["headers"]
-        if name not in OWN_HEADERS
+        if name not in OWN_HEADERS | FORWARDED_HEADERS
     ]
     offered: Sequence[str] = client.scope.get("subprotocols", [])
     return await connect(
-        f"ws://{named}{path or client.url.path}?{query}",
+        f"ws://{named}{path or raw_path(client.scope)}?{query}",
         host=address.hostname,
         port=address.port or 80,
-        additional_headers=[*given, *(headers or {}).items()],
+        additional_headers=[*given, *forwarded(client).items(), *(headers or {}).items()],
         subprotocols=list(offered) or None,  # type: ignore[arg-type]
         compression=None,
         max_size=None,

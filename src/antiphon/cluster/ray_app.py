@@ -171,7 +171,8 @@ class HostsByLoad:
 def door_app(settings: Settings) -> Starlette:
     """Build the application of a door that finds its hosts by the store. WebRTC calls are the hosts' own."""
     hosts = Hosts((), time.monotonic)
-    app = build_door(Door(hosts, settings.resume.grace_s))
+    server = settings.server
+    app = build_door(Door(hosts, settings.resume.grace_s, server.metrics_key, server.body_timeout_s))
     app.state.body_timeout_s = settings.server.body_timeout_s
     inner = app.router.lifespan_context
 
@@ -302,10 +303,12 @@ def serve_here(settings: Settings, rules: Mapping[str, Any], doors: int, on_read
     elif not is_store_url(settings.resume.state):
         log.info("the hosts share the folder %s, which is of this machine alone", settings.resume.state)
     os.environ |= ingress_variables(settings)
-    hosts = settings
-    if settings.server.api_keys:
-        # Keys guard them. Hosts listen on loopback, where names are checked that clients know the doors by.
-        hosts = replace(settings, server=replace(settings.server, allowed_hosts=("*",)))
+    # Hosts listen on loopback, for doors and each other.
+    server = replace(settings.server, trusted_proxies=settings.server.trusted_proxies or "127.0.0.1")
+    if server.api_keys:
+        # Keys guard them. On loopback, names are checked that clients know the doors by.
+        server = replace(server, allowed_hosts=("*",))
+    hosts = replace(settings, server=server)
 
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt

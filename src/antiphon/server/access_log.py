@@ -19,6 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from antiphon.transports.line_limit import LineLimit
 from antiphon.upstream.current_turn import TRACEPARENT, valid_traceparent
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,6 @@ REQUEST_ID = "X-Request-Id"
 _VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 # Scraped every few seconds, or part of the page: logged only at the level debug.
 _QUIET = ("/health", "/ready", "/metrics", "/", "/web/{name}", "/web/client/{name}")
-# Lines of refused requests that show no valid key, in each window. They cost their sender nothing.
-REFUSED_LINES, REFUSED_WINDOW_S = 20, 60.0
 # Close codes that are no refusal: their reason says who left.
 _PLAIN_CLOSES = (1000, 1001)
 Fields = dict[str, str | int | float]
@@ -90,7 +89,7 @@ class AccessLog:
         self._app = app
         self._routes = routes
         self._clock = clock
-        self._refused = _LineLimit(clock)
+        self._refused = LineLimit(clock)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -163,23 +162,3 @@ def _observe(record: RequestRecord, message: Message) -> None:
     if kind in ("http.response.start", "websocket.http.response.start", "websocket.accept"):
         message.setdefault("headers", [])
         MutableHeaders(scope=message)[REQUEST_ID] = record.id
-
-
-class _LineLimit:
-    """Admits REFUSED_LINES log lines in each window of REFUSED_WINDOW_S, and counts the others."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._window_s = clock()
-        self._admitted = self._unlogged = 0
-
-    def admit(self) -> int | None:
-        """Return the number of lines that were left out since the last one, or None: this one is left out too."""
-        if self._clock() >= self._window_s + REFUSED_WINDOW_S:
-            self._window_s, self._admitted = self._clock(), 0
-        if self._admitted >= REFUSED_LINES:
-            self._unlogged += 1
-            return None
-        self._admitted += 1
-        unlogged, self._unlogged = self._unlogged, 0
-        return unlogged

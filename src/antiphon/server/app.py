@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -13,7 +15,7 @@ from antiphon.errors import Unauthorized
 from antiphon.server.access_log import AccessLog
 from antiphon.server.auth import identify
 from antiphon.server.body import CloseUnread, HeldBody
-from antiphon.server.errors import HANDLERS, response_to
+from antiphon.server.errors import HANDLERS, error_response, response_to
 from antiphon.server.origin import OriginCheck, cors
 from antiphon.server.process.drain import CutRequests
 from antiphon.server.routes.calls import calls, hang_up
@@ -31,6 +33,7 @@ from antiphon.server.routes.transcriptions import transcriptions, translations
 from antiphon.server.routes.video_stream import video_stream
 from antiphon.server.state import ServerState
 from antiphon.transports.base_path import BasePath
+from antiphon.transports.paths import CheckedPaths, is_for_clients
 
 # Probes and scrapers have no key, and the page asks its user for one. A call may come with a short-lived key, which its
 # route checks.
@@ -80,6 +83,7 @@ def build(state: ServerState) -> Starlette:
         Middleware(AccessLog, ROUTES),
         Middleware(CloseUnread),
         Middleware(CutRequests, state),
+        Middleware(CheckedPaths, partial(error_response, 400, code="invalid_path")),
         Middleware(OriginCheck, server),
     ]
     if server.cors_origins:
@@ -95,9 +99,7 @@ def build(state: ServerState) -> Starlette:
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
     """Refuse a request or an upgrade to a path that there is not, with those that there are."""
     is_upgrade = scope["type"] == "websocket"
-    known = [
-        route for route in ROUTES if isinstance(route, Route | WebSocketRoute) and not route.path.startswith(UNLISTED)
-    ]
+    known = [route for route in ROUTES if isinstance(route, Route | WebSocketRoute) and _is_listed(route.path)]
     if any(route.path == scope["path"] for route in known):
         # The router knows it for the other kind.
         text = f"{scope['path']} is {'no' if is_upgrade else 'a'} WebSocket."
@@ -113,8 +115,9 @@ def _shown(route: Route | WebSocketRoute) -> str:
     return f"{'/'.join(methods)} {route.path.replace(':path', '')}"
 
 
-# What only the page and those who run the server ask for.
-UNLISTED = ("/web/", "/internal/", "/start_profile", "/stop_profile")
+def _is_listed(path: str) -> bool:
+    """Whether a path is for clients, and not for the page alone, or is asked by those who watch a server."""
+    return path in OPEN_PATHS or (is_for_clients(path) and not path.startswith("/web/"))
 
 
 class _Keys:

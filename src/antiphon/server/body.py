@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractAsyncContextManager
 
-import anyio
 import msgspec
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers
@@ -17,9 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from antiphon.server.auth import bearer
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.state import ServerState
+from antiphon.transports.body_time import in_time
 
-# Every byte that arrives gives its body more time: at this rate and above, a body may take as long as its size asks.
-MIN_BYTES_PER_S = 4096
 # What is received of a body that nobody reads, so that its connection can be used again.
 SMALL_BODY_BYTES = 64 << 10
 # What the text fields of a form may hold together, and each of them, in bytes.
@@ -42,22 +39,20 @@ def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None)
     """Return the same request with a body of at most `max_bytes` bytes, whatever its headers say.
 
     A Content-Length beyond the limit raises `error` at once. A body that turns out longer raises it while it is read,
-    so that no more than the limit and one chunk is ever held. A body that takes longer than the application's
-    `body_timeout_s`, and a second more for each MIN_BYTES_PER_S that have arrived, raises HTTPException 408. Read the
-    body or form of what is returned, not of `request`. Without `error`, a BodyTooLarge that names the limit is raised.
+    so that no more than the limit and one chunk is ever held. A body that arrives more slowly than `in_time` allows,
+    with the application's `body_timeout_s`, raises HTTPException 408. Read the body or form of what is returned, not of
+    `request`. Without `error`, a BodyTooLarge that names the limit is raised.
     """
     error = error or BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
     if int(request.headers.get("content-length", "0") or 0) > max_bytes:
         raise error
-    timeout_s: float = request.app.state.body_timeout_s
-    num_bytes, started_s = 0, time.monotonic()
+    received = in_time(request.receive, request.app.state.body_timeout_s)
+    num_bytes = 0
 
     async def receive() -> Message:
         nonlocal num_bytes
-        left_s = started_s + timeout_s + num_bytes / MIN_BYTES_PER_S - time.monotonic()
         try:
-            with anyio.fail_after(max(0.0, left_s)):
-                message = await request.receive()
+            message = await received()
         except TimeoutError:
             raise HTTPException(408, "The body came too slowly.") from None
         num_bytes += len(message.get("body", b""))

@@ -17,11 +17,11 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
-from starlette.websockets import WebSocket
 
 from antiphon.server.access_log import REQUEST_ID, current_request
 from antiphon.server.errors import Forbidden, response_to
 from antiphon.settings import ServerSettings
+from antiphon.transports.paths import respond
 
 ANY = "*"
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
@@ -39,31 +39,21 @@ def cors(server: ServerSettings) -> Middleware:
     )
 
 
-class OriginCheck:
-    """ASGI middleware that answers requests and upgrades of foreign web pages with 403.
+class Origins:
+    """The origins and names that requests may have.
 
     `Origin`, where there is one, has to be one of `--cors-origin`, or that of the server itself as the Host header
     names it. `Host` has to be an IP address, `localhost`, `--host` or one of `--allowed-host` while the server listens
     on loopback or asks for no key: then the address a request was sent to is all that tells a page from the user.
     """
 
-    def __init__(self, app: ASGIApp, server: ServerSettings) -> None:
-        self._app = app
+    def __init__(self, server: ServerSettings) -> None:
         self._origins = frozenset(allowed_origins(server))
         names = {"localhost", server.host.lower(), *(host.lower() for host in server.allowed_hosts)}
         checked = is_loopback(server.host) or not server.api_keys
         self._hosts = frozenset(names) if checked else frozenset({ANY})
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] in ("http", "websocket"):
-            try:
-                self._check(Headers(scope=scope))
-            except Forbidden as error:
-                await _refuse(error, scope, receive, send)
-                return
-        await self._app(scope, receive, send)
-
-    def _check(self, headers: Headers) -> None:
+    def check(self, headers: Headers) -> None:
         """Raise Forbidden for a Host or an Origin that is not allowed."""
         host = headers.get("host", "").lower()
         if host and not _is_allowed_host(host, self._hosts):
@@ -79,6 +69,23 @@ class OriginCheck:
                 "Pages of this origin may not use the server. It can be allowed with --cors-origin.",
                 "origin_not_allowed",
             )
+
+
+class OriginCheck:
+    """ASGI middleware that answers requests and upgrades of foreign web pages (`Origins`) with 403."""
+
+    def __init__(self, app: ASGIApp, server: ServerSettings) -> None:
+        self._app = app
+        self._origins = Origins(server)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] in ("http", "websocket"):
+            try:
+                self._origins.check(Headers(scope=scope))
+            except Forbidden as error:
+                await respond(response_to(HTTPConnection(scope), error), scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
 def allowed_origins(server: ServerSettings) -> list[str]:
@@ -121,11 +128,3 @@ def _is_allowed_host(authority: str, names: Collection[str]) -> bool:
 def _origins_of(authority: str) -> tuple[str, str]:
     """Return the origins of the server's own page, behind TLS and without it. Default ports are in neither header."""
     return f"http://{authority}", f"https://{authority}"
-
-
-async def _refuse(error: Forbidden, scope: Scope, receive: Receive, send: Send) -> None:
-    if scope["type"] == "websocket":
-        websocket = WebSocket(scope, receive, send)
-        await websocket.send_denial_response(response_to(websocket, error))
-    else:
-        await response_to(HTTPConnection(scope), error)(scope, receive, send)

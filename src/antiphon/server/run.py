@@ -26,9 +26,10 @@ from antiphon.server.metrics import Metrics
 from antiphon.server.origin import is_loopback
 from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit, log_failed_accepts
 from antiphon.server.process.drain import drain
+from antiphon.server.process.forwarded import ForwardedClients, TrustedProxies
 from antiphon.server.process.headroom_watch import watch_headroom
 from antiphon.server.process.host_key import as_host, keep_registered
-from antiphon.server.process.listening import QuietServer, base_url, bind, is_wildcard, stop_on_signals
+from antiphon.server.process.listening import QuietServer, base_url, bind, is_wildcard, quiet_log, stop_on_signals
 from antiphon.server.process.loop_watch import watch_loop
 from antiphon.server.process.model_watch import watch_models
 from antiphon.server.state import ServerState
@@ -37,10 +38,6 @@ from antiphon.signals import unless_set
 from antiphon.store.sessions import SessionStore, open_store
 
 log = logging.getLogger(__name__)
-# uvicorn 0.54 logs this error after every upgrade that was answered with an HTTP status, as a 401 has to be.
-FALSE_ALARM = "ASGI callable returned without completing handshake."
-# And this one after a response that a drain has cut off.
-CUT_OFF = "ASGI callable returned without completing response."
 # Frames above the limit get an answer up to this; beyond it the connection is closed with 1009.
 HARD_FRAME_FACTOR = 2
 # A ping waits behind the audio that a client has yet to read, which may be minutes at the pace it is heard.
@@ -99,9 +96,7 @@ async def _serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     log_failed_accepts(asyncio.get_running_loop())
     state = ServerState(settings, Metrics(), started_s=int(time.time()))
-    logging.getLogger("uvicorn.error").addFilter(
-        lambda record: not (record.msg == FALSE_ALARM or (record.msg == CUT_OFF and state.draining))
-    )
+    quiet_log(lambda: state.draining)
     state.address = settings.cluster.advertise or (
         "" if is_wildcard(settings.server.host) else base_url(settings.server, sock)
     )
@@ -174,14 +169,16 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
 def http_server(state: ServerState) -> uvicorn.Server:
     """Return a server of the application over `state`, which installs no signal handlers. Its `serve` takes sockets."""
     server = state.settings.server
+    proxies = TrustedProxies(server.trusted_proxies)
     connections = Connections(
         connection_limit(server.max_sessions),
         server.connections_per_address,
         state.metrics.refused.labels("connections").inc,
+        proxies,
     )
     state.metrics.connections.set_function(lambda: float(connections.num_open))
     config = BoundedConfig(
-        build(state),
+        ForwardedClients(build(state), proxies, connections),
         connections,
         server.head_timeout_s,
         log_config=None,

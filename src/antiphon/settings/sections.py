@@ -94,9 +94,14 @@ class ServerSettings:
     )
     connections_per_address: int = option(
         0,
-        "Connections that one address may hold; 0 for half of those that the server holds. Behind a reverse proxy, all "
-        "clients have its address.",
+        "Connections that one address may hold; 0 for half of those that the server holds. `--trusted-proxies` may "
+        "hold all; each client behind one may have as many requests and WebSockets under way.",
         low=0,
+    )
+    trusted_proxies: str = option(
+        "",
+        "Addresses and networks of the proxies, doors and other hosts before this server, comma separated, as in "
+        "`127.0.0.1,10.0.0.0/8`: what they say in `X-Forwarded-For` is the client's address. Others are not believed.",
     )
     drain_s: float = option(20.0, "Seconds that live sessions and requests get to finish after SIGTERM.", low=0)
     stall_s: float = option(

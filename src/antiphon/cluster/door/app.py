@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import anyio
 import anyio.abc
@@ -12,43 +15,63 @@ import httpx
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
+from antiphon.cluster.connect import FORWARDED_HEADERS, forwarded
 from antiphon.cluster.door.carry import Carrier, HostRefused
 from antiphon.cluster.door.client import WebSocketClient
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.cluster.door.metrics import DoorMetrics
 from antiphon.signals import Signal
 from antiphon.transports.base_path import BasePath
+from antiphon.transports.body_time import in_time
+from antiphon.transports.line_limit import LineLimit
+from antiphon.transports.paths import CheckedPaths, is_for_clients, raw_path, respond
 
 log = logging.getLogger(__name__)
+# What those who watch a door ask for.
+OWN_PATHS = frozenset({"/health", "/ready", "/metrics"})
 METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 # A host's answer may take as long as its model needs; to be reached it gets this long, in seconds.
 CONNECT_S = 5.0
 # Headers that belong to one connection and are not passed on.
 HOP_HEADERS = frozenset(
-    {"connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
+    {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 )
+NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32)
+# As `server/disconnect.py` has it: nobody reads the answer.
+CLIENT_CLOSED_REQUEST = 499
+# Refuses a request, or does not.
+Refusal = Callable[[HTTPConnection], Response | None]
 
 
 class Door:
     """What the routes of a door share. For one event loop.
 
-    A session that lost its host is resumed within `grace_s` seconds, or ends. `draining`: no more connections are to be
-    taken. `tasks`: those that outlive their requests, while the application runs.
+    A session that lost its host is resumed within `grace_s` seconds, or ends. `metrics_key`: what `/metrics` asks for;
+    "" for nothing. `body_timeout_s`: as `in_time` has it. `draining`: no more connections are to be taken. `tasks`:
+    those that outlive their requests, while the application runs.
     """
 
-    def __init__(self, hosts: Hosts, grace_s: float) -> None:
+    def __init__(self, hosts: Hosts, grace_s: float, metrics_key: str = "", body_timeout_s: float = 30.0) -> None:
         self.hosts = hosts
         self.grace_s = grace_s
+        self.metrics_key = metrics_key
+        self.body_timeout_s = body_timeout_s
         self.metrics = DoorMetrics()
         self.draining = False
         self.tasks: anyio.abc.TaskGroup
         self._num_open = 0
         self._changed = Signal()
+        self._lines = LineLimit(time.monotonic)
+
+    def warn(self, text: str, *values: object) -> None:
+        """Log what has failed for a client, whose key no door knows: a few lines a minute."""
+        self._lines.warn(log, text, *values)
 
     @contextlib.contextmanager
     def one_more(self) -> Iterator[None]:
@@ -73,12 +96,12 @@ def refused_response(refused: HostRefused) -> Response:
     return Response(refused.body, refused.status, headers)
 
 
-def build(door: Door, routes: Sequence[BaseRoute] = ()) -> Starlette:
+def build(door: Door, routes: Sequence[BaseRoute] = (), refusal: Refusal = lambda _: None) -> Starlette:
     """Build the application of a door, which its `routes` find at `app.state.door`.
 
-    The door checks no key: it hands on the client's, at each connection to a host. `routes`, `/health` and `/metrics`
-    are its own, and `/ready` says whether a host is ready; `/internal/` is not to be had through it, and all else is
-    the host's.
+    The door checks no key of clients: it hands on what they send, at each connection to a host. `routes`, `/health` and
+    `/metrics` are its own, and `/ready` says whether a host is ready. Of the host, clients get what is for them, and
+    nothing else. `refusal` is asked before the door answers itself.
     """
 
     async def carry(websocket: WebSocket) -> None:
@@ -86,25 +109,29 @@ def build(door: Door, routes: Sequence[BaseRoute] = ()) -> Starlette:
             try:
                 if door.draining:
                     raise HostRefused(503, {"retry-after": "5"}, b"")
-                await Carrier(WebSocketClient(websocket), door.hosts, door.metrics, door.grace_s).run()
+                await Carrier(WebSocketClient(websocket), door.hosts, door.metrics, door.grace_s, door.warn).run()
             except HostRefused as refused:
                 await websocket.send_denial_response(refused_response(refused))
 
     async def pass_on(request: Request) -> Response:
-        return await _pass_on(request, client, door.hosts)
+        return await _pass_on(request, client, door)
 
     async def ready(request: Request) -> Response:
         if door.draining:
             return _failed(503, "The door is shutting down.", "server_shutting_down")
         return await pass_on(request)
 
-    async def hidden(_: Request) -> Response:
-        return _failed(404, "There is no such path.", "not_found")
+    async def health(request: Request) -> Response:
+        return refusal(request) or JSONResponse({"status": "ok", "role": "door"})
 
-    async def health(_: Request) -> Response:
-        return JSONResponse({"status": "ok", "role": "door"})
-
-    async def exposed(_: Request) -> Response:
+    async def exposed(request: Request) -> Response:
+        if refused := refusal(request):
+            return refused
+        kind, _, key = request.headers.get("authorization", "").partition(" ")
+        given = key.strip() if kind.lower() == "bearer" else ""
+        if door.metrics_key and not secrets.compare_digest(door.metrics_key.encode(), given.encode()):
+            door.warn("a request to /metrics without the key of the metrics")
+            return _failed(401, "The key of the metrics is missing or unknown.", "invalid_api_key")
         return Response(door.metrics.exposed(), media_type="text/plain; version=0.0.4")
 
     @contextlib.asynccontextmanager
@@ -113,47 +140,103 @@ def build(door: Door, routes: Sequence[BaseRoute] = ()) -> Starlette:
             yield
             door.tasks.cancel_scope.cancel()
 
-    client = httpx.AsyncClient(timeout=httpx.Timeout(None, connect=CONNECT_S), trust_env=False, limits=NO_LIMITS)
+    # One client of the hosts for all clients: a cookie is none of its own.
+    no_cookies = CookieJar(DefaultCookiePolicy(allowed_domains=[]))
+    timeout = httpx.Timeout(None, connect=CONNECT_S)
+    client = httpx.AsyncClient(timeout=timeout, trust_env=False, limits=NO_LIMITS, cookies=no_cookies)
     app = Starlette(
         routes=[
             *routes,
             Route("/health", health),
             Route("/ready", ready),
             Route("/metrics", exposed),
-            Route("/internal/{path:path}", hidden, methods=METHODS),
             WebSocketRoute("/{path:path}", carry),
             Route("/{path:path}", pass_on, methods=METHODS),
         ],
-        middleware=[Middleware(BasePath)],
+        middleware=[
+            Middleware(BasePath),
+            Middleware(CheckedPaths, lambda wrong: _failed(400, wrong, "invalid_path")),
+            Middleware(_Hidden),
+        ],
         lifespan=lifespan,
     )
     app.state.door = door
     return app
 
 
-NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32)
+class _Hidden:
+    """ASGI middleware that answers 404 for what is not for clients, and not the door's own."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (
+            scope["type"] not in ("http", "websocket")
+            or is_for_clients(path := raw_path(scope))
+            or (scope["type"] == "http" and path in OWN_PATHS)
+        ):
+            await self._app(scope, receive, send)
+        else:
+            await respond(_failed(404, "There is no such path.", "not_found"), scope, receive, send)
 
 
-async def _pass_on(request: Request, client: httpx.AsyncClient, hosts: Hosts) -> Response:
+async def _pass_on(request: Request, client: httpx.AsyncClient, door: Door) -> Response:
     """Have the first host that can be reached answer the request; bodies are streamed both ways."""
-    headers = [(k, v) for k, v in request.headers.raw if k.decode("latin-1").lower() not in HOP_HEADERS]
-    for url in hosts.in_order():
-        target = f"{url}{request.url.path}" + (f"?{request.url.query}" if request.url.query else "")
-        body = request.stream() if request.method not in ("GET", "HEAD", "OPTIONS") else None
+    path, query = raw_path(request.scope).encode("latin-1"), request.scope["query_string"]
+    asked = {"target": path + b"?" + query if query else path}
+    has_body, headers = _of_request(request)
+    timed = Request(request.scope, in_time(request.receive, door.body_timeout_s))
+    for url in door.hosts.in_order():
+        body = timed.stream() if has_body else None
         try:
             answer = await client.send(
-                client.build_request(request.method, target, headers=headers, content=body), stream=True
+                client.build_request(request.method, url, headers=headers, content=body, extensions=asked), stream=True
             )
-        except httpx.ConnectError as error:
-            log.warning("the host %s cannot be reached: %s", url, error)
-            hosts.failed(url)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            door.warn("the host %s cannot be reached: %s", url, error)
+            door.hosts.failed(url)
             continue
-        except httpx.HTTPError as error:
-            log.warning("the host %s has broken off a request: %s", url, error)
+        except TimeoutError:
+            return _failed(408, "The body came too slowly.", "request_timeout")
+        except ClientDisconnect:
+            return Response(status_code=CLIENT_CLOSED_REQUEST)
+        except Exception as error:
+            # The request's edge: whatever failed in it, ends this request alone.
+            door.warn("the host %s has broken off a request: %s", url, type(error).__name__)
             return _failed(502, "The host has broken off the request.", "host_lost")
         kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_HEADERS}
-        return StreamingResponse(answer.aiter_raw(), answer.status_code, kept, background=BackgroundTask(answer.aclose))
+        return _Passed(door, url, answer, kept)
     return _failed(503, "No host can be reached.", "no_host")
+
+
+def _of_request(request: Request) -> tuple[bool, list[tuple[bytes, bytes]]]:
+    """Return whether a request has a body, of whatever method, and the headers that a host gets of it.
+
+    A body that has come in chunks goes in chunks, whatever length was announced with it.
+    """
+    chunked = "transfer-encoding" in request.headers
+    left = {name.encode() for name in HOP_HEADERS} | FORWARDED_HEADERS
+    if chunked:
+        left.add(b"content-length")
+    headers = [(name, value) for name, value in request.headers.raw if name.lower() not in left]
+    added = [(name.encode(), value.encode()) for name, value in forwarded(request).items()]
+    return chunked or request.headers.get("content-length", "0") != "0", headers + added
+
+
+class _Passed(StreamingResponse):
+    """A host's answer. Where the host breaks it off, its client sees that it is not whole."""
+
+    def __init__(self, door: Door, url: str, answer: httpx.Response, headers: Mapping[str, str]) -> None:
+        super().__init__(answer.aiter_raw(), answer.status_code, headers, background=BackgroundTask(answer.aclose))
+        self._door, self._url = door, url
+
+    async def stream_response(self, send: Send) -> None:
+        """Send it. The connection is closed where the end is not sent."""
+        try:
+            await super().stream_response(send)
+        except httpx.HTTPError as error:
+            self._door.warn("the host %s has broken off an answer: %s", self._url, type(error).__name__)
 
 
 def _failed(status: int, message: str, code: str) -> Response:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from urllib.parse import urlencode
 
@@ -49,13 +49,19 @@ class HostRefused(Exception):
 
 
 class Carrier:
-    """Carries the connection of one client until either side has ended the session. `run` it once."""
+    """Carries the connection of one client until either side has ended the session. `run` it once.
 
-    def __init__(self, client: DoorClient, hosts: Hosts, metrics: DoorMetrics, grace_s: float) -> None:
+    `warn` logs what has failed before a host has taken the client.
+    """
+
+    def __init__(
+        self, client: DoorClient, hosts: Hosts, metrics: DoorMetrics, grace_s: float, warn: Callable[..., None]
+    ) -> None:
         self._client = client
         self._hosts = hosts
         self._metrics = metrics
         self._grace_s = grace_s
+        self._warn = warn
         self._held = HeldSession()
         self._url = ""
         self._host: ClientConnection | None = None
@@ -204,7 +210,7 @@ class Carrier:
                 if answer.status_code < 500:
                     break
             except (OSError, TimeoutError, InvalidHandshake) as error:
-                log.warning("the host %s cannot be reached: %s", url, error)
+                self._warn("the host %s cannot be reached: %s", url, error)
                 self._hosts.failed(url)
         raise refused
 

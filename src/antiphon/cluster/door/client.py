@@ -9,6 +9,7 @@ from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket
 
 from antiphon.protocols.opening import TRUE_VALUES
+from antiphon.transports.paths import raw_path
 from antiphon.transports.websocket import WebSocketTransport
 
 
@@ -16,7 +17,7 @@ class DoorClient(Protocol):
     """One client of a door. One task receives and one sends.
 
     - `connection`: what it has opened; hosts get its headers.
-    - `path`, `query`: of the WebSocket that a host is to serve for it.
+    - `path` (percent-encoded), `query`: of the WebSocket that a host is to serve for it.
     - `resumes_itself`: it takes its session up again by itself, and is only passed on.
     """
 
@@ -54,7 +55,7 @@ class WebSocketClient:
 
     def __init__(self, websocket: WebSocket) -> None:
         self.connection = self._websocket = websocket
-        self.path, self.query = websocket.url.path, websocket.query_params
+        self.path, self.query = raw_path(websocket.scope), websocket.query_params
         # It asks for it, or its dialect always does.
         asks = bool(self.query.get("resume")) or self.query.get("duplex") in TRUE_VALUES
         self.resumes_itself = asks or self.path == "/v1/duplex"

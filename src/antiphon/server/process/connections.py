@@ -13,7 +13,7 @@ import logging
 import resource
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import h11
@@ -36,13 +36,17 @@ LOG_EVERY_S = 60.0
 NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # The ASGI extension by which the application limits a WebSocket's first message.
 _FIRST_MESSAGE = "antiphon.first_message"
-_BODY = (
+# The body of a refusal.
+TOO_MANY = (
     b'{"error":{"message":"Too many connections.","type":"server_error","param":null,"code":"too_many_connections"}}'
 )
 REFUSAL = (
     b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 10\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(TOO_MANY), TOO_MANY)
 )
+
+# The answer to an upgrade that is no handshake for the library of WebSockets, such as one that is too long.
+NO_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 def connection_limit(max_sessions: int) -> int:
@@ -59,14 +63,19 @@ def connection_limit(max_sessions: int) -> int:
 class Connections:
     """Counts the open connections of a server, in all and by the client's address. For one event loop.
 
-    `max_per_address` 0: half of `max_total`. `on_refused`: called for each connection that finds no place.
+    `max_per_address` 0: half of `max_total`. `on_refused`: called for each connection that finds no place. `proxies`:
+    addresses whose connections are many clients', of which each has at most `max_per_address` requests under way.
     """
 
-    def __init__(self, max_total: int, max_per_address: int, on_refused: Callable[[], None]) -> None:
+    def __init__(
+        self, max_total: int, max_per_address: int, on_refused: Callable[[], None], proxies: Container[str] = ()
+    ) -> None:
         self._max_total = max_total
         self._max_per_address = max_per_address or max(1, max_total // 2)
         self._on_refused = on_refused
+        self._proxies = proxies
         self._by_address: Counter[str] = Counter()
+        self._forwarded: Counter[str] = Counter()
 
     @property
     def num_open(self) -> int:
@@ -75,17 +84,37 @@ class Connections:
 
     def take(self, address: str) -> bool:
         """Take a place for a connection from `address`; return False, and count a refusal, where there is none."""
-        if self.num_open >= self._max_total or self._by_address[address] >= self._max_per_address:
-            self._on_refused()
-            return False
-        self._by_address[address] += 1
-        return True
+        is_full = self.num_open >= self._max_total
+        return self._take(self._by_address, address, is_full or self._has_all(self._by_address, address))
 
     def give_back(self, address: str) -> None:
         """Give back the place of a connection that is closed."""
-        self._by_address[address] -= 1
-        if not self._by_address[address]:
-            del self._by_address[address]
+        _give_back(self._by_address, address)
+
+    def take_forwarded(self, address: str) -> bool:
+        """Take a place for a request of a client behind a proxy; return False, and count a refusal, if it has all."""
+        return self._take(self._forwarded, address, self._has_all(self._forwarded, address))
+
+    def give_back_forwarded(self, address: str) -> None:
+        """Give back the place of a request, or WebSocket, that is over."""
+        _give_back(self._forwarded, address)
+
+    def _has_all(self, held: Counter[str], address: str) -> bool:
+        """Whether an address holds all that it may. One of a proxy, or what it says of a proxy, is of many clients."""
+        return held[address] >= self._max_per_address and address not in self._proxies
+
+    def _take(self, held: Counter[str], address: str, is_full: bool) -> bool:
+        if is_full:
+            self._on_refused()
+            return False
+        held[address] += 1
+        return True
+
+
+def _give_back(held: Counter[str], address: str) -> None:
+    held[address] -= 1
+    if not held[address]:
+        del held[address]
 
 
 class BoundedConfig(uvicorn.Config):
@@ -96,7 +125,7 @@ class BoundedConfig(uvicorn.Config):
     """
 
     def __init__(self, app: Any, connections: Connections, head_timeout_s: float, **options: Any) -> None:
-        super().__init__(app, http=_BoundedHttp, ws=_BoundedWebSocket, **options)
+        super().__init__(app, http=_BoundedHttp, ws=_BoundedWebSocket, proxy_headers=False, **options)
         self.connections = connections
         self.head_timeout_s = head_timeout_s
 
@@ -162,6 +191,10 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self.conn.handshake_exc and not self.handshake_initiated and not self.transport.is_closing():
+            # uvicorn 0.54 says nothing then, and waits for ever.
+            self.transport.write(NO_HANDSHAKE)
+            self.transport.close()
         if self._bytes_left is None:
             return
         self._bytes_left -= len(data)

@@ -6,18 +6,24 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import anyio
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
 
 from antiphon.cluster.door.app import Door, build
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.cluster.door.watch import host_urls, watching
 from antiphon.errors import SettingsError
-from antiphon.server.origin import is_loopback
+from antiphon.server.errors import Forbidden, error_response
+from antiphon.server.origin import Origins, is_loopback
 from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit, log_failed_accepts
-from antiphon.server.process.listening import QuietServer, base_url, bind, stop_on_signals
+from antiphon.server.process.forwarded import ForwardedClients, TrustedProxies
+from antiphon.server.process.listening import QuietServer, base_url, bind, quiet_log, stop_on_signals
 from antiphon.server.routes.door_calls import DoorCalls
-from antiphon.settings import Settings
+from antiphon.settings import ServerSettings, Settings
 from antiphon.signals import unless_set
 
 # A client is silent while a host is looked for, and a ping waits behind audio that it has yet to read.
@@ -36,15 +42,19 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
             "--allow-anonymous if each of them has one"
         )
     hosts = Hosts(host_urls(settings), time.monotonic)
-    door = Door(hosts, settings.resume.grace_s)
+    door = Door(hosts, settings.resume.grace_s, server.metrics_key, server.body_timeout_s)
     calls = DoorCalls(door, server)
-    app = build(door, calls.routes())
+    app = build(door, calls.routes(), partial(_foreign, _origins(server)))
     app.state.body_timeout_s = server.body_timeout_s
+    # A door has logged what its host has broken off.
+    quiet_log(lambda: True)
     log_failed_accepts(asyncio.get_running_loop())
     sock = bind(server.host, server.port)
-    connections = Connections(connection_limit(server.max_sessions), server.connections_per_address, lambda: None)
+    proxies = TrustedProxies(server.trusted_proxies)
+    most = connection_limit(server.max_sessions)
+    connections = Connections(most, server.connections_per_address, lambda: None, proxies)
     config = BoundedConfig(
-        app,
+        ForwardedClients(app, proxies, connections),
         connections,
         server.head_timeout_s,
         log_config=None,
@@ -66,6 +76,20 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
                 await unless_set(now, door.all_closed)
             await calls.hang_up_all()
             http.should_exit = True
+
+
+def _origins(server: ServerSettings) -> Origins:
+    """Who may see what the door answers itself. The key of its metrics is the only one that a door asks for."""
+    return Origins(replace(server, api_keys=(server.metrics_key,) if server.metrics_key else ()))
+
+
+def _foreign(origins: Origins, request: HTTPConnection) -> Response | None:
+    """Refuse a page of another site, as hosts do."""
+    try:
+        origins.check(request.headers)
+    except Forbidden as error:
+        return error_response(error.status_code, error.detail, code=error.code)
+    return None
 
 
 async def _serve_http(http: QuietServer, sock: object, scope: anyio.CancelScope) -> None:

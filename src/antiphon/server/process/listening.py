@@ -4,19 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import anyio
 import uvicorn
 
 from antiphon.errors import SettingsError
 from antiphon.settings import ServerSettings
+from antiphon.transports.line_limit import LineLimit
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # What clients get to read the rest of their responses when the server stops.
 CLOSE_TIMEOUT_S = 3.0
+# uvicorn 0.54 logs this error after every upgrade that was answered with an HTTP status, as a 401 has to be.
+FALSE_ALARM = "ASGI callable returned without completing handshake."
+# And this one after a response that was cut off.
+CUT_OFF = "ASGI callable returned without completing response."
+
+
+def quiet_log(is_cut: Callable[[], bool]) -> None:
+    """Have uvicorn log no false alarms, none of a response where `is_cut` says that it was meant to be cut off, and a
+    few lines a minute of requests that are none: they show no key.
+    """
+    limit = LineLimit(time.monotonic)
+
+    def passes(record: logging.LogRecord) -> bool:
+        if record.msg == FALSE_ALARM or (record.msg == CUT_OFF and is_cut()):
+            return False
+        if record.levelno != logging.WARNING:
+            return True
+        unlogged = limit.admit()
+        if unlogged:
+            record.msg += f" unlogged={unlogged}"
+        return unlogged is not None
+
+    logging.getLogger("uvicorn.error").addFilter(passes)
 
 
 class QuietServer(uvicorn.Server):

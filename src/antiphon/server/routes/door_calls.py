@@ -98,7 +98,8 @@ class DoorCalls:
         """Carry a call until its end. Raises nothing."""
         try:
             with carried.scope, self._door.one_more():
-                await Carrier(client, self._door.hosts, self._door.metrics, self._door.grace_s).run()
+                door = self._door
+                await Carrier(client, door.hosts, door.metrics, door.grace_s, door.warn).run()
         except HostRefused as refused:
             carried.refused = refused
         except Exception:

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Literal
+from urllib.parse import quote
 
 import anyio
 import msgspec
@@ -35,6 +36,7 @@ from antiphon.sessions.speech.render import EncodedSpeech, speak
 from antiphon.shares.threads import FILE_THREADS, in_thread
 from antiphon.store.voices import StoredVoice
 from antiphon.text.markup import plain
+from antiphon.transports.paths import flaw
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES, MAX_SAMPLE_BYTES = 16 << 20, 10 << 20
@@ -307,6 +309,9 @@ async def _upload(request: Request, state: ServerState) -> Response:
         raise RemoteProtocolError(
             "invalid_value", f"Invalid value for 'name': at most {MAX_NAME_CHARS} printable characters.", "name"
         )
+    if flaw(f"/v1/audio/voices/{quote(asked.name, safe='')}"):
+        # It could never be deleted.
+        raise RemoteProtocolError("invalid_value", "Invalid value for 'name': it cannot be part of a path.", "name")
     taken = {v.lower() for v in _own_voices(state)} | HOSTED_VOICES
     if asked.name.lower() in taken:
         raise RemoteProtocolError("invalid_value", f"The name `{asked.name}` is taken.", "name")

@@ -82,7 +82,6 @@ def _opened(request: Request) -> ServerState:
     if not key:
         raise HTTPException(404, "The paths under /internal/ are there where ANTIPHON_INTERNAL_KEY is set.")
     if not hmac.compare_digest(key.encode(), (bearer(request.headers) or "").encode()):
-        log.warning("a request to %s with a wrong internal key", request.url.path)
         raise Unauthorized("the internal key is missing or wrong")
     return state
 

@@ -1,0 +1,98 @@
+"""Paths of requests, at a host and at a door: which of them are for clients, and which are not spelled as one is.
+
+Proxies and servers disagree on paths that can be spelled in several ways: one hides `/metrics`, and another one reads
+`/%6detrics` or `/x/../metrics` as that. So only one spelling is taken, and what is for clients is listed, not what is
+hidden: a path that is not on the list passes no door.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote, unquote_to_bytes
+
+from starlette.responses import Response
+from starlette.websockets import WebSocket
+
+# What clients ask for: these paths, and all below those that end in a slash. What else a host serves is for those who
+# run it. The balancers of deploy/ and docs/hardening.md have the same list, and the probes /health and /ready.
+FOR_CLIENTS = ("/", "/realtime", "/v1/", "/web/", "/ws/")
+MAX_PATH_BYTES = 4096
+# No client encodes so often.
+_MAX_DECODED = 4
+_NEEDLESS = re.compile(rb"%(?:3[0-9]|[46][1-9a-f]|[57][0-9a])", re.IGNORECASE)
+_NO_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
+_CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
+# Some servers take a backslash for a slash, and what follows a semicolon for no part of the segment.
+_DOTS = re.compile(r"[/\\]\.\.?(?:[/\\;]|$)")
+
+
+def raw_path(scope: Any) -> str:
+    """Return the path of a request as it came, percent-encoded, without its query."""
+    raw: bytes | None = scope.get("raw_path")
+    return quote(scope["path"]) if raw is None else raw.decode("latin-1")
+
+
+def is_for_clients(path: str) -> bool:
+    """Return whether clients ask for a path, which has no flaw."""
+    return path in FOR_CLIENTS or path.startswith(tuple(p for p in FOR_CLIENTS if p != "/" and p.endswith("/")))
+
+
+def flaw(path: str) -> str:
+    """Return what is wrong with the spelling of a path, as it came; "" for nothing.
+
+    A path has no segment `.` or `..`, also where it is decoded again and again, and none without a name inside of it;
+    it is UTF-8 without control characters, and has no letter or digit percent-encoded.
+    """
+    if len(path) > MAX_PATH_BYTES:
+        return f"A path has at most {MAX_PATH_BYTES} bytes."
+    if not path.startswith("/"):
+        return "A path begins with a slash."
+    raw = path.encode("latin-1")
+    if "#" in path or "\\" in path or _NO_ESCAPE.search(raw):
+        return "Other characters than those of a path are percent-encoded, as is a percent sign."
+    if _NEEDLESS.search(raw):
+        return "Letters and digits of a path are not percent-encoded."
+    if "//" in path:
+        return "A path has no segments without a name. Slashes of a name are percent-encoded."
+    for _ in range(_MAX_DECODED):
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError:
+            return "A path is UTF-8."
+        if _CONTROLS.search(text):
+            return "A path has no control characters."
+        if _DOTS.search(text) or text.startswith("//"):
+            return "A path has no segments `.` and `..`, and begins with one slash."
+        decoded = unquote_to_bytes(raw)
+        if decoded == raw:
+            return ""
+        raw = decoded
+    return "A path is percent-encoded once."
+
+
+class CheckedPaths:
+    """ASGI middleware that refuses paths with a flaw. It has to be behind the one that joins slashes (`BasePath`).
+
+    `refusal` makes the response, with status 400, of what is wrong.
+    """
+
+    def __init__(self, app: Any, refusal: Callable[[str], Response]) -> None:
+        self._app = app
+        self._refusal = refusal
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Hand the request on, or refuse it."""
+        if scope["type"] not in ("http", "websocket") or not (wrong := flaw(raw_path(scope))):
+            await self._app(scope, receive, send)
+        else:
+            await respond(self._refusal(wrong), scope, receive, send)
+
+
+async def respond(response: Response, scope: Any, receive: Any, send: Any) -> None:
+    """Answer a request, or a WebSocket's upgrade, with this response."""
+    if scope["type"] == "websocket":
+        await WebSocket(scope, receive, send).send_denial_response(response)
+    else:
+        await response(scope, receive, send)
