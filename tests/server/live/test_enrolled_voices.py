@@ -28,7 +28,8 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.server.live.enrolled_voices import MAX_OUTCOMES, EnrolledVoices
+from antiphon.server.live import enrolled_voices
+from antiphon.server.live.enrolled_voices import EnrolledVoices
 from antiphon.server.live.moving.continuation import Continuation
 from antiphon.server.live.moving.persistence import restored, stored_session
 from antiphon.server.live.open_wire import context_of, prepare_voices
@@ -205,14 +206,19 @@ def test_when_a_key_has_many_recordings_to_be_listened_to_then_another_keys_is_t
     anyio.run(main)
 
 
-def test_what_is_remembered_of_names_is_bounded_and_shared_by_keys(shelf: Shelf) -> None:
+def test_what_is_remembered_of_names_is_bounded_and_shared_by_keys(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enrolled_voices, "MAX_OUTCOMES", 20)
+    shelf.voices = EnrolledVoices()
+
     async def main() -> None:
         shelf.add("Ann", USER)
         voices = await shelf.find("Ann")
-        for number in range(MAX_OUTCOMES):
+        for number in range(20):
             await shelf.error(f"nobody {number}", "alice")
         assert shelf.voices.find("", "Ann", PARAM) == voices
-        for number in range(MAX_OUTCOMES):
+        for number in range(20):
             await shelf.error(f"nobody {number}")
         with pytest.raises(RemoteProtocolError):
             shelf.voices.find("", "Ann", PARAM)
