@@ -20,13 +20,16 @@ import torch
 
 from antiphon.adapters.minicpmo.checkpoint import read
 from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
+from antiphon.adapters.minicpmo.token2wav import Token2Wav
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep, Unit
 from antiphon.errors import ModelError
 from antiphon.events.duplex import NativeSampling
 from antiphon.loading.loaded import LoadedModels
 from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.shares.owner import current_owner
 from tests.adapters import tiny_minicpmo as tiny
+from tests.adapters.stand_in.stepaudio2 import Token2wav
 
 GOLDEN = json.loads((tiny.GOLDEN / "minicpmo.json").read_text())
 FLOATS = np.load(tiny.GOLDEN / "minicpmo.npz")
@@ -184,3 +187,33 @@ def test_when_models_are_warmed_then_a_native_partner_listens_and_speaks(folder:
     asyncio.run(loaded.warm())
     assert recorder.windows
     model.close()
+
+
+def test_when_a_key_brings_many_voices_then_they_are_forgotten_and_another_keys_is_not() -> None:
+    class Released(Token2wav):
+        def __init__(self) -> None:
+            super().__init__("")
+            self.read = list[str]()
+
+        def set_stream_cache(self, prompt_wav: str) -> tuple[Any, dict[str, Any]]:
+            self.read.append(prompt_wav)
+            return super().set_stream_cache(prompt_wav)
+
+    released = Released()
+    vocoder = Token2Wav(released, None, torch.device("cpu"))
+
+    def speak(key: str, voice: int) -> None:
+        token = current_owner.set(key)
+        vocoder.open(np.full(160, voice / 1000, np.float32))
+        current_owner.reset(token)
+
+    speak("b", 0)
+    for voice in range(100):
+        speak("a", voice)
+    assert len(released.read) == 101
+    speak("b", 0)
+    speak("a", 99)
+    assert len(released.read) == 101
+    speak("a", 1)
+    assert len(released.read) == 102
+    vocoder._folder.cleanup()

@@ -28,13 +28,16 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.server.live.enrolled_voices import MAX_OUTCOMES, EnrolledVoices
+from antiphon.server.live import enrolled_voices
+from antiphon.server.live.enrolled_voices import EnrolledVoices
 from antiphon.server.live.moving.continuation import Continuation
 from antiphon.server.live.moving.persistence import restored, stored_session
 from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import Caller, ServerState
 from antiphon.settings import load
+from antiphon.shares.owner import current_owner
+from antiphon.signals import become
 from antiphon.store.voices import StoredVoice, VoiceStore
 from tests.scripted import OTHERS, ScriptedDetector, ScriptedTranscriber, ScriptedVoices, speech
 from tests.server.scripted import Echo, serving
@@ -168,14 +171,54 @@ def test_when_the_model_fails_or_is_busy_then_the_voice_is_listened_to_the_next_
     anyio.run(main)
 
 
-def test_what_is_remembered_of_names_is_bounded_and_shared_by_keys(shelf: Shelf) -> None:
+def test_when_a_key_has_many_recordings_to_be_listened_to_then_another_keys_is_the_next_but_one(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embed = shelf.model.embed
+
+    async def main() -> None:
+        order, gate = list[str](), anyio.Event()
+
+        async def embed_later(pcm: Pcm) -> Pcm:
+            await gate.wait()
+            return await embed(pcm)
+
+        monkeypatch.setattr(shelf.model, "embed", embed_later)
+
+        async def look_up(key: str, name: str) -> None:
+            current_owner.set(key)
+            await shelf.find(name, key)
+            order.append(key)
+
+        for number in range(5):
+            shelf.add(f"{number}", USER, key="alice")
+        shelf.add("Ann", USER, key="bob")
+        async with anyio.create_task_group() as group:
+            for number in range(5):
+                group.start_soon(look_up, "alice", f"{number}")
+            waiting = shelf.voices._listening._queue
+            await become(lambda: waiting.num_waiting == 4, 0.001)
+            group.start_soon(look_up, "bob", "Ann")
+            await become(lambda: waiting.num_waiting == 5, 0.001)
+            gate.set()
+        assert order == ["alice", "bob", *["alice"] * 4]
+
+    anyio.run(main)
+
+
+def test_what_is_remembered_of_names_is_bounded_and_shared_by_keys(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(enrolled_voices, "MAX_OUTCOMES", 20)
+    shelf.voices = EnrolledVoices()
+
     async def main() -> None:
         shelf.add("Ann", USER)
         voices = await shelf.find("Ann")
-        for number in range(MAX_OUTCOMES):
+        for number in range(20):
             await shelf.error(f"nobody {number}", "alice")
         assert shelf.voices.find("", "Ann", PARAM) == voices
-        for number in range(MAX_OUTCOMES):
+        for number in range(20):
             await shelf.error(f"nobody {number}")
         with pytest.raises(RemoteProtocolError):
             shelf.voices.find("", "Ann", PARAM)

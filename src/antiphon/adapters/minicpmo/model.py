@@ -28,7 +28,7 @@ from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.modeling.chat_template import plain_tokenizer, token_ids
 from antiphon.modeling.detokenizer import Detokenizer
-from antiphon.shares.threads import in_thread
+from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import MAX_FRAME_PIXELS, decode
 
 UNIT_S = 1.0
@@ -202,7 +202,10 @@ class MiniCpmOStream:
         MediaError for a frame that is no image, ModelError, EngineError.
         """
         frames = unit.frames[-self._model.profile.max_frames :]
-        images = [Image.fromarray(await in_thread(decode, frame, MAX_SIDE, MAX_FRAME_PIXELS)) for frame in frames]
+        images = [
+            Image.fromarray(await in_thread(decode, frame, MAX_SIDE, MAX_FRAME_PIXELS, places=IMAGE_THREADS))
+            for frame in frames
+        ]
         parts, ids, session = self._model.parts, self._model.parts.ids, self._session
         pictures, audio = await self._model.engine.thread.call(
             lambda: (

@@ -23,12 +23,16 @@ import numpy as np
 import torch
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.shares.fair_cache import FairCache
+from antiphon.shares.owner import current_owner
 
 log = logging.getLogger(__name__)
 
 # In the checkpoint's folder: the weights, and the voice of sessions that bring none.
 WEIGHTS = "assets/token2wav"
 DEFAULT_VOICE = "assets/HT_ref_audio.wav"
+# Voices that need not be read again. What a session speaks with stays with its turn.
+MAX_VOICES = 16
 
 
 def load(folder: Path, device: torch.device) -> Token2Wav | None:
@@ -70,7 +74,7 @@ class Token2Wav:
         self._lock = threading.Lock()
         self._folder = tempfile.TemporaryDirectory(prefix="antiphon-voices-")
         # The state before the first code, by the file of the voice.
-        self._first_states: dict[str, tuple[Any, Any]] = {}
+        self._first_states = FairCache[str, tuple[Any, Any]](MAX_VOICES)
 
     @property
     def lookahead(self) -> int:
@@ -86,9 +90,11 @@ class Token2Wav:
         if path is None:
             return None
         with self._lock, _current(self._device):
-            if path not in self._first_states:
-                self._first_states[path] = _cloned(self._released.set_stream_cache(path))
-            return (path, *_cloned(self._first_states[path]))
+            first = self._first_states.get(current_owner.get(), path)
+            if first is None:
+                first = _cloned(self._released.set_stream_cache(path))
+                self._first_states.put(current_owner.get(), path, first)
+            return (path, *_cloned(first))
 
     def decode(self, state: Any, codes: Sequence[int], *, last: bool) -> tuple[Pcm, Any]:
         """Return the audio of the codes, float32 [num_samples], 24 kHz, and the new state.

@@ -39,7 +39,7 @@ from antiphon.modeling.codec_talker import (
 from antiphon.modeling.codec_vocoder import VocoderState
 from antiphon.shares.fair_cache import FairCache
 from antiphon.shares.owner import current_owner
-from antiphon.shares.threads import in_thread
+from antiphon.shares.threads import FILE_THREADS, in_thread
 
 # Rows that a text is promised.
 RESERVE_ROWS = 512
@@ -200,7 +200,9 @@ class Qwen3Tts:
         cloned = self._cloned.get(owner, key)
         if cloned is None:
             try:
-                pcm = await in_thread(decode_beginning, io.BytesIO(given.audio), RATE_HZ, MAX_SAMPLE_S)
+                pcm = await in_thread(
+                    decode_beginning, io.BytesIO(given.audio), RATE_HZ, MAX_SAMPLE_S, places=FILE_THREADS
+                )
             except MediaError as error:
                 raise RemoteProtocolError(
                     "invalid_value", f"Invalid value for 'ref_audio': {error}.", "ref_audio"
