@@ -1,4 +1,4 @@
-"""What a detector hears in the place of sound as it came: without what lies below voices, and with a slow automatic gain
+"""What a detector hears in place of sound as it came: without what lies below voices, and with a slow automatic gain
 that brings quiet sound up to the level of a near voice. Pure.
 """
 
