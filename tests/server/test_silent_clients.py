@@ -1,5 +1,5 @@
-"""WebSocket clients that fall silent, or read slowly or not at all, on real sockets. Time passes only where nothing else
-can happen: the event loop's clock jumps to its next timer.
+"""WebSocket clients that fall silent, or read slowly or not at all, on real sockets. Time passes only where nothing
+else can happen: the event loop's clock jumps to its next timer.
 """
 
 from __future__ import annotations
