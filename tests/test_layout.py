@@ -87,8 +87,8 @@ PURE_FILES = (
     | {f"transports/{name}.py" for name in ("attachment_state", "lifecycle", "state_machine")}
 )
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
-# Where anyio's threads and the event loop's default executor may be used, which no client may fill: for the server's own
-# work. The others are of a key each.
+# Where anyio's threads and the event loop's default executor may be used, which no client may fill: for the server's
+# own work. The others are of a key each.
 OWN_THREADS = ("cli/", "client/", "cluster/", "server/process/", "server/routes/operations/", "server/memory.py")
 OWN_THREADS += ("server/run.py", "server/fetch.py", "shares/threads.py")
 # Where tensors may be known.

@@ -17,6 +17,7 @@ from antiphon.adapters.silero.detector import SileroDetector
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.adapters.whisper.files import PART_S, PART_SLACK_S
 from antiphon.adapters.whisper.transcriber import WhisperTranscriber
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.quiet import split_at_quiet
 from antiphon.contracts import FileInfo, FileOptions, Hypothesis, TranscriptSegment, Window, one_slab
 from antiphon.loading.loaded import LoadedModels
@@ -331,3 +332,66 @@ def test_when_speech_is_quiet_then_it_is_detected_as_it_is_at_full_level(
     full, quiet = asyncio.run(main(-3)), asyncio.run(main(peak_db))
     assert np.mean(quiet[full]) > 0.95
     assert np.mean(quiet[~full]) < 0.05
+
+
+@pytest.mark.parametrize(("added", "found"), [("offset", 0.9), ("clicks", 0.7), ("rumble", 0.8)])
+def test_speech_is_detected_beside_what_microphones_add(
+    models: LoadedModels, recordings: dict[str, Recording], added: str, found: float
+) -> None:
+    speech = np.concatenate([np.pad(recordings[n].pcm, (8000, 8000)) for n in ("lj-LJ001-0004", "ps-cards-001")])
+    speech *= 10 ** (-42 / 20) / np.abs(speech).max()
+
+    async def main() -> tuple[np.ndarray, np.ndarray]:
+        plain, disturbed = models.required_vad.open(), models.required_vad.open()
+        sound = speech + disturbance(added, len(speech))
+        probabilities = await asyncio.gather(plain.feed(speech), disturbed.feed(sound))
+        return np.array(probabilities[0]) >= 0.5, np.array(probabilities[1]) >= 0.5
+
+    plain, disturbed = asyncio.run(main())
+    assert np.mean(disturbed[plain]) > found
+
+
+def disturbance(kind: str, size: int) -> Pcm:
+    """What a microphone, a desk and the wires add to sound, [size]."""
+    time_s = np.arange(size) / SAMPLE_RATE_HZ
+    out = np.zeros(size)
+    if kind == "offset":
+        out += 0.5
+    elif kind == "clicks":
+        click = np.exp(-np.arange(160) / 32) * np.random.default_rng(1).normal(size=160)
+        for at in range(0, size - 160, SAMPLE_RATE_HZ // 3):
+            out[at : at + 160] = click / np.abs(click).max() * 10 ** (-10 / 20)
+    elif kind == "rumble":
+        out += 0.3 * np.sin(2 * np.pi * 22 * time_s) * (1 + np.sin(2 * np.pi * 0.7 * time_s)) / 2
+    else:
+        for factor, gain in ((1, 0.025), (2, 0.005), (3, 0.002)):
+            out += gain * np.sin(2 * np.pi * 50 * factor * time_s)
+    return out.astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["hum", "keys", "comfort", "white", "busy", "offset", "wind"])
+def test_sound_of_wires_desks_and_lines_is_no_speech(models: LoadedModels, kind: str) -> None:
+    size, rng = 8 * SAMPLE_RATE_HZ, np.random.default_rng(2)
+    time_s = np.arange(size) / SAMPLE_RATE_HZ
+    if kind == "keys":
+        row, column = (697, 770, 852, 941), (1209, 1336, 1477)
+        key = (time_s / 0.2).astype(int)
+        tones = np.sin(2 * np.pi * np.take(row, key % 4) * time_s)
+        tones += np.sin(2 * np.pi * np.take(column, key % 3) * time_s)
+        sound = 0.2 * tones * (time_s % 0.2 < 0.1)
+    elif kind == "busy":
+        sound = 0.1 * (np.sin(2 * np.pi * 480 * time_s) + np.sin(2 * np.pi * 620 * time_s)) * (time_s % 1 < 0.5)
+    elif kind in ("comfort", "white", "wind"):
+        hz = np.fft.rfftfreq(size, 1 / SAMPLE_RATE_HZ)
+        shape = {"comfort": (hz < 3400) / (1 + hz / 800), "white": np.ones(len(hz)), "wind": 1 / (1 + (hz / 60) ** 2)}
+        sound = np.fft.irfft(np.fft.rfft(rng.normal(size=size)) * shape[kind], size)
+        sound *= 10 ** ((-20 if kind == "wind" else -50) / 20) / sound.std()
+    else:
+        sound = disturbance(kind, size).astype(float)
+
+    async def main() -> list[float]:
+        # At 0, 20 and 40 dB less: the gain must not make speech of it either.
+        quieter = (models.required_vad.open().feed((sound * g).astype(np.float32)) for g in (1.0, 0.1, 0.01))
+        return [p for probabilities in await asyncio.gather(*quieter) for p in probabilities]
+
+    assert max(asyncio.run(main())) < 0.5

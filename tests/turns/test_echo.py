@@ -64,10 +64,11 @@ def frames(from_s: float, to_s: float) -> slice:
     return slice(int(from_s * SAMPLE_RATE_HZ / FRAME_SAMPLES), int(to_s * SAMPLE_RATE_HZ / FRAME_SAMPLES))
 
 
-def test_when_a_residue_comes_back_that_a_detector_raises_then_it_is_no_speech() -> None:
+@pytest.mark.parametrize("offset", [0.0, 0.2])
+def test_when_a_residue_comes_back_that_a_detector_raises_then_it_is_no_speech(offset: float) -> None:
     """What a client's own echo canceller leaves is too weak to be told by its levels."""
     sent, guard, left = babble(1), EchoGuard(), list[float]()
-    heard = delayed(sent, 0.2, -45.0)
+    heard = delayed(sent, 0.2, -45.0) + np.float32(offset)
     for at in range(0, len(heard) - FRAME_SAMPLES, FRAME_SAMPLES):
         if at >= SAMPLE_RATE_HZ:
             guard.add_reference(sent[at - SAMPLE_RATE_HZ :][:FRAME_SAMPLES], at)

@@ -40,8 +40,6 @@ from antiphon.store.sessions import SessionStore, open_store
 log = logging.getLogger(__name__)
 # Frames above the limit get an answer up to this; beyond it the connection is closed with 1009.
 HARD_FRAME_FACTOR = 2
-# A ping waits behind the audio that a client has yet to read, which may be minutes at the pace it is heard.
-PING_TIMEOUT_S = 300.0
 # What models get to finish their steps when the server stops.
 CLOSE_MODELS_S = 2.0
 # What waits of traces has this long to be sent.
@@ -185,7 +183,6 @@ def http_server(state: ServerState) -> uvicorn.Server:
         access_log=False,
         ws_max_size=state.settings.audio.max_frame_bytes * HARD_FRAME_FACTOR,
         ws_per_message_deflate=False,
-        ws_ping_timeout=PING_TIMEOUT_S,
         lifespan="off",
     )
     return QuietServer(config)

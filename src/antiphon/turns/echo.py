@@ -84,7 +84,7 @@ class EchoGuard:
         self._reference_end = 0
         # The microphone's last frames: (hop of the first sample, levels).
         self._microphone: list[tuple[int, Levels]] = []
-        # The largest sample of each of them.
+        # The largest sample of each of them, without its offset.
         self._peaks: list[float] = []
         self.delay_hops: int | None = None
         self._gain: Levels = np.zeros(len(self._bands), np.float32)
@@ -150,7 +150,7 @@ class EchoGuard:
             levels = self._band_levels(frame[None])[0]
             self._noise = np.minimum(self._noise + NOISE_RISE_DB, levels)
             self._microphone = [*self._microphone[1 - COMPARED_FRAMES :], (hop, levels)]
-            self._peaks = [*self._peaks[1 - COMPARED_FRAMES :], float(np.abs(frame).max())]
+            self._peaks = [*self._peaks[1 - COMPARED_FRAMES :], float(np.ptp(frame)) / 2]
             if not len(self._levels):
                 out.append(probability)
                 continue

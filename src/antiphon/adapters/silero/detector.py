@@ -2,7 +2,8 @@
 
 The graph takes 64 samples of context before each 512-sample frame (github.com/snakers4/silero-vad, utils_vad.py).
 What a session knows is in its SileroStream; the weights and the lane are shared. Where a turn begins and ends is not
-decided here. The graph hears a levelled copy, because it misses quiet speech (`audio/leveller.py`).
+decided here. The graph hears a copy that is filtered and levelled, because it misses quiet speech and speech with an
+offset (`audio/leveller.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import onnxruntime
 
 from antiphon.adapters.spec import LaneModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.leveller import Leveller
+from antiphon.audio.leveller import HighPass, Leveller
 from antiphon.engine.lane import Lane
 
 FRAME_SAMPLES = 512
@@ -37,8 +38,8 @@ _RATE = np.array(SAMPLE_RATE_HZ, dtype=np.int64)
 class SileroStream:
     """A VadStream: the recurrent state of one session, the graph's context, and the samples of an unfinished frame.
 
-    `leveller`, `state` float32 [2, 1, 128] and `context` float32 [64] are the graph's; the lane's worker reads and
-    writes them.
+    `high_pass`, `leveller`, `state` float32 [2, 1, 128] and `context` float32 [64] are the graph's; the lane's worker
+    reads and writes them.
     """
 
     def __init__(self, lane: Lane[tuple[SileroStream, Pcm], list[float]]) -> None:
@@ -49,7 +50,7 @@ class SileroStream:
         """Forget everything heard, the samples of an unfinished frame too. Not while `feed` is awaited."""
         self.state = np.zeros((2, 1, 128), np.float32)
         self.context = np.zeros(CONTEXT_SAMPLES, np.float32)
-        self.leveller = Leveller()
+        self.high_pass, self.leveller = HighPass(), Leveller()
         self._rest = np.zeros(0, np.float32)
         self._still_frames, self._heard_voice = 0, False
 
@@ -57,8 +58,8 @@ class SileroStream:
         """Follow the level after a voice, and clear `state` and the gain once after STILL_FRAMES still frames in a
         row.
 
-        The next voice may be far softer than the last, and would be taken for noise otherwise. `frame` is as it came,
-        without the gain. Called for every frame, in order, in the lane's worker thread.
+        The next voice may be far softer than the last, and would be taken for noise otherwise. `frame` is
+        filtered, and has no gain. Called for every frame, in order, in the lane's worker thread.
         """
         self._heard_voice = self._heard_voice or probability >= SPEECH_PROBABILITY
         still = probability < SILENCE_PROBABILITY and float(np.dot(frame, frame)) < STILL_RMS**2 * len(frame)
@@ -118,11 +119,12 @@ class SileroDetector:
         return results
 
     def _step(self, streams: list[SileroStream], frames: list[Pcm]) -> npt.NDArray[np.float32]:
-        levelled = [s.leveller.level(f) for s, f in zip(streams, frames, strict=True)]
+        filtered = [s.high_pass.filter(f) for s, f in zip(streams, frames, strict=True)]
+        levelled = [s.leveller.level(f) for s, f in zip(streams, filtered, strict=True)]
         audio = np.stack([np.concatenate((s.context, f)) for s, f in zip(streams, levelled, strict=True)])
         state = np.concatenate([s.state for s in streams], axis=1)
         output, state = self._model.run(None, {"input": audio, "state": state, "sr": _RATE})
-        for i, (stream, frame) in enumerate(zip(streams, frames, strict=True)):
+        for i, (stream, frame) in enumerate(zip(streams, filtered, strict=True)):
             stream.state = state[:, i : i + 1]
             stream.context = levelled[i][-CONTEXT_SAMPLES:]
             stream.frame_judged(frame, float(output[i, 0]))

@@ -1,4 +1,5 @@
-"""Bounds the TCP connections of a server: how many there are, and how long a request's head may take to arrive.
+"""Bounds the TCP connections of a server: how many there are, how long a request's head may take to arrive, and how
+long a WebSocket's client may be silent.
 
 A connection costs a descriptor from the moment it is accepted, long before a key is shown, and uvicorn lets it be
 silent for ever. These are uvicorn's protocols with a place that a connection holds until it is closed, across the
@@ -19,11 +20,14 @@ from typing import Any
 import h11
 import uvicorn
 from starlette.types import Scope
+from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState as UvicornState
-from websockets.frames import CloseCode
+from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
+
+from antiphon.server.process.lifesigns import PING_INTERVAL_S, SILENCE_S, LifeSigns
 
 log = logging.getLogger(__name__)
 
@@ -121,13 +125,31 @@ class BoundedConfig(uvicorn.Config):
     """uvicorn's configuration with its HTTP/1.1 and WebSocket protocols bounded by `connections`.
 
     `head_timeout_s`: seconds in which the whole head of a request has to arrive, counted from the accept, or from its
-    first byte on a connection that has served a request. A connection that takes longer is closed.
+    first byte on a connection that has served a request. A connection that takes longer is closed. `silence_s`: seconds
+    after which a WebSocket is closed whose client gives no sign of life; it is asked for one every `ping_interval_s`.
     """
 
-    def __init__(self, app: Any, connections: Connections, head_timeout_s: float, **options: Any) -> None:
-        super().__init__(app, http=_BoundedHttp, ws=_BoundedWebSocket, proxy_headers=False, **options)
+    def __init__(
+        self,
+        app: Any,
+        connections: Connections,
+        head_timeout_s: float,
+        *,
+        silence_s: float = SILENCE_S,
+        ping_interval_s: float = PING_INTERVAL_S,
+        **options: Any,
+    ) -> None:
+        super().__init__(
+            app,
+            http=_BoundedHttp,
+            ws=_BoundedWebSocket,
+            proxy_headers=False,
+            ws_ping_interval=ping_interval_s,
+            **options,
+        )
         self.connections = connections
         self.head_timeout_s = head_timeout_s
+        self.silence_s = silence_s
 
 
 class _BoundedHttp(H11Protocol):
@@ -179,6 +201,17 @@ class _BoundedHttp(H11Protocol):
 class _BoundedWebSocket(WebSocketsSansIOProtocol):
     # How many bytes may still come before the first message is whole; None: any number, and after that message.
     _bytes_left: int | None = None
+    _life: LifeSigns
+
+    def __init__(
+        self,
+        config: BoundedConfig,
+        server_state: UvicornState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._life = LifeSigns(self.loop.time(), config.silence_s)
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
@@ -190,6 +223,7 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
         self._bytes_left = max_bytes
 
     def data_received(self, data: bytes) -> None:
+        self._life.seen(self.loop.time())
         super().data_received(data)
         if self.conn.handshake_exc and not self.handshake_initiated and not self.transport.is_closing():
             # uvicorn 0.54 says nothing then, and waits for ever.
@@ -205,6 +239,52 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
     def send_receive_event_to_app(self) -> None:
         self._bytes_left = None
         super().send_receive_event_to_app()
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.send":
+            self._life.sent(len(message.get("bytes") or message.get("text") or b""))
+
+    def resume_writing(self) -> None:
+        # The transport held bytes that the client's TCP now takes.
+        self._life.seen(self.loop.time())
+        super().resume_writing()
+
+    def handle_pong(self, event: Frame) -> None:
+        self._life.pong(bytes(event.data))
+
+    def start_keepalive(self) -> None:
+        # What the application does before it accepts is not the client's silence.
+        self._life.seen(self.loop.time())
+        super().start_keepalive()
+
+    def schedule_ping(self) -> None:
+        # Before the ping is due, the client may be gone.
+        now_s = self.loop.time()
+        wait_s = min(self.config.ws_ping_interval or PING_INTERVAL_S, max(0.0, self._life.gone_s - now_s))
+        self.ping_timer = self.loop.call_later(wait_s, self.send_keepalive_ping)
+
+    def send_keepalive_ping(self) -> None:
+        """Ask for a sign of life, or close the connection where there was none in time. uvicorn's own waits for the
+        pong of each ping, and its close waits for a client that takes no bytes until the system gives up.
+        """
+        now_s = self.loop.time()
+        if self.read_paused and self.writable.is_set():
+            # The application has yet to take a message; what the client sent after it is not read here meanwhile.
+            self._life.seen(now_s)
+        if now_s >= self._life.gone_s:
+            if not self.close_sent and not self.transport.is_closing():
+                self.conn.fail(CloseCode.GOING_AWAY, "client_silent")
+                self.transport.write(b"".join(self.conn.data_to_send()))
+                self.close_sent = True
+                self.transport.close()
+            if self.transport.get_write_buffer_size():
+                self.transport.abort()
+            return
+        if not self.close_sent and not self.transport.is_closing():
+            self.conn.send_ping(self._life.ping)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+        self.schedule_ping()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)

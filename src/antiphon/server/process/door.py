@@ -26,9 +26,6 @@ from antiphon.server.routes.door_calls import DoorCalls
 from antiphon.settings import ServerSettings, Settings
 from antiphon.signals import unless_set
 
-# A client is silent while a host is looked for, and a ping waits behind audio that it has yet to read.
-PING_TIMEOUT_S = 300.0
-
 
 async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambda _: None) -> None:
     """Carry connections until SIGTERM or SIGINT, then wait `drain_s` for those that are open, or for a second signal.
@@ -61,7 +58,6 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
         access_log=False,
         ws_max_size=settings.audio.max_frame_bytes * 2,
         ws_per_message_deflate=False,
-        ws_ping_timeout=PING_TIMEOUT_S,
         lifespan="on",
     )
     http = QuietServer(config)
