@@ -16,14 +16,25 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from antiphon.errors import RowError, StoreError, SupersededError
-from antiphon.store.sessions.api import MAX_TAIL_BYTES, ClaimRefusal, Hold, Host, StoredSession, TailChunk
-from antiphon.store.sessions.home import BUSY_S, Home, Write, superseded
+from antiphon.store.sessions.api import (
+    MAX_SNAPSHOT_BYTES,
+    MAX_TAIL_BYTES,
+    ClaimRefusal,
+    Hold,
+    Host,
+    StoredSession,
+    TailChunk,
+)
+from antiphon.store.sessions.home import BUSY_S, Home, Write, superseded, too_large
 
 log = logging.getLogger(__name__)
 # How soon a write that failed is tried again.
 RETRY_S = 2.0
 # How often conversations that are too old are deleted.
 PURGE_EVERY_S = 3600.0
+# What is written at once, in bytes, or else one session: what waits after an outage may be more than a home takes in its
+# time.
+MAX_WRITE_BYTES = 4 << 20
 # How long a claim waits for what is yet to be written of its session, and `close` for the thread.
 FLUSH_S, CLOSE_S = 3 * BUSY_S, 10.0
 
@@ -66,7 +77,13 @@ class QueuedStore:
 
     def put(self, session: StoredSession, *, turn_kept: bool = False) -> Future[None]:
         """As SessionStore says."""
-        return self._enqueue(Write(session.hold, session, clears_tail=turn_kept))
+        write = Write(session.hold, session, clears_tail=turn_kept)
+        if write.size > MAX_SNAPSHOT_BYTES:
+            refused: Future[None] = Future()
+            refused.set_exception(too_large(session.id, write.size))
+            log.error("%s", refused.exception())
+            return refused
+        return self._enqueue(write)
 
     def append_tail(self, hold: Hold, chunk: TailChunk) -> Future[None]:
         """As SessionStore says."""
@@ -192,19 +209,32 @@ class QueuedStore:
                 self._degrade(f"conversations cannot be stored: {error}")
 
     def _write_pending(self) -> None:
-        """Write what waits. Raises what makes the home as a whole impossible to write to."""
+        """Write what waits, MAX_WRITE_BYTES at a time. Raises what makes the home as a whole impossible to write to."""
+        while taken := self._take():
+            failures = self._home.write([waiting.write for waiting in taken.values()])
+            for wrong in filter(None, failures):
+                log.log(logging.WARNING if isinstance(wrong, SupersededError) else logging.ERROR, "%s", wrong)
+            with self._lock:
+                self._in_hand = {}
+            for waiting, failure in zip(taken.values(), failures, strict=True):
+                _finish(waiting.futures, failure)
         with self._lock:
-            taken, self._in_hand, self._pending = self._pending, self._pending, {}
-        failures = self._home.write([waiting.write for waiting in taken.values()]) if taken else ()
-        for wrong in filter(None, failures):
-            log.log(logging.WARNING if isinstance(wrong, SupersededError) else logging.ERROR, "%s", wrong)
-        with self._lock:
-            self._in_hand = {}
-            if self._failure:
+            if self._failure and not self._pending:
                 log.warning("conversations are stored again")
-            self._failure = None
-        for waiting, failure in zip(taken.values(), failures, strict=True):
-            _finish(waiting.futures, failure)
+                self._failure = None
+
+    def _take(self) -> dict[str, _Waiting]:
+        """Take in hand what is written next, in the order in which it was given."""
+        size = 0
+        with self._lock:
+            for session_id, waiting in self._pending.items():
+                size += waiting.write.size
+                if self._in_hand and size > MAX_WRITE_BYTES:
+                    break
+                self._in_hand[session_id] = waiting
+            for session_id in self._in_hand:
+                del self._pending[session_id]
+            return self._in_hand
 
     def _degrade(self, failure: str) -> None:
         with self._lock:
