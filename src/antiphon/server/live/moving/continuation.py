@@ -36,7 +36,7 @@ from antiphon.sessions.inbox import Inbox
 
 # Why a response ended that was under way when its host went.
 MOVED = "session_moved"
-# No message has so much audio.
+# No session has so many messages, and none of them has so much audio.
 MAX_NUMBER = 10**15
 MAX_HEARD_MS = 3_600_000
 # Events after which a conversation is stored again, since its configuration or its history has changed.
