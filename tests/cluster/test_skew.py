@@ -45,6 +45,7 @@ async def resumed(host: Host, about: dict[str, Any]) -> tuple[Any, Wire, dict[st
     return context, wire, await wire.read()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("kind", SERVERS)
 def test_when_the_clocks_of_two_hosts_are_two_hours_apart_then_leases_claims_and_tokens_hold(kind: str) -> None:
     async def main(hosts: Cluster) -> None:

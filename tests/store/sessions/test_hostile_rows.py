@@ -23,7 +23,7 @@ from antiphon.store.sessions.api import MAX_SNAPSHOT_BYTES
 from antiphon.store.sessions.postgres import PostgresHome
 from antiphon.store.sessions.redis import RedisHome
 from antiphon.store.sessions.sqlite import SqliteHome
-from antiphon.store.sessions.writer import MAX_WRITE_BYTES
+from antiphon.store.sessions.writer import ROUND_BYTES
 from tests.server.clients import connect
 from tests.server.live.test_ownership import Server, conversation
 from tests.server.scripted import serving
@@ -190,7 +190,7 @@ def test_when_much_waits_after_an_outage_then_it_is_written_a_part_at_a_time(
     until(lambda: store.put(row("waits-0")).exception(WAIT_S) is None)
     other = opened()
     assert all(other.get(f"waits-{number}") for number in range(12))
-    assert max(sizes) <= MAX_WRITE_BYTES
+    assert max(sizes) <= ROUND_BYTES
     assert store.degraded is None
 
 

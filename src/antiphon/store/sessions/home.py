@@ -41,12 +41,6 @@ class Write:
     forgets: bool = False
 
     @property
-    def size(self) -> int:
-        """The bytes of what it writes: of the snapshot, and of the tail's chunks."""
-        snapshot = self.row.snapshot if self.row else b""
-        return (len(snapshot) if isinstance(snapshot, bytes) else 0) + sum(map(len, self.chunks.values()))
-
-    @property
     def next_owner(self) -> str:
         """The owner that the row has after it."""
         return "" if self.releases else self.hold.owner

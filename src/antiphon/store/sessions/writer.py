@@ -32,9 +32,8 @@ log = logging.getLogger(__name__)
 RETRY_S = 2.0
 # How often conversations that are too old are deleted.
 PURGE_EVERY_S = 3600.0
-# What is written at once, in bytes, or else one session: what waits after an outage may be more than a home takes in its
-# time.
-MAX_WRITE_BYTES = 4 << 20
+# What is written at once: of a session at least, and no more than this of several.
+ROUND_BYTES = 4 << 20
 # How long a claim waits for what is yet to be written of its session, and `close` for the thread.
 FLUSH_S, CLOSE_S = 3 * BUSY_S, 10.0
 
@@ -45,6 +44,13 @@ class _Waiting:
 
     write: Write
     futures: list[Future[None]] = field(default_factory=list)
+
+    @property
+    def num_bytes(self) -> int:
+        row = self.write.row
+        # A row may hold what cannot be written, which its home says.
+        snapshot = len(row.snapshot) if row and isinstance(row.snapshot, bytes) else 0
+        return snapshot + sum(map(len, self.write.chunks.values()))
 
 
 class QueuedStore:
@@ -77,13 +83,14 @@ class QueuedStore:
 
     def put(self, session: StoredSession, *, turn_kept: bool = False) -> Future[None]:
         """As SessionStore says."""
-        write = Write(session.hold, session, clears_tail=turn_kept)
-        if write.size > MAX_SNAPSHOT_BYTES:
+        # It may hold what cannot be written, which its home says.
+        num_bytes = len(session.snapshot) if isinstance(session.snapshot, bytes) else 0
+        if num_bytes > MAX_SNAPSHOT_BYTES:
             refused: Future[None] = Future()
-            refused.set_exception(too_large(session.id, write.size))
+            refused.set_exception(too_large(session.id, num_bytes))
             log.error("%s", refused.exception())
             return refused
-        return self._enqueue(write)
+        return self._enqueue(Write(session.hold, session, clears_tail=turn_kept))
 
     def append_tail(self, hold: Hold, chunk: TailChunk) -> Future[None]:
         """As SessionStore says."""
@@ -209,32 +216,40 @@ class QueuedStore:
                 self._degrade(f"conversations cannot be stored: {error}")
 
     def _write_pending(self) -> None:
-        """Write what waits, MAX_WRITE_BYTES at a time. Raises what makes the home as a whole impossible to write to."""
-        while taken := self._take():
-            failures = self._home.write([waiting.write for waiting in taken.values()])
+        """Write what waits. Raises what makes the home as a whole impossible to write to."""
+        takes_oldest = False
+        while True:
+            with self._lock:
+                taken = self._in_hand = self._take_round(takes_oldest=takes_oldest)
+            failures = self._home.write([waiting.write for waiting in taken.values()]) if taken else ()
             for wrong in filter(None, failures):
                 log.log(logging.WARNING if isinstance(wrong, SupersededError) else logging.ERROR, "%s", wrong)
             with self._lock:
                 self._in_hand = {}
+                if self._failure:
+                    log.warning("conversations are stored again")
+                self._failure = None
             for waiting, failure in zip(taken.values(), failures, strict=True):
                 _finish(waiting.futures, failure)
-        with self._lock:
-            if self._failure and not self._pending:
-                log.warning("conversations are stored again")
-                self._failure = None
+            if not taken:
+                return
+            takes_oldest = not takes_oldest
 
-    def _take(self) -> dict[str, _Waiting]:
-        """Take in hand what is written next, in the order in which it was given."""
-        size = 0
-        with self._lock:
-            for session_id, waiting in self._pending.items():
-                size += waiting.write.size
-                if self._in_hand and size > MAX_WRITE_BYTES:
-                    break
-                self._in_hand[session_id] = waiting
-            for session_id in self._in_hand:
-                del self._pending[session_id]
-            return self._in_hand
+    def _take_round(self, *, takes_oldest: bool) -> dict[str, _Waiting]:
+        """Take what is written at once: the smallest, so that large conversations of one key hold up no other's, or the
+        one that waits longest. Needs the lock.
+        """
+        order = list(self._pending)[:1] if takes_oldest else sorted(self._pending, key=self._size_of)
+        taken, left = dict[str, _Waiting](), ROUND_BYTES
+        for session_id in order:
+            left -= self._size_of(session_id)
+            if taken and left < 0:
+                break
+            taken[session_id] = self._pending.pop(session_id)
+        return taken
+
+    def _size_of(self, session_id: str) -> int:
+        return self._pending[session_id].num_bytes
 
     def _degrade(self, failure: str) -> None:
         with self._lock:

@@ -1,0 +1,41 @@
+"""What the writer writes at once: large conversations hold up no small ones, and are written all the same."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from antiphon.errors import StoreError
+from antiphon.store.sessions.home import Write
+from antiphon.store.sessions.sqlite import SqliteHome
+from antiphon.store.sessions.writer import ROUND_BYTES, QueuedStore
+from tests.store.sessions.homes import row
+from tests.store.sessions.test_contract import until
+
+
+class WatchedHome(SqliteHome):
+    """A home that waits with its first write until `gate` is set, and notes the sessions of each."""
+
+    rounds: list[list[str]]
+    gate: threading.Event
+
+    def write(self, writes: Sequence[Write]) -> Sequence[StoreError | None]:
+        self.rounds.append([write.hold.session_id for write in writes])
+        assert self.gate.wait(10)
+        return super().write(writes)
+
+
+def test_when_large_conversations_wait_then_small_ones_are_written_between_them(tmp_path: Path) -> None:
+    home = WatchedHome(tmp_path, 3600, 1000.0)
+    home.rounds, home.gate = [], threading.Event()
+    store = QueuedStore(home)
+    written = [store.put(row("first"))]
+    until(lambda: bool(home.rounds))
+    written += [store.put(row(f"large-{n}", "x" * ROUND_BYTES)) for n in range(3)]
+    written += [store.put(row(f"small-{n}")) for n in range(2)]
+    home.gate.set()
+    for future in written:
+        future.result(10)
+    store.close()
+    assert home.rounds == [["first"], ["large-0"], ["small-0", "small-1"], ["large-1"], ["large-2"]]
