@@ -206,8 +206,8 @@ async def talk(srv: Staged, asks: str, clips: list[Clip], over: Over) -> Talk:
             return await request(
                 srv, over, "/v1/chat/completions", {"model": "default", "max_tokens": 24, "messages": messages}
             )
-        case "clone":
-            sample = {"ref_audio": f"{srv.beside}/sound", "ref_text": "Hello."}
+        case "speech" | "clone":
+            sample = {"ref_audio": f"{srv.beside}/sound", "ref_text": "Hello."} if asks == "clone" else {}
             body = {"input": "Good morning to you.", "response_format": "pcm", "stream": True, **sample}
             return await request(srv, over, "/v1/audio/speech", body)
         case _:
@@ -238,7 +238,7 @@ def measure(
     """One class of attack on a fresh server, and its bystander alone before."""
     asks = STAGES.get(name, PLAIN).asks
     keys = [flag for key in KEYS for flag in ("--api-key", key)]
-    with staged(name, (*MODELS, *BUDGETS, *keys), log) as srv:
+    with staged(name, (*MODELS, *BUDGETS, *keys), log, quick=args.quick) as srv:
         asyncio.run(talk(srv, asks, clips, Over(1, None)))
         with Watch(srv) as before:
             alone = asyncio.run(talk(srv, asks, clips, Over(args.turns, args.seconds)))

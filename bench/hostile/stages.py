@@ -1,7 +1,7 @@
 """What each class of attack is made against, where that is not a plain server: its flags, a door, a site beside it.
 
 A class that needs another server beside antiphon, such as a model's server that misbehaves, is a row of STAGES with a
-`beside`, which starts a program that prints its URL.
+`beside`, which starts that server and has flags that lead to it.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Literal
 from urllib.parse import urlsplit
 
 import psutil
+from bench.hostile import model_server
 from bench.hostile.doors import INTERNAL_KEY
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the bystander asks for: an answer in a conversation, one in a chat, or a sentence in the voice of a file.
-Asks = Literal["conversation", "chat", "clone"]
+# What the bystander asks for: an answer in a conversation, one in a chat, a sentence, or one in the voice of a file.
+Asks = Literal["conversation", "chat", "speech", "clone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +36,22 @@ class Beside:
 
 
 @contextmanager
-def nothing(_: IO[str]) -> Iterator[Beside]:
+def nothing(log: IO[str], quick: bool) -> Iterator[Beside]:
     yield Beside()
 
 
 @contextmanager
-def site(log: IO[str]) -> Iterator[Beside]:
+def site(log: IO[str], quick: bool) -> Iterator[Beside]:
     """A site of audio files, from which the server may fetch."""
     with program("bench.hostile.site", log=log) as url:
         yield Beside(url, ("--fetch-from", urlsplit(url).netloc))
+
+
+@contextmanager
+def bad_model(name: str, log: IO[str], quick: bool) -> Iterator[Beside]:
+    """A language model's server that answers as this class of bench.hostile.model_server."""
+    with model_server.bad_server(name, quick, log) as url:
+        yield Beside(url, ("--language-model", f"{url}#bad"))
 
 
 @contextmanager
@@ -67,7 +76,7 @@ class Stage:
     flags: tuple[str, ...] = ()
     module: str = "antiphon"
     has_door: bool = False
-    beside: Callable[[IO[str]], AbstractContextManager[Beside]] = nothing
+    beside: Callable[[IO[str], bool], AbstractContextManager[Beside]] = nothing
 
 
 PLAIN = Stage()
@@ -76,6 +85,7 @@ STAGES = {
     "schemas": Stage("chat"),
     "door-paths": Stage(has_door=True),
     "door-bodies": Stage(has_door=True),
+    **{f"model-{name}": Stage("speech", beside=partial(bad_model, name)) for name in model_server.CLASSES},
     "fetches": Stage("clone", module="bench.hostile.cloning", beside=site),
 }
 
@@ -115,14 +125,14 @@ class Staged:
 
 
 @contextmanager
-def staged(name: str, flags: tuple[str, ...], log: IO[str]) -> Iterator[Staged]:
-    """Set up the stage of a class, with these flags of every host, until the block is over."""
+def staged(name: str, flags: tuple[str, ...], log: IO[str], *, quick: bool = False) -> Iterator[Staged]:
+    """Set up the stage of a class, with these flags of every host, until the block is over. `quick`: small numbers."""
     # Imported here: it is found beside bench/, by the same name as every benchmark finds it.
     from common import server
 
     stage = STAGES.get(name, PLAIN)
     with ExitStack() as stack:
-        beside = stack.enter_context(stage.beside(log))
+        beside = stack.enter_context(stage.beside(log, quick))
         of_host = [*flags, *stage.flags, *beside.flags]
         if stage.has_door:
             os.environ["ANTIPHON_INTERNAL_KEY"] = INTERNAL_KEY

@@ -21,7 +21,7 @@ from antiphon.engine.grammar import check_grammar
 from antiphon.errors import AntiphonError
 
 # The product ends a grammar after seconds; a machine with more to do takes longer for the same.
-DEADLINE_S, MEMORY_BYTES = 60.0, 6 << 30
+DEADLINE_S, MEMORY_BYTES = 60.0, 3 << 30
 
 
 class Checker:

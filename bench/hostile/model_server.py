@@ -1,0 +1,329 @@
+"""What a bad model's server does to everybody else's server: for `antiphon bench attack`.
+
+    python -m bench.hostile.model_server CLASS [--quick]
+
+is such a server: it prints its port, and gives every request for an answer that of the class. `measure` has antiphon
+ask each, with one chat that offers a tool, while /health is asked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import http.client
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+import httpx
+from bench.hostile.client import named
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
+GZIP = HEAD + b"content-encoding: gzip\r\n\r\n"
+PLAIN = HEAD + b"\r\n"
+MODELS = b'{"object": "list", "data": [{"id": "bad", "max_model_len": 8192}]}'
+ASK_EVERY_S, HEALTH_TIMEOUT_S = 0.02, 60.0
+# A client leaves after so long, and no answer of a class is to have it wait so long.
+PATIENCE_S, QUICK_S = 40.0, 5.0
+Parts = AsyncIterator[bytes]
+
+
+def event(delta: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps({"choices": [{"index": 0, "delta": delta}]}).encode() + b"\n\n"
+
+
+def prose(text: str) -> bytes:
+    return event({"content": text})
+
+
+def call(number: int, name: str) -> dict[str, Any]:
+    return {"index": number, "id": f"call_{number}", "type": "function", "function": {"name": name, "arguments": ""}}
+
+
+END = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}\n\ndata: [DONE]\n\n'
+
+
+async def calls(size: int) -> Parts:
+    """Calls without arguments, with long names, and never an end."""
+    yield PLAIN
+    number = 0
+    while True:
+        yield event({"tool_calls": [call(number + i, f"{number + i}" + "x" * 9_000) for i in range(10)]})
+        number += 10
+        if number % 1000 == 0:
+            yield prose("word ")
+
+
+async def single_bytes(size: int) -> Parts:
+    """A long line, and behind it chunks of one byte."""
+    yield HEAD + b"transfer-encoding: chunked\r\n\r\n"
+    line = b"data: " + b"x" * (900_000 // size)
+    yield b"%x\r\n" % len(line) + line + b"\r\n"
+    for _ in range(100 // size or 1):
+        yield b"1\r\nx\r\n" * 1000
+
+
+async def gzip_events(size: int) -> Parts:
+    """25 MB of events in 37 kB."""
+    yield GZIP
+    yield gzip.compress(prose("word ") * (400_000 // size))
+
+
+async def gzip_line_breaks(size: int) -> Parts:
+    """64 MB of line breaks in 65 kB, again and again."""
+    yield GZIP
+    member = gzip.compress(b"\n" * ((64 << 20) // size))
+    for _ in range(4):
+        yield member
+
+
+async def line_breaks(size: int) -> Parts:
+    """Line breaks, not compressed, and never an end."""
+    yield PLAIN
+    while True:
+        yield b"\n" * (1 << 16)
+
+
+async def comments(size: int) -> Parts:
+    """Comments, which say nothing, and never an end."""
+    yield PLAIN
+    while True:
+        yield b": hello\n" * (1 << 13)
+
+
+async def empty_events(size: int) -> Parts:
+    """Events that say nothing, and never an end."""
+    yield PLAIN
+    while True:
+        yield b"data: {}\n\n" * (1 << 12)
+
+
+async def written_calls(size: int) -> Parts:
+    """20,000 calls as JSON in one text."""
+    yield PLAIN
+    yield prose(json.dumps([{"name": "add", "arguments": {"a": n}} for n in range(20_000 // size)]))
+    yield END
+
+
+async def braces(size: int) -> Parts:
+    """What might become a call, one space after the other."""
+    yield PLAIN
+    yield prose("{")
+    for _ in range(80 // size or 1):
+        yield prose(" ") * 100
+    yield END
+
+
+async def brackets(size: int) -> Parts:
+    """Half a megabyte of what might begin calls, in one event."""
+    yield PLAIN
+    yield prose("[" * (500_000 // size))
+    yield END
+
+
+async def thoughts(size: int) -> Parts:
+    """Thoughts without a word, in one event."""
+    yield PLAIN
+    yield prose("<think></think>" * (60_000 // size) + "Yes.")
+    yield END
+
+
+async def pieces_of_a_call(size: int) -> Parts:
+    """The arguments of a second call, a character at a time, while the first one is open."""
+    yield PLAIN
+    yield event({"tool_calls": [call(0, "add"), call(1, "add")]})
+    more = event({"tool_calls": [{"index": 1, "function": {"arguments": "x"}}]})
+    for _ in range(300 // size):
+        yield more * 100
+    yield END
+
+
+async def numbers(size: int) -> Parts:
+    """Events of a megabyte of numbers in a field that may have any type."""
+    yield PLAIN
+    many = b'data: {"choices": [], "usage": [' + b"1," * (500_000 // size) + b"1]}\n\n"
+    for _ in range(20):
+        yield many
+    yield END
+
+
+async def cookies(size: int) -> Parts:
+    """Cookies: as many as the head of an answer holds."""
+    yield HEAD + b"".join(b"set-cookie: c%d=x; path=/\r\n" % n for n in range(2500 // size)) + b"\r\n"
+    yield prose("Yes.") + END
+
+
+CLASSES: dict[str, Callable[[int], Parts]] = {
+    "calls": calls,
+    "single-bytes": single_bytes,
+    "gzip-events": gzip_events,
+    "gzip-line-breaks": gzip_line_breaks,
+    "line-breaks": line_breaks,
+    "comments": comments,
+    "empty-events": empty_events,
+    "written-calls": written_calls,
+    "braces": braces,
+    "brackets": brackets,
+    "thoughts": thoughts,
+    "pieces-of-a-call": pieces_of_a_call,
+    "numbers": numbers,
+    "cookies": cookies,
+}
+
+
+async def serve(name: str, size: int) -> None:
+    """Be the server until standard input ends. `size`: by which the class's numbers are divided."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            length = next((line[15:] for line in head.split("\r\n") if line.startswith("content-length:")), "0")
+            await reader.readexactly(int(length))
+            if head.startswith("get"):
+                writer.write(
+                    b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(MODELS) + MODELS
+                )
+            else:
+                async for part in CLASSES[name](size):
+                    writer.write(part)
+                    await writer.drain()
+            await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.close()
+
+
+@contextmanager
+def bad_server(name: str, quick: bool, log: IO[str]) -> Iterator[str]:
+    """Such a server in a process of its own; its URL."""
+    command = [sys.executable, "-m", "bench.hostile.model_server", name, *(["--quick"] if quick else [])]
+    root = Path(__file__).resolve().parents[2]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=root)
+    assert process.stdout
+    try:
+        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class Health:
+    """Asks /health in a thread while the block runs. `worst_s`: the longest that it took."""
+
+    def __init__(self, url: str) -> None:
+        self._address = urlsplit(url)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._ask, daemon=True)
+        self.worst_s = 0.0
+
+    def __enter__(self) -> Health:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _ask(self) -> None:
+        while not self._ended.wait(ASK_EVERY_S):
+            begun = time.monotonic()
+            connection = http.client.HTTPConnection(
+                str(self._address.hostname), self._address.port, timeout=HEALTH_TIMEOUT_S
+            )
+            with suppress(OSError, http.client.HTTPException):
+                connection.request("GET", "/health", headers={"Connection": "close"})
+                connection.getresponse().read()
+            connection.close()
+            self.worst_s = max(self.worst_s, time.monotonic() - begun)
+
+
+def chat(url: str, patience_s: float) -> str:
+    """Ask for one answer, with a tool; return the answer's name, or that it took longer than the client waits."""
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    body = {"model": "default", "messages": [{"role": "user", "content": "Add."}], "tools": [tool]}
+    deadline = time.monotonic() + patience_s
+    try:
+        with (
+            httpx.Client(base_url=url, timeout=patience_s) as client,
+            client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as answer,
+        ):
+            if answer.status_code != 200:
+                answer.read()
+                return named(answer)
+            failed = ""
+            for line in answer.iter_lines():
+                failed = "failed" if '"error"' in line[:200] else failed
+                if time.monotonic() > deadline:
+                    return "went on"
+            return failed or "served"
+    except httpx.TimeoutException:
+        return "no answer"
+    except httpx.HTTPError as error:
+        return type(error).__name__
+
+
+def one_class(name: str, quick: bool, flags: tuple[str, ...], log: IO[str]) -> dict[str, Any]:
+    """A fresh server, which asks the bad one for one answer."""
+    # Imported here: it is found beside bench/, by the same name as every benchmark finds it.
+    from common import server
+
+    with bad_server(name, quick, log) as url, server("--language-model", f"{url}#bad", *flags, log=log) as srv:
+        with Health(srv.url) as alone:
+            time.sleep(1.0)
+        before_mb = srv.rss_mb()
+        with Health(srv.url) as health:
+            begun = time.monotonic()
+            answer = chat(srv.url, QUICK_S if quick else PATIENCE_S)
+            took_s = time.monotonic() - begun
+            time.sleep(0.2)
+        return {
+            "health_alone_s": alone.worst_s,
+            "health_s": health.worst_s,
+            "answer": answer,
+            "answer_s": took_s,
+            "rss_mb": {"before": before_mb, "after": srv.rss_mb()},
+        }
+
+
+def measure(
+    flags: tuple[str, ...], log: IO[str], *, quick: bool = False, names: tuple[str, ...] = tuple(CLASSES)
+) -> dict[str, Any]:
+    """Every class of bad model's server, each with a fresh server that is started with `flags`. Prints a table."""
+    from common import table
+
+    found = {name: one_class(name, quick, flags, log) for name in names}
+    table(
+        "bad model's servers: /health (worst) while one answer is asked for",
+        ("class", "health ms: alone", "attacked", "answer", "s", "RSS MB before", "after"),
+        [
+            (
+                name,
+                r["health_alone_s"] * 1000,
+                r["health_s"] * 1000,
+                r["answer"],
+                r["answer_s"],
+                *(round(r["rss_mb"][k]) for k in ("before", "after")),
+            )
+            for name, r in found.items()
+        ],
+    )
+    return found
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m bench.hostile.model_server", description="A bad model's server.")
+    parser.add_argument("name", choices=CLASSES)
+    parser.add_argument("--quick", action="store_true", help="a tenth of its numbers")
+    args = parser.parse_args()
+    asyncio.run(serve(args.name, 10 if args.quick else 1))
