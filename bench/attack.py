@@ -315,7 +315,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="folder for attack.json; of --quick, too")
     args = parser.parse_args()
     if args.quick:
-        args.turns, args.least_s, args.after_s, args.deaths = 1, 0.0, 0.0, min(args.deaths, 1)
+        args.turns, args.least_s, args.after_s, args.deaths = 1, 3.0, 0.0, min(args.deaths, 1)
     elif args.seconds is not None:
         args.least_s, args.after_s = args.seconds, min(args.after_s, args.seconds)
     names = [name for name in args.classes.split(",") if name]
