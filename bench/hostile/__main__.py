@@ -27,6 +27,7 @@ CLASSES: dict[str, Callable[[Target], Awaitable[None]]] = {
     "unread": sockets.unread,
     "silent": sockets.silent,
     "resumes": sockets.resumes,
+    "storms": sockets.storms,
     "first-frames": sockets.first_frames,
     "answers": sockets.answers,
     "types": sockets.types,

@@ -69,13 +69,14 @@ def program(module: str, *args: str, log: IO[str]) -> Iterator[str]:
 @dataclass(frozen=True, slots=True)
 class Stage:
     """`flags`: of the server. `module`: what is started in place of `antiphon`. `has_door`: a door is attacked, and the
-    bystander comes by it too.
+    bystander comes by it too. `has_second_host`: another host of the same store stands beside.
     """
 
     asks: Asks = "conversation"
     flags: tuple[str, ...] = ()
     module: str = "antiphon"
     has_door: bool = False
+    has_second_host: bool = False
     beside: Callable[[IO[str], bool], AbstractContextManager[Beside]] = nothing
 
 
@@ -83,6 +84,7 @@ PLAIN = Stage()
 STAGES = {
     "idle": Stage(flags=("--sessions-per-key", "1000", "--max-sessions", "1001")),
     "schemas": Stage("chat"),
+    "storms": Stage(has_second_host=True),
     "door-paths": Stage(has_door=True),
     "door-bodies": Stage(has_door=True),
     **{f"model-{name}": Stage("speech", beside=partial(bad_model, name)) for name in model_server.CLASSES},
@@ -92,7 +94,7 @@ STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A stage that is set up. `url`: what is attacked. `processes`: those of the product, without their children."""
+    """A stage that is set up. `url`: what is attacked. `beside`: what else a class asks. `processes`: those of the product, without their children."""
 
     url: str
     beside: str
@@ -134,14 +136,20 @@ def staged(name: str, flags: tuple[str, ...], log: IO[str], *, quick: bool = Fal
     with ExitStack() as stack:
         beside = stack.enter_context(stage.beside(log, quick))
         of_host = [*flags, *stage.flags, *beside.flags]
+        if stage.has_door or stage.has_second_host:
+            of_host += ["--state", stack.enter_context(tempfile.TemporaryDirectory())]
         if stage.has_door:
             os.environ["ANTIPHON_INTERNAL_KEY"] = INTERNAL_KEY
             stack.callback(os.environ.pop, "ANTIPHON_INTERNAL_KEY")
-            of_host += ["--state", stack.enter_context(tempfile.TemporaryDirectory())]
-        attacked = [stack.enter_context(server(*of_host, module=stage.module, log=log))]
+        started = [
+            stack.enter_context(server(*of_host, module=stage.module, log=log))
+            for _ in range(1 + stage.has_second_host)
+        ]
+        attacked, url = started[0].url, beside.url or started[-1].url
         if stage.has_door:
-            attacked.append(stack.enter_context(server("--role", "door", "--behind", attacked[0].url, log=log)))
-        found = Staged(attacked[-1].url, beside.url, tuple(each.process for each in attacked))
+            started.append(stack.enter_context(server("--role", "door", "--behind", attacked, log=log)))
+            attacked = started[-1].url
+        found = Staged(attacked, url, tuple(each.process for each in started))
         try:
             yield found
         finally:
