@@ -103,6 +103,9 @@ async def storms(target: Target) -> None:
             socket = await stack.enter_async_context(target.socket("/v1/realtime?resume=1"))
             if socket is not None:
                 created = await read(socket)
+                # Another host finds a session by what is stored of it.
+                await socket.send('{"type":"session.update","session":{"type":"realtime","instructions":"Be brief."}}')
+                await read(socket)
                 sessions.append((created["session"]["id"], created["resume_token"]))
     asked = (storm(at[(n + k) % 2], target, session) for n, session in enumerate(sessions) for k in range(at_once))
     await asyncio.gather(*asked)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -18,14 +19,14 @@ import pytest
 
 from antiphon.errors import RowError, StoreError, SupersededError
 from antiphon.server.process.host_key import as_host
-from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession, TailChunk
+from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession, TailChunk, writer
 from antiphon.store.sessions.api import MAX_SNAPSHOT_BYTES
 from antiphon.store.sessions.postgres import PostgresHome
 from antiphon.store.sessions.redis import RedisHome
 from antiphon.store.sessions.sqlite import SqliteHome
 from antiphon.store.sessions.writer import ROUND_BYTES
-from tests.server.clients import connect
-from tests.server.live.test_ownership import Server, conversation
+from tests.server.clients import Wire, connect
+from tests.server.live.test_ownership import Server, answer, conversation, last_seq, say, sharing
 from tests.server.scripted import serving
 from tests.store.sessions.conftest import Open
 from tests.store.sessions.homes import COUNTS, HomeKit, row
@@ -45,7 +46,7 @@ ODD: dict[str, tuple[Any, ...]] = {
 }
 
 
-def answer(ask: Callable[[], Any]) -> Any:
+def told(ask: Callable[[], Any]) -> Any:
     """What a store answers about a row, or the RowError that it raises."""
     try:
         return ask()
@@ -67,9 +68,9 @@ def test_when_a_field_of_a_row_is_odd_then_that_row_alone_is_refused_by_name(
             # The home itself does not take it.
             assert store.get(name) == kept
             continue
-        found = answer(partial(store.get, name))
+        found = told(partial(store.get, name))
         fence = found.fence if isinstance(found, StoredSession) else 1
-        claimed = answer(partial(store.claim, name, "b/1", fence))
+        claimed = told(partial(store.claim, name, "b/1", fence))
         if isinstance(found, StoredSession):
             assert isinstance(claimed, StoredSession), (field, value)
             assert (claimed.owner, claimed.fence) == ("b/1", fence + 1)
@@ -92,7 +93,7 @@ def test_when_a_chunk_of_a_tail_is_odd_then_it_is_refused_by_name_or_read(
     store, kept = opened(), row(f"tail-of-{at_ms}")
     store.put(kept).result(WAIT_S)
     if home.tamper_tail(kept.id, at_ms, data):
-        found = answer(partial(store.tail, kept.id))
+        found = told(partial(store.tail, kept.id))
         assert isinstance(found, RowError) or all(
             isinstance(chunk.at_ms, int) and isinstance(chunk.data, bytes) for chunk in found
         )
@@ -170,6 +171,35 @@ def test_when_a_session_is_larger_than_a_home_takes_in_its_time_then_it_alone_is
     assert store.degraded is None
 
 
+def test_when_a_conversation_grows_too_large_then_its_client_alone_is_told_until_it_is_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "MAX_SNAPSHOT_BYTES", 20_000)
+
+    async def add(wire: Wire, text: str) -> str:
+        await say(wire, text)
+        return str((await wire.until("conversation.item.done"))["item"]["id"])
+
+    async def main(host: Server) -> None:
+        async with conversation(host) as (wire, session_id, _), conversation(host) as (other, *_):
+            kept = host.row(session_id)
+            large = await add(wire, "x" * 30_000)
+            assert [f["degraded"] for f in wire.seen if f["type"] == "session.state_degraded"] == [True]
+            assert host.row(session_id) == kept
+            assert await answer(other, "three") == "three"
+            assert not [f for f in other.seen if f["type"] == "session.state_degraded"]
+            assert host.store.degraded is None
+            # The frames that it may lack are stored as well.
+            await wire.say("session.event_ack", server_event_seq=last_seq(wire))
+            await wire.say("conversation.item.delete", item_id=large)
+            assert (await wire.until("session.state_degraded"))["degraded"] is False
+            await add(wire, "small")
+            assert b"small" in host.row(session_id).snapshot
+
+    with sharing(tmp_path, 1) as (host,):
+        asyncio.run(main(host))
+
+
 def test_when_much_waits_after_an_outage_then_it_is_written_a_part_at_a_time(
     home: HomeKit, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,7 +219,7 @@ def test_when_much_waits_after_an_outage_then_it_is_written_a_part_at_a_time(
     home.start()
     until(lambda: store.put(row("waits-0")).exception(WAIT_S) is None)
     other = opened()
-    assert all(other.get(f"waits-{number}") for number in range(12))
+    until(lambda: all(other.get(f"waits-{number}") for number in range(12)))
     assert max(sizes) <= ROUND_BYTES
     assert store.degraded is None
 
