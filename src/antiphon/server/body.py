@@ -23,7 +23,7 @@ MIN_BYTES_PER_S = 4096
 # What is received of a body that nobody reads, so that its connection can be used again.
 SMALL_BODY_BYTES = 64 << 10
 # What is received of a larger one once it is answered, so that its client has the answer.
-LINGER_S, LINGER_BYTES = 1.0, 8 << 20
+LINGER_S, LINGER_BYTES = 0.5, 8 << 20
 # What the text fields of a form may hold together, and each of them, in bytes.
 FORM_BYTES, FIELD_BYTES = 1 << 20, 256 << 10
 # What of a form is in memory at most: its fields, and the beginning of its file.
