@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager
 
 import anyio
 import msgspec
+from anyio import move_on_after
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers
 from starlette.exceptions import HTTPException
@@ -155,7 +156,7 @@ class CloseUnread:
                 return
             await send(message | {"more_body": True})
             num_bytes = 0
-            with anyio.move_on_after(LINGER_S):
+            with move_on_after(LINGER_S):
                 while unread and num_bytes < LINGER_BYTES:
                     num_bytes += len((await watched_receive()).get("body", b""))
             await send({"type": "http.response.body"})
