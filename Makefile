@@ -50,7 +50,7 @@ docs: $(VENV)/dev.stamp  ## Build the documentation site; a dead link fails it
 	$(BIN)/sphinx-build -q -n -W --keep-going -c docs -d build/doctrees . build/docs
 	@echo "build/docs/index.html"
 
-chaos: $(VENV)/dev.stamp  ## 500 hosts killed and 200 connections cut under callers, then a million mutated inputs
+chaos: $(VENV)/dev.stamp  ## 550 hosts killed and 200 connections cut under callers, then a million mutated inputs
 	$(BIN)/python -m tests.cluster.chaos $(HOSTS)
 	$(BIN)/python -m tests.cluster.cuts $(CUTS)
 	$(BIN)/python -m tests.fuzz $(ARGS)

@@ -1,14 +1,15 @@
 """Attacks of a server, class by class: what another key's conversation, the event loop and the memory notice of them.
 
-    antiphon bench attack [--classes bodies,files,...] [--data DIR] [--turns N] [--after-s 60] [--quick] [--out DIR]
+    antiphon bench attack [--classes bodies,files,...] [--data DIR] [--turns N] [--seconds S] [--quick] [--out DIR]
 
-Each class attacks a fresh server with an attacker's key, from a process of its own with the least priority, while a
-client of another key talks to the server (recordings played in real time with --data, else typed turns) and /health is
-asked every 20 ms. The same is measured before the attack, on the same server. A second table is of models that die or
-hang (bench.hostile.doomed): the time to the first error that names the model, and to the 503 of /ready.
+Each class attacks a fresh server (bench.hostile.stages: or a door with a host) with an attacker's key, from a process
+of its own with the least priority, while a client of another key talks to the server (recordings played in real time
+with --data, else typed turns; for some classes chats or speech) and /health is asked every 20 ms. The same is measured
+before the attack, on the same server. A second table is of models that die or hang (bench.hostile.doomed): the time to
+the first error that names the model, and to the 503 of /ready.
 
 The longest /health is how long the event loop stood still for everybody, or connections were not taken. The server,
-its clients and the attacker share the machine's cores.
+its clients and the attacker share the machine's cores. Memory is that of all the product's processes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import urlsplit
 
+import httpx
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -37,7 +39,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from bench.hearing.clips import Clip
 from bench.hostile import death
 from bench.hostile.__main__ import CLASSES
-from common import HERE, RESULTS, Server, machine, percentile, save, server, table
+from bench.hostile.stages import PLAIN, STAGES, Staged, staged
+from common import HERE, RESULTS, machine, percentile, save, table
 from talk import Speaker, one_turn, server_vad, whole_turns
 
 KEYS = ("bystander", "attacker")
@@ -45,24 +48,25 @@ KEYS = ("bystander", "attacker")
 MODELS = ("--language-model", "smollm2-135m-instruct", "--synthesizer", "hibari-heart")
 # Small budgets, so that an attack gets to them.
 BUDGETS = ("--sessions-per-key", "64", "--grace-s", "5", "--kv-mb", "256", "--max-queue", "64")
-FLAGS = {"idle": ("--sessions-per-key", "1000", "--max-sessions", "1001")}
 HEALTH_EVERY_S, MEMORY_EVERY_S, HEALTH_TIMEOUT_S = 0.02, 0.05, 60.0
 # A turn that has no sound by then is lost.
 TURN_S = 30.0
+# The fewest turns of a bystander, whatever the time.
+FEWEST_TURNS = 3
 QUESTION = "Say one short sentence about the sea."
 
 
 class Watch:
     """Asks /health and looks at the process's memory and descriptors, in two threads, while the block runs."""
 
-    def __init__(self, srv: Server) -> None:
+    def __init__(self, srv: Staged) -> None:
         self._server = srv
         self._ended = threading.Event()
         self._threads = [threading.Thread(target=f, daemon=True) for f in (self._ask_health, self._look)]
         self.health_s: list[float] = []
         self.failed = 0
         self.peak_rss_mb = srv.rss_mb()
-        self.peak_fds = srv.process.num_fds()
+        self.peak_fds = srv.num_fds()
 
     def __enter__(self) -> Watch:
         for thread in self._threads:
@@ -92,7 +96,7 @@ class Watch:
         while not self._ended.wait(MEMORY_EVERY_S):
             try:
                 self.peak_rss_mb = max(self.peak_rss_mb, self._server.rss_mb())
-                self.peak_fds = max(self.peak_fds, self._server.process.num_fds())
+                self.peak_fds = max(self.peak_fds, self._server.num_fds())
             except psutil.Error:
                 return
 
@@ -103,6 +107,13 @@ class Talk:
 
     seconds: list[float] = field(default_factory=list)
     lost: int = 0
+
+    def add(self, took_s: float | None) -> None:
+        """Count a turn; None for one that is lost."""
+        if took_s is None:
+            self.lost += 1
+        else:
+            self.seconds.append(took_s)
 
     def row(self) -> dict[str, Any]:
         return {
@@ -141,29 +152,73 @@ async def spoken_turn(speaker: Speaker, clip: Clip) -> float | None:
     return turn.stages.get("sound")
 
 
-async def talk(srv: Server, clips: list[Clip], turns: int) -> Talk:
-    """One conversation of so many turns; one that breaks is begun anew, and its turn is lost."""
+class Over:
+    """When a bystander has talked enough: after so many turns, or so many seconds if they are given."""
+
+    def __init__(self, turns: int, seconds: float | None) -> None:
+        self._turns, self._seconds, self._begun = turns, seconds, time.monotonic()
+
+    def __call__(self, heard: Talk) -> bool:
+        num = len(heard.seconds) + heard.lost
+        if self._seconds is None:
+            return num >= self._turns
+        return num >= min(FEWEST_TURNS, self._turns) and time.monotonic() - self._begun >= self._seconds
+
+
+async def converse(srv: Staged, clips: list[Clip], over: Over) -> Talk:
+    """One conversation until it is `over`; one that breaks is begun anew, and its turn is lost."""
     heard = Talk()
-    while len(heard.seconds) + heard.lost < turns:
+    while not over(heard):
         try:
             async with Speaker(srv.ws, server_vad(500), key=KEYS[0]) as speaker:
-                while (number := len(heard.seconds) + heard.lost) < turns:
+                while not over(heard):
+                    number = len(heard.seconds) + heard.lost
                     turn = spoken_turn(speaker, clips[number % len(clips)]) if clips else typed_turn(speaker)
-                    took = await turn
-                    if took is None:
-                        heard.lost += 1
-                    else:
-                        heard.seconds.append(took)
+                    heard.add(await turn)
         except (OSError, TimeoutError, EOFError) as error:
             print(f"the bystander lost a turn: {type(error).__name__}: {error}", file=sys.stderr)
             heard.lost += 1
     return heard
 
 
+async def request(srv: Staged, over: Over, path: str, body: dict[str, Any]) -> Talk:
+    """One request after the other until it is `over`; seconds to the first byte of what is asked for."""
+    heard = Talk()
+    headers = {"Authorization": f"Bearer {KEYS[0]}"}
+    async with httpx.AsyncClient(base_url=srv.url, headers=headers, timeout=TURN_S) as client:
+        while not over(heard):
+            begun = time.monotonic()
+            try:
+                async with client.stream("POST", path, json=body) as answer:
+                    async for _ in answer.aiter_bytes():
+                        break
+                    heard.add(time.monotonic() - begun if answer.status_code == 200 else None)
+            except httpx.HTTPError:
+                heard.add(None)
+    return heard
+
+
+async def talk(srv: Staged, asks: str, clips: list[Clip], over: Over) -> Talk:
+    """What the bystander of a stage asks for, until it is `over`."""
+    match asks:
+        case "chat":
+            messages = [{"role": "user", "content": "Say hello."}]
+            return await request(
+                srv, over, "/v1/chat/completions", {"model": "default", "max_tokens": 24, "messages": messages}
+            )
+        case "speech" | "clone":
+            sample = {"ref_audio": f"{srv.beside}/sound", "ref_text": "Hello."} if asks == "clone" else {}
+            body = {"input": "Good morning to you.", "response_format": "pcm", "stream": True, **sample}
+            return await request(srv, over, "/v1/audio/speech", body)
+        case _:
+            return await converse(srv, clips, over)
+
+
 @contextmanager
-def attacker(name: str, srv: Server, quick: bool, log: IO[str]) -> Iterator[dict[str, Any]]:
+def attacker(name: str, srv: Staged, quick: bool, log: IO[str]) -> Iterator[dict[str, Any]]:
     """One class of attack while the block runs. What came of it is in the yielded dict afterwards."""
-    command = [sys.executable, "-m", "bench.hostile", name, srv.url, KEYS[1], *(["--quick"] if quick else [])]
+    command = [sys.executable, "-m", "bench.hostile", name, srv.url, KEYS[1], "--beside", srv.beside]
+    command += ["--quick"] if quick else []
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=HERE.parent
     )
@@ -177,30 +232,36 @@ def attacker(name: str, srv: Server, quick: bool, log: IO[str]) -> Iterator[dict
         found |= json.loads(out) if out.strip() else {"tried": 0, "outcomes": {"the attacker failed": 1}}
 
 
-def measure(name: str, args: argparse.Namespace, clips: list[Clip], log: IO[str]) -> dict[str, Any]:
+def measure(
+    name: str, args: argparse.Namespace, clips: list[Clip], log: IO[str], of_attackers: IO[str]
+) -> dict[str, Any]:
     """One class of attack on a fresh server, and its bystander alone before."""
+    asks = STAGES.get(name, PLAIN).asks
     keys = [flag for key in KEYS for flag in ("--api-key", key)]
-    with server(*MODELS, *BUDGETS, *FLAGS.get(name, ()), *keys, log=log) as srv:
-        asyncio.run(talk(srv, clips, 1))
+    with staged(name, (*MODELS, *BUDGETS, *keys), log, quick=args.quick) as srv:
+        asyncio.run(talk(srv, asks, clips, Over(1, None)))
         with Watch(srv) as before:
-            alone = asyncio.run(talk(srv, clips, args.turns))
-        idle_mb = srv.rss_mb()
+            alone = asyncio.run(talk(srv, asks, clips, Over(args.turns, args.seconds)))
+        idle_mb, logged = srv.rss_mb(), Path(log.name).stat().st_size
         with Watch(srv) as during:
-            with attacker(name, srv, args.quick, log) as found:
+            with attacker(name, srv, args.quick, of_attackers) as found:
                 begun = time.monotonic()
-                beside = asyncio.run(talk(srv, clips, args.turns))
+                beside = asyncio.run(talk(srv, asks, clips, Over(args.turns, args.seconds)))
                 time.sleep(max(0.0, begun + args.least_s - time.monotonic()))
-            lived = srv.process.is_running() and srv.process.status() != psutil.STATUS_ZOMBIE
-        time.sleep(args.after_s)
+            time.sleep(args.after_s)
+            lived = srv.lives
+            after_mb = srv.rss_mb() if lived else None
         row: dict[str, Any] = {
+            "bystander": asks,
             "health_alone_s": {"p99": percentile(before.health_s, 99), "worst": max(before.health_s, default=0.0)},
             "health_s": {"p99": percentile(during.health_s, 99), "worst": max(during.health_s, default=0.0)},
             "health_failed": during.failed,
             "alone": alone.row(),
             "beside": beside.row(),
-            "rss_mb": {"before": idle_mb, "peak": during.peak_rss_mb, "after": srv.rss_mb() if lived else None},
+            "rss_mb": {"before": idle_mb, "peak": during.peak_rss_mb, "after": after_mb},
             "after_s": args.after_s,
             "peak_fds": during.peak_fds,
+            "logged_bytes": Path(log.name).stat().st_size - logged,
             "server_lived": lived,
             **found,
         }
@@ -222,13 +283,14 @@ def show(found: dict[str, dict[str, Any]]) -> None:
             r["beside"]["lost"],
             *(round(r["rss_mb"][k]) if r["rss_mb"][k] else "died" for k in ("before", "peak", "after")),
             r["peak_fds"],
+            r["logged_bytes"] // 1000,
             r["tried"],
         )
         for name, r in found.items()
     ]
     heads = ("class", "health ms: alone", "attacked", "p50 s: alone", "attacked", "p95 s: alone", "attacked", "lost")
     table("attacks: /health (worst), the bystander's first sound, memory in MB", (
-        *heads, "RSS before", "peak", "after", "fds", "tried"), rows)  # fmt: skip
+        *heads, "RSS before", "peak", "after", "fds", "log kB", "tried"), rows)  # fmt: skip
     for name, r in found.items():
         each = f", {r['bytes_each'] / 1000:.0f} kB each" if "bytes_each" in r else ""
         print(f"{name}: {', '.join(f'{n} x {what}' for what, n in r['outcomes'].items()) or 'no answers'}{each}")
@@ -239,16 +301,23 @@ def main() -> None:
     parser.add_argument("--classes", default=",".join(CLASSES), help="of attack; an empty one for none")
     parser.add_argument("--data", type=Path, help="folder with a manifest.jsonl: the bystander speaks; else it types")
     parser.add_argument("--turns", type=int, default=20, help="of the bystander: alone, and again under attack")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        help="of the bystander, alone and again under attack, in place of --turns; memory is read again after as many",
+    )
     parser.add_argument("--least-s", type=float, default=10.0, help="seconds that an attack goes on for at least")
     parser.add_argument(
-        "--after-s", type=float, default=60.0, help="seconds after an attack until memory is read again"
+        "--after-s", type=float, default=30.0, help="seconds after an attack until memory is read again"
     )
     parser.add_argument("--deaths", type=int, default=3, help="times that each model dies in each way")
     parser.add_argument("--quick", action="store_true", help="small attacks, one turn and one death; writes nothing")
     parser.add_argument("--out", type=Path, help="folder for attack.json; of --quick, too")
     args = parser.parse_args()
     if args.quick:
-        args.turns, args.least_s, args.after_s, args.deaths = 1, 0.0, 0.0, min(args.deaths, 1)
+        args.turns, args.least_s, args.after_s, args.deaths = 1, 3.0, 0.0, min(args.deaths, 1)
+    elif args.seconds is not None:
+        args.least_s, args.after_s = args.seconds, min(args.after_s, args.seconds)
     names = [name for name in args.classes.split(",") if name]
     if unknown := set(names) - CLASSES.keys():
         parser.error(f"no such class: {', '.join(sorted(unknown))}")
@@ -258,10 +327,13 @@ def main() -> None:
     document: dict[str, Any] = {"machine": machine(), "data": args.data.name if args.data else None}
     found: dict[str, dict[str, Any]] = {}
     out = args.out or (None if args.quick else RESULTS)
-    with tempfile.NamedTemporaryFile("w", prefix="attack-", suffix=".log", delete=False) as log:
-        print(f"the servers and attackers log to {log.name}")
+    with (
+        tempfile.NamedTemporaryFile("w", prefix="attack-", suffix=".log", delete=False) as log,
+        tempfile.NamedTemporaryFile("w", prefix="attackers-", suffix=".log", delete=False) as of_attackers,
+    ):
+        print(f"the servers log to {log.name}, the attackers to {of_attackers.name}")
         for name in names:
-            found[name] = measure(name, args, clips, log)
+            found[name] = measure(name, args, clips, log, of_attackers)
             show({name: found[name]})
             if out:
                 # A class that was measured stays, whatever the next one does.

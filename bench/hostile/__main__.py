@@ -1,4 +1,4 @@
-"""One attack, in a process of its own: python -m bench.hostile CLASS URL KEY [--quick]
+"""One attack, in a process of its own: python -m bench.hostile CLASS URL KEY [--beside URL] [--quick]
 
 Attacks until its standard input ends, once at least, and then prints one JSON object: `tried` and `outcomes` (see
 bench.hostile.client.Target). It prints a line `attacking` once the class's payloads are made.
@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 
-from bench.hostile import bodies, sockets
+from bench.hostile import bodies, doors, fetches, model_server, models, schemas, sockets
 from bench.hostile.client import Target
 
 CLASSES: dict[str, Callable[[Target], Awaitable[None]]] = {
@@ -27,11 +27,17 @@ CLASSES: dict[str, Callable[[Target], Awaitable[None]]] = {
     "unread": sockets.unread,
     "silent": sockets.silent,
     "resumes": sockets.resumes,
+    "storms": sockets.storms,
     "first-frames": sockets.first_frames,
     "answers": sockets.answers,
     "types": sockets.types,
     "two-keys": sockets.two_keys,
     "idle": sockets.idle,
+    "schemas": schemas.schemas,
+    "door-paths": doors.paths,
+    "door-bodies": doors.bodies,
+    "fetches": fetches.fetches,
+    **{f"model-{name}": models.chats for name in model_server.CLASSES},
 }
 # Seconds between two rounds of one class, so that a round of refusals does not measure the attacker's own speed.
 PAUSE_S = 0.05
@@ -57,11 +63,12 @@ def main() -> None:
     parser.add_argument("name", choices=CLASSES)
     parser.add_argument("url")
     parser.add_argument("key")
+    parser.add_argument("--beside", default="", help="URL of what stands beside the server, for classes that need it")
     parser.add_argument("--quick", action="store_true", help="small numbers")
     args = parser.parse_args()
     # An attacker has a machine of its own: this one's cores are the server's.
     os.nice(10)
-    target = Target(args.url, args.key, args.quick)
+    target = Target(args.url, args.key, args.quick, args.beside)
     print("attacking", flush=True)
     asyncio.run(attack(args.name, target))
     print(json.dumps({"tried": target.tried, "outcomes": dict(target.outcomes.most_common())}), flush=True)

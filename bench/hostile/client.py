@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import websockets
@@ -23,13 +24,14 @@ SERVED, NO_ANSWER, LOST = "served", "no answer", "connection lost"
 class Target:
     """The server, the attacker's key, and what came back.
 
-    `outcomes` counts answers by name: "served", "413 file_too_long" for HTTP, an error event's code, "closed 1009" for
+    `beside`: the URL of what stands beside the server, for classes that need something there. `outcomes` counts answers by name: "served", "413 file_too_long" for HTTP, an error event's code, "closed 1009" for
     a socket, "no answer" after PATIENCE_S, "connection lost". `tried`: inputs sent. `quick`: small numbers, for trying.
     """
 
     url: str
     key: str
     quick: bool = False
+    beside: str = ""
     outcomes: Counter[str] = field(default_factory=Counter)
     tried: int = 0
 
@@ -59,6 +61,29 @@ class Target:
             self.outcomes[LOST] += 1
             return None
         self.outcomes[named(answer)] += 1
+        return answer
+
+    async def raw(self, first: str, *headers: str, body: bytes = b"", leaves: bool = False) -> bytes:
+        """Send a request to the letter, on a connection of its own and without a key, and count its answer by status.
+        Return the answer with its head; empty where none came. `leaves`: the client goes before it is answered.
+        """
+        self.tried += 1
+        address = urlsplit(self.url)
+        head = "\r\n".join([first, f"Host: {address.netloc}", *headers, "Connection: close", "", ""])
+        writer = None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                reader, writer = await asyncio.open_connection(address.hostname, address.port)
+                writer.write(head.encode("latin-1") + body)
+                answer = b"" if leaves else await reader.read()
+        except (OSError, TimeoutError) as error:
+            self.outcomes[NO_ANSWER if isinstance(error, TimeoutError) else LOST] += 1
+            return b""
+        finally:
+            if writer:
+                writer.transport.abort()
+        status = answer.split(b" ", 2)[1].decode("latin-1") if answer.count(b" ") > 1 else "no answer"
+        self.outcomes["left" if leaves else SERVED if status < "400" else status] += 1
         return answer
 
     @asynccontextmanager

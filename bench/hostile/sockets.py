@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -90,6 +91,36 @@ async def resumes(target: Target) -> None:
             target.outcomes[error_code(answer) if answer["type"] == "error" else answer["type"]] += 1
 
     await asyncio.gather(*(one(n % 2 == 0) for n in range(4 if target.quick else 25)))
+
+
+async def storms(target: Target) -> None:
+    """Two hundred connections at once that resume twenty sessions, at the host that has them and at another one."""
+    many, at_once = (4, 4) if target.quick else (20, 10)
+    at = (target, replace(target, url=target.beside))
+    async with AsyncExitStack() as stack:
+        sessions = []
+        for _ in range(many):
+            socket = await stack.enter_async_context(target.socket("/v1/realtime?resume=1"))
+            if socket is not None:
+                created = await read(socket)
+                # Another host finds a session by what is stored of it.
+                await socket.send('{"type":"session.update","session":{"type":"realtime","instructions":"Be brief."}}')
+                await read(socket)
+                sessions.append((created["session"]["id"], created["resume_token"]))
+    asked = (storm(at[(n + k) % 2], target, session) for n, session in enumerate(sessions) for k in range(at_once))
+    await asyncio.gather(*asked)
+
+
+async def storm(at: Target, target: Target, session: tuple[str, str]) -> None:
+    """Resume a session at one of two hosts, and count what the target's client is told."""
+    session_id, token = session
+    ask = {"type": "session.resume", "session_id": session_id, "resume_token": token}
+    async with at.socket(f"/v1/realtime?resume={session_id}") as socket:
+        if socket is not None:
+            target.tried += 1
+            await socket.send(json.dumps(ask | {"last_received_server_event_seq": 0}))
+            answer = await read(socket)
+            target.outcomes[error_code(answer) if answer["type"] == "error" else answer["type"]] += 1
 
 
 async def first_frames(target: Target) -> None:

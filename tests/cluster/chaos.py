@@ -1,10 +1,12 @@
 """Hosts that die and hang while people talk to them, again and again: nothing said is lost, and nothing is said twice.
 
-    python -m tests.cluster.chaos [--kills 500] [--hangs 20] [--callers 9] [--store sqlite|redis|postgres] [--seed 1]
+    python -m tests.cluster.chaos [--kills 500] [--hangs 20] [--handovers 50] [--callers 9]
+        [--store sqlite|redis|postgres] [--seed 1]
 
 Callers take turns, written and spoken; half of them resume by themselves, half know nothing of resuming and sit behind
 a door. Each round kills a host that has sessions, at a random moment of their turns, and starts it anew; a hang is
-SIGSTOP, beyond the time after which a host counts as dead, and then SIGCONT.
+SIGSTOP, beyond the time after which a host counts as dead, and then SIGCONT. A handover is SIGTERM, and SIGKILL while
+the host gives its sessions away.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from antiphon.store.sessions import SessionStore, open_store
 from tests.cluster.callers import Caller, ResumingCaller, StockCaller
@@ -28,6 +31,8 @@ from tests.store.servers import PostgresServer, RedisServer, Server
 # Of hosts, in seconds.
 HOST_TTL_S = 1.5
 PACE_S = 0.1
+# A host has given its sessions away by then, most times.
+CUT_OFF_S = 0.4
 SERVERS: dict[str, type[Server]] = {"redis": RedisServer, "postgres": PostgresServer}
 
 
@@ -37,6 +42,7 @@ class Outcome:
 
     kills: int = 0
     hangs: int = 0
+    handovers: int = 0
     turns: int = 0
     num_hit: int = 0
     how: Counter[str] = field(default_factory=Counter)
@@ -69,8 +75,10 @@ def phase_of(caller: Caller) -> str:
     return "asking" if caller.said and caller.view.said("assistant")[-1:] != caller.said[-1:] else "idle"
 
 
-async def rounds(hosts: Cluster, callers: list[Caller], kills: int, hangs: int, seed: int) -> Outcome:
-    """Kill and hang hosts while the callers talk, then have all of them end and judge what they were told."""
+async def rounds(
+    hosts: Cluster, callers: list[Caller], kills: int, hangs: int, seed: int, handovers: int = 0
+) -> Outcome:
+    """Kill and hang hosts, and cut off their handovers, while the callers talk, then have all of them end and judge what they were told."""
     outcome = Outcome()
     chance = random.Random(seed)
     over = asyncio.Event()
@@ -84,15 +92,17 @@ async def rounds(hosts: Cluster, callers: list[Caller], kills: int, hangs: int, 
             caller.check()
 
     async def befall() -> None:
-        plan = ["kill"] * kills + ["hang"] * hangs
+        plan = ["kill"] * kills + ["hang"] * hangs + ["handover"] * handovers
         chance.shuffle(plan)
         for what in plan:
             await asyncio.sleep(chance.uniform(0.3, 1.2))
             num_hit, host = await asyncio.to_thread(busiest, hosts)
             outcome.num_hit += num_hit
             outcome.phases.update(phase_of(caller) for caller in callers)
-            await asyncio.to_thread(kill if what == "kill" else hang, hosts, host)
+            befalls = {"kill": kill, "hang": hang, "handover": partial(cut_off, after_s=chance.uniform(0.0, CUT_OFF_S))}
+            await asyncio.to_thread(befalls[what], hosts, host)
             outcome.kills, outcome.hangs = outcome.kills + (what == "kill"), outcome.hangs + (what == "hang")
+            outcome.handovers += what == "handover"
             await asyncio.sleep(0.5)
         over.set()
 
@@ -131,6 +141,13 @@ def hang(_: Cluster, host: Host) -> None:
     host.send(signal.SIGCONT)
 
 
+def cut_off(hosts: Cluster, host: Host, after_s: float) -> None:
+    """Have a host give its sessions away, kill it in the middle of that, and start it anew."""
+    host.send(signal.SIGTERM)
+    time.sleep(after_s)
+    kill(hosts, host)
+
+
 def check_stored(store: SessionStore, caller: Caller) -> None:
     """Raise AssertionError unless the store has the very items that the caller was told of, in their order, and the
     next host would ask for no words again.
@@ -144,7 +161,7 @@ def check_stored(store: SessionStore, caller: Caller) -> None:
     assert row.received.events >= caller.num_spoken, (caller.number, caller.num_spoken, caller.num_sent, about)
 
 
-def run(kind: str, kills: int, hangs: int, num_callers: int, seed: int) -> Outcome:
+def run(kind: str, kills: int, hangs: int, num_callers: int, seed: int, handovers: int = 0) -> Outcome:
     """Run rounds over three hosts that share a store of this kind, with a door, from their start to their end."""
     flags = ("--host-ttl-s", str(HOST_TTL_S), "--sessions-per-key", "200", "--max-sessions", "200")
     with store_url(kind) as state, cluster(state, *flags, pace_s=PACE_S) as hosts:
@@ -156,7 +173,7 @@ def run(kind: str, kills: int, hangs: int, num_callers: int, seed: int) -> Outco
             for n in range(num_callers)
         ]
         try:
-            return asyncio.run(rounds(hosts, callers, kills, hangs, seed))
+            return asyncio.run(rounds(hosts, callers, kills, hangs, seed, handovers))
         except BaseException:
             for process in [*hosts.hosts, *hosts.doors]:
                 print(f"--- {process.name}\n{process.log[-4000:]}")
@@ -168,12 +185,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=500)
     parser.add_argument("--hangs", type=int, default=20)
+    parser.add_argument("--handovers", type=int, default=50)
     parser.add_argument("--callers", type=int, default=9)
     parser.add_argument("--store", choices=("sqlite", *SERVERS), default="redis")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
-    found = run(args.store, args.kills, args.hangs, args.callers, args.seed)
-    print(f"{found.kills} kills and {found.hangs} hangs hit {found.num_hit} sessions in {found.turns} turns")
+    found = run(args.store, args.kills, args.hangs, args.callers, args.seed, args.handovers)
+    print(
+        f"{found.kills} kills, {found.hangs} hangs and {found.handovers} handovers cut off hit {found.num_hit} sessions in {found.turns} turns"
+    )
     print(f"resumed: {dict(found.how)}; phases: {dict(found.phases)}")
 
 

@@ -126,11 +126,15 @@ class Cluster:
         module: tuple[str, ...] = SCRIPTED,
         prefix: tuple[str, ...] = (),
         address: str = "127.0.0.1",
+        skew_s: float = 0.0,
     ) -> Host:
-        """Start another host, at `address`, by a command line that begins with `prefix`; `wait` for it."""
+        """Start another host, at `address`, by a command line that begins with `prefix`; `wait` for it. `skew_s`: how
+        far its clock is ahead.
+        """
         name = f"host-{len(self.hosts) + 1}"
+        env = self._env | {"ANTIPHON_TEST_SKEW_S": str(skew_s)}
         host = Host(name, module, ("--state", self.state, "--host-name", name, *self._flags, *flags), self.folder,
-                    self._env, prefix, address)  # fmt: skip
+                    env, prefix, address)  # fmt: skip
         self.hosts.append(host)
         host.start()
         return host

@@ -3,8 +3,8 @@
     python -m tests.cluster.scripted_host [flags of antiphon serve]
 
 ANTIPHON_TEST_PACE_S: how long its model takes for each word, which is 0.3 s of audio. ANTIPHON_TEST_FINAL_S: how long
-its transcriber takes for each window. Asked to answer DEADLY, the
-process ends at once.
+its transcriber takes for each window. ANTIPHON_TEST_SKEW_S: how far its clock of the day is ahead. Asked to answer
+DEADLY, the process ends at once.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -43,7 +44,14 @@ def _after(seconds: float) -> anyio.Event:
     return event
 
 
+def skewed(ahead_s: float) -> None:
+    """Have the clock of the day be ahead, for all that ask it from now on."""
+    now_s = time.time
+    time.time = lambda: now_s() + ahead_s
+
+
 if __name__ == "__main__":
+    skewed(float(os.environ.get("ANTIPHON_TEST_SKEW_S", "0")))
     echo, transcriber = Mortal(float(os.environ.get("ANTIPHON_TEST_PACE_S", "0"))), ScriptedTranscriber()
     if final_s := float(os.environ.get("ANTIPHON_TEST_FINAL_S", "0")):
         transcriber.gate = lambda _: _after(final_s)

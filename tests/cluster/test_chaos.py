@@ -9,12 +9,16 @@ from tests.cluster.chaos import SERVERS, run
 
 @pytest.mark.heavy
 @pytest.mark.server
-@pytest.mark.parametrize(("kind", "kills", "hangs"), [("redis", 14, 2), ("postgres", 6, 0)])
-def test_when_hosts_are_killed_in_turns_then_all_that_was_said_is_there_once(kind: str, kills: int, hangs: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "kills", "hangs", "handovers"), [("redis", 14, 2, 0), ("postgres", 6, 0, 0), ("redis", 0, 0, 10)]
+)
+def test_when_hosts_are_killed_in_turns_then_all_that_was_said_is_there_once(
+    kind: str, kills: int, hangs: int, handovers: int
+) -> None:
     if missing := SERVERS[kind].missing():
         pytest.skip(missing)
-    found = run(kind, kills, hangs, num_callers=8, seed=11)
-    assert (found.kills, found.hangs) == (kills, hangs)
+    found = run(kind, kills, hangs, num_callers=8, seed=11, handovers=handovers)
+    assert (found.kills, found.hangs, found.handovers) == (kills, hangs, handovers)
     # Each of these found somebody talking, so that what is judged is a session which lost its host.
-    assert found.num_hit >= 2 * kills
+    assert found.num_hit >= 2 * (kills + handovers)
     assert found.how["claimed"] >= kills

@@ -1,4 +1,4 @@
-"""Fuzzing for long: python -m tests.fuzz [--inputs 1000000] [--minutes 20] [--seed 0]
+"""Fuzzing for long: python -m tests.fuzz [--inputs 1000000] [--minutes 60] [--seed 0] [--only NAME,NAME]
 
 Prints how many inputs were tried and held, and how many a second. An input that does not hold is written to
 tests/fuzz/corpus, which tests/fuzz/test_fuzz.py reads again from then on; the exit status is then 1.
@@ -11,16 +11,21 @@ import sys
 import time
 
 from tests.fuzz.campaign import run, written
+from tests.fuzz.targets import TARGETS
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--inputs", type=int, default=1_000_000)
-    parser.add_argument("--minutes", type=float, default=20.0, help="it ends earlier, with fewer inputs, after these")
+    parser.add_argument("--minutes", type=float, default=60.0, help="it ends earlier, with fewer inputs, after these")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default=",".join(TARGETS), help="targets, by name; all of them otherwise")
     args = parser.parse_args()
+    only = args.only.split(",")
+    if unknown := set(only) - TARGETS.keys():
+        parser.error(f"no such target: {', '.join(sorted(unknown))}; there are {', '.join(TARGETS)}")
     begun = time.monotonic()
-    report = run(args.inputs, args.seed, until=lambda: time.monotonic() > begun + args.minutes * 60)
+    report = run(args.inputs, args.seed, until=lambda: time.monotonic() > begun + args.minutes * 60, only=only)
     took_s = time.monotonic() - begun
     for name, tried in report.tried.items():
         print(f"{name:34} {tried:8} tried, {tried - len(report.of(name)):8} held")

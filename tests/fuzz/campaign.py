@@ -7,17 +7,15 @@ import random
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.fuzz.targets import TARGETS, Input, Target
 
 CORPUS = Path(__file__).parent / "corpus"
-# Inputs to one session until it is made anew, so that a session that went deaf does not hide what comes after.
-PER_SESSION = 50
-# Inputs of a slow target for each of another.
-SLOW_SHARE = 0.01
+# Inputs that a bystander reads beside those of the attacked session.
+POLITE = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +43,22 @@ class Report:
             self.finds.append(find)
 
 
-def run(num_inputs: int, seed: int, until: Callable[[], bool] = lambda: False) -> Report:
-    """Give so many inputs to the targets in turn, the same for the same seed; fewer where `until` becomes true."""
+def run(
+    num_inputs: int, seed: int, until: Callable[[], bool] = lambda: False, only: Collection[str] = tuple(TARGETS)
+) -> Report:
+    """Give so many inputs to the targets in turn, the same for the same seed; fewer where `until` becomes true.
+
+    Each round makes sessions anew, so that one that went deaf does not hide what comes after.
+    """
     report = Report()
-    draws = {name: random.Random(f"{seed} {name}") for name in TARGETS}
-    while sum(report.tried.values()) < num_inputs and not until():
-        for name, target in TARGETS.items():
-            draw = draws[name]
-            if target.slow and draw.random() > SLOW_SHARE * PER_SESSION:
-                continue
-            one_session(name, target, draw, 1 if target.slow else PER_SESSION, report)
+    draws = {name: random.Random(f"{seed} {name}") for name in only}
+    while sum(report.tried.values()) < num_inputs:
+        for name, draw in draws.items():
+            if until():
+                return report
+            target = TARGETS[name]
+            if target.per_round >= 1 or draw.random() < target.per_round:
+                one_session(name, target, draw, max(1, int(target.per_round)), report)
     return report
 
 
@@ -63,7 +67,7 @@ def one_session(name: str, target: Target, draw: random.Random, num_inputs: int,
     it is attacked, and a third one reads them afterwards: both must be told the same.
     """
     polite = random.Random(0)
-    asked = [target.draw(polite) for _ in range(1 if target.slow else 5)]
+    asked = [target.draw(polite) for _ in range(min(POLITE, num_inputs))]
     attacked, bystander, told = target.new(), target.new(), []
     data: Input = ""
     for number in range(num_inputs):

@@ -1,16 +1,19 @@
-"""What is fuzzed: every dialect's connection, the parsers of REST bodies and forms, headers of media, tapes.
+"""What is fuzzed: every dialect's connection, the parsers of REST bodies and forms, headers of media, tapes, rows of
+stored sessions, answers of other servers, schemas, and requests to all routes of a host and through a door.
 
 A target reads one input after another. It may answer, or raise an error of `antiphon.errors`; anything else is a find.
 """
 
 from __future__ import annotations
 
+import asyncio
+import atexit
 import functools
 import io
 import json
 import random
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,14 +42,19 @@ from antiphon.protocols.speech.stream import SpeechDialect
 from antiphon.protocols.video.stream import VideoDialect
 from antiphon.protocols.wire import Received
 from antiphon.recording.tape import Tape, marks, turns
+from antiphon.remote.chat_completions import ChatReader
+from antiphon.remote.responses import ResponsesReader
 from antiphon.server.live.moving.continuation import Continuation
 from antiphon.server.live.moving.persistence import restored, stored_session
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.metrics import Metrics
+from antiphon.server.routes import client_secrets
 from antiphon.server.state import Caller, ServerState
 from antiphon.settings import Settings
 from antiphon.store.sessions import StoredSession
+from antiphon.upstream import sse
 from antiphon.vision import images
+from tests.fuzz import grammars, schemas, wire
 from tests.fuzz.mutations import mutated_bytes, mutated_frame, mutated_text, recorded_bodies, recorded_frames
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 from tests.server.scripted import Echo
@@ -61,18 +69,21 @@ CATALOG = SpeechCatalog(
     log_alias=lambda name, model: None,
 )
 Input = str | bytes
+# Inputs a round, of targets whose inputs cost a hundred times those of others, and ten times.
+SLOW, COSTLY = 0.5, 5
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
     """`new`: makes what reads the inputs; it returns what a client is told, as text. `draw`: makes an input.
 
-    `slow`: one input costs as much as a hundred of others.
+    `per_round`: how many inputs it gets in a round of all targets, of which it is made anew for each; fewer where one
+    costs more.
     """
 
     new: Callable[[], Callable[[Input], str]]
     draw: Callable[[random.Random], Input]
-    slow: bool = False
+    per_round: float = 50
 
 
 def context() -> Context:
@@ -348,9 +359,90 @@ def _tape_lines(draw: random.Random) -> Input:
     return "\n".join([*lines, *(mutated_frame(rows, draw) for _ in range(5))])
 
 
+@functools.cache
+def _only_checker() -> grammars.Checker:
+    return grammars.Checker()
+
+
+def _checker() -> Callable[[Input], str]:
+    return lambda data: _only_checker().check(data)
+
+
+# Events of an answer of another server, by the API that it speaks.
+CHAT_EVENTS: tuple[dict[str, Any], ...] = (
+    {"choices": [{"index": 0, "delta": {"content": "Hi <think>no</think> [{"}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f"}}]}}]},
+    {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "function": {"arguments": "{}"}}]}}]},
+    {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}], "usage": {"prompt_tokens": 1}},
+    {"error": {"message": "no", "code": 400}},
+)
+RESPONSE_EVENTS: tuple[dict[str, Any], ...] = (
+    {"type": "response.output_text.delta", "delta": "Hi ```json [", "output_index": 0},
+    {"type": "response.output_item.added", "output_index": 1, "item": {"type": "function_call", "name": "f"}},
+    {"type": "response.function_call_arguments.delta", "output_index": 1, "delta": "{}"},
+    {"type": "response.completed", "response": {"usage": {"input_tokens": 1, "output_tokens": 1}}},
+    {"type": "error", "message": "no"},
+)
+
+
+@functools.cache
+def _loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    atexit.register(loop.close)
+    return loop
+
+
+async def _events_of(raw: bytes) -> list[bytes]:
+    """The events of a stream that comes in pieces of a few bytes."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(raw), 37):
+            yield raw[at : at + 37]
+
+    return [event async for event in sse.events(pieces())]
+
+
+def _answers_of_servers() -> dict[str, Target]:
+    """Streams of events as servers of language models send them: each input is a whole stream."""
+
+    def draw_stream(seeds: tuple[dict[str, Any], ...]) -> Callable[[random.Random], Input]:
+        def draw_it(draw: random.Random) -> Input:
+            lines = [f"data: {mutated_frame(seeds, draw)}" for _ in range(draw.randrange(1, 7))]
+            text = "\n\n".join([*lines, "data: [DONE]"]) + "\n\n"
+            return mutated_text(text, draw) if draw.random() < 0.1 else text
+
+        return draw_it
+
+    def reading(make: Callable[[], Any]) -> Callable[[], Callable[[Input], str]]:
+        def read_stream(data: Input) -> str:
+            raw = data if isinstance(data, bytes) else data.encode("utf-8", "surrogatepass")
+            answer = make()
+            try:
+                for event in _loop().run_until_complete(_events_of(raw)):
+                    list(answer.feed(event))
+                list(answer.end())
+            except AntiphonError as error:
+                return str(error)
+            return ""
+
+        return lambda: read_stream
+
+    return {
+        "chat answer": Target(reading(ChatReader), draw_stream(CHAT_EVENTS)),
+        "response answer": Target(reading(ResponsesReader), draw_stream(RESPONSE_EVENTS)),
+    }
+
+
 TARGETS: Mapping[str, Target] = {
     **_sockets(),
     **_streams(),
+    **_answers_of_servers(),
+    "host": Target(lambda: wire.asking(False), wire.draw_request, per_round=COSTLY),
+    "door": Target(lambda: wire.asking(True), wire.draw_request, per_round=COSTLY),
+    "schema": Target(functools.partial(_checker), schemas.draw_grammar, per_round=COSTLY),
+    "client secret": Target(
+        raising(lambda data: client_secrets._parse(data, beta=False)), bodies_of("POST /v1/realtime/client_secrets")
+    ),
     "chat": Target(raising(chat.parse), bodies_of("POST /v1/chat/completions")),
     "speech": Target(raising(lambda data: speech.parse(data, CATALOG)), bodies_of("POST /v1/audio/speech")),
     "speech batch": Target(
@@ -361,8 +453,8 @@ TARGETS: Mapping[str, Target] = {
     ),
     "voice form": Target(raising(lambda data: speech.parse_voice(json.loads(data), has_sample=True)), draw_voice),
     "image URI": Target(raising(read_image_uri), draw_image_uri),
-    "image": Target(raising(images.decode), one_of(pictures()), slow=True),
-    "tape": Target(lambda: read_tape, _tape_lines, slow=True),
+    "image": Target(raising(images.decode), one_of(pictures()), per_round=SLOW),
+    "tape": Target(lambda: read_tape, _tape_lines, per_round=SLOW),
     "stored session": Target(row_reader, draw_row),
-    "sound": Target(raising(read_sound), one_of(sounds()), slow=True),
+    "sound": Target(raising(read_sound), one_of(sounds()), per_round=SLOW),
 }

@@ -106,10 +106,14 @@ def serving(
     lanes: tuple[Lane[Any, Any], ...] = (),
     speaker_model: SpeakerModel | None = None,
     partner: Echo | None = None,
+    models: LoadedModels | None = None,
 ) -> Iterator[tuple[str, ServerState, Echo]]:
-    """Yields a running server's ws:// URL, its state and its conversation model; drains the server afterwards."""
+    """Yields a running server's ws:// URL, its state and its conversation model; drains the server afterwards.
+
+    `models`: in place of those that the other arguments make.
+    """
     echo = partner or Echo()
-    models = replace(scripted_models(echo, transcriber), lanes=lanes, speaker_model=speaker_model)
+    models = models or replace(scripted_models(echo, transcriber), lanes=lanes, speaker_model=speaker_model)
     state = ServerState(settings or Settings(), Metrics(), models)
     sock = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(build(state), log_config=None, access_log=False, ws="websockets-sansio", lifespan="off",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractAsyncContextManager
 
 import msgspec
+from anyio import move_on_after
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers
 from starlette.exceptions import HTTPException
@@ -19,6 +20,8 @@ from antiphon.transports.body_time import in_time
 
 # What is received of a body that nobody reads, so that its connection can be used again.
 SMALL_BODY_BYTES = 64 << 10
+# What is received of a larger one once it is answered, so that its client has the answer.
+LINGER_S, LINGER_BYTES = 0.5, 8 << 20
 # What the text fields of a form may hold together, and each of them, in bytes.
 FORM_BYTES, FIELD_BYTES = 1 << 20, 256 << 10
 # What of a form is in memory at most: its fields, and the beginning of its file.
@@ -118,7 +121,9 @@ class CloseUnread:
     """ASGI middleware: closes the connection of an HTTP request that is answered before its body has arrived.
 
     HTTP/1.1 would have the server receive the rest, which may be endless, before the next request of the connection. A
-    body of at most SMALL_BODY_BYTES is received, and the connection stays.
+    body of at most SMALL_BODY_BYTES is received, and the connection stays. Of another one, what comes within LINGER_S of
+    the answer is received and dropped, up to LINGER_BYTES: a connection that is closed with unread bytes is reset, and
+    the client may lose the answer.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -140,7 +145,16 @@ class CloseUnread:
         async def closing_send(message: Message) -> None:
             if unread and message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), (b"connection", b"close")]
-            await send(message)
+            is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
+            if not (unread and is_last):
+                await send(message)
+                return
+            await send(message | {"more_body": True})
+            num_bytes = 0
+            with move_on_after(LINGER_S):
+                while unread and num_bytes < LINGER_BYTES:
+                    num_bytes += len((await watched_receive()).get("body", b""))
+            await send({"type": "http.response.body"})
 
         await self._app(scope, watched_receive, closing_send)
 

@@ -105,11 +105,13 @@ class Caller:
 
 
 @asynccontextmanager
-async def call(server: Process, pcm: Pcm, session: dict[str, Any] | None = None) -> AsyncIterator[Caller]:
+async def call(
+    server: Process, pcm: Pcm, session: dict[str, Any] | None = None, headers: dict[str, str] | None = None
+) -> AsyncIterator[Caller]:
     caller = Caller(pcm)
     await caller.peer.setLocalDescription(await caller.peer.createOffer())
     offer = caller.peer.localDescription.sdp
-    async with httpx.AsyncClient(base_url=server.url, timeout=30) as http:
+    async with httpx.AsyncClient(base_url=server.url, timeout=30, headers=headers) as http:
         if session is None:
             answer = await http.post("/v1/realtime/calls", content=offer, headers=SDP)
         else:

@@ -8,12 +8,16 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Protocol
 
+from redis.exceptions import DataError
+
 from antiphon.store.sessions import SessionStore, StoredSession, open_store
 from antiphon.store.sessions.sqlite import FILE, SqliteHome
 from antiphon.store.sessions.writer import QueuedStore
 from tests.store.servers import PostgresServer, RedisServer
 
 DAY_S = 24 * 3600.0
+# The columns of what a row says was received.
+COUNTS = {"events": "received_events", "audio_ms": "received_audio_ms"}
 # A host's time is over when a test says so.
 LONG_S = 1000.0
 
@@ -38,8 +42,18 @@ class HomeKit(Protocol):
         """Everything that is in the home."""
         ...
 
-    def tamper(self, session_id: str, field: str, value: Any) -> None:
-        """Write into a row what no host would write. `field`: of StoredSession."""
+    def tamper(self, session_id: str, field: str, value: Any) -> bool:
+        """Write into a row what no host would write; False where the home does not take such a value. `field`: of
+        StoredSession, and `events` and `audio_ms` of what it received.
+        """
+        ...
+
+    def tamper_tail(self, session_id: str, at_ms: Any, data: Any) -> bool:
+        """Write a chunk into a tail; False where the home does not take such values."""
+        ...
+
+    def tamper_host(self, name: str, field: str, value: Any) -> bool:
+        """Write into what is known of a host; False where the home does not take such a value. `field`: of Host."""
         ...
 
     def stop(self) -> None:
@@ -70,11 +84,24 @@ class SqliteKit:
     def text(self) -> bytes:
         return b"".join(path.read_bytes() for path in self.folder.iterdir())
 
-    def tamper(self, session_id: str, field: str, value: Any) -> None:
-        column = {"key_hash": "who", "snapshot": "kept"}.get(field, field)
-        with closing(sqlite3.connect(self.folder / FILE)) as db:
-            db.execute(f"update sessions set {column} = ? where id = ?", (value, session_id))
-            db.commit()
+    def tamper(self, session_id: str, field: str, value: Any) -> bool:
+        column = {"key_hash": "who", "snapshot": "kept"}.get(field, COUNTS.get(field, field))
+        return self._execute(f"update sessions set {column} = ? where id = ?", (value, session_id))
+
+    def tamper_tail(self, session_id: str, at_ms: Any, data: Any) -> bool:
+        return self._execute("insert into tails values (?, ?, ?)", (session_id, at_ms, data))
+
+    def tamper_host(self, name: str, field: str, value: Any) -> bool:
+        return self._execute(f"update hosts set {field} = ? where name = ?", (value, name))
+
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> bool:
+        try:
+            with closing(sqlite3.connect(self.folder / FILE)) as db:
+                db.execute(statement, values)
+                db.commit()
+        except (sqlite3.Error, OverflowError, UnicodeError):
+            return False
+        return True
 
     def stop(self) -> None:
         self._other = sqlite3.connect(self.folder / FILE, isolation_level=None)
@@ -110,9 +137,22 @@ class RedisKit:
                 found += key + repr(values).encode()
         return found
 
-    def tamper(self, session_id: str, field: str, value: Any) -> None:
+    def tamper(self, session_id: str, field: str, value: Any) -> bool:
+        return self._hset(f"antiphon:session:{session_id}", field, value)
+
+    def tamper_tail(self, session_id: str, at_ms: Any, data: Any) -> bool:
+        return self._hset(f"antiphon:tail:{session_id}", at_ms, data)
+
+    def tamper_host(self, name: str, field: str, value: Any) -> bool:
+        return self._hset(f"antiphon:host:{name}", field, value)
+
+    def _hset(self, key: str, field: Any, value: Any) -> bool:
         with self.server.client() as client:
-            client.hset(f"antiphon:session:{session_id}", field, value)
+            try:
+                client.hset(key, field, value)
+            except (DataError, UnicodeError):
+                return False
+        return True
 
     def stop(self) -> None:
         self.server.stop()
@@ -144,9 +184,25 @@ class PostgresKit:
                 found += repr(client.execute(f"select * from {table}").fetchall()).encode()
         return found
 
-    def tamper(self, session_id: str, field: str, value: Any) -> None:
+    def tamper(self, session_id: str, field: str, value: Any) -> bool:
+        column = COUNTS.get(field, field)
+        return self._execute(f"update antiphon_sessions set {column} = %s where id = %s", (value, session_id))
+
+    def tamper_tail(self, session_id: str, at_ms: Any, data: Any) -> bool:
+        return self._execute("insert into antiphon_tails values (%s, %s, %s)", (session_id, at_ms, data))
+
+    def tamper_host(self, name: str, field: str, value: Any) -> bool:
+        return self._execute(f"update antiphon_hosts set {field} = %s where name = %s", (value, name))
+
+    def _execute(self, statement: str, values: tuple[Any, ...]) -> bool:
+        import psycopg
+
         with self.server.client() as client:
-            client.execute(f"update antiphon_sessions set {field} = %s where id = %s", (value, session_id))
+            try:
+                client.execute(statement, values)
+            except (psycopg.DataError, psycopg.ProgrammingError, UnicodeError):
+                return False
+        return True
 
     def stop(self) -> None:
         self.server.stop()

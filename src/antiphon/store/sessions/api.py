@@ -13,6 +13,9 @@ from typing import Protocol
 
 # The version of the rows that this code writes and reads.
 ROW_VERSION = 1
+# The most bytes of a row's snapshot: what a home takes in its time (`BUSY_S`) on a machine that is busy. A session with
+# more would have all of its host's sessions wait.
+MAX_SNAPSHOT_BYTES = 16 << 20
 # The most bytes of a session's tail: six minutes of Opus at 24 kbit/s.
 MAX_TAIL_BYTES = 1 << 20
 # How long a host is alive without renewing its key, and how much of that it lets pass before it does.
@@ -129,6 +132,7 @@ class SessionStore(Protocol):
 
     def put(self, session: StoredSession, *, turn_kept: bool = False) -> Future[None]:
         """Replace the row of a session, which `session.hold` has to own. Its first row, of fence 1, makes the session.
+        Fails with RowError, and leaves the row as it was, for a snapshot of more than MAX_SNAPSHOT_BYTES.
 
         `turn_kept`: the snapshot holds the turn under way, so that the tail is emptied.
         """

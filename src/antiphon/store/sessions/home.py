@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from antiphon.errors import RowError, StoreError, SupersededError
 from antiphon.store.sessions.api import (
+    MAX_SNAPSHOT_BYTES,
     ROW_VERSION,
     ClaimRefusal,
     Hold,
@@ -19,6 +21,9 @@ from antiphon.store.sessions.api import (
 
 # How long a home may take to answer, in seconds.
 BUSY_S = 1.0
+# What a row's numbers are below: 15 digits, and 9 of `restores`. A claim raises two of them, and each home counts in
+# numbers that hold more than that.
+MAX_NUMBER, MAX_RESTORES = 10**15, 10**9
 
 
 @dataclass(slots=True)
@@ -100,12 +105,13 @@ def row_of(session_id: str, values: Sequence[object]) -> StoredSession:
     """Make a row of the values of its fields as a home has them, in the order of Redis's and the tables' columns:
     version, key_hash, token, snapshot, owner, fence, received events and milliseconds, restores.
 
-    Raises RowError for values of another type, and for a row of another version.
+    Raises RowError for values of another type, numbers that no host writes, and a row of another version.
     """
     version, key_hash, token, snapshot, owner, fence, events, audio_ms, restores = values
     numbers = [version, fence, events, audio_ms, restores]
     if not (
-        all(isinstance(n, int) and n >= 0 for n in numbers)
+        all(isinstance(n, int) and 0 <= n < MAX_NUMBER for n in numbers)
+        and int(str(restores)) < MAX_RESTORES
         and isinstance(key_hash, str)
         and isinstance(owner, str)
         and isinstance(token, bytes)
@@ -119,6 +125,21 @@ def row_of(session_id: str, values: Sequence[object]) -> StoredSession:
     return StoredSession(session_id, key_hash, token, snapshot, owner, counts[1], received, counts[4], counts[0])
 
 
+def host_of(name: str, address: object, load: object, draining: object) -> Host:
+    """Make a host of the values of its fields as a home has them. What no host writes counts as not known: a host lives
+    by its key, whatever is in it.
+    """
+    known = isinstance(load, int | float) and math.isfinite(load)
+    return Host(name, address if isinstance(address, str) else "", float(str(load)) if known else None, bool(draining))
+
+
+def chunk_of(session_id: str, at_ms: object, data: object) -> TailChunk:
+    """Make a chunk of a tail. Raises RowError for values of another type."""
+    if not (isinstance(at_ms, int) and isinstance(data, bytes)):
+        raise damaged(session_id)
+    return TailChunk(at_ms, data)
+
+
 def damaged(session_id: str) -> RowError:
     """The error of a row that is no row."""
     return RowError(f"the stored session {session_id} is damaged")
@@ -129,6 +150,12 @@ def other_version(session_id: str, version: object) -> RowError:
     return RowError(
         f"the stored session {session_id} has version {version}, and this version of antiphon reads {ROW_VERSION}"
     )
+
+
+def too_large(session_id: str, num_bytes: int) -> RowError:
+    """The error of a session that is not stored, since all others would wait for it."""
+    most = f"at most {MAX_SNAPSHOT_BYTES >> 20} MiB of a conversation are stored"
+    return RowError(f"the session {session_id} cannot be stored: it has {num_bytes >> 20} MiB, and {most}")
 
 
 def superseded(session_id: str) -> SupersededError:

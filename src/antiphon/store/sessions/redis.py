@@ -7,6 +7,7 @@ loses is its own setting (`appendfsync`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,13 +15,20 @@ from antiphon.errors import RowError, SettingsError, StoreError
 from antiphon.store.sessions.api import (
     HOST_TTL_S,
     MAX_TAIL_BYTES,
-    ROW_VERSION,
     ClaimRefusal,
     Host,
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.home import BUSY_S, Write, damaged, other_version, row_of, superseded
+from antiphon.store.sessions.home import (
+    BUSY_S,
+    Write,
+    chunk_of,
+    damaged,
+    host_of,
+    row_of,
+    superseded,
+)
 from antiphon.store.sessions.url import StoreUrl
 
 # Of the keys, in `antiphon:format`.
@@ -31,15 +39,15 @@ FIELDS = ("version", "key_hash", "token", "snapshot", "owner", "fence", "events"
 # milliseconds after which the row is too old, the most bytes of the tail, the number of values of the row, these, then
 # at_ms and data of chunks. A row that was forgotten has a fence alone, and an owner that nobody is.
 WRITE = """
-local kind = redis.call('TYPE', KEYS[1])['ok']
-if kind ~= 'none' and kind ~= 'hash' then return 'damaged' end
+local kind, tail = redis.call('TYPE', KEYS[1])['ok'], redis.call('TYPE', KEYS[2])['ok']
+if (kind ~= 'none' and kind ~= 'hash') or (tail ~= 'none' and tail ~= 'hash') then return 'damaged' end
 local owner, fence, max_ms = ARGV[1], tonumber(ARGV[2]), ARGV[7]
 local forgets, has_row, clears, releases = ARGV[3] == '1', ARGV[4] == '1', ARGV[5] == '1', ARGV[6] == '1'
 local found = kind == 'hash'
 if found then
     local held = redis.call('HMGET', KEYS[1], 'owner', 'fence')
-    local held_fence = tonumber(held[2] or '')
-    if not held_fence then return 'damaged' end
+    if not string.match(held[2] or '', '^%d+$') then return 'damaged' end
+    local held_fence = tonumber(held[2])
     local gone = redis.call('HEXISTS', KEYS[1], 'snapshot') == 0
     if held_fence == fence and gone and forgets then return 'written' end
     local holds = not gone and (held[1] == owner or (releases and held[1] == ''))
@@ -66,6 +74,7 @@ if clears then
 end
 if at <= #ARGV and (found or has_row) then
     local size = tonumber(redis.call('HGET', KEYS[2], 'size') or '0')
+    if not size then return 'damaged' end
     while at < #ARGV do
         local data = ARGV[at + 1]
         if size + #data <= tonumber(ARGV[8]) and redis.call('HSETNX', KEYS[2], ARGV[at], data) == 1 then
@@ -78,18 +87,12 @@ if at <= #ARGV and (found or has_row) then
 end
 return 'written'
 """
-# KEYS: row. ARGV: new owner, seen fence, version, what keys of hosts begin with.
+# KEYS: row, which is whole. ARGV: new owner, seen fence, what keys of hosts begin with.
 CLAIM = """
-local kind = redis.call('TYPE', KEYS[1])['ok']
-if kind == 'none' then return 'unknown' end
-if kind ~= 'hash' then return 'damaged' end
-local row = redis.call('HMGET', KEYS[1], 'owner', 'fence', 'version', 'snapshot', 'restores')
-if not row[4] then return 'unknown' end
-if row[3] and row[3] ~= ARGV[3] and string.match(row[3], '^%d+$') then return 'version' end
-local fence = tonumber(row[2] or '')
-if not fence or not row[1] or row[3] ~= ARGV[3] or not tonumber(row[5] or '') then return 'damaged' end
-if fence ~= tonumber(ARGV[2]) then return 'superseded' end
-if row[1] ~= '' and row[1] ~= ARGV[1] and redis.call('EXISTS', ARGV[4] .. row[1]) == 1 then return 'owner alive' end
+local row = redis.call('HMGET', KEYS[1], 'owner', 'fence', 'snapshot')
+if not row[3] then return 'unknown' end
+if row[2] ~= ARGV[2] then return 'superseded' end
+if row[1] ~= '' and row[1] ~= ARGV[1] and redis.call('EXISTS', ARGV[3] .. row[1]) == 1 then return 'owner alive' end
 redis.call('HSET', KEYS[1], 'owner', ARGV[1])
 redis.call('HINCRBY', KEYS[1], 'fence', 1)
 redis.call('HINCRBY', KEYS[1], 'restores', 1)
@@ -184,23 +187,19 @@ class RedisHome:
         """As Home says."""
         found = self._ask(lambda: self._redis.hgetall(_keys(session_id)[1]))
         try:
-            chunks = [TailChunk(int(at_ms), data) for at_ms, data in found.items() if at_ms != b"size"]
+            chunks = [chunk_of(session_id, int(at_ms), data) for at_ms, data in found.items() if at_ms != b"size"]
         except ValueError:
             raise damaged(session_id) from None
         return tuple(sorted(chunks, key=lambda chunk: chunk.at_ms))
 
     def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
         """As Home says."""
-        keys, values = [_keys(session_id)[0]], [new_owner, seen_fence, ROW_VERSION, f"{PREFIX}host:"]
+        # A script that fails has done what came before: a row that is damaged is found out first.
+        if self.read(session_id) is None:
+            return ClaimRefusal.UNKNOWN
+        keys, values = [_keys(session_id)[0]], [new_owner, seen_fence, f"{PREFIX}host:"]
         answer = self._ask(lambda: self._claim(keys, values))
-        if isinstance(answer, list):
-            return _row(session_id, answer)
-        if answer == b"version":
-            found = self._ask(lambda: self._redis.hget(keys[0], "version"))
-            raise other_version(session_id, found.decode(errors="replace") if found else "none")
-        if answer == b"damaged":
-            raise damaged(session_id)
-        return ClaimRefusal(answer.decode())
+        return _row(session_id, answer) if isinstance(answer, list) else ClaimRefusal(answer.decode())
 
     def purge(self) -> None:
         """As Home says: Redis does it by itself."""
@@ -242,11 +241,14 @@ class RedisHome:
         found = self._ask(lambda: self._redis.hgetall(_host_key(name)))
         if not found:
             return None
-        load = float(found[b"load"]) if b"load" in found else None
-        return Host(name, found.get(b"address", b"").decode(), load, found.get(b"draining") == b"1")
+        load: float | None = None
+        with suppress(KeyError, ValueError):
+            load = float(found[b"load"])
+        address = found.get(b"address", b"").decode(errors="replace")
+        return host_of(name, address, load, found.get(b"draining") == b"1")
 
     def _names(self) -> list[str]:
-        return [name.decode() for name in self._ask(lambda: self._redis.smembers(f"{PREFIX}hosts"))]
+        return [name.decode(errors="replace") for name in self._ask(lambda: self._redis.smembers(f"{PREFIX}hosts"))]
 
     # --- the server ---------------------------------------------------------------------------------------------------
 
@@ -271,11 +273,12 @@ def _host_key(name: str) -> str:
 
 
 def _row(session_id: str, values: Sequence[bytes | None]) -> StoredSession:
-    version, key_hash, token, snapshot, owner, fence, *counts = values
+    version, key_hash, token, snapshot, owner, *counts = values
     try:
-        numbers = [int(n or b"") for n in (fence, *counts)]
+        numbers = [int(n or b"") for n in (version, *counts)]
         texts = [(text or b"").decode() for text in (key_hash, owner)]
-        shown = int(version or b"")
     except ValueError:
         raise damaged(session_id) from None
-    return row_of(session_id, (shown, texts[0], token, snapshot, texts[1], *numbers))
+    if [b"%d" % n for n in numbers] != [version, *counts]:
+        raise damaged(session_id)
+    return row_of(session_id, (numbers[0], texts[0], token, snapshot, texts[1], *numbers[1:]))

@@ -26,7 +26,7 @@ from antiphon.store.sessions.api import (
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.home import BUSY_S, Write, row_of, superseded
+from antiphon.store.sessions.home import BUSY_S, Write, chunk_of, host_of, row_of, superseded
 
 FILE = "sessions.sqlite3"
 # The format of the file (`pragma user_version`). Files of before there were formats have 0. Those of format 1 have the
@@ -138,7 +138,7 @@ class SqliteHome:
         """As Home says."""
         with self._reading() as db:
             rows = db.execute("select at_ms, chunk from tails where id = ? order by at_ms", (session_id,)).fetchall()
-        return tuple(TailChunk(*row) for row in rows)
+        return tuple(chunk_of(session_id, *row) for row in rows)
 
     def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
         """As Home says."""
@@ -206,7 +206,7 @@ class SqliteHome:
     def _host(self, db: sqlite3.Connection, name: str) -> Host | None:
         query = "select name, address, load, draining from hosts where name = ? and until > ?"
         row = db.execute(query, (name, self._uptime())).fetchone()
-        return Host(row[0], row[1], row[2], bool(row[3])) if row and self._is_locked(name) else None
+        return host_of(*row) if row and self._is_locked(name) else None
 
     def _lock_file(self, name: str) -> Path:
         return self._folder / f"host-{hashlib.sha256(name.encode()).hexdigest()[:16]}.lock"

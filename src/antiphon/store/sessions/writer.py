@@ -16,8 +16,16 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from antiphon.errors import RowError, StoreError, SupersededError
-from antiphon.store.sessions.api import MAX_TAIL_BYTES, ClaimRefusal, Hold, Host, StoredSession, TailChunk
-from antiphon.store.sessions.home import BUSY_S, Home, Write, superseded
+from antiphon.store.sessions.api import (
+    MAX_SNAPSHOT_BYTES,
+    MAX_TAIL_BYTES,
+    ClaimRefusal,
+    Hold,
+    Host,
+    StoredSession,
+    TailChunk,
+)
+from antiphon.store.sessions.home import BUSY_S, Home, Write, superseded, too_large
 
 log = logging.getLogger(__name__)
 # How soon a write that failed is tried again.
@@ -75,6 +83,13 @@ class QueuedStore:
 
     def put(self, session: StoredSession, *, turn_kept: bool = False) -> Future[None]:
         """As SessionStore says."""
+        # It may hold what cannot be written, which its home says.
+        num_bytes = len(session.snapshot) if isinstance(session.snapshot, bytes) else 0
+        if num_bytes > MAX_SNAPSHOT_BYTES:
+            refused: Future[None] = Future()
+            refused.set_exception(too_large(session.id, num_bytes))
+            log.error("%s", refused.exception())
+            return refused
         return self._enqueue(Write(session.hold, session, clears_tail=turn_kept))
 
     def append_tail(self, hold: Hold, chunk: TailChunk) -> Future[None]:

@@ -36,7 +36,8 @@ from antiphon.sessions.inbox import Inbox
 
 # Why a response ended that was under way when its host went.
 MOVED = "session_moved"
-# No message has so much audio.
+# No session has so many messages, and none of them has so much audio.
+MAX_NUMBER = 10**15
 MAX_HEARD_MS = 3_600_000
 # Events after which a conversation is stored again, since its configuration or its history has changed.
 STORED_AFTER = (
@@ -221,6 +222,6 @@ def recovered(items: Sequence[Item], continued: Continuation) -> tuple[list[Item
 
 def check_counts(continued: Continuation) -> None:
     """Raise RemoteProtocolError for counts that no snapshot has: the row is damaged."""
-    is_wrong = any(number <= continued.received for number in continued.applied)
-    if is_wrong or continued.received < 0 or not 0 <= continued.heard_ms <= MAX_HEARD_MS:
+    is_wrong = any(not continued.received < number < MAX_NUMBER for number in continued.applied)
+    if is_wrong or not 0 <= continued.received < MAX_NUMBER or not 0 <= continued.heard_ms <= MAX_HEARD_MS:
         raise RemoteProtocolError("unknown_session", "The stored session is damaged.", "session_id")

@@ -1,0 +1,157 @@
+"""What each class of attack is made against, where that is not a plain server: its flags, a door, a site beside it.
+
+A class that needs another server beside antiphon, such as a model's server that misbehaves, is a row of STAGES with a
+`beside`, which starts that server and has flags that lead to it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Literal
+from urllib.parse import urlsplit
+
+import psutil
+from bench.hostile import model_server
+from bench.hostile.doors import INTERNAL_KEY
+
+ROOT = Path(__file__).resolve().parents[2]
+# What the bystander asks for: an answer in a conversation, one in a chat, a sentence, or one in the voice of a file.
+Asks = Literal["conversation", "chat", "speech", "clone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What stands beside the server: its URL, and the server's flags for it."""
+
+    url: str = ""
+    flags: tuple[str, ...] = ()
+
+
+@contextmanager
+def nothing(log: IO[str], quick: bool) -> Iterator[Beside]:
+    yield Beside()
+
+
+@contextmanager
+def site(log: IO[str], quick: bool) -> Iterator[Beside]:
+    """A site of audio files, from which the server may fetch."""
+    with program("bench.hostile.site", log=log) as url:
+        yield Beside(url, ("--fetch-from", urlsplit(url).netloc))
+
+
+@contextmanager
+def bad_model(name: str, log: IO[str], quick: bool) -> Iterator[Beside]:
+    """A language model's server that answers as this class of bench.hostile.model_server."""
+    with model_server.bad_server(name, quick, log) as url:
+        yield Beside(url, ("--language-model", f"{url}#bad"))
+
+
+@contextmanager
+def program(module: str, *args: str, log: IO[str]) -> Iterator[str]:
+    """A program that prints its URL and runs until the block is over."""
+    command = [sys.executable, "-m", module, *args]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stdout
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """`flags`: of the server. `module`: what is started in place of `antiphon`. `has_door`: a door is attacked, and the
+    bystander comes by it too. `has_second_host`: another host of the same store stands beside.
+    """
+
+    asks: Asks = "conversation"
+    flags: tuple[str, ...] = ()
+    module: str = "antiphon"
+    has_door: bool = False
+    has_second_host: bool = False
+    beside: Callable[[IO[str], bool], AbstractContextManager[Beside]] = nothing
+
+
+PLAIN = Stage()
+STAGES = {
+    "idle": Stage(flags=("--sessions-per-key", "1000", "--max-sessions", "1001")),
+    "schemas": Stage("chat"),
+    "storms": Stage(has_second_host=True),
+    "door-paths": Stage(has_door=True),
+    "door-bodies": Stage(has_door=True),
+    **{f"model-{name}": Stage("speech", beside=partial(bad_model, name)) for name in model_server.CLASSES},
+    "fetches": Stage("clone", module="bench.hostile.cloning", beside=site),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A stage that is set up. `url`: what is attacked. `beside`: what else a class asks. `processes`: those of the product, without their children."""
+
+    url: str
+    beside: str
+    processes: tuple[psutil.Process, ...]
+
+    @property
+    def ws(self) -> str:
+        return self.url.replace("http", "ws", 1)
+
+    def rss_mb(self) -> float:
+        """The memory of the product's processes and of those that they have started."""
+        return sum(process.memory_info().rss for process in self._all()) / 1e6
+
+    def num_fds(self) -> int:
+        return sum(process.num_fds() for process in self._all())
+
+    def _all(self) -> list[psutil.Process]:
+        living = [process for process in self.processes if process.is_running()]
+        return [each for process in living for each in (process, *process.children(recursive=True))]
+
+    def kill(self) -> None:
+        """End all at once."""
+        for process in self._all():
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+    @property
+    def lives(self) -> bool:
+        return all(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in self.processes)
+
+
+@contextmanager
+def staged(name: str, flags: tuple[str, ...], log: IO[str], *, quick: bool = False) -> Iterator[Staged]:
+    """Set up the stage of a class, with these flags of every host, until the block is over. `quick`: small numbers."""
+    # Imported here: it is found beside bench/, by the same name as every benchmark finds it.
+    from common import server
+
+    stage = STAGES.get(name, PLAIN)
+    with ExitStack() as stack:
+        beside = stack.enter_context(stage.beside(log, quick))
+        of_host = [*flags, *stage.flags, *beside.flags]
+        if stage.has_door or stage.has_second_host:
+            of_host += ["--state", stack.enter_context(tempfile.TemporaryDirectory())]
+        if stage.has_door:
+            os.environ["ANTIPHON_INTERNAL_KEY"] = INTERNAL_KEY
+            stack.callback(os.environ.pop, "ANTIPHON_INTERNAL_KEY")
+        started = [
+            stack.enter_context(server(*of_host, module=stage.module, log=log))
+            for _ in range(1 + stage.has_second_host)
+        ]
+        attacked, url = started[0].url, beside.url or started[-1].url
+        if stage.has_door:
+            started.append(stack.enter_context(server("--role", "door", "--behind", attacked, log=log)))
+            attacked = started[-1].url
+        found = Staged(attacked, url, tuple(each.process for each in started))
+        try:
+            yield found
+        finally:
+            # All is measured, and what still computes for the attacker would not end by itself in time.
+            found.kill()

@@ -1,0 +1,105 @@
+"""Many connections that resume the same sessions at once, at all hosts: each has an answer, and one of them the session.
+
+The sockets are real, and so are the hosts, which share a store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets
+from websockets.exceptions import ConnectionClosed
+
+from tests.server.clients import Wire, connect
+from tests.server.live.test_ownership import SESSION, Server, answer, last_seq, sharing
+
+NUM_SESSIONS, NUM_AT_ONCE = 20, 10
+LIMIT_S = 60.0
+# What a connection may be told: it has the session, or another one was faster and it may ask again, or its token is of
+# before. A host has 64 places for connections without a first event: beyond these it may ask again, too (1013).
+SERVED = {"attached", "relayed", "claimed"}
+REFUSED = {"session_elsewhere", "invalid_resume_token", "session.replaced", "resource_exhausted", "closed 1013"}
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[list[Server]]:
+    """Three hosts that share a store and can reach each other."""
+    with sharing(tmp_path, 3, reachable=True) as found:
+        yield found
+
+
+async def begun(host: Server, name: str) -> tuple[str, str, int]:
+    """A session that said its name and was answered: its id, its token, and the last event that it got."""
+    async with connect(host.ws, "?resume=1") as wire:
+        created = await wire.read()
+        await wire.say("session.update", session=SESSION)
+        assert await answer(wire, name) == name
+        return created["session"]["id"], created["resume_token"], last_seq(wire)
+
+
+async def storm(stack: AsyncExitStack, host: Server, session: tuple[str, str, int]) -> tuple[str, Wire | None]:
+    """Resume a session; what the first frame says, and the connection where it is the session."""
+    session_id, token, last = session
+    socket = await stack.enter_async_context(
+        websockets.connect(f"{host.ws}/v1/realtime?resume={session_id}", max_size=None, open_timeout=LIMIT_S)
+    )
+    wire = Wire(socket)
+    about = {"session_id": session_id, "resume_token": token, "last_received_server_event_seq": last}
+    try:
+        await wire.say("session.resume", **about)
+        frame = json.loads(await socket.recv())
+    except ConnectionClosed as closed:
+        return f"closed {closed.rcvd.code if closed.rcvd else 'without a word'}", None
+    if frame["type"] == "session.resumed":
+        return str(frame["how"]), wire
+    return str(frame["error"]["code"] if frame["type"] == "error" else frame["type"]), None
+
+
+async def alive(wire: Wire) -> bool:
+    """Whether a connection still has its session: it is answered, in the session that said its name before."""
+    try:
+        return await answer(wire, "still") == "still"
+    except ConnectionClosed:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dies", [False, True], ids=["the owner lives", "the owner is dead"])
+def test_when_200_connections_resume_20_sessions_at_once_then_each_is_answered_and_each_session_is_served_once(
+    hosts: list[Server], dies: bool
+) -> None:
+    one = hosts[0]
+    at = hosts[1:] if dies else hosts
+
+    async def main() -> None:
+        sessions = [await begun(one, f"session-{n}") for n in range(NUM_SESSIONS)]
+        if dies:
+            one.state.session_store = None
+            at[0].store.unregister(one.state.host_name)
+        async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
+            asked = [
+                storm(stack, at[(n + k) % len(at)], session)
+                for n, session in enumerate(sessions)
+                for k in range(NUM_AT_ONCE)
+            ]
+            told = await asyncio.gather(*asked)
+            outcomes = Counter(what for what, _ in told)
+            assert set(outcomes) <= SERVED | REFUSED, outcomes
+            served: list[Any] = []
+            for n in range(NUM_SESSIONS):
+                wires = [wire for _, wire in told[n * NUM_AT_ONCE : (n + 1) * NUM_AT_ONCE] if wire]
+                served.append(sum([await alive(wire) for wire in wires]))
+            # Of those that got it one after the other, the last has it.
+            assert served == [1] * NUM_SESSIONS, (served, outcomes)
+            owners = Counter(session_id for host in at for session_id in host.state.resumable)
+            assert owners == Counter(session_id for session_id, _, _ in sessions)
+            assert not any(host.state.restoring_ids for host in at)
+
+    asyncio.run(main())
