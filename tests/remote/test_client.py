@@ -18,6 +18,7 @@ from antiphon.errors import ModelError, Refused, RemoteError, RemoteProtocolErro
 from antiphon.remote.chat_completions import ChatReader
 from antiphon.remote.client import MAX_WAIT_S, ModelServerClient, Timeouts
 from antiphon.upstream.breaker import FAILURES_TO_OPEN, MAX_PAUSE_S
+from antiphon.upstream.sse import LINES_A_TURN
 from tests.remote.scripted_server import Answer, Script, ScriptedServer, fails, hangs, says, scripted_server
 
 LIMIT_S = 30
@@ -351,6 +352,39 @@ def test_a_request_that_is_not_accepted_is_told_by_name(message: str, code: str)
         assert len(server.asked) == 1
 
     asked(fails(400, message), use=use)
+
+
+@pytest.mark.parametrize("status", [204, 206, 302, 307, 999])
+def test_a_status_that_is_neither_an_answer_nor_a_refusal_is_a_failure_of_the_server(status: int) -> None:
+    async def use(client: ModelServerClient, server: ScriptedServer) -> None:
+        with pytest.raises(RemoteError, match=f"failed with status {status}"):
+            await collected(client)
+
+    asked(fails(status, location="http://127.0.0.1:9/"), use=use)
+
+
+def test_events_that_say_nothing_and_come_at_once_let_others_take_their_turns() -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def script(answer: Answer) -> None:
+        await answer.head()
+        await answer.raw(b'data: {"choices": [{"delta": {"tool_calls": []}}]}\n\n' * 10_000)
+        await answer.words("Ye", "s.")
+        await answer.end()
+
+    async def use(client: ModelServerClient, server: ScriptedServer) -> None:
+        task = asyncio.create_task(others())
+        assert await collected(client) == YES
+        task.cancel()
+        assert turns >= 20_000 // LINES_A_TURN
+
+    asked(script, use=use)
 
 
 async def endless_event(answer: Answer) -> None:

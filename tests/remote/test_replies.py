@@ -172,13 +172,15 @@ def test_counts_that_are_whole_count(count: object) -> None:
         b'{"choices": [{"delta": {"content": ["a"]}}]}',
         b'{"choices": [{"delta": {"tool_calls": [{"index": 1e999}]}}]}',
         b'{"choices": [{"delta": {"tool_calls": [{"index": ' + b"9" * 5000 + b"}]}}]}",
+        b'{"choices": [' + b"{}," * 300_000 + b"{}]}",
+        b'{"choices": [{"delta": {"tool_calls": [' + b"{}," * 300_000 + b"{}]}}]}",
         b'{"choices": {}}',
         b'{"choices": [null]}',
         b"[]",
         b"",
         b"\x00",
     ],
-    ids=range(13),
+    ids=range(15),
 )
 @pytest.mark.parametrize("make", [ChatReader, ResponsesReader])
 def test_what_is_no_event_fails_by_name(make: Callable[[], ReplyReader], data: bytes) -> None:

@@ -19,6 +19,8 @@ from antiphon.errors import RemoteError
 # Bounds: an answer that is streamed, the seconds that it is waited for in all, and a document, as a list of models.
 MAX_ANSWER_BYTES, MAX_ANSWER_S, MAX_DOCUMENT_BYTES = 64 << 20, 600.0, 2 << 20
 CHUNKS_A_TURN = 64
+# Bound: objects of one document or event, which are made at once; 32,768 take some tens of milliseconds.
+MAX_OBJECTS = 1 << 15
 
 T = TypeVar("T")
 
@@ -64,9 +66,11 @@ async def ask(
 
 
 def decoded(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
-    """What a server's JSON says. Raises RemoteError, "the model's server sent what is no `what`", for what is none, or
-    too deep.
+    """What a server's JSON says. Raises RemoteError, "the model's server sent what is no `what`", for what is none, is
+    too deep, or has more than MAX_OBJECTS objects.
     """
+    if data.count(b"{") > MAX_OBJECTS:
+        raise RemoteError(f"the model's server sent what is no {what}: it has too many objects")
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

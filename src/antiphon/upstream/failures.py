@@ -43,7 +43,7 @@ async def read_failure(server: str, answer: httpx.Response, key: str) -> Antipho
         return ModelError(f"{server} does not accept the key (status {status})")
     if status in (429, 503):
         return Refused("The model's server has no room.", retry_after_s(answer.headers.get("retry-after", "")))
-    if status >= 500:
+    if status >= 500 or status < 400:
         return RemoteError(f"{server} failed with status {status}")
     data = bytearray()
     async with aclosing(chunks(answer)) as found:

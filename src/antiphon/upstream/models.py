@@ -14,9 +14,8 @@ from antiphon.upstream.answers import ask, decoded, optional
 from antiphon.upstream.loop_client import LoopClients
 
 PROBE_TIMEOUT_S = 5.0
-# Bounds: a name, which messages carry (a model with a longer one is passed over); and the objects of a list, of which a
-# model has a few.
-MAX_NAME_CHARS, MAX_OBJECTS = 512, 1 << 16
+# Bound: a name, which messages carry. A model with a longer one is passed over.
+MAX_NAME_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +78,6 @@ async def list_models(base_url: str, key: str) -> list[ListedModel]:
 
 def models_in(data: bytes) -> list[ListedModel]:
     """The models of a list, without those that have no proper name. Raises RemoteError for what is no such list."""
-    if data.count(b"{") > MAX_OBJECTS:
-        raise RemoteError("the model's server sent a list of models that is too long")
     found = []
     for entry in decoded(_list_decoder, data, "list of models").data:
         name = optional(_text_decoder, entry.id) if entry.id is not _null else None
