@@ -24,7 +24,8 @@ SERVED, NO_ANSWER, LOST = "served", "no answer", "connection lost"
 class Target:
     """The server, the attacker's key, and what came back.
 
-    `beside`: the URL of what stands beside the server, for classes that need something there. `outcomes` counts answers by name: "served", "413 file_too_long" for HTTP, an error event's code, "closed 1009" for
+    `beside`: the URL of what stands beside the server, for classes that need something there. `outcomes` counts
+    answers by name: "served", "413 file_too_long" for HTTP, an error event's code, "closed 1009" for
     a socket, "no answer" after PATIENCE_S, "connection lost". `tried`: inputs sent. `quick`: small numbers, for trying.
     """
 

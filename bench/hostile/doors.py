@@ -1,4 +1,4 @@
-"""Attacks on a door: what it hides by other spellings of its path, and requests without a key that it has to pass on."""
+"""Attacks on a door: what it hides by other spellings of its path, and requests without a key that it passes on."""
 
 from __future__ import annotations
 

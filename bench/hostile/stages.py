@@ -94,7 +94,9 @@ STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A stage that is set up. `url`: what is attacked. `beside`: what else a class asks. `processes`: those of the product, without their children."""
+    """A stage that is set up. `url`: what is attacked. `beside`: what else a class asks. `processes`: those of the
+    product, without their children.
+    """
 
     url: str
     beside: str

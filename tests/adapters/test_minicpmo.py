@@ -216,4 +216,4 @@ def test_when_a_key_brings_many_voices_then_they_are_forgotten_and_another_keys_
     assert len(released.read) == 101
     speak("a", 1)
     assert len(released.read) == 102
-    vocoder._folder.cleanup()
+    vocoder.folder.cleanup()

@@ -1,4 +1,4 @@
-"""Many connections that resume the same sessions at once, at all hosts: each has an answer, and one of them the session.
+"""Many connections that resume the same sessions at once, at all hosts: each has an answer, one the session.
 
 The sockets are real, and so are the hosts, which share a store.
 """

@@ -441,7 +441,7 @@ TARGETS: Mapping[str, Target] = {
     "door": Target(lambda: wire.asking(True), wire.draw_request, per_round=COSTLY),
     "schema": Target(functools.partial(_checker), schemas.draw_grammar, per_round=COSTLY),
     "client secret": Target(
-        raising(lambda data: client_secrets._parse(data, beta=False)), bodies_of("POST /v1/realtime/client_secrets")
+        raising(lambda data: client_secrets.parse(data, beta=False)), bodies_of("POST /v1/realtime/client_secrets")
     ),
     "chat": Target(raising(chat.parse), bodies_of("POST /v1/chat/completions")),
     "speech": Target(raising(lambda data: speech.parse(data, CATALOG)), bodies_of("POST /v1/audio/speech")),

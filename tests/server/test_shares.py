@@ -31,7 +31,7 @@ def test_when_a_keys_disk_hangs_then_another_key_finds_its_voices_meanwhile(
         return of(self, caller)
 
     def slow_for_alice(self: VoiceStore) -> list[StoredVoice]:
-        if self._folder == VoiceStore(tmp_path, "alice", 1)._folder:
+        if self.folder == VoiceStore(tmp_path, "alice", 1).folder:
             assert gate.wait(20)
         return read(self)
 

@@ -121,9 +121,9 @@ class CloseUnread:
     """ASGI middleware: closes the connection of an HTTP request that is answered before its body has arrived.
 
     HTTP/1.1 would have the server receive the rest, which may be endless, before the next request of the connection. A
-    body of at most SMALL_BODY_BYTES is received, and the connection stays. Of another one, what comes within LINGER_S of
-    the answer is received and dropped, up to LINGER_BYTES: a connection that is closed with unread bytes is reset, and
-    the client may lose the answer.
+    body of at most SMALL_BODY_BYTES is received, and the connection stays. Of another one, what comes within LINGER_S
+    of the answer is received and dropped, up to LINGER_BYTES: a connection that is closed with unread bytes is reset,
+    and the client may lose the answer.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -149,7 +149,7 @@ class CloseUnread:
             if not (unread and is_last):
                 await send(message)
                 return
-            await send(message | {"more_body": True})
+            await send({**message, "more_body": True})
             num_bytes = 0
             with move_on_after(LINGER_S):
                 while unread and num_bytes < LINGER_BYTES:

@@ -39,6 +39,11 @@ class Places:
         self._queue = FairQueue[_Waiting]()
         self._lock = threading.Lock()
 
+    @property
+    def num_waiting(self) -> int:
+        """How many wait for a place now."""
+        return self._queue.num_waiting
+
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
         """Hold a place for `current_owner` while the block runs. Waits for one; a task that is cancelled waits no more.

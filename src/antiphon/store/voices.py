@@ -55,7 +55,7 @@ class VoiceStore:
 
     def __init__(self, home: Path, key: str, max_voices: int) -> None:
         self._root = home / "voices"
-        self._folder = self._root / f"{_OF_KEY}{_digest(key)}" if key else self._root
+        self.folder = self._root / f"{_OF_KEY}{_digest(key)}" if key else self._root
         self._max_voices = max_voices
 
     def list(self) -> list[StoredVoice]:
@@ -81,19 +81,19 @@ class VoiceStore:
         target = self._voice_folder(voice.name)
         if not target.exists() and len(self._voice_folders()) >= self._max_voices:
             raise StoreError(f"{self._max_voices} voices are uploaded, and no more may be: delete some")
-        unfinished = self._folder
+        unfinished = self.folder
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             self._root.chmod(_PRIVATE)
-            self._folder.mkdir(mode=_PRIVATE, exist_ok=True)
-            unfinished = Path(tempfile.mkdtemp(prefix=".new-", dir=self._folder))
+            self.folder.mkdir(mode=_PRIVATE, exist_ok=True)
+            unfinished = Path(tempfile.mkdtemp(prefix=".new-", dir=self.folder))
             (unfinished / "voice.json").write_text(json.dumps(asdict(voice)), encoding="utf-8")
             if sample is not None:
                 (unfinished / "sample").write_bytes(sample)
             shutil.rmtree(target, ignore_errors=True)
             os.replace(unfinished, target)
         except OSError as error:
-            if unfinished != self._folder:
+            if unfinished != self.folder:
                 shutil.rmtree(unfinished, ignore_errors=True)
             raise StoreError(f"the voice cannot be stored: {error}") from error
 
@@ -106,12 +106,12 @@ class VoiceStore:
 
     def _voice_folders(self) -> Sequence[Path]:
         """The folders of this key's complete voices; the name of one that is being written begins with a dot."""
-        if not self._folder.is_dir():
+        if not self.folder.is_dir():
             return []
-        return [p for p in self._folder.iterdir() if not p.name.startswith((".", _OF_KEY))]
+        return [p for p in self.folder.iterdir() if not p.name.startswith((".", _OF_KEY))]
 
     def _voice_folder(self, name: str) -> Path:
-        return self._folder / _digest(name.casefold())
+        return self.folder / _digest(name.casefold())
 
     @staticmethod
     def _read(path: Path) -> StoredVoice | None:

@@ -196,10 +196,10 @@ def test_when_a_key_has_many_recordings_to_be_listened_to_then_another_keys_is_t
         async with anyio.create_task_group() as group:
             for number in range(5):
                 group.start_soon(look_up, "alice", f"{number}")
-            waiting = shelf.voices._listening._queue
-            await become(lambda: waiting.num_waiting == 4, 0.001)
+            places = shelf.voices.listening
+            await become(lambda: places.num_waiting == 4, 0.001)
             group.start_soon(look_up, "bob", "Ann")
-            await become(lambda: waiting.num_waiting == 5, 0.001)
+            await become(lambda: places.num_waiting == 5, 0.001)
             gate.set()
         assert order == ["alice", "bob", *["alice"] * 4]
 

@@ -72,7 +72,7 @@ class Token2Wav:
         """
         self._released, self._voice, self._device = released, voice, device
         self._lock = threading.Lock()
-        self._folder = tempfile.TemporaryDirectory(prefix="antiphon-voices-")
+        self.folder = tempfile.TemporaryDirectory(prefix="antiphon-voices-")
         # The state before the first code, by the file of the voice.
         self._first_states = FairCache[str, tuple[Any, Any]](MAX_VOICES)
 
@@ -117,7 +117,7 @@ class Token2Wav:
         if reference is None:
             return str(self._voice) if self._voice else None
         pcm = (np.clip(reference, -1, 1) * 32767).astype("<i2").tobytes()
-        path = Path(self._folder.name) / f"{hashlib.sha256(pcm).hexdigest()[:16]}.wav"
+        path = Path(self.folder.name) / f"{hashlib.sha256(pcm).hexdigest()[:16]}.wav"
         if not path.is_file():
             with wave.open(str(path), "wb") as file:
                 file.setnchannels(1)

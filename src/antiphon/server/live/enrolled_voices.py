@@ -60,7 +60,7 @@ class EnrolledVoices:
     # Of each key, by the recording.
     _heard: FairCache[_Recording, _Outcome] = field(default_factory=lambda: FairCache(MAX_HEARD))
     # One recording is listened to at a time.
-    _listening: Places = field(default_factory=lambda: Places(1))
+    listening: Places = field(default_factory=lambda: Places(1))
 
     async def prepare(self, key: str, name: str, store: VoiceStore, models: LoadedModels) -> None:
         """Look a voice up as it is now, in the `store` of the caller with this `key`, and listen to it.
@@ -94,7 +94,7 @@ class EnrolledVoices:
             found = await in_thread(_recording, name, store)
             if not isinstance(found, _Recording):
                 return found
-            async with self._listening.held():
+            async with self.listening.held():
                 heard = self._heard.get(key, found)
                 if heard is None:
                     heard = await _listened(await in_thread(found.path.read_bytes), model, detector)

@@ -53,7 +53,7 @@ async def sessions(request: Request) -> Response:
 
 async def _respond(request: Request, *, beta: bool) -> Response:
     state: ServerState = request.app.state.antiphon
-    config, seconds = _parse(await limited(request, MAX_BODY_BYTES).body(), beta=beta)
+    config, seconds = parse(await limited(request, MAX_BODY_BYTES).body(), beta=beta)
     caller = identify(request)
     await prepare_voices(state, caller, config)
     connection = RealtimeConnection(Opening(beta=beta, session=config), context_of(state, caller))
@@ -66,7 +66,7 @@ async def _respond(request: Request, *, beta: bool) -> Response:
     return JSONResponse({"value": value, "expires_at": expires_at, "session": session})
 
 
-def _parse(body: bytes, *, beta: bool) -> tuple[msgspec.Raw, float]:
+def parse(body: bytes, *, beta: bool) -> tuple[msgspec.Raw, float]:
     """Return the session's configuration, and for how many seconds its key is valid. Raises RemoteProtocolError."""
     body = body.strip() or b"{}"
     if beta:
