@@ -78,8 +78,8 @@ def phase_of(caller: Caller) -> str:
 async def rounds(
     hosts: Cluster, callers: list[Caller], kills: int, hangs: int, seed: int, handovers: int = 0
 ) -> Outcome:
-    """Kill and hang hosts, and cut off their handovers, while the callers talk. Then have all of them end, and judge what
-    they were told.
+    """Kill and hang hosts, and cut off their handovers, while the callers talk. Then have all of them end, and judge
+    what they were told.
     """
     outcome = Outcome()
     chance = random.Random(seed)
@@ -194,8 +194,8 @@ def main() -> None:
     args = parser.parse_args()
     found = run(args.store, args.kills, args.hangs, args.callers, args.seed, args.handovers)
     print(
-        f"{found.kills} kills, {found.hangs} hangs and {found.handovers} handovers cut off hit {found.num_hit} sessions "
-        f"in {found.turns} turns"
+        f"{found.kills} kills, {found.hangs} hangs and {found.handovers} handovers cut off hit "
+        f"{found.num_hit} sessions in {found.turns} turns"
     )
     print(f"resumed: {dict(found.how)}; phases: {dict(found.phases)}")
 
