@@ -154,7 +154,7 @@ class CloseUnread:
             if not (unread and is_last):
                 await send(message)
                 return
-            await send(message | {"more_body": True})
+            await send({**message, "more_body": True})
             num_bytes = 0
             with move_on_after(LINGER_S):
                 while unread and num_bytes < LINGER_BYTES:
