@@ -107,9 +107,10 @@ async def empty_events(size: int) -> Parts:
 
 
 async def written_calls(size: int) -> Parts:
-    """20,000 calls as JSON in one text."""
+    """20,000 calls as JSON in one text, in two events."""
     yield PLAIN
-    yield prose(json.dumps([{"name": "add", "arguments": {"a": n}} for n in range(20_000 // size)]))
+    text = json.dumps([{"name": "add", "arguments": {"a": n}} for n in range(20_000 // size)])
+    yield prose(text[: len(text) // 2]) + prose(text[len(text) // 2 :])
     yield END
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncGenerator
 from http.cookiejar import CookieJar
 from typing import Any
@@ -17,10 +18,12 @@ MAX_CONNECTIONS, MAX_IDLE_CONNECTIONS = 1024, 64
 class LoopClients:
     """An `httpx.AsyncClient` for each event loop that asks. They are closed with their loop (`shutdown_asyncgens`).
 
-    Only the time to connect is limited; requests have limits of their own.
+    Only the time to connect is limited; requests have limits of their own. Making one reads certificates, which takes
+    tens of milliseconds.
     """
 
     def __init__(self) -> None:
+        self._tls = httpx.create_ssl_context()
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
         self._closers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[httpx.AsyncClient, None]] = (
             WeakKeyDictionary()
@@ -31,7 +34,7 @@ class LoopClients:
         loop = asyncio.get_running_loop()
         found = self._clients.get(loop)
         if found is None:
-            self._closers[loop] = closer = _open()
+            self._closers[loop] = closer = _open(self._tls)
             self._clients[loop] = found = await anext(closer)
         return found
 
@@ -50,9 +53,10 @@ class _NoCookies(CookieJar):
         """Do nothing."""
 
 
-async def _open() -> AsyncGenerator[httpx.AsyncClient, None]:
+async def _open(tls: ssl.SSLContext) -> AsyncGenerator[httpx.AsyncClient, None]:
     """A client, closed when the generator is: at the latest when its event loop ends."""
     client = httpx.AsyncClient(
+        verify=tls,
         headers={"Accept-Encoding": "identity"},
         cookies=_NoCookies(),
         timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
