@@ -19,6 +19,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -347,7 +348,7 @@ def served(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
         assert process.stdout
         try:
             for line in process.stdout:
-                if re.search(r"ready at http://127\.0\.0\.1:\d+ ", line):
+                if re.search(r"ready at http://(127\.0\.0\.1|0\.0\.0\.0):\d+ ", line):
                     break
             assert process.poll() is None, "it did not start"
             yield process, port
@@ -371,6 +372,19 @@ def command() -> None:
         )
         assert answer.status_code == 200, answer.text
         say(f"it transcribed {json.loads(answer.text)['text']!r}")
+
+
+def ports() -> None:
+    """Of all ports of `antiphon serve --ray`, other machines reach that of the doors alone, and that only by --host."""
+    flags = ("--language-model", "none", "--synthesizer", "none")
+    for host, key in (("127.0.0.1", ""), ("0.0.0.0", "secret")):
+        with served(*flags, "--host", host, *(("--api-key", key) if key else ())) as (process, port):
+            everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
+            listening = [c.laddr for p in everyone for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
+            open_ports = {a.port for a in listening if not ip_address(a.ip.removeprefix("::ffff:")).is_loopback}
+            assert len(listening) > 15, listening
+            assert open_ports == ({port} if key else set()), listening
+            say(f"--host {host}: {len(listening)} ports listen; beyond loopback: {sorted(open_ports) or 'none'}")
 
 
 def cost() -> None:
@@ -418,7 +432,7 @@ def frames() -> None:
                 say(f"{count} {what} {name}: p50 / p99 {p50:.2f} / {p99:.2f} ms, {len(took)} round trips")
 
 
-CHECKS = {check.__name__: check for check in (command, redeploy, killed, scaling, raylet, reloads, frames, cost)}
+CHECKS = {check.__name__: check for check in (command, ports, redeploy, killed, scaling, raylet, reloads, frames, cost)}
 
 
 def main() -> None:

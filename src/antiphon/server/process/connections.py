@@ -36,12 +36,27 @@ LOG_EVERY_S = 60.0
 NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # The ASGI extension by which the application limits a WebSocket's first message.
 _FIRST_MESSAGE = "antiphon.first_message"
-_BODY = (
-    b'{"error":{"message":"Too many connections.","type":"server_error","param":null,"code":"too_many_connections"}}'
+
+
+def _refusal(status: bytes, kind: bytes, code: bytes, message: bytes, more: bytes = b"") -> bytes:
+    """A whole answer, before which no request has reached the application."""
+    body = b'{"error":{"message":"%b","type":"%b","param":null,"code":"%b"}}' % (message, kind, code)
+    head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\n%bconnection: close\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, more, len(body)) + body
+
+
+REFUSAL = _refusal(
+    b"503 Service Unavailable",
+    b"server_error",
+    b"too_many_connections",
+    b"Too many connections.",
+    b"retry-after: 10\r\n",
 )
-REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 10\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(_BODY), _BODY)
+BAD_UPGRADE = _refusal(
+    b"400 Bad Request",
+    b"invalid_request_error",
+    b"invalid_upgrade",
+    b"An upgrade to a WebSocket has at most 128 headers of at most 8,190 bytes each, and an URL of at most 8,190 bytes.",
 )
 
 
@@ -162,6 +177,11 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self.conn.handshake_exc is not None and not self.handshake_initiated:
+            # Its parser takes less than that of HTTP before it. It says nothing, and waits for the client to leave.
+            self.transport.write(BAD_UPGRADE)
+            self.transport.close()
+            return
         if self._bytes_left is None:
             return
         self._bytes_left -= len(data)
