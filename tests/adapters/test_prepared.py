@@ -91,8 +91,13 @@ def test_what_is_as_it_was_prepared_is_neither_prepared_nor_hashed_again(
 ) -> None:
     assert set(prepared.content()) == NAMES
     hashed: list[str] = []
-    real = digests._sha256
-    monkeypatch.setattr(digests, "_sha256", lambda path: hashed.append(path.name) or real(path))  # type: ignore[func-returns-value]
+    real = digests.sha256_of
+
+    def hash_and_note(path: Path) -> str:
+        hashed.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(digests, "sha256_of", hash_and_note)
     prepared.prepare()
     # It was copied: all times of change are others.
     assert set(hashed) == NAMES

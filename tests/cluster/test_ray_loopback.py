@@ -1,4 +1,4 @@
-"""What keeps Ray's ports on loopback, as far as it can be tried without Ray; `make ray` looks at the ports themselves."""
+"""What keeps Ray's ports on loopback, as far as that can be tried without Ray; `make ray` looks at every port."""
 
 from __future__ import annotations
 

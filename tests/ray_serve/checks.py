@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
@@ -178,6 +178,16 @@ def cmdline(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def listening(process: psutil.Process) -> list[Any]:
+    """The addresses that a process and all that it has started listen at."""
+    found = []
+    for one in [process, *process.children(recursive=True)]:
+        # Some are there for a moment only.
+        with suppress(psutil.NoSuchProcess):
+            found += [c.laddr for c in one.net_connections() if c.status == psutil.CONN_LISTEN]
+    return found
 
 
 def processes_of_hosts() -> list[psutil.Process]:
@@ -379,12 +389,11 @@ def ports() -> None:
     flags = ("--language-model", "none", "--synthesizer", "none")
     for host, key in (("127.0.0.1", ""), ("0.0.0.0", "secret")):
         with served(*flags, "--host", host, *(("--api-key", key) if key else ())) as (process, port):
-            everyone = [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]
-            listening = [c.laddr for p in everyone for c in p.net_connections() if c.status == psutil.CONN_LISTEN]
-            open_ports = {a.port for a in listening if not ip_address(a.ip.removeprefix("::ffff:")).is_loopback}
-            assert len(listening) > 15, listening
-            assert open_ports == ({port} if key else set()), listening
-            say(f"--host {host}: {len(listening)} ports listen; beyond loopback: {sorted(open_ports) or 'none'}")
+            found = listening(psutil.Process(process.pid))
+            open_ports = {a.port for a in found if not ip_address(a.ip.removeprefix("::ffff:")).is_loopback}
+            assert len(found) > 15, found
+            assert open_ports == ({port} if key else set()), found
+            say(f"--host {host}: {len(found)} ports listen; beyond loopback: {sorted(open_ports) or 'none'}")
 
 
 def cost() -> None:

@@ -1,4 +1,4 @@
-"""What clients say of their traces, at the wire: a link where it is well formed, and never an error or a line of log."""
+"""What clients say of their traces, at the wire: a link where it is well formed, and never an error."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ State = tuple[int, int, int]
 def write_digests(folder: Path) -> None:
     """Hash every file of a folder, and record it in place of what was recorded. Raises OSError."""
     names = sorted(name for name in os.listdir(folder) if name != RECORD)
-    _write(folder, {name: (*_state(folder / name), _sha256(folder / name)) for name in names})
+    _write(folder, {name: (*_state(folder / name), sha256_of(folder / name)) for name in names})
 
 
 def changed_files(folder: Path) -> list[str]:
@@ -44,7 +44,7 @@ def changed_files(folder: Path) -> list[str]:
         try:
             state = _state(folder / name)
             if list(state) != before:
-                if state[0] != before[0] or _sha256(folder / name) != digest:
+                if state[0] != before[0] or sha256_of(folder / name) != digest:
                     changed.add(name)
                 states[name] = (*state, digest)
         except OSError:
@@ -64,7 +64,7 @@ def _state(path: Path) -> State:
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

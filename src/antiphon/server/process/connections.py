@@ -56,7 +56,7 @@ BAD_UPGRADE = _refusal(
     b"400 Bad Request",
     b"invalid_request_error",
     b"invalid_upgrade",
-    b"An upgrade to a WebSocket has at most 128 headers of at most 8,190 bytes each, and an URL of at most 8,190 bytes.",
+    b"An upgrade to a WebSocket has at most 128 headers of at most 8,190 bytes each, and a URL of at most 8,190.",
 )
 
 
