@@ -112,9 +112,9 @@ def install(extras: list[str], torch_index: str) -> None:
     if unknown := set(extras) - {extra for package in everything.values() for extra in package.extras}:
         sys.exit(f"no such extra: {', '.join(sorted(unknown))}")
     lock = {package.name: package for package in selected(everything, extras)}
-    torch = [lock["torch"]] if "torch" in lock else []
-    if torch and torch_index:
-        _pip_install(torch, "--index-url", torch_index)
+    torch = lock.pop("torch", None)
+    if torch:
+        _pip_install([chosen_build(torch, torch_index)], *index_options(torch_index))
     _pip_install([package for package in lock.values() if not CUDA.match(package.name)])
     if torch:
         # Another process: this one may have looked into the environment before.
@@ -191,17 +191,38 @@ def _resolved(project: Mapping[str, Any], extras: list[str], versions: str) -> s
     return text.replace(f" ; {_EVERYWHERE}", "")
 
 
+def index_options(index: str) -> list[str]:
+    """What pip is given for an index; "": its own."""
+    return ["--index-url", index] if index else []
+
+
+def found_build(version: str, index: str) -> tuple[str, str]:
+    """The version, with what says its build, and the sum of the torch that pip would take."""
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--no-deps", "--ignore-installed"]
+    pip += ["--only-binary", ":all:", *index_options(index), "--report", "-", f"torch=={version}"]
+    (one,) = json.loads(subprocess.run(pip, stdout=subprocess.PIPE, text=True, check=True).stdout)["install"]
+    return one["metadata"]["version"], one["download_info"]["archive_info"]["hashes"]["sha256"]
+
+
+def chosen_build(torch: Locked, index: str) -> Locked:
+    """Of torch's builds that which pip would take without sums: with them it takes one that its index has sums of, and
+    leaves a folder's build for a CPU alone. Ends the program where the lock does not have it.
+    """
+    version, found = found_build(torch.version, index)
+    if found not in torch.hashes:
+        sys.exit(
+            f"torch {version} as pip finds it is not in the lock: `make lock TORCH_INDEX=URL` adds an index's builds"
+        )
+    return Locked(torch.name, version, (f"torch=={version} --hash=sha256:{found}",), torch.extras)
+
+
 def cpu_builds(version: str, index: str) -> set[str]:
     """The sums of torch's builds for a CPU: that which pip takes here, and all that an index has ("": none)."""
-    wanted = f"torch=={version}"
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--no-deps", "--ignore-installed"]
-    said = subprocess.run([*pip, "--report", "-", wanted], capture_output=True, text=True, check=True).stdout
-    (one,) = json.loads(said)["install"]
-    found = {one["download_info"]["archive_info"]["hashes"]["sha256"]}
+    found = {found_build(version, "")[1]}
     if index:
         uv = ["uv", "pip", "compile", "-q", "-", "--universal", "--no-deps", "--no-header", "--generate-hashes"]
         uv += ["--only-binary", ":all:", "--python-version", OLDEST, "--index-url", index, "--no-emit-index-url"]
-        said = subprocess.run(uv, input=f"{wanted}+cpu\n", capture_output=True, text=True, check=True).stdout
+        said = subprocess.run(uv, input=f"torch=={version}+cpu\n", capture_output=True, text=True, check=True).stdout
         found |= set(re.findall(r"--hash=sha256:([0-9a-f]{64})", said))
     return found
 

@@ -95,14 +95,18 @@ def test_what_serves_is_installed_without_what_develops_and_without_cuda_where_t
     assert not {p.name for p in LOCK.selected(packages, ["speech", "webrtc"])} & cuda
 
 
-def wheel(folder: Path, text: str) -> Path:
+def wheel(folder: Path, text: str, name: str = "toy", version: str = "1") -> Path:
     """Write a wheel with one module of this text."""
-    path = folder / "toy-1-py3-none-any.whl"
+    path, info = folder / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    members = {
+        f"{name}.py": text,
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
     with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("toy.py", text)
-        archive.writestr("toy-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy\nVersion: 1\n")
-        archive.writestr("toy-1.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        archive.writestr("toy-1.dist-info/RECORD", "")
+        for member, content in members.items():
+            archive.writestr(zipfile.ZipInfo(member), content)
     return path
 
 
@@ -121,6 +125,30 @@ def test_a_file_that_is_not_the_locks_is_not_installed(tmp_path: Path, monkeypat
     with pytest.raises(SystemExit):
         LOCK._pip_install([package], *options)
     assert not (tmp_path / "other" / "toy.py").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("folder", "build"), [("cpu", "1+cpu"), ("cuda", "1"), ("both", "1+cpu")])
+def test_of_torchs_builds_that_is_installed_which_pip_would_take(
+    folder: str, build: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With sums alone pip takes a build that its index has a sum of: 3 GB for a machine that has the small one."""
+    sums = {}
+    for version in ("1", "1+cpu"):
+        places = {"1": ("cuda", "both"), "1+cpu": ("cpu", "both")}[version]
+        for place in places:
+            (tmp_path / place).mkdir(exist_ok=True)
+            path = wheel(tmp_path / place, f"BUILD = {version!r}", "torch", version)
+        sums[version] = hashlib.sha256(path.read_bytes()).hexdigest()
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / folder))
+    lines = ("torch==1 \\", *(f"    --hash=sha256:{one} \\" for one in sums.values()))
+    torch = LOCK.Locked("torch", "1", lines, frozenset({"talk"}))
+    assert LOCK.chosen_build(torch, "").lines == (f"torch=={build} --hash=sha256:{sums[build]}",)
+    unknown = LOCK.Locked("torch", "1", (f"torch==1 --hash=sha256:{SUM}",), frozenset({"talk"}))
+    with pytest.raises(SystemExit, match="not in the lock: `make lock TORCH_INDEX"):
+        LOCK.chosen_build(unknown, "")
 
 
 def test_an_environment_that_is_not_the_locks_is_named(tmp_path: Path) -> None:
