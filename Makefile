@@ -92,26 +92,28 @@ peers:  ## Environments of the programs that benchmarks compare with
 	bench/peers/setup.sh piper
 	bench/peers/setup.sh pocketsphinx
 
-# The lock is what `make serve` and `make test` install. Make it with the oldest Python that is supported: a newer one
-# pins packages that the oldest cannot have.
-lock:  ## Write requirements.lock anew from pyproject.toml
-	rm -rf $(VENV)
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade pip setuptools
-	$(BIN)/python -m pip install -q -e '.[dev]'
-	$(BIN)/python -m pip freeze --exclude-editable | sed 's/+cpu//' | sort -f > requirements.lock
+# The lock is what `make serve`, `make test` and the image install, each file by its sha256.
+lock: build/uv.stamp  ## Write requirements.lock anew from pyproject.toml: make lock [UPGRADE=1] [TORCH_INDEX=URL]
+	PATH="$(CURDIR)/build/uv/bin:$$PATH" build/uv/bin/python deploy/lock.py write \
+	    $(if $(UPGRADE),--upgrade) $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
+
+build/uv.stamp:
+	$(PYTHON) -m venv build/uv
+	build/uv/bin/python -m pip install -q uv==0.13.9
+	touch $@
 
 $(VENV)/pip.stamp:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --upgrade pip
 	touch $@
 
 $(VENV)/run.stamp: $(VENV)/pip.stamp requirements.lock pyproject.toml
-	$(BIN)/python -m pip install -q -c requirements.lock -e '.[all]'
+	$(BIN)/python deploy/lock.py install all
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@
 
 $(VENV)/dev.stamp: $(VENV)/pip.stamp requirements.lock pyproject.toml
-	$(BIN)/python -m pip install -q -c requirements.lock -e '.[dev]'
+	$(BIN)/python deploy/lock.py install dev
+	$(BIN)/python -m pip install -q --no-deps --no-build-isolation -e .
 	touch $@ $(VENV)/run.stamp
 
 # Beside the environment, which has the newest.
@@ -127,6 +129,7 @@ build/triton.stamp: | $(VENV)/pip.stamp
 	touch $@
 
 sbom: $(VENV)/run.stamp  ## A bill of materials of what is installed, with licences: build/sbom.json (CycloneDX)
+	$(BIN)/python deploy/lock.py compare $(VENV)
 	$(PYTHON) -m venv build/sbom
 	build/sbom/bin/python -m pip install -q cyclonedx-bom==7.5.0
 	build/sbom/bin/cyclonedx-py environment $(VENV) --pyproject pyproject.toml --output-format JSON -o build/sbom.json

@@ -46,9 +46,9 @@ def installed(python: str, extra: str, package: Path) -> tuple[Path, float]:
     """Install the wheel with an extra; return the environment, and the size of its packages in MB."""
     place = BUILD / f"{Path(python).name}-{extra or 'base'}"
     subprocess.run([python, "-m", "venv", str(place)], check=True)
-    what = f"{package}[{extra}]" if extra else str(package)
-    install = [str(place / "bin" / "python"), "-m", "pip", "install", "-q", "-c", str(ROOT / "requirements.lock"), what]
-    subprocess.run(install, check=True)
+    inside = str(place / "bin" / "python")
+    subprocess.run([inside, str(ROOT / "deploy" / "lock.py"), "install", extra], check=True)
+    subprocess.run([inside, "-m", "pip", "install", "-q", "--no-deps", str(package)], check=True)
     packages = next((place / "lib").glob("python*/site-packages"))
     return place, sum(file.stat().st_size for file in packages.rglob("*") if file.is_file()) / 1e6
 

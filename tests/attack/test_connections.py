@@ -71,6 +71,39 @@ def test_when_a_request_head_does_not_come_then_its_connection_is_closed(tmp_pat
         server.until("antiphon_connections 1.0")
 
 
+UPGRADE = (
+    b"GET %b HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: eHh4eHh4eHh4eHh4eHh4eA==\r\n%b\r\n"
+)
+
+
+@pytest.mark.server
+def test_an_upgrade_that_cannot_be_read_is_answered_and_gives_its_place_back(tmp_path: Path) -> None:
+    """HTTP takes a head of 64 KiB, what reads upgrades a line of 8 KiB and 128 headers: it would say nothing."""
+    wrong = {
+        "a long header": (b"/v1/realtime", b"tracestate: a=" + b"x" * 8200 + b"\r\n"),
+        "a long list of cookies": (b"/v1/realtime", b"Cookie: " + b"a=b; " * 2000 + b"\r\n"),
+        "a long name": (b"/v1/realtime", b"x" * 8200 + b": 1\r\n"),
+        "many headers": (b"/v1/realtime", b"baggage: k=v\r\n" * 130),
+        "a control character": (b"/v1/realtime", b"traceparent: a\x01b\r\n"),
+        "a long URL": (b"/v1/realtime?instructions=" + b"x" * 8200, b""),
+    }
+    with scripted_server(tmp_path) as server, ExitStack() as stack:
+        opened = [stack.enter_context(dial(server)) for _ in wrong]
+        for connection, (url, headers) in zip(opened, wrong.values(), strict=True):
+            connection.sendall(UPGRADE % (url, headers))
+        for connection, name in zip(opened, wrong, strict=True):
+            head, _, body = until_closed(connection).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400 "), name
+            assert json.loads(body)["error"]["code"] == "invalid_upgrade"
+        server.until("antiphon_connections 1.0")
+        # What browsers send is far below that.
+        fine = stack.enter_context(dial(server))
+        fine.sendall(UPGRADE % (b"/v1/realtime?x=" + b"y" * 7000, b"Cookie: " + b"x" * 8000 + b"\r\n"))
+        assert fine.recv(12) == b"HTTP/1.1 101"
+    assert "Traceback" not in server.log.read_text()
+
+
 @pytest.mark.server
 def test_when_silent_connections_flood_the_server_then_others_are_served_and_the_log_stays_quiet(
     tmp_path: Path,

@@ -9,7 +9,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -354,13 +355,114 @@ def test_the_health_check_of_the_image_asks_the_port_that_is_set_and_no_proxy() 
     assert done.returncode == 1
 
 
+VERSIONED = re.compile(r"(?P<name>[a-z0-9./-]+):(?P<tag>v?\d+\.\d+(\.\d+)?[a-z0-9.-]*)(@sha256:[0-9a-f]{64})?")
+DIGEST = "sha256:" + "a1" * 32
+
+
+def unversioned(images: Iterable[str]) -> list[str]:
+    """Those of the images that have no tag with a whole version."""
+    return [image for image in images if not VERSIONED.fullmatch(image)]
+
+
+def named_images() -> dict[str, str]:
+    """The images of the compose file and the Dockerfile, by the variables that replace them."""
+    found = dict(re.findall(r"\$\{(\w*IMAGE):-([^}]*)\}", (DEPLOY / "compose.yaml").read_text()))
+    (found["BASE"],) = re.findall(r"^ARG BASE=(.*)$", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("image", "versioned"),
+    [
+        ("haproxy:3.0.11-alpine", True),
+        (f"ghcr.example/team/antiphon:0.1.0@{DIGEST}", True),
+        ("vllm/vllm-openai:latest", False),
+        ("antiphon", False),
+        ("postgres:17-alpine", False),
+        (f"antiphon@{DIGEST}", False),
+        ("antiphon:0.1.0@sha256:abc", False),
+    ],
+)
+def test_an_image_is_versioned_or_not(image: str, versioned: bool) -> None:
+    assert unversioned([image]) == ([] if versioned else [image])
+
+
+def test_every_image_is_named_by_its_whole_version() -> None:
+    images = named_images()
+    assert not unversioned(images.values())
+    for service in compose()["services"].values():
+        assert re.fullmatch(r"\$\{\w*IMAGE:-[^}]+\}", service["image"]), service["image"]
+    assert images["BASE"] == images["BASE_IMAGE"]
+    version = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]["version"]
+    assert images["IMAGE"] == f"antiphon:{version}"
+    froms = re.findall(r"^FROM (\S+)", (DEPLOY / "Dockerfile").read_text(), re.MULTILINE)
+    assert set(froms) == {"${BASE}", "packages"}
+    for page in DOCS.rglob("*.md"):
+        assert not re.search(r"[a-z]:latest\b", page.read_text()), page
+
+
+@pytest.mark.parametrize("mode", ["kubernetes", "ray"])
+def test_the_chart_names_images_by_version_and_by_a_digest_that_is_given(mode: str) -> None:
+    def images(values: dict[str, Any]) -> set[str]:
+        rendered = Chart.load(str(CHART)).render(KEYS | {"mode": mode} | values, name="voice", namespace="ns")
+        return set(re.findall(r"^ *(?:- )?image: *(\S+)", "\n".join(rendered.values()), re.MULTILINE))
+
+    plain = images({})
+    assert plain == {named_images()["IMAGE"], named_images()["VALKEY_IMAGE"]}
+    given = {"image": {"digest": DIGEST}, "store": {"valkey": {"image": f"valkey/valkey:8.1.3@{DIGEST}"}}}
+    assert images(given) == {f"{named_images()['IMAGE']}@{DIGEST}", f"valkey/valkey:8.1.3@{DIGEST}"}
+    for wrong in (
+        {"image": {"tag": "latest"}},
+        {"image": {"digest": "sha256:abc"}},
+        {"store": {"valkey": {"image": "valkey/valkey"}}},
+        {"store": {"valkey": {"image": "valkey/valkey:latest"}}},
+        {"store": {"valkey": {"image": "registry.example:5000/valkey"}}},
+    ):
+        with pytest.raises(HelmError):
+            images(wrong)
+
+
+def built(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with tools that write down what they are asked for, and give any image the same digest."""
+    for name, answer in (("buildah", ""), ("skopeo", variables.pop("answer", DIGEST))):
+        tool = tmp_path / name
+        tool.write_text(f'#!/bin/sh\nprintf "%s\\n" "$PWD" "$@" > {tool}.said\necho {answer}\n')
+        tool.chmod(0o755)
+    tools = {"BUILDAH": str(tmp_path / "buildah"), "SKOPEO": str(tmp_path / "skopeo")}
+    environment = {k: v for k, v in os.environ.items() if k not in ("BASE", "TAG")}
+    environment |= tools | {"IMAGES": str(tmp_path / "images.lock")} | variables
+    command = ["sh", str(DEPLOY / "build.sh"), *arguments]
+    return subprocess.run(command, env=environment, timeout=30, check=False, capture_output=True, text=True)
+
+
 def test_the_script_that_builds_the_image_gives_the_dockerfile_its_base(tmp_path: Path) -> None:
-    said = tmp_path / "said"
-    (tmp_path / "buildah").write_text(f'#!/bin/sh\nprintf "%s\\n" "$PWD" "$@" > {said}\n')
-    (tmp_path / "buildah").chmod(0o755)
-    environment = {**os.environ, "BUILDAH": str(tmp_path / "buildah"), "BASE": "some/python:3.12"}
-    subprocess.run(["sh", DEPLOY / "build.sh", "--isolation", "chroot"], env=environment, timeout=30, check=True)
-    where, *arguments = said.read_text().split()
+    assert built(tmp_path, "--isolation", "chroot", BASE="some/python:3.12").returncode == 0
+    where, *arguments = (tmp_path / "buildah.said").read_text().split()
     assert Path(where, arguments[arguments.index("-f") + 1]) == DEPLOY / "Dockerfile"
     assert "BASE=some/python:3.12" in arguments
+    assert arguments[arguments.index("-t") + 1] == named_images()["IMAGE"]
     assert arguments[-3:] == ["--isolation", "chroot", "."]
+
+
+def test_the_script_writes_digests_and_builds_with_that_of_the_base(tmp_path: Path) -> None:
+    assert built(tmp_path, "lock").returncode == 0
+    lock = dict(line.split("=", 1) for line in (tmp_path / "images.lock").read_text().splitlines()[1:])
+    images = named_images()
+    base, ours = images.pop("BASE"), images.pop("IMAGE")
+    assert lock == {variable: f"{image}@{DIGEST}" for variable, image in images.items()}
+    assert ours.split(":")[0] not in lock
+    assert built(tmp_path).returncode == 0
+    assert f"BASE={base}@{DIGEST}" in (tmp_path / "buildah.said").read_text().split()
+    # An older one, of a base that is no more the Dockerfile's.
+    (tmp_path / "images.lock").write_text(f"BASE_IMAGE=python:3.12.1@{DIGEST}\n")
+    (tmp_path / "buildah.said").unlink()
+    done = built(tmp_path)
+    assert (done.returncode, "build.sh lock" in done.stderr) == (1, True)
+    assert not (tmp_path / "buildah.said").exists()
+
+
+@pytest.mark.parametrize("answer", ["''", "latest", "sha256:abc", "; exit 1"])
+def test_the_script_writes_no_file_of_digests_that_lacks_one(answer: str, tmp_path: Path) -> None:
+    done = built(tmp_path, "lock", answer=answer)
+    assert (done.returncode, "has no digest" in done.stderr) == (1, True)
+    assert not list(tmp_path.glob("images.lock*"))

@@ -17,8 +17,9 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -177,6 +178,16 @@ def cmdline(process: psutil.Process) -> list[str]:
         return process.cmdline()
     except psutil.Error:
         return []
+
+
+def listening(process: psutil.Process) -> list[Any]:
+    """The addresses that a process and all that it has started listen at."""
+    found = []
+    for one in [process, *process.children(recursive=True)]:
+        # Some are there for a moment only.
+        with suppress(psutil.NoSuchProcess):
+            found += [c.laddr for c in one.net_connections() if c.status == psutil.CONN_LISTEN]
+    return found
 
 
 def processes_of_hosts() -> list[psutil.Process]:
@@ -347,7 +358,7 @@ def served(*flags: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
         assert process.stdout
         try:
             for line in process.stdout:
-                if re.search(r"ready at http://127\.0\.0\.1:\d+ ", line):
+                if re.search(r"ready at http://(127\.0\.0\.1|0\.0\.0\.0):\d+ ", line):
                     break
             assert process.poll() is None, "it did not start"
             yield process, port
@@ -371,6 +382,18 @@ def command() -> None:
         )
         assert answer.status_code == 200, answer.text
         say(f"it transcribed {json.loads(answer.text)['text']!r}")
+
+
+def ports() -> None:
+    """Of all ports of `antiphon serve --ray`, other machines reach that of the doors alone, and that only by --host."""
+    flags = ("--language-model", "none", "--synthesizer", "none")
+    for host, key in (("127.0.0.1", ""), ("0.0.0.0", "secret")):
+        with served(*flags, "--host", host, *(("--api-key", key) if key else ())) as (process, port):
+            found = listening(psutil.Process(process.pid))
+            open_ports = {a.port for a in found if not ip_address(a.ip.removeprefix("::ffff:")).is_loopback}
+            assert len(found) > 15, found
+            assert open_ports == ({port} if key else set()), found
+            say(f"--host {host}: {len(found)} ports listen; beyond loopback: {sorted(open_ports) or 'none'}")
 
 
 def cost() -> None:
@@ -418,7 +441,7 @@ def frames() -> None:
                 say(f"{count} {what} {name}: p50 / p99 {p50:.2f} / {p99:.2f} ms, {len(took)} round trips")
 
 
-CHECKS = {check.__name__: check for check in (command, redeploy, killed, scaling, raylet, reloads, frames, cost)}
+CHECKS = {check.__name__: check for check in (command, ports, redeploy, killed, scaling, raylet, reloads, frames, cost)}
 
 
 def main() -> None:

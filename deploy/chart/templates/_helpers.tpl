@@ -18,7 +18,7 @@ app.kubernetes.io/component: {{ .part }}
 {{- end -}}
 
 {{- define "antiphon.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}{{ with .Values.image.digest }}@{{ . }}{{ end }}
 {{- end -}}
 
 {{- define "antiphon.secret" -}}

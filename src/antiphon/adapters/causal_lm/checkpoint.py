@@ -1,8 +1,8 @@
 """Converts a language model's checkpoint once, and keeps the result beside the models.
 
 GGUF files are unpacked, and weights are rounded to the type that the machine multiplies fastest. The result is in
-<home>/prepared/<name>-<type>/: configuration, tokenizer and weights, and a file `source`, which says what they were
-made from. A source that has changed since is converted again.
+<home>/prepared/<name>-<type>/: configuration, tokenizer and weights, a file `source`, which says what they were made
+from, and the digests of all of them. Where the source has changed since, or a file of the result, it is made again.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from transformers.utils import logging as transformers_logging
 
+from antiphon.adapters.causal_lm.digests import changed_files, write_digests
 from antiphon.engine.local import packed
 from antiphon.engine.local.weights import best_weights, write_int8, write_packed
 from antiphon.errors import StoreError
@@ -30,7 +31,10 @@ from antiphon.errors import StoreError
 log = logging.getLogger(__name__)
 
 # Of the prepared folder. A higher number makes every prepared folder out of date.
-FORMAT = 1
+FORMAT = 2
+# What is made of the other files of the folder, and is made again without converting; `.part`: one that was cut off.
+PACKED = {name + end for name in (packed.DATA_FILE, packed.INDEX_FILE) for end in ("", ".part")}
+STAMP = "source"
 # The files that a folder needs besides its weights.
 SIDE_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 
@@ -63,12 +67,19 @@ def prepare(source: Path, home: Path, name: str, weights: str = "auto", device: 
 
 def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
     made_from = {"format": FORMAT, "files": _files(origin)}
-    stamp = target / "source"
-    if stamp.is_file() and json.loads(stamp.read_text()) == made_from:
-        if kind == "int8" and not packed.fits_machine(target):
-            log.info("preparing %s for this processor: once", name)
-            _in_own_process(write_packed, target)
-        return
+    if _is_made_from(target, made_from):
+        changed = changed_files(target)
+        if changed:
+            log.warning("%s: not as it was prepared, and is prepared again: %s", target, ", ".join(changed))
+        if PACKED.issuperset(changed):
+            if kind == "int8" and (changed or not packed.fits_machine(target)):
+                log.info("preparing %s for this processor: once", name)
+                for path in (target / file for file in changed):
+                    # It may be a folder or a pipe, too.
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+                _in_own_process(write_packed, target)
+                write_digests(target)
+            return
     log.info("preparing %s as %s: once, up to a minute", name, kind)
     half = target.with_name(target.name + ".part")
     for old in (half, target):
@@ -76,11 +87,19 @@ def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
     half.mkdir()
     try:
         _in_own_process(_write, origin, half, kind)
+        (half / STAMP).write_text(json.dumps(made_from))
+        write_digests(half)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         shutil.rmtree(half, ignore_errors=True)
         raise StoreError(f"{origin} cannot be prepared: {error}") from error
-    (half / "source").write_text(json.dumps(made_from))
     half.rename(target)
+
+
+def _is_made_from(target: Path, made_from: dict[str, Any]) -> bool:
+    try:
+        return bool(json.loads((target / STAMP).read_text()) == made_from)
+    except (OSError, ValueError, RecursionError):
+        return False
 
 
 def _in_own_process(call: Callable[..., None], *args: Any) -> None:

@@ -40,17 +40,29 @@ LOG_EVERY_S = 60.0
 NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 # The ASGI extension by which the application limits a WebSocket's first message.
 _FIRST_MESSAGE = "antiphon.first_message"
-# The body of a refusal.
-TOO_MANY = (
-    b'{"error":{"message":"Too many connections.","type":"server_error","param":null,"code":"too_many_connections"}}'
-)
-REFUSAL = (
-    b"HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 10\r\n"
-    b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(TOO_MANY), TOO_MANY)
-)
 
-# The answer to an upgrade that is no handshake for the library of WebSockets, such as one that is too long.
-NO_HANDSHAKE = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+def _body(kind: bytes, code: bytes, message: bytes) -> bytes:
+    return b'{"error":{"message":"%b","type":"%b","param":null,"code":"%b"}}' % (message, kind, code)
+
+
+def _refusal(status: bytes, body: bytes, more: bytes = b"") -> bytes:
+    """A whole answer, before which no request has reached the application."""
+    head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\n%bconnection: close\r\ncontent-length: %d\r\n\r\n"
+    return head % (status, more, len(body)) + body
+
+
+# The body of a refusal.
+TOO_MANY = _body(b"server_error", b"too_many_connections", b"Too many connections.")
+REFUSAL = _refusal(b"503 Service Unavailable", TOO_MANY, b"retry-after: 10\r\n")
+BAD_UPGRADE = _refusal(
+    b"400 Bad Request",
+    _body(
+        b"invalid_request_error",
+        b"invalid_upgrade",
+        b"An upgrade to a WebSocket has at most 128 headers of at most 8,190 bytes each, and a URL of at most 8,190.",
+    ),
+)
 
 
 def connection_limit(max_sessions: int) -> int:
@@ -226,9 +238,10 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
         self._life.seen(self.loop.time())
         super().data_received(data)
         if self.conn.handshake_exc and not self.handshake_initiated and not self.transport.is_closing():
-            # uvicorn 0.54 says nothing then, and waits for ever.
-            self.transport.write(NO_HANDSHAKE)
+            # Its parser takes less than that of HTTP before it. It says nothing, and waits for the client to leave.
+            self.transport.write(BAD_UPGRADE)
             self.transport.close()
+            return
         if self._bytes_left is None:
             return
         self._bytes_left -= len(data)

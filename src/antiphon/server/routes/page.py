@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mimetypes
+import re
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -13,10 +14,15 @@ from antiphon import __version__
 from antiphon.server.errors import error_response
 from antiphon.server.state import ServerState
 
-# The page may load its own files and talk to its own server only: no other script can come in, and no data go out.
+# The page may load its own files and talk to its own server only: no other script comes in, and none sends data to
+# another server by HTTP or a WebSocket.
+POLICY = (
+    "default-src 'self'; connect-src 'self'{sockets}; img-src 'self' data:; media-src 'self' blob:; "
+    "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
+)
+# A Host that a policy can name. It is the client's: with a `;` in it, it would write the policy.
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*(:[0-9]{1,5})?")
 HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; connect-src 'self' ws: wss:; img-src 'self' data:; "
-    "media-src 'self' blob:; frame-ancestors 'none'; base-uri 'none'; form-action 'self'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-cache",
@@ -27,7 +33,7 @@ WEB = files("antiphon") / "web"
 async def root(request: Request) -> Response:
     """GET /: the page for a client that accepts HTML, a list of URLs in plain text for all others."""
     if "text/html" in request.headers.get("accept", ""):
-        return _file("index.html")
+        return _file(request, "index.html")
     state: ServerState = request.app.state.antiphon
     lines = [
         f"antiphon {__version__}",
@@ -53,17 +59,28 @@ async def root(request: Request) -> Response:
 
 async def asset(request: Request) -> Response:
     """GET /web/{name}: one of the page's files, by its name alone; 404 for anything else."""
-    return _file(request.path_params["name"])
+    return _file(request, request.path_params["name"])
 
 
 async def client_module(request: Request) -> Response:
     """GET /web/client/{name}: a file of the module that the page is built on; 404 for anything else."""
-    return _file(request.path_params["name"], WEB / "client")
+    return _file(request, request.path_params["name"], WEB / "client")
 
 
-def _file(name: str, folder: Traversable = WEB) -> Response:
+def policy(host: str) -> str:
+    """Return the Content-Security-Policy for a page that was asked for by this Host header.
+
+    WebSockets of the page's own server are named beside 'self', since Safari before 15.4 does not count them as that.
+    """
+    known = len(host) <= 255 and _HOST.fullmatch(host)
+    return POLICY.format(sockets=f" ws://{host} wss://{host}" if known else "")
+
+
+def _file(request: Request, name: str, folder: Traversable = WEB) -> Response:
     path = folder / name
     if "/" in name or name.startswith(".") or not path.is_file():
         return error_response(404, f"There is no {name} here.", code="not_found")
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
-    return Response(path.read_bytes(), media_type="text/javascript" if name.endswith(".js") else kind, headers=HEADERS)
+    kind = "text/javascript" if name.endswith(".js") else kind
+    headers = HEADERS | {"Content-Security-Policy": policy(request.headers.get("host", ""))}
+    return Response(path.read_bytes(), media_type=kind, headers=headers)

@@ -1,0 +1,234 @@
+"""A prepared folder is loaded only as it was prepared: whatever else it has become, it is prepared again, and said."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from antiphon.adapters.causal_lm import checkpoint, digests
+from antiphon.engine.local.weights import load_int8_model
+
+NAMES = {"config.json", "generation_config.json", "int8.safetensors", "packed.bin", "packed.json", "source"}
+
+
+class Prepared:
+    """A tiny checkpoint, prepared under a home of its own. `converted`, `packed`: how often each was done."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        torch.manual_seed(0)
+        config = LlamaConfig(vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=1)
+        config.num_attention_heads = config.num_key_value_heads = 2
+        self.source, self.home = folder / "source", folder / "home"
+        LlamaForCausalLM(config).save_pretrained(self.source)
+        self.converted = self.packed = 0
+        monkeypatch.setattr(checkpoint, "_in_own_process", self._call)
+        self.folder = self.prepare()
+        assert (self.converted, self.packed) == (1, 0)
+
+    def _call(self, call: Callable[..., None], *arguments: Any) -> None:
+        """In this process: one of its own would import torch anew."""
+        if call is checkpoint.write_packed:
+            self.packed += 1
+        else:
+            self.converted += 1
+        call(*arguments)
+
+    def prepare(self) -> Path:
+        return checkpoint.prepare(self.source, self.home, "tiny", "int8")
+
+    def content(self) -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in self.folder.iterdir() if path.name != digests.RECORD}
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("prepared")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        Prepared(folder, monkeypatch)
+    return folder
+
+
+@pytest.fixture
+def prepared(once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    """A copy of one that was prepared before; `copy2` keeps times of modification."""
+    found = Prepared.__new__(Prepared)
+    shutil.copytree(once, tmp_path, dirs_exist_ok=True)
+    found.source, found.home, found.folder = (
+        tmp_path / "source",
+        tmp_path / "home",
+        tmp_path / "home/prepared/tiny-int8",
+    )
+    found.converted = found.packed = 0
+    monkeypatch.setattr(checkpoint, "_in_own_process", found._call)
+    return found
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def flip(path: Path) -> None:
+    """Change one bit in the middle, and set the time of modification back."""
+    before = path.stat()
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def test_what_is_as_it_was_prepared_is_neither_prepared_nor_hashed_again(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert set(prepared.content()) == NAMES
+    hashed: list[str] = []
+    real = digests.sha256_of
+
+    def hash_and_note(path: Path) -> str:
+        hashed.append(path.name)
+        return real(path)
+
+    monkeypatch.setattr(digests, "sha256_of", hash_and_note)
+    prepared.prepare()
+    # It was copied: all times of change are others.
+    assert set(hashed) == NAMES
+    hashed.clear()
+    prepared.prepare()
+    assert not hashed
+    os.utime(prepared.folder / "config.json")
+    prepared.prepare()
+    assert hashed == ["config.json"]
+    assert (prepared.converted, prepared.packed, warnings(caplog)) == (0, 0, [])
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_one_changed_bit_is_found_whatever_the_time_of_modification_says(
+    prepared: Prepared, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    prepared.prepare()
+    before = prepared.content()
+    flip(prepared.folder / name)
+    prepared.prepare()
+    # The packed weights are made of the others, without converting anything.
+    assert (prepared.converted, prepared.packed) == ((0, 1) if name.startswith("packed") else (1, 0))
+    assert prepared.content() == before
+    assert digests.changed_files(prepared.folder) == []
+    load_int8_model(prepared.folder)
+    if name != "source":
+        (said,) = warnings(caplog)
+        assert said.endswith(f"is prepared again: {name}")
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def link(path: Path) -> None:
+    """To a file with the same bytes, which another may change later."""
+    moved = path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(moved)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replaced(path: Path) -> None:
+    """By one of the same size, moved into its place."""
+    other = path.parent.parent / "other"
+    other.write_bytes(bytes(path.stat().st_size))
+    stat = path.stat()
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    other.rename(path)
+
+
+@pytest.mark.parametrize("name", ["int8.safetensors", "packed.bin", "config.json"])
+@pytest.mark.parametrize("damage", [cut, pipe, link, folder, replaced, Path.unlink], ids=lambda call: call.__name__)
+def test_a_file_that_is_another_thing_is_prepared_again(
+    prepared: Prepared, name: str, damage: Callable[[Path], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    before = prepared.content()
+    damage(prepared.folder / name)
+    prepared.prepare()
+    assert prepared.content() == before
+    (said,) = warnings(caplog)
+    assert said.endswith(f"is prepared again: {name}")
+
+
+@pytest.mark.parametrize("extra", ["model.safetensors", "added_tokens.json", "modeling_tiny.py", ".hidden", "a\nb"])
+def test_a_file_that_was_not_prepared_does_not_stay(prepared: Prepared, extra: str) -> None:
+    (prepared.folder / extra).write_text("{}")
+    prepared.prepare()
+    assert prepared.converted == 1
+    assert set(prepared.content()) == NAMES
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'{"config.json": 1}',
+        b'{"config.json": [1, 2, 3, 4]}',
+        b'{"config.json": [1, 2, "3", "4"]}',
+        b"{}",
+        b'{"../../source/config.json": [1, 2, 3, "4"]}',
+        b"[" * 100_000,
+        b"\xff\xfe",
+        None,
+    ],
+)
+def test_a_record_that_cannot_be_read_vouches_for_nothing(
+    prepared: Prepared, record: bytes | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = prepared.folder / digests.RECORD
+    path.unlink() if record is None else path.write_bytes(record)
+    prepared.prepare()
+    assert (prepared.converted, len(warnings(caplog))) == (1, 1)
+    assert digests.changed_files(prepared.folder) == []
+
+
+def test_what_was_prepared_before_there_were_digests_is_prepared_again(prepared: Prepared) -> None:
+    stamp = prepared.folder / "source"
+    stamp.write_text(json.dumps(json.loads(stamp.read_text()) | {"format": 1}))
+    (prepared.folder / digests.RECORD).unlink()
+    prepared.prepare()
+    assert prepared.converted == 1
+
+
+def test_packing_that_was_cut_off_is_done_again_without_converting(prepared: Prepared) -> None:
+    before = prepared.content()
+    (prepared.folder / "packed.json").unlink()
+    # Nobody reads this pipe.
+    os.mkfifo(prepared.folder / "packed.bin.part")
+    prepared.prepare()
+    assert (prepared.converted, prepared.packed) == (0, 1)
+    assert prepared.content() == before
+
+
+def test_a_folder_that_cannot_be_written_to_is_compared_all_the_same(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(digests, "_write", refused)
+    assert digests.changed_files(prepared.folder) == []
+    flip(prepared.folder / "config.json")
+    assert digests.changed_files(prepared.folder) == ["config.json"]
