@@ -108,7 +108,8 @@ async def served(app: App, buffers: int = 0) -> AsyncIterator[tuple[Client, Conn
     config = BoundedConfig(asgi, connections, 10.0, log_config=None, ws_per_message_deflate=False, lifespan="off")
     config.load()
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: config.http_protocol_class(config, state, {}), "127.0.0.1", 0)  # type: ignore[call-arg]
+    protocol: Any = config.http_protocol_class
+    server = await loop.create_server(lambda: protocol(config, state, {}), "127.0.0.1", 0)
     sock = socket.socket()
     if buffers:
         server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffers)
