@@ -351,6 +351,22 @@ def test_speech_is_detected_beside_what_microphones_add(
     assert np.mean(disturbed[plain]) > found
 
 
+@pytest.mark.parametrize("peak_db", [-26, -30])
+def test_a_lines_noise_is_not_raised_to_a_near_one(
+    models: LoadedModels, recordings: dict[str, Recording], peak_db: int
+) -> None:
+    speech = np.pad(recordings["ps-cards-001"].pcm, 16000)
+    speech *= 10 ** (peak_db / 20) / np.abs(speech).max()
+    speech += (10 ** (-50 / 20) * np.random.default_rng(63).normal(size=len(speech))).astype(np.float32)
+    spectrum, hz = np.fft.rfft(speech), np.fft.rfftfreq(len(speech), 1 / SAMPLE_RATE_HZ)
+    telephone = np.fft.irfft(spectrum * ((hz >= 300) & (hz <= 3400)), len(speech)).astype(np.float32)
+
+    async def main() -> list[float]:
+        return await models.required_vad.open().feed(telephone)
+
+    assert np.sum(np.array(asyncio.run(main())) > 0.5) > 19
+
+
 def disturbance(kind: str, size: int) -> Pcm:
     """What a microphone, a desk and the wires add to sound, [size]."""
     time_s = np.arange(size) / SAMPLE_RATE_HZ

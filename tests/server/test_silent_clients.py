@@ -186,12 +186,12 @@ def test_a_client_that_reads_at_the_pace_of_speech_stays(pace: float, buffers: i
                     assert OP_CLOSE not in [f.opcode for f in await client.read(4096)]
                     client.write()
             assert now_s() > 2 * SILENCE_S
-            # Once it has answered all, a minute is enough again.
+            # Once it has answered all, a minute is enough again, from when its system has taken the last bytes.
             await client.read()
             client.write()
             start_s = now_s()
             await client.until_closed()
-            assert now_s() - start_s == pytest.approx(SILENCE_S)
+            assert SILENCE_S <= now_s() - start_s < 2 * SILENCE_S
             await asyncio.sleep(1)
             assert connections.num_open == 0
 
