@@ -62,6 +62,7 @@ ELSEWHERE = frozenset(
 # Of the names of one body, so many are looked at, and none that is longer.
 MAX_TOLD, MAX_NAME_CHARS = 32, 64
 _FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 # The codes of what is too long or too complex. Dialects that have few codes of their own send these as they are.
 LIMIT_CODES = frozenset({"string_above_max_length", "json_too_complex"})
 # How msgspec says what is wrong: the reason, then the path of the field unless the whole value is meant.
@@ -89,12 +90,24 @@ class Reader(Generic[T]):
         an `invalid_value` of `type`.
         """
         check_complexity(data)
-        try:
-            return self._decoder.decode(data)
-        except msgspec.ValidationError as error:
-            raise refusal(error, where) from None
-        except JSON_ERRORS as error:
-            raise RemoteProtocolError("invalid_json", f"The body is not valid JSON: {error}", where or None) from None
+        return _decoded(self._decoder, data, where)
+
+
+def _decoded(decoder: msgspec.json.Decoder[T], data: str | bytes | msgspec.Raw, where: str) -> T:
+    """The JSON text as a value. Raises RemoteProtocolError as `Reader.read`, also for what was read as another type:
+    msgspec looks into nothing that a type leaves out.
+    """
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise refusal(error, where) from None
+    except JSON_ERRORS as error:
+        raise RemoteProtocolError("invalid_json", f"The body is not valid JSON: {error}", where or None) from None
+
+
+def any_value(data: str | bytes | msgspec.Raw, where: str = "") -> Any:
+    """The JSON text as a value of any type. `where` is its path. Raises RemoteProtocolError as `Reader.read`."""
+    return _decoded(_ANY, data, where)
 
 
 @cache
@@ -140,7 +153,7 @@ def check_typos(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str =
 def _told(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str) -> Iterator[tuple[str, str]]:
     """The paths of what is not known, each with what was meant. Of each name the first counts, and MAX_TOLD of them."""
     seen: set[str] = set()
-    for path, known in _unknown(msgspec.json.decode(data), _type_info(cast(Hashable, kind)), where):
+    for path, known in _unknown(any_value(data, where), _type_info(cast(Hashable, kind)), where):
         if (name := path.rpartition(".")[2]) not in seen and len(seen) < MAX_TOLD:
             seen.add(name)
             yield path, nearest(name, known)
@@ -153,7 +166,7 @@ def check_names(
     read as `message`: these cost little to look at. `where`: its path. `strict`: for any name that it does not know.
     """
     known = {*message.__struct_encode_fields__, message.__struct_config__.tag_field}
-    for name in _FIELDS.decode(data):
+    for name in _decoded(_FIELDS, data, where):
         if name not in known:
             meant = nearest(name, frozenset(filter(None, known)))
             if strict or meant:
@@ -192,8 +205,14 @@ class Unread(msgspec.Struct):
 def warnings_of(
     data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "", also: Iterable[str] = ()
 ) -> list[Unread]:
-    """What a client is told of fields that the type does not know; [] mostly. `also`: those that are read elsewhere."""
-    told = (unknown_parameter(path, meant) for path, meant in _told(data, kind, where) if path not in also)
+    """What a client is told of fields that the type does not know; [] mostly, and for names that cannot be read. `also`:
+    those that are read elsewhere.
+    """
+    try:
+        found = list(_told(data, kind, where))
+    except RemoteProtocolError:
+        return []
+    told = (unknown_parameter(path, meant) for path, meant in found if path not in also)
     return [Unread(error.code, error.param or "", error.message) for error in told]
 
 

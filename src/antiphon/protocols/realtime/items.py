@@ -16,7 +16,7 @@ from antiphon.contracts import AudioPart
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPart, CreateResponse, Item, Metadata
 from antiphon.events.tools import JsonSchema, Tool
-from antiphon.protocols.fields import Text, check_length, check_names, decode, decode_named, number
+from antiphon.protocols.fields import Text, any_value, check_length, check_names, decode, decode_named, number
 from antiphon.protocols.wire import NewId
 
 # Raises RemoteProtocolError for tools that no model can be held to; the second argument is the path of their list.
@@ -281,14 +281,14 @@ def response_from(raw: msgspec.Raw, context: ItemContext, event_id: str | None) 
 
 def check_nothing_asked(given: msgspec.Raw, param: str, *defaults: object) -> None:
     """Raise RemoteProtocolError for a field that is not supported, unless it is null, `{}` or one of `defaults`."""
-    if msgspec.json.decode(given) not in (None, {}, *defaults):
+    if any_value(given, param) not in (None, {}, *defaults):
         raise RemoteProtocolError("unsupported_parameter", f"'{param}' is not supported.", param)
 
 
 def _check_response_format(given: msgspec.Raw, context: ItemContext) -> None:
     shown = context.output_format()
-    if msgspec.json.decode(given) != msgspec.to_builtins(shown):
-        param = "response.audio.output.format"
+    param = "response.audio.output.format"
+    if any_value(given, param) != msgspec.to_builtins(shown):
         message = "A response has the session's format: set 'session.audio.output.format'."
         raise RemoteProtocolError("unsupported_parameter", message, param)
 

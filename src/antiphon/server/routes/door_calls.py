@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
@@ -18,6 +17,7 @@ from antiphon.cluster.door.app import Door, refused_response
 from antiphon.cluster.door.call import CallClient
 from antiphon.cluster.door.carry import Carrier, HostRefused
 from antiphon.errors import RemoteProtocolError
+from antiphon.protocols.fields import any_value
 from antiphon.server.errors import NOT_FOUND, BodyTooLarge, error_response
 from antiphon.server.origin import cors
 from antiphon.server.routes.offers import new_call, read_offer
@@ -59,7 +59,7 @@ class DoorCalls:
             if self._door.draining:
                 raise HostRefused(503, {"retry-after": "5"}, b"")
             offer, asked = await read_offer(request)
-            return await self._answer(request, offer, None if asked is None else msgspec.json.decode(asked))
+            return await self._answer(request, offer, None if asked is None else any_value(asked, "session"))
         except HostRefused as refused:
             return refused_response(refused)
         except RemoteProtocolError as error:
