@@ -38,6 +38,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "shares": set(),
     "settings": {"errors"},
     "signals": set(),
+    "state_machine": {"errors"},
     "audio": {"errors"},
     "vision": {"errors"},
     "engine": {"errors", "shares", "upstream"},
@@ -45,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "events": {"audio"},
     "text": {"events"},
     "contracts": {"audio", "events", "vision"},
-    "turns": {"audio", "contracts", "events"},
+    "turns": {"audio", "contracts", "events", "state_machine"},
     "modeling": {"audio", "contracts", "engine", "errors", "events", "shares", "vision"},
     "pipelines": BELOW_MODELS | {"shares", "signals"},
     "adapters": BELOW_MODELS | {"shares", "signals", "engine", "modeling", "pipelines", "roles"},
@@ -62,9 +63,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "settings",
         "store",
     },
-    "sessions": BELOW_MODELS | {"shares", "signals", "turns"},
+    "sessions": BELOW_MODELS | {"shares", "signals", "state_machine", "turns"},
     "protocols": {"audio", "contracts", "errors", "events", "turns"},
-    "transports": {"audio", "contracts", "errors", "events", "protocols", "signals"},
+    "transports": {"audio", "contracts", "errors", "events", "protocols", "signals", "state_machine"},
     "recording": {"audio", "errors"},
     # Servers spoken to over HTTP, and many machines: rooms that later work fills.
     "remote": {"audio", "contracts", "errors", "events", "settings", "shares", "upstream"},
@@ -80,11 +81,11 @@ UNRULED = {"__init__", "__main__"}
 # Rooms whose folders must not import each other, and the folders of shared parts that all of them may.
 SIBLINGS: dict[str, set[str]] = {"adapters": set(), "protocols": {"realtime", "resume"}}
 # Rooms without input, output, clocks or an event loop.
-PURE = {"audio", "contracts", "events", "protocols", "text", "turns", "vision"}
+PURE = {"audio", "contracts", "events", "protocols", "state_machine", "text", "turns", "vision"}
 PURE_FILES = (
     {"engine/api.py", "engine/generation.py", "engine/rows.py"}
     | {f"engine/local/{name}.py" for name in ("kv/cache", "scheduler", "step")}
-    | {f"transports/{name}.py" for name in ("attachment_state", "lifecycle", "state_machine")}
+    | {f"transports/{name}.py" for name in ("attachment_state", "lifecycle")}
 )
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
 # Where anyio's threads and the event loop's default executor may be used, which no client may fill: for the server's

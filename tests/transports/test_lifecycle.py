@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from antiphon.errors import LocalProtocolError
+from antiphon.state_machine import StateMachine
 from antiphon.transports.attachment_state import (
     ATTACHMENT_TRANSITIONS,
     AttachmentEvent,
@@ -20,7 +21,6 @@ from antiphon.transports.attachment_state import (
     new_attachment,
 )
 from antiphon.transports.lifecycle import LIFECYCLE_TRANSITIONS, Lifecycle, LifecycleEvent, new_lifecycle
-from antiphon.transports.state_machine import StateMachine
 
 PAGE = (Path(__file__).parents[2] / "docs" / "design" / "resume.md").read_text(encoding="utf-8")
 TABLES: list[tuple[type[Enum], type[Enum], Mapping[Any, Any]]] = [

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from antiphon.transports.state_machine import StateMachine
+from antiphon.state_machine import StateMachine
 
 
 class Lifecycle(Enum):
