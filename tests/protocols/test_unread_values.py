@@ -1,4 +1,4 @@
-"""Values that a message's own type leaves out, and a second look reads: names that are no UTF-8, numbers out of range."""
+"""Values that a message's type leaves out, and a second look reads: names that are no UTF-8, numbers out of range."""
 
 from __future__ import annotations
 

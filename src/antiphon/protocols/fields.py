@@ -205,8 +205,8 @@ class Unread(msgspec.Struct):
 def warnings_of(
     data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "", also: Iterable[str] = ()
 ) -> list[Unread]:
-    """What a client is told of fields that the type does not know; [] mostly, and for names that cannot be read. `also`:
-    those that are read elsewhere.
+    """Return a warning for each field that the type does not know; [] mostly, and for names that cannot be read.
+    `also`: fields that are read elsewhere.
     """
     try:
         found = list(_told(data, kind, where))
