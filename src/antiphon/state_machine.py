@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
 
 from antiphon.errors import LocalProtocolError
 
-StateT = TypeVar("StateT", bound=Enum)
-EventT = TypeVar("EventT", bound=Enum)
+StateT = TypeVar("StateT", bound=Hashable)
+EventT = TypeVar("EventT", bound=Hashable)
+Following = TypeVar("Following")
+
+
+def transition(table: Mapping[StateT, Mapping[EventT, Following]], state: StateT, event: EventT) -> Following:
+    """Return what a table has for an event in a state. Raises LocalProtocolError where it has nothing."""
+    following = table[state].get(event) if state in table else None
+    if following is None:
+        raise LocalProtocolError(f"{_name(event)} has no transition from {type(state).__name__}.{_name(state)}")
+    return following
+
+
+def _name(value: Hashable) -> str:
+    return value.name if isinstance(value, Enum) else str(value)
 
 
 @dataclass(slots=True)
 class StateMachine(Generic[StateT, EventT]):
-    """A state and the table of its transitions: `(state, event)` to the next state.
+    """A state and the table of its transitions: for each state, each event that it allows and the next state.
 
     Several objects may share one machine. It wakes no task: the object that applies an event does that.
     """
 
-    _transitions: Mapping[tuple[StateT, EventT], StateT]
+    _transitions: Mapping[StateT, Mapping[EventT, StateT]]
     _state: StateT
 
     @property
@@ -33,9 +46,5 @@ class StateMachine(Generic[StateT, EventT]):
 
         Raises LocalProtocolError, and changes nothing, where the present state has no such transition.
         """
-        following = self._transitions.get((self._state, event))
-        if following is None:
-            kind = type(self._state).__name__
-            raise LocalProtocolError(f"{event.name} has no transition from {kind}.{self._state.name}")
-        self._state = following
-        return following
+        self._state = transition(self._transitions, self._state, event)
+        return self._state

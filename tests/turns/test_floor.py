@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from antiphon.errors import LocalProtocolError
 from antiphon.events.conversation import Item
 from antiphon.turns.floor import (
     TRANSITIONS,
@@ -14,7 +15,6 @@ from antiphon.turns.floor import (
     CancelActive,
     Floor,
     FloorCommand,
-    FloorError,
     Input,
     Phase,
     SilenceOutput,
@@ -34,7 +34,7 @@ def test_every_phase_can_be_reached_and_left_but_the_last() -> None:
 
 @pytest.mark.parametrize("act", ["user_stopped", "response_ended"])
 def test_what_the_table_does_not_have_is_an_error(act: str) -> None:
-    with pytest.raises(FloorError, match="in the phase SILENT"):
+    with pytest.raises(LocalProtocolError, match=r"Phase\.SILENT"):
         getattr(Floor(), act)()
 
 

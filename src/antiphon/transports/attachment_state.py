@@ -5,6 +5,7 @@ It says nothing of the session, whose lifecycle is another table. Pure: the tabl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, auto
 
 from antiphon.state_machine import StateMachine
@@ -55,18 +56,28 @@ class AttachmentEvent(Enum):
     RESUME_FAILED = auto()
 
 
-ATTACHMENT_TRANSITIONS: dict[tuple[AttachmentState, AttachmentEvent], AttachmentState] = {
-    (AttachmentState.DETACHED, AttachmentEvent.TRANSPORT_ATTACHED): AttachmentState.ATTACHED,
-    (AttachmentState.DETACHED, AttachmentEvent.RESUME_BEGAN): AttachmentState.RESUMING,
-    (AttachmentState.ATTACHED, AttachmentEvent.TRANSPORT_STOPPED): AttachmentState.LEAVING,
-    (AttachmentState.ATTACHED, AttachmentEvent.TRANSPORT_GONE): AttachmentState.DETACHED,
-    (AttachmentState.ATTACHED, AttachmentEvent.RESUME_BEGAN): AttachmentState.REPLACED,
-    (AttachmentState.LEAVING, AttachmentEvent.TRANSPORT_GONE): AttachmentState.DETACHED,
-    (AttachmentState.LEAVING, AttachmentEvent.RESUME_BEGAN): AttachmentState.REPLACED,
-    (AttachmentState.REPLACED, AttachmentEvent.TRANSPORT_GONE): AttachmentState.RESUMING,
-    (AttachmentState.REPLACED, AttachmentEvent.RESUME_FAILED): AttachmentState.LEAVING,
-    (AttachmentState.RESUMING, AttachmentEvent.TRANSPORT_ATTACHED): AttachmentState.ATTACHED,
-    (AttachmentState.RESUMING, AttachmentEvent.RESUME_FAILED): AttachmentState.DETACHED,
+ATTACHMENT_TRANSITIONS: Mapping[AttachmentState, Mapping[AttachmentEvent, AttachmentState]] = {
+    AttachmentState.DETACHED: {
+        AttachmentEvent.TRANSPORT_ATTACHED: AttachmentState.ATTACHED,
+        AttachmentEvent.RESUME_BEGAN: AttachmentState.RESUMING,
+    },
+    AttachmentState.ATTACHED: {
+        AttachmentEvent.TRANSPORT_STOPPED: AttachmentState.LEAVING,
+        AttachmentEvent.TRANSPORT_GONE: AttachmentState.DETACHED,
+        AttachmentEvent.RESUME_BEGAN: AttachmentState.REPLACED,
+    },
+    AttachmentState.LEAVING: {
+        AttachmentEvent.TRANSPORT_GONE: AttachmentState.DETACHED,
+        AttachmentEvent.RESUME_BEGAN: AttachmentState.REPLACED,
+    },
+    AttachmentState.REPLACED: {
+        AttachmentEvent.TRANSPORT_GONE: AttachmentState.RESUMING,
+        AttachmentEvent.RESUME_FAILED: AttachmentState.LEAVING,
+    },
+    AttachmentState.RESUMING: {
+        AttachmentEvent.TRANSPORT_ATTACHED: AttachmentState.ATTACHED,
+        AttachmentEvent.RESUME_FAILED: AttachmentState.DETACHED,
+    },
 }
 AttachmentMachine = StateMachine[AttachmentState, AttachmentEvent]
 

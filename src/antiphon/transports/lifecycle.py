@@ -6,6 +6,7 @@ docs/design/resume.md.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, auto
 
 from antiphon.state_machine import StateMachine
@@ -59,18 +60,26 @@ class LifecycleEvent(Enum):
     ABANDONED = auto()
 
 
-LIFECYCLE_TRANSITIONS: dict[tuple[Lifecycle, LifecycleEvent], Lifecycle] = {
-    (Lifecycle.OPEN, LifecycleEvent.ENDED): Lifecycle.DRAINING,
-    (Lifecycle.OPEN, LifecycleEvent.FINISHED): Lifecycle.FLUSHING,
-    (Lifecycle.OPEN, LifecycleEvent.CLIENT_CLOSED): Lifecycle.CLOSING,
-    (Lifecycle.OPEN, LifecycleEvent.ABANDONED): Lifecycle.CLOSED,
-    (Lifecycle.DRAINING, LifecycleEvent.FINISHED): Lifecycle.FLUSHING,
-    (Lifecycle.DRAINING, LifecycleEvent.CLIENT_CLOSED): Lifecycle.CLOSING,
-    (Lifecycle.DRAINING, LifecycleEvent.ABANDONED): Lifecycle.CLOSED,
-    (Lifecycle.FLUSHING, LifecycleEvent.CLOSE_SENT): Lifecycle.CLOSED,
-    (Lifecycle.FLUSHING, LifecycleEvent.ABANDONED): Lifecycle.CLOSED,
-    (Lifecycle.CLOSING, LifecycleEvent.CLOSE_SENT): Lifecycle.CLOSED,
-    (Lifecycle.CLOSING, LifecycleEvent.ABANDONED): Lifecycle.CLOSED,
+LIFECYCLE_TRANSITIONS: Mapping[Lifecycle, Mapping[LifecycleEvent, Lifecycle]] = {
+    Lifecycle.OPEN: {
+        LifecycleEvent.ENDED: Lifecycle.DRAINING,
+        LifecycleEvent.FINISHED: Lifecycle.FLUSHING,
+        LifecycleEvent.CLIENT_CLOSED: Lifecycle.CLOSING,
+        LifecycleEvent.ABANDONED: Lifecycle.CLOSED,
+    },
+    Lifecycle.DRAINING: {
+        LifecycleEvent.FINISHED: Lifecycle.FLUSHING,
+        LifecycleEvent.CLIENT_CLOSED: Lifecycle.CLOSING,
+        LifecycleEvent.ABANDONED: Lifecycle.CLOSED,
+    },
+    Lifecycle.FLUSHING: {
+        LifecycleEvent.CLOSE_SENT: Lifecycle.CLOSED,
+        LifecycleEvent.ABANDONED: Lifecycle.CLOSED,
+    },
+    Lifecycle.CLOSING: {
+        LifecycleEvent.CLOSE_SENT: Lifecycle.CLOSED,
+        LifecycleEvent.ABANDONED: Lifecycle.CLOSED,
+    },
 }
 LifecycleMachine = StateMachine[Lifecycle, LifecycleEvent]
 

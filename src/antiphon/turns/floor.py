@@ -2,7 +2,7 @@
 
 A conversation is in one of five phases, by who speaks: nobody, the user, a response, both at once; or it is closed.
 `TRANSITIONS` has every input that a phase allows, and the phase that follows. An input that a phase does not allow is
-an error of ours (`FloorError`) and never passed over. What has to be done for an input comes back as commands, which
+a LocalProtocolError and never passed over. What has to be done for an input comes back as commands, which
 the session carries out in their order.
 
 Beside the phase, the floor knows the user's turns that have no transcript yet (`UserTurn`), and whether a turn waits
@@ -17,10 +17,7 @@ from enum import Enum, auto
 from types import MappingProxyType
 
 from antiphon.events.conversation import Item
-
-
-class FloorError(Exception):
-    """An input that the phase does not allow: the session, or the floor, is wrong."""
+from antiphon.state_machine import transition
 
 
 class Phase(Enum):
@@ -276,7 +273,4 @@ class Floor:
         self._move(Input.CLOSED)
 
     def _move(self, event: Input) -> None:
-        following = TRANSITIONS[self.phase].get(event)
-        if following is None:
-            raise FloorError(f"{event.name} in the phase {self.phase.name}")
-        self.phase = following
+        self.phase = transition(TRANSITIONS, self.phase, event)

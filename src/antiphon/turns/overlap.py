@@ -27,6 +27,7 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
+from antiphon.state_machine import transition
 from antiphon.turns.backchannel import is_backchannel
 
 # A backchannel is over by then: speech that goes on takes the floor whatever its words. Seconds since its onset was
@@ -50,10 +51,6 @@ TurnEvent = (
     | LanguageDetected
     | TranscriptFailed
 )
-
-
-class OverlapError(Exception):
-    """An input that the state does not allow: the decider is wrong."""
 
 
 class OverlapState(Enum):
@@ -109,7 +106,7 @@ _NONE, _UNDECIDED = OverlapState.NONE, OverlapState.UNDECIDED
 _YIELDED, _DISMISSED = OverlapState.YIELDED, OverlapState.DISMISSED
 _TAKES = (_NONE, OverlapReport.TAKES_FLOOR)
 
-# What is not here is an error of ours (`OverlapError`). An overlap that was decided before the time for it came has
+# What is not here is a LocalProtocolError. An overlap that was decided before the time for it came has
 # nothing left to be reported.
 TRANSITIONS: Mapping[OverlapState, Mapping[OverlapInput, tuple[OverlapState, OverlapReport]]] = MappingProxyType(
     {
@@ -256,10 +253,7 @@ class OverlapDecider:
     def _move(self, happened: OverlapInput, reason: str) -> list[TranscriptionEvent]:
         """Go on by the table, and return what is reported."""
         turn, held = self._turn, self._held_events
-        following = TRANSITIONS[self._state].get(happened)
-        if following is None:
-            raise OverlapError(f"{happened.name} in the state {self._state.name}")
-        self._state, report = following
+        self._state, report = transition(TRANSITIONS, self._state, happened)
         if self._state is OverlapState.NONE:
             self._turn, self._held_events = None, []
         if turn is None:

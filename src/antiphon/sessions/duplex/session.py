@@ -58,7 +58,8 @@ from antiphon.sessions.conversation.context import EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.playback_ledger import PlaybackLedger
-from antiphon.sessions.duplex.turn_states import TURN_STATES, TurnSignal, following
+from antiphon.sessions.duplex.turn_states import TURN_STATES, TurnSignal
+from antiphon.state_machine import transition
 
 
 class ConversationFactory(Protocol):
@@ -343,7 +344,7 @@ class DuplexSession:
 
     async def _signal(self, signal: TurnSignal) -> None:
         """Tell the client what has happened, and the state that it leads to."""
-        self.state = following(self.state, signal)
+        self.state = transition(TURN_STATES, self.state, signal)
         await self._emit(TurnStateChanged(signal, self.state))
 
     async def _signal_nothing_said(self) -> None:

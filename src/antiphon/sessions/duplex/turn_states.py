@@ -3,7 +3,7 @@
     python -m antiphon.sessions.duplex.turn_states     prints the table of docs/wire/duplex.md
 
 A state is what the newest of several things said: the user may begin to speak while a response is generated, and a
-response may begin while the user speaks. What the table does not have is an error of ours (`TurnStateError`).
+response may begin while the user speaks. What the table does not have is a LocalProtocolError.
 """
 
 from __future__ import annotations
@@ -26,10 +26,6 @@ TurnSignal = Literal[
     "input_cancelled",
     "input_cleared",
 ]
-
-
-class TurnStateError(Exception):
-    """A signal that the state does not allow."""
 
 
 # What the client, the user's speech and the model may do in any state.
@@ -66,14 +62,6 @@ _MEANINGS: Mapping[TurnSignal, str] = MappingProxyType(
         "input_cleared": "the client has cleared the audio",
     }
 )
-
-
-def following(state: TurnState, signal: TurnSignal) -> TurnState:
-    """The state after a signal. Raises TurnStateError for a signal that the state does not allow."""
-    found = TURN_STATES[state].get(signal)
-    if found is None:
-        raise TurnStateError(f"{signal} in the state {state}")
-    return found
 
 
 def as_markdown() -> str:

@@ -52,6 +52,7 @@ from antiphon.sessions.conversation.responses.generation import (
     ResponseRequest,
     ResponseSource,
 )
+from antiphon.state_machine import transition
 
 log = logging.getLogger(__name__)
 
@@ -80,20 +81,21 @@ class ResponseInput(Enum):
     DONE = auto()
 
 
-# What is not here is an error of ours.
-TRANSITIONS: Mapping[tuple[ResponseStage, ResponseInput], ResponseStage] = MappingProxyType(
+# What is not here is a LocalProtocolError.
+TRANSITIONS: Mapping[ResponseStage, Mapping[ResponseInput, ResponseStage]] = MappingProxyType(
     {
-        (ResponseStage.NEW, ResponseInput.GUESSED): ResponseStage.PREEMPTIVE,
-        (ResponseStage.NEW, ResponseInput.ASKED): ResponseStage.UNDER_WAY,
-        (ResponseStage.PREEMPTIVE, ResponseInput.ASKED): ResponseStage.UNDER_WAY,
-        (ResponseStage.PREEMPTIVE, ResponseInput.DROPPED): ResponseStage.CLOSED,
-        (ResponseStage.UNDER_WAY, ResponseInput.DONE): ResponseStage.CLOSED,
+        ResponseStage.NEW: {
+            ResponseInput.GUESSED: ResponseStage.PREEMPTIVE,
+            ResponseInput.ASKED: ResponseStage.UNDER_WAY,
+        },
+        ResponseStage.PREEMPTIVE: {
+            ResponseInput.ASKED: ResponseStage.UNDER_WAY,
+            ResponseInput.DROPPED: ResponseStage.CLOSED,
+        },
+        ResponseStage.UNDER_WAY: {ResponseInput.DONE: ResponseStage.CLOSED},
+        ResponseStage.CLOSED: {},
     }
 )
-
-
-class ResponseStageError(Exception):
-    """An input that the stage does not allow: the responder, or the response, is wrong."""
 
 
 class ResponseTask:
@@ -132,10 +134,7 @@ class ResponseTask:
         self._asked_s = 0.0
 
     def _move(self, happened: ResponseInput) -> None:
-        following = TRANSITIONS.get((self.stage, happened))
-        if following is None:
-            raise ResponseStageError(f"{happened.name} in the stage {self.stage.name}")
-        self.stage = following
+        self.stage = transition(TRANSITIONS, self.stage, happened)
 
     # --- before it is asked for ---------------------------------------------------------------------------------------
 
