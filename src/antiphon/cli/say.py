@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,13 +21,14 @@ import anyio.to_thread
 from antiphon.audio import SpeechFormat
 from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import from_pcm16
+from antiphon.audio.playback_clock import PlaybackClock
 from antiphon.audio.wav import wav_header
 from antiphon.contracts import Synthesizer
 from antiphon.errors import ModelError, RemoteProtocolError, SettingsError, StoreError
 from antiphon.events.speech import SpeechConfig
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import SPEECH_ROLES
-from antiphon.sessions.speech.render import ListenerBuffer, speak
+from antiphon.sessions.speech.render import speak
 from antiphon.settings import Settings
 from antiphon.text.markup import MarkupReader, plain, without_pauses
 from antiphon.text.sentences import SentenceSplitter
@@ -117,7 +119,7 @@ async def _say(synthesizer: Synthesizer, request: SayRequest, sink: _Sink) -> No
     config = SpeechConfig(
         request.voice, "none", "pcm", request.speed, request.seed, stream=True, word_times=request.words
     )
-    buffer, at_s = ListenerBuffer(), 0.0
+    buffer, at_s = PlaybackClock(time.monotonic), 0.0
     # What could not be spoken, until something is: if nothing is, there is one error for all of it.
     unspoken: list[str] = []
     async for sentence in _sentences(request.text):

@@ -17,6 +17,7 @@ from typing import cast
 import anyio
 import numpy as np
 
+from antiphon.audio.playback_clock import PlaybackClock
 from antiphon.contracts import (
     ConversationProfile,
     ConversationStream,
@@ -197,24 +198,18 @@ class _CascadeStream:
 
 
 class _AudioLeft:
-    """Estimates how much of the audio made so far is still to be heard, if it is heard from the first on without a gap.
-
-    `num_waiting`: sentences that were given to the voice and are not spoken yet.
+    """How far the voice is ahead of its listener. `playback`: of the audio made so far. `num_waiting`: sentences that
+    were given to the voice and are not spoken yet.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._ends_s: float | None = None
+        self.playback = PlaybackClock(clock)
         self.num_waiting = 0
-
-    def add(self, seconds: float) -> None:
-        """Add audio that was made just now."""
-        self._ends_s = max(self._ends_s or 0.0, self._clock()) + seconds
 
     @property
     def is_running_out(self) -> bool:
         """Whether the voice has nothing to do, and what it made is nearly over."""
-        return not self.num_waiting and self._ends_s is not None and self._ends_s - self._clock() < RUNNING_OUT_S
+        return not self.num_waiting and self.playback.ends_s is not None and self.playback.left_s < RUNNING_OUT_S
 
 
 class _TextCutter:
@@ -284,7 +279,7 @@ async def _speak_sentences(
                     length_s = len(chunk.pcm) / rate_hz
                     words = _shifted(chunk.words or pacer.advance(length_s), start_s)
                     at_s += length_s
-                    audio_left.add(length_s)
+                    audio_left.playback.add(length_s)
                     if len(chunk.pcm) or words:
                         await put(ResponseAudio(chunk.pcm, words))
             if words := _shifted(pacer.finish(), start_s):

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from antiphon.audio.pcm import from_pcm16
+from antiphon.audio.playback_clock import PlaybackClock
 from antiphon.contracts import Urgency, VoiceOptions
 from antiphon.events.speech import SpeechConfig
-from antiphon.sessions.speech.render import EncodedSpeech, ListenerBuffer, speak
+from antiphon.sessions.speech.render import EncodedSpeech, speak, urgency
 from tests.sessions.speech.scripted import RATE_HZ, Scripted
 
 
@@ -49,15 +50,15 @@ def test_when_a_rate_is_asked_for_then_the_audio_has_it_and_loses_nothing(rate_h
 
 def test_the_less_audio_a_listener_holds_the_more_urgent_is_the_next_chunk() -> None:
     now = [0.0]
-    listener = ListenerBuffer(lambda: now[0])
-    assert listener.urgency() is Urgency.FINAL
+    listener = PlaybackClock(lambda: now[0])
+    assert urgency(listener) is Urgency.FINAL
     listener.add(1.0)
-    assert listener.urgency() is Urgency.PARTIAL
+    assert urgency(listener) is Urgency.PARTIAL
     listener.add(5.0)
-    assert listener.urgency() is Urgency.BULK
+    assert urgency(listener) is Urgency.BULK
     now[0] = 5.8
-    assert listener.urgency() is Urgency.FINAL
+    assert urgency(listener) is Urgency.FINAL
     # A gap that the listener has heard is not made up for.
     now[0] = 20.0
     listener.add(1.0)
-    assert listener.urgency() is Urgency.PARTIAL
+    assert urgency(listener) is Urgency.PARTIAL

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from antiphon.audio.playback_clock import PlaybackClock
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPartDone, ContentPosition, ConversationEvent, ResponseAudioDelta
 from antiphon.events.duplex import AcknowledgePlayback, PlaybackAcknowledged, PlaybackCursors
@@ -57,14 +58,11 @@ class PlaybackLedger:
 
     def __init__(self, clock: Callable[[], float], *, acks_only: bool = False) -> None:
         self.acks_only = acks_only
-        self._clock = clock
+        self._clock = PlaybackClock(clock)
         # By item id, oldest first. Bound: MAX_ITEMS.
         self._items: dict[str, _ItemAudio] = {}
         # Whether the client has ever sent an acknowledgement. From then on the clock no longer decides what was heard.
         self._acknowledges = False
-        # Seconds for which playback was on hold before, and when the present hold began; None: playback is not on hold.
-        self._held_s = 0.0
-        self._held_since_s: float | None = None
 
     @property
     def is_playing(self) -> bool:
@@ -85,14 +83,7 @@ class PlaybackLedger:
         """Stop the clock of playback (`held`), because the client ducks the response, or let it go on where it stopped.
         Repeating the present state changes nothing.
         """
-        if held and self._held_since_s is None:
-            self._held_since_s = self._clock()
-        elif not held and self._held_since_s is not None:
-            self._held_s += self._clock() - self._held_since_s
-            self._held_since_s = None
-
-    def _now_s(self) -> float:
-        return (self._clock() if self._held_since_s is None else self._held_since_s) - self._held_s
+        self._clock.hold(held)
 
     def cursors(self, item_id: str) -> PlaybackCursors:
         """Return an item's cursors, in milliseconds. Audio counts as sent once it was generated. All cursors are 0 for
@@ -112,7 +103,7 @@ class PlaybackLedger:
         match event:
             case ResponseAudioDelta(at, pcm, rate_hz):
                 if at.item_id not in self._items:
-                    self._items[at.item_id] = _ItemAudio(at, self._now_s())
+                    self._items[at.item_id] = _ItemAudio(at, self._clock.now_s)
                     while len(self._items) > MAX_ITEMS:
                         del self._items[next(iter(self._items))]
                 self._items[at.item_id].generated_s += len(pcm) / rate_hz
@@ -134,7 +125,7 @@ class PlaybackLedger:
         if not audio.open:
             raise RemoteProtocolError("playback_ack_too_late", "A later turn of the user has been committed.")
         self._acknowledges = True
-        audio.acked_s = self._now_s()
+        audio.acked_s = self._clock.now_s
         generated_ms, before = audio.generated_ms, audio.cursors
         played = min(max(before.played_ms, ack.played_ms), generated_ms)
         committed = min(max(before.committed_ms, ack.committed_ms), generated_ms)
@@ -199,10 +190,10 @@ class PlaybackLedger:
         """
         if audio.acked_s is None:
             return self._by_clock_ms(audio)
-        return audio.cursors.played_ms + round((self._now_s() - audio.acked_s) * 1000)
+        return audio.cursors.played_ms + round((self._clock.now_s - audio.acked_s) * 1000)
 
     def _by_clock_ms(self, audio: _ItemAudio) -> int:
-        return min(audio.generated_ms, round((self._now_s() - audio.begun_s) * 1000))
+        return min(audio.generated_ms, round((self._clock.now_s - audio.begun_s) * 1000))
 
     def _find(self, ack: AcknowledgePlayback) -> _ItemAudio:
         if ack.response_id is None and ack.item_id is None:

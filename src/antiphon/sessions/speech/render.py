@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,6 +13,7 @@ import numpy as np
 
 from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import Resampler
+from antiphon.audio.playback_clock import PlaybackClock
 from antiphon.contracts import LiveSynthesizer, Synthesizer, SynthesizerProfile, Urgency, VoiceOptions
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import SpeechConfig
@@ -48,31 +49,17 @@ class EncodedSpeech:
     num_frames: int = 0
 
 
-@dataclass(slots=True)
-class ListenerBuffer:
-    """Estimates how much audio a listener holds who plays it as it is made, which says how soon the next is due.
-
-    `clock` returns monotonic seconds.
-    """
-
-    clock: Callable[[], float] = time.monotonic
-    _plays_until_s: float = 0.0
-
-    def add(self, seconds: float) -> None:
-        """Add audio that was made just now. A gap that the listener has heard before is not made up for."""
-        self._plays_until_s = max(self._plays_until_s, self.clock()) + seconds
-
-    def urgency(self) -> Urgency:
-        """Return how urgent the next chunk is: FINAL below URGENT_S in hand, PARTIAL below SOON_DUE_S, else BULK."""
-        ahead_s = self._plays_until_s - self.clock()
-        return Urgency.FINAL if ahead_s < URGENT_S else Urgency.PARTIAL if ahead_s < SOON_DUE_S else Urgency.BULK
+def urgency(listener: PlaybackClock) -> Urgency:
+    """Return how urgent the next chunk is: FINAL below URGENT_S in hand, PARTIAL below SOON_DUE_S, else BULK."""
+    left_s = listener.left_s
+    return Urgency.FINAL if left_s < URGENT_S else Urgency.PARTIAL if left_s < SOON_DUE_S else Urgency.BULK
 
 
 async def speak(
     synthesizer: Synthesizer,
     text: str | AsyncIterator[str],
     config: SpeechConfig,
-    listener: ListenerBuffer | None = None,
+    listener: PlaybackClock | None = None,
 ) -> AsyncGenerator[EncodedSpeech, None]:
     """Speak a text in the format that `config` asks for, in parts as they are made.
 
@@ -85,7 +72,7 @@ async def speak(
     spoken and for a file over MAX_FILE_S, Refused, ModelError.
     """
     profile = synthesizer.profile
-    listener = listener or ListenerBuffer()
+    listener = listener or PlaybackClock(time.monotonic)
     options = _voice_options(config, profile)
     tempo = config.speed / options.speed
     is_cheap = config.format in ("wav", "pcm")
@@ -96,7 +83,7 @@ async def speak(
     encoder = new_encoder() if is_cheap else await in_thread(new_encoder)
     at_s = 0.0
     if isinstance(text, str):
-        generated = synthesizer.speak(text, options, listener.urgency)
+        generated = synthesizer.speak(text, options, partial(urgency, listener))
     else:
         generated = cast(LiveSynthesizer, synthesizer).speak_live(text, options)
     async with aclosing(generated) as chunks:

@@ -19,6 +19,7 @@ import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import Resampler, from_pcm16
+from antiphon.audio.playback_clock import PlaybackClock
 from antiphon.contracts import Synthesizer, Transcriber
 from antiphon.errors import ModelError, Refused, RemoteProtocolError
 from antiphon.events.speech import (
@@ -35,7 +36,7 @@ from antiphon.events.speech import (
     UtteranceDone,
 )
 from antiphon.events.words import Word
-from antiphon.sessions.speech.render import ListenerBuffer, speak
+from antiphon.sessions.speech.render import speak
 from antiphon.signals import Signal
 from antiphon.text.markup import MarkupReader, without_pauses
 from antiphon.text.sentences import SentenceSplitter
@@ -164,7 +165,7 @@ class SpeechSession:
         self._utterances: deque[_Utterance] = deque()
         self._open: _Utterance | None = None
         self._num_utterances = 0
-        self._listener = ListenerBuffer()
+        self._listener = PlaybackClock(time.monotonic)
         self._speaking: anyio.CancelScope | None = None
         self._is_closed = self._has_ended = False
         self._changed = Signal()
@@ -328,7 +329,7 @@ class SpeechSession:
         self._num_chars = 0
         self._utterances.clear()
         self._open = None
-        self._listener = ListenerBuffer()
+        self._listener = PlaybackClock(time.monotonic)
 
     # --- audio --------------------------------------------------------------------------------------------------------
 

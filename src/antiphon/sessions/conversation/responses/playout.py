@@ -1,7 +1,4 @@
-"""The server's estimate of how much of the responses' audio is still to be heard, and their way to the echo guard.
-
-The estimate assumes that a client plays audio as it arrives, without gaps and from the moment it is sent.
-"""
+"""The server's estimate of how much of the responses' audio is still to be heard, and their way to the echo guard."""
 
 from __future__ import annotations
 
@@ -9,12 +6,13 @@ from collections.abc import Callable
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import Resampler
+from antiphon.audio.playback_clock import PlaybackClock
 from antiphon.events.conversation import ResponseAudioDelta
 from antiphon.turns.echo import EchoGuard
 
 
 class Playout:
-    """Keeps the time at which the audio sent so far will have been played, and feeds that audio to the echo guard.
+    """Adds the audio of responses to a PlaybackClock, and feeds it to the echo guard.
 
     `clock` gives monotonic seconds. `at` is the number of samples at 16 kHz that the microphone has given so far; the
     echo guard needs it to line up both sides.
@@ -22,10 +20,7 @@ class Playout:
 
     def __init__(self, echo_guard: EchoGuard, clock: Callable[[], float]) -> None:
         self._echo_guard = echo_guard
-        self._clock = clock
-        self._plays_until_s = 0.0
-        # When the present hold began; None: playback is not on hold.
-        self._held_since_s: float | None = None
+        self._clock = PlaybackClock(clock)
         # The item that is being said, and what resamples its audio to the microphone's rate for the echo guard.
         self._reference: tuple[str, Resampler] | None = None
 
@@ -34,25 +29,17 @@ class Playout:
         """Seconds of audio that were sent and, by the clock, are still to be played; 0 where nothing is.
         Acknowledgements of the client are not used.
         """
-        return max(0.0, self._plays_until_s - self._now_s())
-
-    def _now_s(self) -> float:
-        return self._clock() if self._held_since_s is None else self._held_since_s
+        return self._clock.left_s
 
     def hold(self, held: bool) -> None:
         """Note that playback pauses (`held`), or goes on where it paused. Repeating the present state does nothing."""
-        if held and self._held_since_s is None:
-            self._held_since_s = self._clock()
-        elif not held and self._held_since_s is not None:
-            if self._plays_until_s > self._held_since_s:
-                self._plays_until_s += self._clock() - self._held_since_s
-            self._held_since_s = None
+        self._clock.hold(held)
 
     def add(self, audio: ResponseAudioDelta, at: int) -> None:
         """Count audio that is about to be sent, and give it to the echo guard as a reference. It is taken to be played
         after all that was sent before it. A new item begins with a fresh resampler.
         """
-        self._plays_until_s = max(self._now_s(), self._plays_until_s) + len(audio.pcm) / audio.rate_hz
+        self._clock.add(len(audio.pcm) / audio.rate_hz)
         if self._reference is None or self._reference[0] != audio.at.item_id:
             self._reference = (audio.at.item_id, Resampler(audio.rate_hz, SAMPLE_RATE_HZ))
         self._echo_guard.add_reference(self._reference[1].feed(audio.pcm), at)
@@ -61,5 +48,5 @@ class Playout:
         """Note that playback was stopped, as on barge-in: nothing is left to be heard, and the echo guard expects no
         echo of what was not played by then.
         """
-        self._plays_until_s, self._held_since_s = 0.0, None
+        self._clock.stop()
         self._echo_guard.cut_reference(at)
