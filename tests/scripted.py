@@ -45,7 +45,7 @@ def text(first: int, count: int) -> str:
 
 def heard(pcm: Pcm) -> list[tuple[int, int, int]]:
     """(word, first sample, end) in a window."""
-    numbers = np.rint(np.abs(pcm) * 1000).astype(int)
+    numbers = np.rint(pcm * 1000).astype(int)
     edges = np.flatnonzero(np.diff(numbers)) + 1
     spans = zip([0, *edges], [*edges, len(numbers)], strict=True)
     return [(int(numbers[a]), int(a), int(b)) for a, b in spans if b > a and numbers[a]]

@@ -43,6 +43,9 @@ FLOOR_DB = -75.0
 # client's own echo canceller leaves. A detector that raises quiet sound hears speech in it. A quiet voice reaches
 # -42 dB.
 RESIDUAL_PEAK = 0.0025
+# A microphone's offset is in every frame: it is the mean that is nearest to 0 of the last OFFSET_FRAMES (4 s). It is
+# not known before there are MIN_OFFSET_FRAMES (1 s).
+MIN_OFFSET_FRAMES, OFFSET_FRAMES = 32, 125
 # A room's echo fades by so many decibels each hop and is gone after TAIL_HOPS. A client's clock may make it come up to
 # EARLY_HOPS too early.
 FADE_DB_PER_HOP, TAIL_HOPS, EARLY_HOPS = 1.0, 36, 9
@@ -86,6 +89,8 @@ class EchoGuard:
         self._microphone: list[tuple[int, Levels]] = []
         # The largest sample of each of them, without its offset.
         self._peaks: list[float] = []
+        # The means of the last OFFSET_FRAMES frames.
+        self._means: list[float] = []
         self.delay_hops: int | None = None
         self._gain: Levels = np.zeros(len(self._bands), np.float32)
         self._noise: Levels = np.zeros(len(self._bands), np.float32)
@@ -150,7 +155,10 @@ class EchoGuard:
             levels = self._band_levels(frame[None])[0]
             self._noise = np.minimum(self._noise + NOISE_RISE_DB, levels)
             self._microphone = [*self._microphone[1 - COMPARED_FRAMES :], (hop, levels)]
-            self._peaks = [*self._peaks[1 - COMPARED_FRAMES :], float(np.ptp(frame)) / 2]
+            self._means = [*self._means[1 - OFFSET_FRAMES :], float(frame.mean())]
+            offset = min(self._means, key=abs) if len(self._means) >= MIN_OFFSET_FRAMES else 0.0
+            peak = float(np.abs(frame - offset).max())
+            self._peaks = [*self._peaks[1 - COMPARED_FRAMES :], peak]
             if not len(self._levels):
                 out.append(probability)
                 continue

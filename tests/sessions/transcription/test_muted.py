@@ -18,7 +18,7 @@ from antiphon.events.transcription import (
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.echo import EchoGuard
-from tests.scripted import WORD_SAMPLES, ScriptedDetector, ScriptedTranscriber, speech, text
+from tests.scripted import ScriptedDetector, ScriptedTranscriber, speech, text
 
 CHUNK = SAMPLE_RATE_HZ // 50
 # Loud enough that the echo guard does not take it for what an echo canceller leaves.
@@ -59,9 +59,7 @@ def asked(muted_s: float, num_words: int) -> list[TranscriptionEvent]:
             await say(np.zeros(SAMPLE_RATE_HZ, np.float32))
             guard.add_reference(answer(), session.now)
             now_s[0] += muted_s
-            # A sound, and no offset, which says nothing.
-            words = speech(FIRST_WORD, num_words) * np.resize([1.0, -1.0], num_words * WORD_SAMPLES)
-            await say(np.concatenate((words, np.zeros(SAMPLE_RATE_HZ))).astype(np.float32))
+            await say(np.concatenate((speech(FIRST_WORD, num_words), np.zeros(SAMPLE_RATE_HZ, np.float32))))
             inbox.close()
 
     anyio.run(main)
