@@ -29,8 +29,8 @@ RISE_DB_PER_S, LOUD_FRAMES = 12.0, 3
 HIGH_PASS_HZ, HIGH_PASS_Q = 80.0, (0.5412, 1.3066)
 # It is computed in blocks so short that a product of matrices takes no threads.
 BLOCK_SAMPLES = 64
-# An offset below this is none, relative to full scale.
-MIN_OFFSET = 0.001
+# An offset of less than this part of the peak is left: it takes no gain from the sound.
+MIN_OFFSET = 0.05
 
 Matrix = npt.NDArray[np.float32]
 
@@ -40,7 +40,7 @@ def raised(pcm: Pcm) -> Pcm:
     it is lower, by at most MAX_RAISED_DB. float32 [num_samples].
     """
     offset = pcm.mean() if len(pcm) else np.float32(0)
-    if abs(offset) > MIN_OFFSET:
+    if abs(offset) > MIN_OFFSET * float(np.abs(pcm).max(initial=0.0)):
         pcm = pcm - offset
     peak_db = 20 * np.log10(max(float(np.abs(pcm).max(initial=0.0)), 1e-9))
     gain_db = min(MAX_RAISED_DB, TARGET_DB - peak_db)
