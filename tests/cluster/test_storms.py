@@ -100,6 +100,6 @@ def test_when_200_connections_resume_20_sessions_at_once_then_each_is_answered_a
             assert served == [1] * NUM_SESSIONS, (served, outcomes)
             owners = Counter(session_id for host in at for session_id in host.state.resumable)
             assert owners == Counter(session_id for session_id, _, _ in sessions)
-            assert not any(host.state.restoring_ids for host in at)
+            assert not any(host.state.restoring for host in at)
 
     asyncio.run(main())

@@ -32,6 +32,7 @@ from antiphon.contracts import (
     VoiceOptions,
     Window,
 )
+from antiphon.engine.grammar_trial import TRIALS
 from antiphon.engine.lane import Lane
 from antiphon.pipelines.cascade import Cascade
 from antiphon.pipelines.observer import Observer
@@ -177,6 +178,8 @@ class LoadedModels:
                 group.start_soon(self.turn_detector.complete, np.zeros(SAMPLE_RATE_HZ, np.float32))
             if self.speaker_model:
                 group.start_soon(self.speaker_model.embed, np.zeros(SAMPLE_RATE_HZ, np.float32))
+            if self.language_model and self.language_model.profile.keeps_to_schemas:
+                TRIALS.start()
             if self.language_model and not self.language_model.profile.remote:
                 group.start_soon(_warm_language_model, self.language_model)
             if self.synthesizer:

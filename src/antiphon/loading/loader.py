@@ -159,8 +159,6 @@ def load(
     if "language" in by_role:
         reader = _load_reader(settings, observe)
         lanes += [reader.lane] if reader else []
-        if by_role["language"].profile.keeps_to_schemas:
-            TRIALS.start()
     return _assembled(by_role, reader, names, lanes, settings)
 
 

@@ -109,7 +109,8 @@ class Redactor:
     def _name(self, name: str, by_client: bool) -> str:
         """The name of a property; a client may have chosen it, and have written a number or an address in it."""
         is_said = by_client and self.redaction == "drop"
-        return name if name in self.fields or (not is_said and self._is_harmless(name)) else self._hashed(name)
+        is_ours = name in self.fields or name in SECRETS
+        return name if is_ours or (not is_said and self._is_harmless(name)) else self._hashed(name)
 
     def _number(self, value: float, key: str, by_client: bool, *, is_free: bool) -> object:
         if _is_id(key):
