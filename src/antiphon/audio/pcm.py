@@ -22,14 +22,21 @@ def to_pcm16(pcm: Pcm) -> bytes:
     return np.clip(np.round(pcm * np.float32(32768)), -32768, 32767).astype("<i2").tobytes()
 
 
+# The lowest and the highest rate of sound that is resampled.
+RATES_HZ = 1_000, 1_000_000
+
+
 class Resampler:
     """Resamples one mono float32 stream from `from_hz` to `to_hz` (soxr's default quality), in chunks of any size.
 
     The joined output does not depend on how the input was cut. Where both rates are equal, the input passes unchanged
-    and is not copied.
+    and is not copied. Raises ValueError for a rate outside of RATES_HZ: the library computes filters for hours.
     """
 
     def __init__(self, from_hz: int, to_hz: int) -> None:
+        for rate_hz in (from_hz, to_hz):
+            if not RATES_HZ[0] <= rate_hz <= RATES_HZ[1]:
+                raise ValueError(f"a rate of {rate_hz} Hz")
         self._stream = None if from_hz == to_hz else soxr.ResampleStream(from_hz, to_hz, 1, dtype="float32")
 
     def feed(self, pcm: Pcm) -> Pcm:
