@@ -28,6 +28,8 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 WEB = files("antiphon") / "web"
+# Longer names are none of a file here, and an error of the file system.
+MAX_NAME_CHARS = 64
 
 
 async def root(request: Request) -> Response:
@@ -78,7 +80,7 @@ def policy(host: str) -> str:
 
 def _file(request: Request, name: str, folder: Traversable = WEB) -> Response:
     path = folder / name
-    if "/" in name or name.startswith(".") or not path.is_file():
+    if "/" in name or name.startswith(".") or len(name) > MAX_NAME_CHARS or not path.is_file():
         return error_response(404, f"There is no {name} here.", code="not_found")
     kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
     kind = "text/javascript" if name.endswith(".js") else kind
