@@ -6,7 +6,8 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 
 import anyio
@@ -16,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.background import BackgroundTask
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
@@ -29,6 +30,7 @@ from antiphon.cluster.door.metrics import DoorMetrics
 from antiphon.signals import Signal
 from antiphon.transports.base_path import BasePath
 from antiphon.transports.body_time import in_time
+from antiphon.transports.cut_stream import CutStream
 from antiphon.transports.line_limit import LineLimit
 from antiphon.transports.paths import CheckedPaths, is_for_clients, raw_path, respond
 
@@ -206,8 +208,19 @@ async def _pass_on(request: Request, client: httpx.AsyncClient, door: Door) -> R
             door.warn("the host %s has broken off a request: %s", url, type(error).__name__)
             return _failed(502, "The host has broken off the request.", "host_lost")
         kept = {k: v for k, v in answer.headers.items() if k.lower() not in HOP_HEADERS}
-        return _Passed(door, url, answer, kept)
+        return CutStream(
+            answer.aiter_raw(),
+            httpx.HTTPError,
+            partial(_broken_off, door, url),
+            answer.status_code,
+            kept,
+            background=BackgroundTask(answer.aclose),
+        )
     return _failed(503, "No host can be reached.", "no_host")
+
+
+def _broken_off(door: Door, url: str, error: Exception) -> None:
+    door.warn("the host %s has broken off an answer: %s", url, type(error).__name__)
 
 
 def _of_request(request: Request) -> tuple[bool, list[tuple[bytes, bytes]]]:
@@ -222,21 +235,6 @@ def _of_request(request: Request) -> tuple[bool, list[tuple[bytes, bytes]]]:
     headers = [(name, value) for name, value in request.headers.raw if name.lower() not in left]
     added = [(name.encode(), value.encode()) for name, value in forwarded(request).items()]
     return chunked or request.headers.get("content-length", "0") != "0", headers + added
-
-
-class _Passed(StreamingResponse):
-    """A host's answer. Where the host breaks it off, its client sees that it is not whole."""
-
-    def __init__(self, door: Door, url: str, answer: httpx.Response, headers: Mapping[str, str]) -> None:
-        super().__init__(answer.aiter_raw(), answer.status_code, headers, background=BackgroundTask(answer.aclose))
-        self._door, self._url = door, url
-
-    async def stream_response(self, send: Send) -> None:
-        """Send it. The connection is closed where the end is not sent."""
-        try:
-            await super().stream_response(send)
-        except httpx.HTTPError as error:
-            self._door.warn("the host %s has broken off an answer: %s", self._url, type(error).__name__)
 
 
 def _failed(status: int, message: str, code: str) -> Response:

@@ -36,6 +36,7 @@ from antiphon.sessions.speech.render import EncodedSpeech, speak
 from antiphon.shares.threads import FILE_THREADS, in_thread
 from antiphon.store.voices import StoredVoice
 from antiphon.text.markup import plain
+from antiphon.transports.cut_stream import CutStream
 from antiphon.transports.paths import flaw
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,7 @@ async def _speech(request: Request, state: ServerState) -> Response:
     first = await anext(chunks, None)
     if asked.sse:
         return StreamingResponse(_events(asked, first, chunks), media_type="text/event-stream")
-    return StreamingResponse(_bytes(first, chunks), media_type=media_type)
+    return CutStream(_bytes(first, chunks), (ModelError, Refused), _log_failure, media_type=media_type)
 
 
 async def _synthesized(
@@ -130,9 +131,12 @@ async def _bytes(first: EncodedSpeech | None, chunks: AsyncGenerator[EncodedSpee
     async with aclosing(chunks):
         if first:
             yield first.data
-        # A failure under way cuts the body off: chunked encoding lets the client see it.
         async for chunk in chunks:
             yield chunk.data
+
+
+def _log_failure(error: Exception) -> None:
+    log.error("speech failed under way: %s", error)
 
 
 async def _events(
@@ -151,7 +155,7 @@ async def _events(
                     yield openai_speech.delta_event(chunk.data)
                 chunk = await anext(chunks, None)
         except (ModelError, Refused) as error:
-            log.error("speech failed under way: %s", error)
+            _log_failure(error)
             yield openai_speech.error_event("The model failed on this text.")
             return
     yield openai_speech.done_event(num_symbols, num_frames, words if asked.config.word_times else None, skipped)
