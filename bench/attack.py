@@ -153,7 +153,7 @@ async def spoken_turn(speaker: Speaker, clip: Clip) -> float | None:
 
 
 class Over:
-    """When a bystander has talked enough: after so many turns, or so many seconds if they are given."""
+    """When a bystander ends: after `turns`, or after `seconds` where they are given."""
 
     def __init__(self, turns: int, seconds: float | None) -> None:
         self._turns, self._seconds, self._begun = turns, seconds, time.monotonic()

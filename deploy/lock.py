@@ -89,7 +89,7 @@ def _locked(lines: list[str]) -> Locked:
 
 
 def normalized(name: str) -> str:
-    """The name of a package as the lock has it."""
+    """Return a package's name as the lock spells it."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -11,27 +11,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gzip
-import http.client
 import json
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import urlsplit
-
-import httpx
-from bench.hostile.client import named
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
 GZIP = HEAD + b"content-encoding: gzip\r\n\r\n"
 PLAIN = HEAD + b"\r\n"
 MODELS = b'{"object": "list", "data": [{"id": "bad", "max_model_len": 8192}]}'
 ASK_EVERY_S, HEALTH_TIMEOUT_S = 0.02, 60.0
-# A client leaves after so long, and no answer of a class is to have it wait so long.
+# Seconds after which a client leaves.
 PATIENCE_S, QUICK_S = 40.0, 5.0
 Parts = AsyncIterator[bytes]
 
@@ -217,112 +210,6 @@ def bad_server(name: str, quick: bool, log: IO[str]) -> Iterator[str]:
     finally:
         process.kill()
         process.communicate()
-
-
-class Health:
-    """Asks /health in a thread while the block runs. `worst_s`: the longest that it took."""
-
-    def __init__(self, url: str) -> None:
-        self._address = urlsplit(url)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._ask, daemon=True)
-        self.worst_s = 0.0
-
-    def __enter__(self) -> Health:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _ask(self) -> None:
-        while not self._ended.wait(ASK_EVERY_S):
-            begun = time.monotonic()
-            connection = http.client.HTTPConnection(
-                str(self._address.hostname), self._address.port, timeout=HEALTH_TIMEOUT_S
-            )
-            with suppress(OSError, http.client.HTTPException):
-                connection.request("GET", "/health", headers={"Connection": "close"})
-                connection.getresponse().read()
-            connection.close()
-            self.worst_s = max(self.worst_s, time.monotonic() - begun)
-
-
-def chat(url: str, patience_s: float) -> str:
-    """Ask for one answer, with a tool; return the answer's name, or that it took longer than the client waits."""
-    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-    body = {"model": "default", "messages": [{"role": "user", "content": "Add."}], "tools": [tool]}
-    deadline = time.monotonic() + patience_s
-    try:
-        with (
-            httpx.Client(base_url=url, timeout=patience_s) as client,
-            client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as answer,
-        ):
-            if answer.status_code != 200:
-                answer.read()
-                return named(answer)
-            failed = ""
-            for line in answer.iter_lines():
-                failed = "failed" if '"error"' in line[:200] else failed
-                if time.monotonic() > deadline:
-                    return "went on"
-            return failed or "served"
-    except httpx.TimeoutException:
-        return "no answer"
-    except httpx.HTTPError as error:
-        return type(error).__name__
-
-
-def one_class(name: str, quick: bool, flags: tuple[str, ...], log: IO[str]) -> dict[str, Any]:
-    """A fresh server, which asks the bad one for one answer."""
-    # Imported here: it is found beside bench/, by the same name as every benchmark finds it.
-    from common import server
-
-    with bad_server(name, quick, log) as url, server("--language-model", f"{url}#bad", *flags, log=log) as srv:
-        with Health(srv.url) as alone:
-            time.sleep(1.0)
-        before_mb = srv.rss_mb()
-        with Health(srv.url) as health:
-            begun = time.monotonic()
-            answer = chat(srv.url, QUICK_S if quick else PATIENCE_S)
-            took_s = time.monotonic() - begun
-            time.sleep(0.2)
-        after_mb = srv.rss_mb()
-        # What hangs does not end with SIGTERM within the time that the benchmark has.
-        srv.process.kill()
-        return {
-            "health_alone_s": alone.worst_s,
-            "health_s": health.worst_s,
-            "answer": answer,
-            "answer_s": took_s,
-            "rss_mb": {"before": before_mb, "after": after_mb},
-        }
-
-
-def measure(
-    flags: tuple[str, ...], log: IO[str], *, quick: bool = False, names: tuple[str, ...] = tuple(CLASSES)
-) -> dict[str, Any]:
-    """Every class of bad model's server, each with a fresh server that is started with `flags`. Prints a table."""
-    from common import table
-
-    found = {name: one_class(name, quick, flags, log) for name in names}
-    table(
-        "bad model's servers: /health (worst) while one answer is asked for",
-        ("class", "health ms: alone", "attacked", "answer", "s", "RSS MB before", "after"),
-        [
-            (
-                name,
-                r["health_alone_s"] * 1000,
-                r["health_s"] * 1000,
-                r["answer"],
-                r["answer_s"],
-                *(round(r["rss_mb"][k]) for k in ("before", "after")),
-            )
-            for name, r in found.items()
-        ],
-    )
-    return found
 
 
 if __name__ == "__main__":

@@ -112,7 +112,7 @@ async def storms(target: Target) -> None:
 
 
 async def storm(at: Target, target: Target, session: tuple[str, str]) -> None:
-    """Resume a session at one of two hosts, and count what the target's client is told."""
+    """Resume a session at one of two hosts, and count the answers by name."""
     session_id, token = session
     ask = {"type": "session.resume", "session_id": session_id, "resume_token": token}
     async with at.socket(f"/v1/realtime?resume={session_id}") as socket:

@@ -20,6 +20,7 @@ from antiphon.remote.client import MAX_WAIT_S, ModelServerClient, Timeouts
 from antiphon.upstream.breaker import FAILURES_TO_OPEN, MAX_PAUSE_S
 from antiphon.upstream.sse import LINES_A_TURN
 from tests.remote.scripted_server import Answer, Script, ScriptedServer, fails, hangs, says, scripted_server
+from tests.upstream.turns import turns_of_others
 
 LIMIT_S = 30
 KEY = "sk-not-to-be-seen"
@@ -364,14 +365,6 @@ def test_a_status_that_is_neither_an_answer_nor_a_refusal_is_a_failure_of_the_se
 
 
 def test_events_that_say_nothing_and_come_at_once_let_others_take_their_turns() -> None:
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     async def script(answer: Answer) -> None:
         await answer.head()
         await answer.raw(b'data: {"choices": [{"delta": {"tool_calls": []}}]}\n\n' * 10_000)
@@ -379,10 +372,9 @@ def test_events_that_say_nothing_and_come_at_once_let_others_take_their_turns() 
         await answer.end()
 
     async def use(client: ModelServerClient, server: ScriptedServer) -> None:
-        task = asyncio.create_task(others())
-        assert await collected(client) == YES
-        task.cancel()
-        assert turns >= 20_000 // LINES_A_TURN
+        with turns_of_others() as turns:
+            assert await collected(client) == YES
+        assert turns.count >= 20_000 // LINES_A_TURN
 
     asked(script, use=use)
 

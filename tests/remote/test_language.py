@@ -23,6 +23,7 @@ from antiphon.remote.language import (
 from antiphon.remote.messages import NO_RESULT
 from antiphon.settings import RemoteSettings
 from tests.remote.scripted_server import Answer, Script, ScriptedServer, fails, says, scripted_server
+from tests.upstream.turns import turns_of_others
 
 LIMIT_S = 30
 LONG = [Message(role, f"{n} " + "word " * 100) for n in range(30) for role in ("user", "assistant")]
@@ -237,23 +238,15 @@ def test_a_list_of_models_that_drips_holds_up_the_start_for_a_few_seconds_only(
 
 
 def test_a_long_text_that_may_hold_calls_lets_others_take_their_turns() -> None:
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     async def use(stream: RemoteLanguageStream, server: ScriptedServer, model: RemoteLanguageModel) -> None:
         replies = stream.reply([Message("user", "Hi")], ReplyOptions(tools=(Tool("add"),)))
         async with aclosing(replies):
             # From the first word on all is there. The last bracket of a slice may begin a call.
             assert await anext(replies) == TextDelta("[" * (SLICE_CHARS - 1))
-            task, before = asyncio.create_task(others()), turns
-            assert "".join([r.text async for r in replies if isinstance(r, TextDelta)]) == "[" * (9 * SLICE_CHARS + 1)
-            assert turns - before >= 9
-            task.cancel()
+            with turns_of_others() as turns:
+                texts = [r.text async for r in replies if isinstance(r, TextDelta)]
+            assert "".join(texts) == "[" * (9 * SLICE_CHARS + 1)
+            assert turns.count >= 9
 
     talked(says("[" * (10 * SLICE_CHARS)), use=use)
 

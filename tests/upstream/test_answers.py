@@ -16,6 +16,7 @@ from antiphon.upstream.answers import MAX_DOCUMENT_BYTES, ask, chunks
 from antiphon.upstream.failures import read_failure
 from antiphon.upstream.loop_client import LoopClients
 from tests.remote.scripted_server import Answer, Script, ScriptedServer, scripted_server
+from tests.upstream.turns import turns_of_others
 
 LIMIT_S = 30
 
@@ -71,24 +72,15 @@ def test_an_answer_that_drips_is_ended_by_the_time_that_it_has_in_all(monkeypatc
 
 
 def test_chunks_that_come_at_once_let_others_take_their_turns() -> None:
-    turns = 0
-
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
     async def use(client: httpx.AsyncClient, server: ScriptedServer) -> int:
         async with client.stream("POST", server.url + "/x", json={}) as answer:
             found = chunks(answer)
             # From here on all has come.
             await anext(found)
-            task, before = asyncio.create_task(others()), turns
-            num_bytes = sum([len(chunk) async for chunk in found])
-            task.cancel()
+            with turns_of_others() as turns:
+                num_bytes = sum([len(chunk) async for chunk in found])
         assert num_bytes == 8_000 - 1
-        return turns - before
+        return turns.count
 
     assert asked(sends(b"1\r\nx\r\n" * 8_000 + b"0\r\n\r\n", transfer_encoding="chunked"), use) >= 8_000 // 64
 

@@ -10,6 +10,7 @@ import pytest
 from antiphon.errors import RemoteError
 from antiphon.upstream import sse
 from antiphon.upstream.sse import LINES_A_TURN, MAX_EVENT_BYTES, events
+from tests.upstream.turns import turns_of_others
 
 
 async def stream(parts: Iterable[bytes]) -> AsyncIterator[bytes]:
@@ -52,22 +53,13 @@ def test_an_event_and_a_stream_are_bounded_whatever_they_are_made_of(
 
 
 def test_lines_that_come_at_once_let_others_take_their_turns() -> None:
-    turns = 0
+    async def main() -> None:
+        with turns_of_others() as turns:
+            found = [data async for data in events(stream([b"data: {}\n\n" * (10 * LINES_A_TURN)]))]
+        assert len(found) == 10 * LINES_A_TURN
+        assert turns.count >= 19
 
-    async def others() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    async def main() -> list[bytes]:
-        task = asyncio.create_task(others())
-        found = [data async for data in events(stream([b"data: {}\n\n" * (10 * LINES_A_TURN)]))]
-        task.cancel()
-        return found
-
-    assert len(asyncio.run(main())) == 10 * LINES_A_TURN
-    assert turns >= 19
+    asyncio.run(main())
 
 
 def test_a_long_line_that_grows_by_single_bytes_is_read_in_no_time() -> None:

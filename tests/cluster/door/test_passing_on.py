@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -135,6 +136,10 @@ def test_a_host_logs_the_address_of_a_client_behind_doors_and_not_what_it_says()
             for headers in ({}, UPGRADE):
                 given = {"X-Forwarded-For": "192.0.2.66"} | as_key("wrong") | headers
                 assert ask(door.url, "/v1/realtime", headers=given, source="127.0.0.2")[0] in (401, 404)
+        # A host logs a request after its answer.
+        deadline_s = time.monotonic() + 10
+        while host.log.count("refusal=") < 4 and time.monotonic() < deadline_s:
+            time.sleep(0.05)
         lines = [line for line in host.log.splitlines() if "refusal=" in line]
     assert len(lines) == 4
     assert all("address=127.0.0.2" in line for line in lines), lines
