@@ -411,7 +411,7 @@ class Stage:
         given = {"content-type": "application/json"} if json is not None else {}
         given |= {"content-length": str(len(body)), **(headers or {})}
         scope = self._scope("http", url, given) | {"scheme": "http", "method": method}
-        response, asked_for = Response(), False
+        response, asked_for, ended = Response(), False, False
 
         async def receive() -> Frame:
             nonlocal asked_for
@@ -421,11 +421,12 @@ class Stage:
             return {"type": "http.request", "body": body, "more_body": False}
 
         async def send(message: Frame) -> None:
+            nonlocal ended
             if message["type"] == "http.response.start":
                 response.status, response.headers = message["status"], _headers(message)
                 self.trace.add("server", 0, {"status": response.status, "headers": response.headers})
                 return
-            data = message.get("body", b"")
+            data, ended = message.get("body", b""), not message.get("more_body", False)
             response.body += data
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
                 self.trace.add("server", 0, _body(data))
@@ -435,12 +436,9 @@ class Stage:
                 if event:
                     self.trace.add("server", 0, {"data": shown(event[6:])} if whole else {"line": event})
 
-        try:
-            await self._app(scope, receive, send)
-        except Exception:
-            # The response has begun: it is broken off.
-            if not response.status:
-                raise
+        await self._app(scope, receive, send)
+        if not ended:
+            # The server closes the connection.
             response.broken = True
             self.trace.add("server", 0, {"breaks": True})
         await idle()
