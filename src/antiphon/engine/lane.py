@@ -96,9 +96,9 @@ class Lane(Generic[Job, Result]):
 
     `name`: of the threads, and in errors. `work`: gets a batch of jobs and returns as many results, in a worker thread.
     `max_queue`: jobs that may wait; more are refused, first those of owners that hold more than an equal part of it,
-    waiting ones too. `observe`: called after each batch that succeeded, in the
-    worker's thread, with its priority, the seconds its oldest job waited and the seconds the batch took; what it raises
-    is logged. `lost`: why the lane computes nothing any more; None while it is alive.
+    waiting ones too. `observe`: called after each batch that succeeded, in the worker's thread, with its priority, the
+    seconds its oldest job waited and the seconds the batch took; what it raises is logged. `lost`: why the lane
+    computes nothing any more; None while it is alive.
     """
 
     def __init__(
