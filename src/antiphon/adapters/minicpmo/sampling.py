@@ -13,6 +13,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from antiphon.engine.api import Sampling
+from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens
+from antiphon.errors import ModelError
+
 # Most tokens that are chosen in a unit, the terminator among them; most characters of its text.
 MAX_UNIT_TOKENS = 20
 MAX_UNIT_CHARS = 28
@@ -20,6 +24,8 @@ MAX_UNIT_CHARS = 28
 PENALTY_TOKENS = 512
 # At temperatures up to this, the likeliest token is chosen.
 GREEDY_TEMPERATURE = 1e-3
+# Random numbers of each token: whether the unit is over, and which word comes.
+TOKEN_DRAWS = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +97,8 @@ class UnitChooser:
     """Chooses the tokens of one conversation's units: a Chooser for `Sampling.chooser`. Called in the model's thread.
 
     `begin` is called before each unit. `ids`: the special tokens. `forbidden`: tokens that are never spoken. `text`:
-    decodes tokens, to count their characters. `random`: seeded by the owner. `in_turn`: a turn is being spoken, and the
+    decodes tokens, to count their characters. `random`: seeded by the owner; each token takes TOKEN_DRAWS numbers of
+    it, none where the likeliest is chosen. `in_turn`: a turn is being spoken, and the
     model cannot listen before it has ended it. `num_units`: units begun. `chosen`: the tokens of the last unit so far.
     """
 
@@ -106,6 +113,7 @@ class UnitChooser:
     _recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_TOKENS))
     _must_listen: bool = False
     _must_speak: bool = False
+    _uniforms: torch.Tensor = field(default_factory=lambda: torch.zeros(TOKEN_DRAWS, dtype=torch.float64))
 
     def begin(self, *, listen: bool, speak: bool = False) -> bool:
         """Begin a unit, in which the model has to listen if `listen`, and else has to say a word if `speak`.
@@ -122,7 +130,15 @@ class UnitChooser:
             self.in_turn = False
         return cuts_turn
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the likeliest token is chosen."""
+        return self.params.temperature <= GREEDY_TEMPERATURE
+
     def __call__(self, logits: torch.Tensor) -> int:
+        """Return the next token and remember it. Raises ModelError where the logits are not numbers."""
+        if not self.is_greedy:
+            self._uniforms = torch.rand(TOKEN_DRAWS, generator=self.random, dtype=torch.float64)
         token = self._choose(logits)
         self.chosen.append(token)
         if token not in self.ids.terminators:
@@ -144,7 +160,7 @@ class UnitChooser:
                 logits[[*ids.terminators, ids.turn_eos, ids.speak]] = -torch.inf
                 return self._word(logits)
         # Whether the unit is over is drawn from the model's own logits; which word comes next, from shaped ones.
-        if self._draw(logits) == ids.chunk_eos:
+        if self._is_over(logits):
             return ids.chunk_eos
         token = self._word(logits)
         if token == ids.listen and self.in_turn:
@@ -166,9 +182,9 @@ class UnitChooser:
         shaped[end] = shaped[end] / params.turn_penalty if shaped[end] > 0 else shaped[end] * params.turn_penalty
         token = self._listens(shaped)
         if token is None:
-            if params.temperature > GREEDY_TEMPERATURE:
-                shaped = _filtered(shaped / params.temperature, params.top_k, params.top_p)
-            token = self._draw(shaped)
+            temperature = 0.0 if self.is_greedy else params.temperature
+            drawn = Sampling(temperature=temperature, top_k=params.top_k, top_p=params.top_p or 1.0)
+            token = _drawn(shaped, drawn, self._uniforms[1:])
         self._recent.append(token)
         return token
 
@@ -180,28 +196,21 @@ class UnitChooser:
         shaped[listen] *= self.params.listen_scale
         return listen if int((shaped > shaped[listen]).sum()) < self.params.listen_top_k else None
 
-    def _draw(self, logits: torch.Tensor) -> int:
-        if self.params.temperature <= GREEDY_TEMPERATURE:
-            return int(logits.argmax())
-        return int(torch.multinomial(torch.softmax(logits, -1), 1, generator=self.random))
-
-
-def _filtered(logits: torch.Tensor, top_k: int, top_p: float) -> torch.Tensor:
-    if top_k > 0:
-        logits = logits.masked_fill(logits < torch.topk(logits, min(top_k, len(logits))).values[-1], -torch.inf)
-    if top_p > 0:
-        values, order = torch.sort(logits, descending=True)
-        before = torch.softmax(values, -1).cumsum(-1)
-        logits = logits.index_fill(0, order[1:][before[:-1] > top_p], -torch.inf)
-    return logits
+    def _is_over(self, logits: torch.Tensor) -> bool:
+        """Whether `chunk_eos` is drawn, of all tokens."""
+        if self.is_greedy:
+            return _drawn(logits, Sampling(), self._uniforms[:1]) == self.ids.chunk_eos
+        probability = torch.exp((logits[self.ids.chunk_eos] - logits.logsumexp(0)).double())
+        return bool(self._uniforms[0] < probability)
 
 
 @dataclass(slots=True)
 class CodeChooser:
     """Chooses the codes of one unit's audio: a Chooser for `Sampling.chooser`. The vocabulary's last code ends a turn.
 
-    `min_codes`: so many codes come before the end may be chosen. `repetition_penalty`: for each time a code is among
-    the last `window` codes. `greedy`: choose the likeliest code. `codes`: those chosen so far.
+    `min_codes`: the end is not chosen before this number of codes. `repetition_penalty`: for each time a code is among
+    the last `window` codes. `random`: each code takes one number of it, none where `greedy` takes the likeliest code.
+    `codes`: those chosen so far.
     """
 
     temperature: float
@@ -220,6 +229,13 @@ class CodeChooser:
             shaped = torch.where(shaped < 0, shaped * by, shaped / by)
         if len(self.codes) < self.min_codes:
             shaped[-1] = -torch.inf
-        drawn = shaped.argmax() if self.greedy else torch.multinomial(shaped.softmax(-1), 1, generator=self.random)
-        self.codes.append(int(drawn))
+        uniforms = torch.zeros(1) if self.greedy else torch.rand(1, generator=self.random, dtype=torch.float64)
+        self.codes.append(_drawn(shaped, Sampling(temperature=0.0 if self.greedy else 1.0), uniforms))
         return self.codes[-1]
+
+
+def _drawn(logits: torch.Tensor, params: Sampling, uniforms: torch.Tensor) -> int:
+    token = int(draw_tokens(logits[None], RowChoices.of((params,), logits.device), uniforms))
+    if token == NO_TOKEN:
+        raise ModelError("the model's output is not a number")
+    return token
