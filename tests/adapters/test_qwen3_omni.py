@@ -290,9 +290,10 @@ def test_when_media_leave_a_conversation_then_only_the_last_few_are_held(model: 
 
 
 def test_audio_may_end_with_the_first_code() -> None:
-    logits = torch.zeros(1100)
-    logits[50] = 9
-    assert FirstCodeChooser(TALKER_SAMPLING.first, 50, 1100, TALKER_SAMPLING.min_frames)(logits) == 50
+    logits = torch.zeros(1, 1100)
+    logits[0, 50] = 9
+    chooser = FirstCodeChooser(TALKER_SAMPLING.first, 50, 1100, TALKER_SAMPLING.min_frames)
+    assert FirstCodeChooser.choose([chooser], logits).tolist() == [50]
 
 
 def test_when_weights_are_auto_then_it_writes_and_speaks_and_int8_is_refused(folder: Path) -> None:

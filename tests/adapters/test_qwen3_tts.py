@@ -25,7 +25,7 @@ from antiphon.audio.pcm import to_pcm16
 from antiphon.audio.wav import wav_header
 from antiphon.contracts import Urgency, VoiceOptions
 from antiphon.engine.api import Sampling
-from antiphon.engine.local.sampling import random_generator
+from antiphon.engine.local.device_sampling import RandomNumbers
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
 from antiphon.modeling.codec_vocoder import VocoderState
@@ -341,7 +341,7 @@ def test_when_logits_are_not_numbers_then_only_their_own_text_fails(folders: dic
         params = Sampling(temperature=0.9, top_k=50, seed=5)
 
         def predicted(thought: torch.Tensor) -> Any:
-            return model.code_predictors.codes(thought, 5, params, random_generator(params))
+            return model.code_predictors.codes(thought, 5, params, RandomNumbers(params))
 
         thought = torch.zeros(64)
         done = await asyncio.gather(
@@ -353,7 +353,7 @@ def test_when_logits_are_not_numbers_then_only_their_own_text_fails(folders: dic
             torch.testing.assert_close(good[1], row)
         assert isinstance(done[1], ModelError)
         with pytest.raises(ValueError, match="no penalties"):
-            await model.code_predictors.codes(thought, 5, replace(params, forbid=(1,)), random_generator(params))
+            await model.code_predictors.codes(thought, 5, replace(params, forbid=(1,)), RandomNumbers(params))
 
     run(folders["custom_voice"], act)
 

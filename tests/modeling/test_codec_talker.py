@@ -11,8 +11,7 @@ from torch import nn
 from transformers import DynamicCache, Qwen3Config, Qwen3Model
 
 from antiphon.engine.api import Sampling
-from antiphon.engine.local.device_sampling import RowChoices, draw_uniforms
-from antiphon.engine.local.sampling import random_generator, sample
+from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens
 from antiphon.engine.model_thread import ModelThread
 from antiphon.modeling.codec_talker import SPECIAL_CODES, CodePredictor, FirstCodeChooser, TextRows
 
@@ -50,7 +49,7 @@ def predictor(request: pytest.FixtureRequest) -> CodePredictor:
 
 @torch.inference_mode()
 def frame_by_growing_cache(
-    predictor: CodePredictor, thoughts: torch.Tensor, first: torch.Tensor, randoms: Sequence[torch.Generator]
+    predictor: CodePredictor, thoughts: torch.Tensor, first: torch.Tensor, randoms: Sequence[RandomNumbers]
 ) -> tuple[list[list[int]], torch.Tensor]:
     """A frame with keys and values that are concatenated, each code sampled by itself."""
     past, rows, codes, summed = DynamicCache(config=predictor.model.config), [thoughts, first], [], first.clone()
@@ -58,7 +57,9 @@ def frame_by_growing_cache(
         given = predictor.small_to_mtp_projection(torch.stack(rows, 1))
         hidden = predictor.model(inputs_embeds=given, past_key_values=past, use_cache=True).last_hidden_state
         logits = head(hidden[:, -1]).float()
-        codes.append([sample(row, p, (), 0, r)[0] for row, p, r in zip(logits, PARAMS, randoms, strict=True)])
+        uniforms = [torch.tensor(r.take(1), dtype=torch.float64) for r in randoms]
+        choices = [RowChoices.of((p,), logits.device) for p in PARAMS]
+        codes.append([int(draw_tokens(row[None], c, u)) for row, c, u in zip(logits, choices, uniforms, strict=True)])
         rows = [table(torch.tensor(codes[-1]))]
         summed += rows[0]
     return [list(frame) for frame in zip(*codes, strict=True)], summed
@@ -66,11 +67,11 @@ def frame_by_growing_cache(
 
 def test_a_frame_in_fixed_memory_is_the_frame_of_a_growing_cache(predictor: CodePredictor) -> None:
     dtype = predictor.model.norm.weight.dtype
-    ahead, one_by_one = ([random_generator(p) for p in PARAMS] for _ in range(2))
+    ahead, one_by_one = ([RandomNumbers(p) for p in PARAMS] for _ in range(2))
     for _ in range(5):
         thoughts, first = (torch.randn(len(PARAMS), WIDTH).to(dtype) for _ in range(2))
         wanted, wanted_sum = frame_by_growing_cache(predictor, thoughts, first, one_by_one)
-        uniforms = torch.stack([draw_uniforms(p, r, NUM_CODES) for p, r in zip(PARAMS, ahead, strict=True)])
+        uniforms = torch.tensor([r.take(NUM_CODES) for r in ahead], dtype=torch.float64)
         codes, summed = predictor(thoughts, first, RowChoices.of(PARAMS, thoughts.device), uniforms)
         assert codes.tolist() == wanted
         assert torch.equal(summed, wanted_sum)
@@ -126,5 +127,6 @@ def test_of_the_control_codes_only_the_end_is_chosen_and_not_before_its_time() -
     logits[end] += 10
     chooser = FirstCodeChooser(Sampling(repetition_penalty=9.0), end, size, min_frames=2)
     # Each code that was chosen is penalized.
-    assert [chooser(logits) for _ in range(3)] == [7, 6, end]
+    found = [chooser.accept(int(FirstCodeChooser.choose([chooser], logits[None]))) for _ in range(3)]
+    assert found == [7, 6, end]
     assert logits[end] == end + 10

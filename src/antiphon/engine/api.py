@@ -148,14 +148,28 @@ class Grammar:
     trigger: str = ""
 
 
+# In place of a token, where logits are not numbers or leave none: the row fails when its token is read.
+NO_TOKEN = -1
+
+
 class Chooser(Protocol):
     """A model's own way from logits to a token, in place of everything else that `Sampling` offers.
 
-    It is called in the thread that runs the model, between steps, once for each token, and may keep what it chose.
+    One object is the state of one session, which the host keeps; the tokens of all sessions are chosen at once, on the
+    device of their logits. Both methods are called in the thread that runs the model, in turn, once for each token.
     """
 
-    def __call__(self, logits: Any) -> int:
-        """Return the next token. `logits`: float32 [vocabulary], not to be changed. Raises ModelError for none."""
+    @staticmethod
+    def choose(choosers: Sequence[Any], logits: Any) -> Any:
+        """Return what is chosen for each session, int64 [n], on the device of the logits and without waiting for it.
+
+        `choosers`: objects of one class. `logits`: float32 [n, vocabulary], a row for each, not to be changed. NO_TOKEN
+        stands for logits that are not numbers. Raises ModelError.
+        """
+        ...
+
+    def accept(self, chosen: int) -> int:
+        """Return the token that `chosen`, once it is read, stands for, and remember it. Raises ModelError for none."""
         ...
 
 

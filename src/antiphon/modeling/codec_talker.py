@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from antiphon.engine.api import Sampling, Session
-from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens, draw_uniforms, is_plain
+from antiphon.engine.api import NO_TOKEN, Sampling, Session
+from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens, is_plain
 from antiphon.engine.local.kernels.graphs import capture
-from antiphon.engine.local.sampling import random_generator, sample
+from antiphon.engine.local.sampling import RowEdits, RowSampler, sample_rows
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError, ModelLost
 
@@ -236,7 +236,7 @@ class _PredictionRequest:
     thought: torch.Tensor
     code: int
     params: Sampling
-    random: torch.Generator
+    random: RandomNumbers
     loop: asyncio.AbstractEventLoop
     done: asyncio.Future[tuple[list[int], torch.Tensor]]
 
@@ -260,7 +260,7 @@ class CodePredictorBatch:
         self._captured = CapturedFrames(predictor, first_codes) if table.device.type == "cuda" else None
 
     async def codes(
-        self, thought: torch.Tensor, code: int, params: Sampling, random: torch.Generator
+        self, thought: torch.Tensor, code: int, params: Sampling, random: RandomNumbers
     ) -> tuple[list[int], torch.Tensor]:
         """Return the other codes of a frame, and the sum of all its codes' embeddings [width], on the model's device.
 
@@ -299,7 +299,7 @@ class CodePredictorBatch:
         """Return the codes of each request, read from the device once, and the sums of embeddings [n, width]."""
         like: Any = self._first_codes.weight
         first = torch.tensor([r.code for r in batch])
-        uniforms = torch.stack([draw_uniforms(r.params, r.random, self._predictor.num_codes) for r in batch])
+        uniforms = torch.tensor([r.random.take(self._predictor.num_codes) for r in batch], dtype=torch.float64)
         params = [r.params for r in batch]
         with torch.inference_mode():
             thoughts = torch.stack([r.thought for r in batch]).to(like.device, like.dtype)
@@ -333,21 +333,37 @@ class FirstCodeChooser:
     """
 
     def __init__(self, params: Sampling, end: int, size: int, min_frames: int) -> None:
-        self._params, self._min_frames = params, min_frames
-        control = torch.arange(size) >= size - SPECIAL_CODES
-        self._never = control & (torch.arange(size) != end)
-        self._not_yet = self._never | (torch.arange(size) == end)
+        self._sampler, self._end, self._min_frames = RowSampler(params, size), end, min_frames
         self._codes: list[int] = []
-        self._random = random_generator(params)
+        self._times = Counter[int]()
 
-    def __call__(self, logits: torch.Tensor) -> int:
-        """Return the next code and remember it. Raises ModelError where no code may come next."""
-        barred = self._not_yet if len(self._codes) < self._min_frames else self._never
+    @staticmethod
+    def choose(choosers: Sequence[FirstCodeChooser], logits: torch.Tensor) -> torch.Tensor:
+        """Return the next code of each utterance, or NO_TOKEN."""
+        codes, device = torch.arange(logits.shape[1], device=logits.device), logits.device
+        ends = torch.tensor([[c._end, c._may_end] for c in choosers]).to(device, non_blocking=True)
+        is_end, may_end = codes == ends[:, :1], ends[:, 1:] > 0
+        barred = (is_end & ~may_end) | ((codes >= len(codes) - SPECIAL_CODES) & ~is_end)
         # No penalty brings a logit back from minus infinity, so they may come first.
         left = logits.masked_fill(barred, -torch.inf)
-        code, _ = sample(left, self._params, self._codes, len(self._codes), self._random)
-        self._codes.append(code)
-        return code
+        return sample_rows(left, [c._sampler for c in choosers], [c._edits() for c in choosers])
+
+    def accept(self, chosen: int) -> int:
+        """Remember a code that was chosen. Raises ModelError where none was."""
+        if chosen == NO_TOKEN:
+            raise ModelError("the model's output is not a number")
+        self._codes.append(chosen)
+        self._times[chosen] += 1
+        return chosen
+
+    @property
+    def _may_end(self) -> bool:
+        return len(self._codes) >= self._min_frames
+
+    def _edits(self) -> RowEdits:
+        if self._sampler.params.repetition_window < len(self._codes):
+            return self._sampler.edits(self._codes, len(self._codes))
+        return self._sampler.edits_of(self._times, self._times)
 
 
 async def generate_frames(
@@ -366,7 +382,7 @@ async def generate_frames(
     frame. Raises ModelError, EngineError, Refused.
     """
     chooser = FirstCodeChooser(sampling.first, end, size, sampling.min_frames)
-    random = random_generator(sampling.rest)
+    random = RandomNumbers(sampling.rest)
     one_token = Sampling(max_tokens=1, hidden=True, chooser=chooser)
     for _ in range(min(max_frames or sampling.max_frames, sampling.max_frames)):
         async with aclosing(session.generate(one_token)) as tokens:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import random
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +15,24 @@ from antiphon.engine.api import Capabilities, Engine, Grammar, Sampling, Session
 from antiphon.errors import CapabilityError, EngineError, GrammarError
 from tests.engine.contract.engines import EngineUnderTest, needs
 from tests.engine.contract.test_sessions import opened, some, tokens
+
+
+class Chosen:
+    """A Chooser of given tokens. `seen`: how many logits it got for each, and the likeliest of them."""
+
+    def __init__(self, wanted: list[int]) -> None:
+        self.wanted, self.seen = wanted, list[tuple[int, int]]()
+
+    @staticmethod
+    def choose(choosers: Sequence[Chosen], logits: Any) -> Any:
+        for chooser, row in zip(choosers, logits, strict=True):
+            chooser.seen.append((len(row), int(row.argmax())))
+        return logits.argmax(1)
+
+    def accept(self, chosen: int) -> int:
+        assert chosen == self.seen[-1][1]
+        return self.wanted[len(self.seen) - 1]
+
 
 YES = Grammar("json_schema", json.dumps({"type": "boolean"}))
 
@@ -40,7 +58,7 @@ ASKED: dict[Capabilities, Callable[[Session], Awaitable[object]]] = {
     Capabilities.EVICT: evict,
     Capabilities.FORK: fork,
     Capabilities.HIDDEN_STATES: generate(hidden=True),
-    Capabilities.CHOOSER: generate(chooser=lambda _: 0),
+    Capabilities.CHOOSER: generate(chooser=Chosen([0])),
     Capabilities.GRAMMAR: generate(grammar=YES),
 }
 
@@ -165,20 +183,16 @@ def test_tokens_carry_the_hidden_state_they_were_sampled_from(engine: Engine, su
 
 def test_a_chooser_gets_the_logits_and_chooses(engine: Engine, subject: EngineUnderTest) -> None:
     needs(engine, Capabilities.CHOOSER)
-    seen: list[tuple[int, int]] = []
     wanted = [subject.words[5], subject.words[7], subject.words[6]]
-
-    def choose(logits: Any) -> int:
-        seen.append((len(logits), int(logits.argmax())))
-        return wanted[len(seen) - 1]
+    chooser = Chosen(wanted)
 
     async def main() -> None:
         rows = some(subject, random.Random(7), 8)
         session = await opened(engine, rows)
         # Nothing else shapes the logits.
-        assert await tokens(session, 3, chooser=choose, bias={subject.words[0]: 1e6}) == wanted
+        assert await tokens(session, 3, chooser=chooser, bias={subject.words[0]: 1e6}) == wanted
         likeliest = [subject.likeliest([*rows, *wanted[:i]], 1)[0] for i in range(3)]
-        assert seen == [(engine.vocabulary_size, token) for token in likeliest]
+        assert chooser.seen == [(engine.vocabulary_size, token) for token in likeliest]
 
     asyncio.run(main())
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from antiphon.engine.api import EngineSettings, Token
-from antiphon.engine.local.sampling import random_generator, sample
+from antiphon.engine.local.sampling import choose_tokens
 from antiphon.engine.local.step import RunnerStats, StepChunk
 
 VOCABULARY = 1000
@@ -79,19 +79,18 @@ class ScriptedRunner:
                 chunk.handle[chunk.start + i] = row
         return [self._token(c) if c.sampled else None for c in chunks]
 
-    def _token(self, chunk: StepChunk) -> Token:
+    def _token(self, chunk: StepChunk) -> Token | Exception:
         generation, last = chunk.sampled, chunk.ids[-1]
         assert generation is not None
         if last is None:
             _, rows = chunk.embeddings[-1]
             last = int(rows[-1][0])
-        if generation.sampler is None:
-            generation.sampler = random_generator(generation.params)
-        logits = torch.full((self.vocabulary_size,), -20.0)
-        logits[(last + 1) % self.vocabulary_size] = 0.0
-        params, sampler = generation.params, generation.sampler
-        token, logprob = sample(logits, params, chunk.recent, generation.produced, sampler, generation.constraint)
-        return Token(token, logprob, [float(last)] if params.hidden else None)
+        logits = torch.full((1, self.vocabulary_size), -20.0)
+        logits[0, (last + 1) % self.vocabulary_size] = 0.0
+        (choice,) = choose_tokens(logits, [(generation, chunk.recent)])
+        if isinstance(choice, Exception):
+            return choice
+        return Token(*choice, [float(last)] if generation.params.hidden else None)
 
     @property
     def rows(self) -> int:

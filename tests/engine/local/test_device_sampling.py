@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from antiphon.engine.api import Sampling
+from antiphon.engine.api import NO_TOKEN, Sampling
 from antiphon.engine.local import device_sampling
-from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens, draw_uniforms, is_plain
-from antiphon.engine.local.sampling import random_generator, sample
+from antiphon.engine.local.device_sampling import DRAWN_AHEAD, RandomNumbers, RowChoices, draw_tokens, is_plain
 
 CPU = torch.device("cpu")
 TEMPERATURES = (0.0, 0.3, 0.9, 1.0, 1.7)
@@ -79,12 +78,15 @@ def test_a_row_gets_the_same_token_alone_in_a_batch_and_by_the_definition(
     monkeypatch.setattr(device_sampling, "HEAD_TOKENS", 8)
     monkeypatch.setattr(device_sampling, "SPARE_TOKENS", 2)
     draws = 4
-    uniforms = torch.stack([draw_uniforms(p, random_generator(p), draws) for p in params])
-    randoms, before = [random_generator(p) for p in params], logits.clone()
+    uniforms = torch.tensor([RandomNumbers(p).take(draws) for p in params], dtype=torch.float64)
+    before = logits.clone()
     for number in range(draws):
         tokens = draw_tokens(logits, RowChoices.of(params, CPU), uniforms[:, number])
         assert tokens.dtype == torch.int64
-        alone = [sample(row, p, (), 0, r)[0] for row, p, r in zip(logits, params, randoms, strict=True)]
+        alone = [
+            int(draw_tokens(row[None], RowChoices.of([p], CPU), u[None]))
+            for row, p, u in zip(logits, params, uniforms[:, number], strict=True)
+        ]
         assert tokens.tolist() == alone
         assert alone == [
             named_token(row, p, float(u)) for row, p, u in zip(logits, params, uniforms[:, number], strict=True)
@@ -109,12 +111,12 @@ def test_in_a_large_vocabulary_the_head_of_the_ranking_gives_what_the_whole_give
 
 def test_random_numbers_are_those_of_single_draws_and_greedy_rows_draw_none() -> None:
     params = Sampling(temperature=1.0, seed=4)
-    at_once, one_by_one, greedy = (random_generator(params) for _ in range(3))
-    numbers = draw_uniforms(params, at_once, 15)
-    assert torch.equal(numbers, torch.cat([draw_uniforms(params, one_by_one, 1) for _ in range(15)]))
+    generator, count = torch.Generator().manual_seed(4), 2 * DRAWN_AHEAD + 30
+    singly = [float(torch.rand(1, generator=generator, dtype=torch.float64)) for _ in range(count)]
+    numbers = RandomNumbers(params)
+    assert [n for take in (1, 15, count - 16) for n in numbers.take(take)] == singly
     for likeliest in (replace(params, temperature=0.0), replace(params, top_k=1)):
-        assert draw_uniforms(likeliest, greedy, 3).tolist() == [0, 0, 0]
-    assert torch.equal(draw_uniforms(params, greedy, 15), numbers)
+        assert RandomNumbers(likeliest).take(3) == [0, 0, 0]
 
 
 @pytest.mark.parametrize("options", [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.9}])
@@ -150,7 +152,7 @@ def test_nothing_is_read_from_the_device() -> None:
         ({"allow": ()}, False),
         ({"forbid": (1,)}, False),
         ({"logprobs": True}, False),
-        ({"chooser": lambda logits: 0}, False),
+        ({"chooser": object()}, False),
     ],
 )
 def test_which_rows_are_plain(options: dict[str, Any], plain: bool) -> None:

@@ -281,8 +281,13 @@ def test_when_keys_cannot_be_moved_the_rows_behind_an_eviction_are_computed_anew
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "-".join(layout.values()))
 def test_when_one_session_fails_the_others_go_on_and_it_can_be_rolled_back(layout: dict[str, Any]) -> None:
-    def refuse(logits: torch.Tensor) -> int:
-        raise RuntimeError("no")
+    class Refusing:
+        @staticmethod
+        def choose(choosers: Any, logits: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError("no")
+
+        def accept(self, chosen: int) -> int:
+            return chosen
 
     async def main() -> None:
         e = engine("llama", **layout)
@@ -294,7 +299,7 @@ def test_when_one_session_fails_the_others_go_on_and_it_can_be_rolled_back(layou
         bad.append_embeddings(torch.full((2, tiny.WIDTH), float("nan")))
         worse.append([8, 9])
         results = await asyncio.gather(
-            tokens(good, 8), tokens(bad, 8), tokens(worse, 8, chooser=refuse), return_exceptions=True
+            tokens(good, 8), tokens(bad, 8), tokens(worse, 8, chooser=Refusing()), return_exceptions=True
         )
         assert results[0] == greedy(reference, rows, 8)
         assert isinstance(results[1], ModelError)

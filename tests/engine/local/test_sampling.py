@@ -2,20 +2,41 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from antiphon.engine.api import Sampling
-from antiphon.engine.generation import Constraint
-from antiphon.engine.local.sampling import random_generator, sample
-from antiphon.errors import ModelError
+from antiphon.engine.api import Row, Sampling
+from antiphon.engine.generation import Constraint, Generation
+from antiphon.engine.local.device_sampling import RandomNumbers
+from antiphon.engine.local.sampling import Choice, RowEdits, RowSampler, choose_tokens, sample_rows, shape_rows
+from antiphon.errors import GrammarError, ModelError
+from tests.engine.local.operators import Operators
+from tests.engine.local.reference_sampling import sample
 
 # Probabilities 0.4, 0.3, 0.2, 0.08, 0.02.
 LOGITS = torch.log(torch.tensor([0.3, 0.4, 0.02, 0.2, 0.08]))
+
+
+def generation(params: Sampling, constraint: Constraint | None = None, produced: int = 0) -> Generation:
+    return Generation(params, lambda _: None, 0, constraint, produced)
+
+
+def chosen(logits: torch.Tensor, params: Sampling, recent: Sequence[Row] = (), produced: int = 0) -> Choice:
+    """What one row has, alone in its batch."""
+    (choice,) = choose_tokens(logits[None], [(generation(params, produced=produced), recent)])
+    return choice
+
+
+def token(*args: Any) -> int:
+    found = chosen(*args)
+    assert isinstance(found, tuple)
+    return found[0]
 
 
 def drawn(
@@ -25,9 +46,13 @@ def drawn(
     constraint: Constraint | None = None,
     **options: Any,
 ) -> dict[int, float]:
-    params = Sampling(**{"temperature": 1.0, "seed": 1} | options)
-    random = random_generator(params)
-    found = Counter(sample(LOGITS, params, recent, produced, random, constraint)[0] for _ in range(count))
+    own = generation(Sampling(**{"temperature": 1.0, "seed": 1} | options), constraint, produced)
+    found = Counter[int]()
+    for _ in range(count):
+        (choice,) = choose_tokens(LOGITS[None], [(own, recent)])
+        if isinstance(choice, Exception):
+            raise choice
+        found[choice[0]] += 1
     return {token: n / count for token, n in sorted(found.items())}
 
 
@@ -69,10 +94,9 @@ def test_temperature_sharpens_and_flattens() -> None:
 
 
 def test_equal_seeds_give_equal_tokens_and_others_do_not() -> None:
-    def run(seed: int | None) -> list[int]:
-        params = Sampling(temperature=1.0, seed=seed)
-        random = random_generator(params)
-        return [sample(LOGITS, params, (), 0, random)[0] for _ in range(64)]
+    def run(seed: int | None) -> list[Choice]:
+        own = generation(Sampling(temperature=1.0, seed=seed))
+        return [choose_tokens(LOGITS[None], [(own, ())])[0] for _ in range(64)]
 
     assert run(3) == run(3)
     assert run(3) != run(4)
@@ -82,10 +106,7 @@ def test_equal_seeds_give_equal_tokens_and_others_do_not() -> None:
 def test_when_the_likeliest_tokens_hold_too_little_the_whole_vocabulary_is_sorted() -> None:
     torch.manual_seed(0)
     logits = torch.randn(50_000) * 0.01
-    flat = {
-        sample(logits, p, (), 0, random_generator(p))[0]
-        for p in (Sampling(temperature=1, top_p=0.9, seed=s) for s in range(99))
-    }
+    flat = {token(logits, Sampling(temperature=1, top_p=0.9, seed=s)) for s in range(99)}
     # Nearly uniform: what the best thousand hold is far below top_p, and the whole is sorted.
     assert len(flat) > 90
     order = logits.argsort(descending=True)
@@ -96,15 +117,15 @@ def test_when_the_likeliest_tokens_hold_too_little_the_whole_vocabulary_is_sorte
 def test_penalties_look_back_as_far_as_they_say() -> None:
     logits = torch.tensor([2.0, 1.9, -1.0])
     params = Sampling(repetition_penalty=2.0, repetition_window=2)
-    assert sample(logits, params, (0, 1, 1), 0, random_generator(params))[0] == 0
-    assert sample(logits, params, (1, 0, 2), 0, random_generator(params))[0] == 1
+    assert token(logits, params, (0, 1, 1), 0) == 0
+    assert token(logits, params, (1, 0, 2), 0) == 1
     # A negative logit is made more so.
-    assert sample(torch.tensor([-1.0, -1.5]), params, (0,), 0, random_generator(params))[0] == 1
+    assert token(torch.tensor([-1.0, -1.5]), params, (0,), 0) == 1
     params = Sampling(frequency_penalty=0.06, presence_penalty=0.01)
-    assert sample(logits, params, (0,), 1, random_generator(params))[0] == 0
-    assert sample(logits, params, (0, 0), 2, random_generator(params))[0] == 1
+    assert token(logits, params, (0,), 1) == 0
+    assert token(logits, params, (0, 0), 2) == 1
     # Rows before the generation are not counted.
-    assert sample(logits, params, (0, 0, 0, 2), 1, random_generator(params))[0] == 0
+    assert token(logits, params, (0, 0, 0, 2), 1) == 0
     assert logits.tolist() == pytest.approx([2.0, 1.9, -1.0])
 
 
@@ -133,13 +154,110 @@ def test_only_tokens_that_a_constraint_allows_are_sampled() -> None:
 
 def test_the_log_probability_is_the_models_own() -> None:
     params = Sampling(temperature=0.1, bias={2: 50.0}, logprobs=True)
-    token, logprob = sample(LOGITS, params, (), 0, random_generator(params))
-    assert token == 2
-    assert logprob == pytest.approx(float(LOGITS[2]), abs=1e-5)
+    choice = chosen(LOGITS, params)
+    assert isinstance(choice, tuple)
+    assert choice[0] == 2
+    assert choice[1] == pytest.approx(float(LOGITS[2]), abs=1e-5)
 
 
 def test_when_logits_are_not_numbers_sampling_raises() -> None:
     for temperature in (0.0, 1.0):
         params = Sampling(temperature=temperature, seed=1)
-        with pytest.raises(ModelError, match="not a number"):
-            sample(torch.full((5,), float("nan")), params, (), 0, random_generator(params))
+        failed = chosen(torch.full((5,), float("nan")), params)
+        assert isinstance(failed, ModelError)
+        assert str(failed) == "the model's output is not a number"
+
+
+def some_params(chance: random.Random, seed: int) -> Sampling:
+    return Sampling(
+        temperature=chance.choice((0.0, 0.7, 1.3)),
+        top_k=chance.choice((0, 1, 4)),
+        top_p=chance.choice((1.0, 0.6)),
+        min_p=chance.choice((0.0, 0.1)),
+        repetition_penalty=chance.choice((1.0, 1.0, 1.3)),
+        repetition_window=chance.choice((0, 3, 64)),
+        presence_penalty=chance.choice((0.0, 0.0, 0.7)),
+        frequency_penalty=chance.choice((0.0, 0.0, -0.4)),
+        seed=seed,
+        forbid=chance.choice(((), (), (1, 2))),
+        allow=chance.choice((None, None, (0, 2, 5, 11))),
+        bias=chance.choice(({}, {}, {3: 2.5, 7: -1.0})),
+        logprobs=chance.random() < 0.3,
+    )
+
+
+class Words:
+    """A constraint that allows other tokens each time, and remembers those it was told of."""
+
+    def __init__(self, seed: int) -> None:
+        self._chance, self.accepted = random.Random(seed), list[int]()
+
+    def allowed(self) -> np.ndarray | None:
+        return None if self._chance.random() < 0.3 else np.array([self._chance.getrandbits(13) | 32], np.uint32)
+
+    def accept(self, token: int) -> None:
+        self.accepted.append(token)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_rows_together_get_the_tokens_of_each_alone_by_the_definition(seed: int) -> None:
+    chance, noise = random.Random(seed), torch.Generator().manual_seed(seed)
+    size, rows = 13, 5
+    params = [some_params(chance, seed * 10 + i) for i in range(rows)]
+    ruled = [chance.random() < 0.3 for _ in range(rows)]
+    own = [generation(p, Words(i) if ruled[i] else None) for i, p in enumerate(params)]
+    uniforms, constraints = [RandomNumbers(p) for p in params], [Words(i) if r else None for i, r in enumerate(ruled)]
+    history = [[chance.choice((None, *range(size))) for _ in range(4)] for _ in range(rows)]
+    for _ in range(8):
+        present = [i for i in range(rows) if chance.random() < 0.8]
+        logits = torch.randn(len(present), size, generator=noise) * 2
+        before = logits.clone()
+        together = choose_tokens(logits, [(own[i], history[i]) for i in present])
+        assert torch.equal(logits, before)
+        for i, row, choice in zip(present, logits, together, strict=True):
+            produced = own[i].produced
+            uniform = uniforms[i].take(1)[0]
+            if isinstance(choice, Exception):
+                with pytest.raises(ModelError, match=str(choice)):
+                    sample(row, params[i], history[i], produced, uniform, constraints[i])
+                continue
+            alone = sample(row, params[i], history[i], produced, uniform, constraints[i])
+            assert choice[0] == alone[0]
+            assert choice[1] == (None if alone[1] is None else pytest.approx(alone[1], abs=1e-5))
+            history[i].append(alone[0])
+            own[i].produced += 1
+    for mine, theirs in zip(own, constraints, strict=True):
+        assert mine.constraint is None or mine.constraint.accepted == theirs.accepted  # type: ignore[attr-defined, union-attr]
+
+
+def test_shaping_has_as_many_operators_for_64_rows_as_for_one_and_reads_nothing() -> None:
+    edits = RowEdits([1, 2], 1.3, {3: 0.5}, {4: 1.0}, (5, 6, 7), (7,), np.array([96], np.uint32))
+    # Tensors of the meta device have no values: whatever would be read on the host raises.
+    lists = list[list[str]]()
+    for count in (1, 64):
+        samplers = [RowSampler(Sampling(temperature=1.0, top_k=3, seed=i), 13) for i in range(count)]
+        logits = torch.empty(count, 13, device="meta")
+        # The first time draws random numbers ahead, and copies the parameters.
+        sample_rows(logits, samplers, [edits] * count)
+        with Operators() as operators:
+            assert sample_rows(logits, samplers, [edits] * count).shape == (count,)
+        lists.append(operators.names)
+    assert lists[0] == lists[1]
+    assert len(lists[0]) < 80
+    plain = torch.empty(2, 13)
+    assert shape_rows(plain, [RowEdits(), RowEdits()]) is plain
+
+
+def test_when_a_row_fails_then_the_others_have_their_tokens() -> None:
+    class Late(Words):
+        def allowed(self) -> np.ndarray:
+            raise GrammarError("too late")
+
+    logits = torch.stack([LOGITS, torch.full((5,), torch.nan), LOGITS, LOGITS, LOGITS])
+    rows = [generation(p) for p in (Sampling(), Sampling(), Sampling(bias={5: 1.0}), Sampling(forbid=(1,)))]
+    rows.append(generation(Sampling(), Late(0)))
+    first, second, third, fourth, last = choose_tokens(logits, [(row, ()) for row in rows])
+    assert (first, fourth) == ((1, None), (0, None))
+    assert str(second) == "the model's output is not a number"
+    assert str(third) == "token 5 is not in the vocabulary of 5"
+    assert isinstance(last, GrammarError)

@@ -160,10 +160,6 @@ class MiniCpmOStream:
         self.chooser = UnitChooser(
             parts.ids, params, parts.forbidden, lambda ids: parts.tokenizer.decode(ids, skip_special_tokens=True)
         )
-        if params.seed is None:
-            self.chooser.random.seed()
-        else:
-            self.chooser.random.manual_seed(params.seed)
         self._heard: AudioEncoderState = parts.audio_encoder.open()
         self._detokenizer = Detokenizer(parts.tokenizer)
         # Rows of each unit that is in the context, the oldest first.

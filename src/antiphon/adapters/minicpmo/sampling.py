@@ -1,20 +1,22 @@
 """Which tokens MiniCPM-o chooses in a unit: to listen, or to speak a few words; and which codes its voice chooses.
 
-These are the released rules of decoding, over the logits of one conversation. A unit in the context is `<unit>`, what
+These are the released rules of decoding, over the logits of all conversations at once. A unit in the context is `<unit>`, what
 was seen and heard, the tokens chosen here, and `</unit>`. The last of the chosen tokens is one of three terminators:
 `listen`, or `chunk_eos` or `chunk_tts_eos`, after which the words go on in the next unit.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
-from antiphon.engine.api import Sampling
-from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens
+from antiphon.engine.api import NO_TOKEN, Sampling
+from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens
+from antiphon.engine.local.sampling import copied_to, flat_places
 from antiphon.errors import ModelError
 
 # Most tokens that are chosen in a unit, the terminator among them; most characters of its text.
@@ -26,6 +28,8 @@ PENALTY_TOKENS = 512
 GREEDY_TEMPERATURE = 1e-3
 # Random numbers of each token: whether the unit is over, and which word comes.
 TOKEN_DRAWS = 2
+# In place of a word: the unit is over.
+UNIT_OVER = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,26 +98,33 @@ class UnitSampling:
 
 @dataclass(slots=True)
 class UnitChooser:
-    """Chooses the tokens of one conversation's units: a Chooser for `Sampling.chooser`. Called in the model's thread.
+    """Chooses the tokens of one conversation's units: a Chooser for `Sampling.chooser`.
 
-    `begin` is called before each unit. `ids`: the special tokens. `forbidden`: tokens that are never spoken. `text`:
-    decodes tokens, to count their characters. `random`: seeded by the owner; each token takes TOKEN_DRAWS numbers of
-    it, none where the likeliest is chosen. `in_turn`: a turn is being spoken, and the
-    model cannot listen before it has ended it. `num_units`: units begun. `chosen`: the tokens of the last unit so far.
+    `begin` is called before each unit. `ids`: the special tokens. `forbidden`: tokens that are never spoken, the same
+    for all conversations of a model. `text`: decodes tokens, to count their characters. `in_turn`: a turn is being
+    spoken, and the model cannot listen before it has ended it. `num_units`: units begun. `chosen`: the tokens of the
+    last unit so far. Each token takes TOKEN_DRAWS random numbers.
     """
 
     ids: SpecialTokens
     params: UnitSampling
     forbidden: Sequence[int]
     text: Callable[[list[int]], str]
-    random: torch.Generator = field(default_factory=torch.Generator)
     in_turn: bool = False
     num_units: int = 0
     chosen: list[int] = field(default_factory=list)
     _recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_TOKENS))
     _must_listen: bool = False
     _must_speak: bool = False
-    _uniforms: torch.Tensor = field(default_factory=lambda: torch.zeros(TOKEN_DRAWS, dtype=torch.float64))
+    # How a word is drawn, once its logits are shaped.
+    _drawing: Sampling = field(init=False)
+    _random: RandomNumbers = field(init=False)
+
+    def __post_init__(self) -> None:
+        params = self.params
+        temperature = params.temperature if params.temperature > GREEDY_TEMPERATURE else 0.0
+        self._drawing = Sampling(temperature=temperature, top_k=params.top_k, top_p=params.top_p or 1.0)
+        self._random = RandomNumbers(Sampling(temperature=temperature, seed=params.seed))
 
     def begin(self, *, listen: bool, speak: bool = False) -> bool:
         """Begin a unit, in which the model has to listen if `listen`, and else has to say a word if `speak`.
@@ -130,41 +141,62 @@ class UnitChooser:
             self.in_turn = False
         return cuts_turn
 
-    @property
-    def is_greedy(self) -> bool:
-        """Whether the likeliest token is chosen."""
-        return self.params.temperature <= GREEDY_TEMPERATURE
+    @staticmethod
+    def choose(choosers: Sequence[UnitChooser], logits: torch.Tensor) -> torch.Tensor:
+        """Return the next word of each conversation, UNIT_OVER or NO_TOKEN.
 
-    def __call__(self, logits: torch.Tensor) -> int:
-        """Return the next token and remember it. Raises ModelError where the logits are not numbers."""
-        if not self.is_greedy:
-            self._uniforms = torch.rand(TOKEN_DRAWS, generator=self.random, dtype=torch.float64)
-        token = self._choose(logits)
+        Whether the unit is over is drawn from the model's own logits; which word comes next, from shaped ones.
+        """
+        device, end = logits.device, choosers[0].ids.chunk_eos
+        uniforms = torch.tensor([c._random.take(TOKEN_DRAWS) for c in choosers], dtype=torch.float64)
+        uniforms = uniforms.to(device, non_blocking=True)
+        greedy = [c._drawing.temperature <= 0 for c in choosers]
+        flags = torch.tensor([greedy, [c._is_first_word for c in choosers]]).to(device, non_blocking=True)
+        over = uniforms[:, 0] < torch.exp((logits[:, end] - logits.logsumexp(1)).double())
+        if any(greedy):
+            over = torch.where(flags[0], logits.argmax(1) == end, over)
+        shaped, listens = _shaped(choosers, logits)
+        word = draw_tokens(shaped, RowChoices.of([c._drawing for c in choosers], device), uniforms[:, 1])
+        chosen = word.where(~listens, choosers[0].ids.listen).where(flags[1] | ~over, UNIT_OVER)
+        return chosen.where(word != NO_TOKEN, NO_TOKEN)
+
+    def accept(self, chosen: int) -> int:
+        """Return the token that comes next, and remember it: what was drawn may have to wait for the next unit.
+
+        Raises ModelError where the logits were not numbers.
+        """
+        token = self._forced
+        if token is None:
+            token = self._fitting(chosen)
         self.chosen.append(token)
         if token not in self.ids.terminators:
             self.in_turn = token != self.ids.turn_eos
         return token
 
-    def _choose(self, logits: torch.Tensor) -> int:
-        ids = self.ids
+    @property
+    def _forced(self) -> int | None:
+        """The token that comes whatever is drawn."""
         if len(self.chosen) == MAX_UNIT_TOKENS - 1:
-            return ids.chunk_eos
+            return self.ids.chunk_eos
         if self._must_listen:
-            return ids.listen
-        if self._must_speak:
-            if not self.chosen:
-                return ids.speak
-            if len(self.chosen) == 1:
-                # The first word: anything that does not end the unit or the turn.
-                logits = logits.clone()
-                logits[[*ids.terminators, ids.turn_eos, ids.speak]] = -torch.inf
-                return self._word(logits)
-        # Whether the unit is over is drawn from the model's own logits; which word comes next, from shaped ones.
-        if self._is_over(logits):
+            return self.ids.listen
+        return self.ids.speak if self._must_speak and not self.chosen else None
+
+    @property
+    def _is_first_word(self) -> bool:
+        """Whether a word has to come, which ends neither the unit nor the turn."""
+        return self._must_speak and len(self.chosen) == 1
+
+    def _fitting(self, chosen: int) -> int:
+        ids = self.ids
+        if chosen == NO_TOKEN:
+            raise ModelError("the model's output is not a number")
+        if chosen == UNIT_OVER:
             return ids.chunk_eos
-        token = self._word(logits)
-        if token == ids.listen and self.in_turn:
-            token = ids.tts_bos
+        self._recent.append(chosen)
+        if self._is_first_word:
+            return chosen
+        token = ids.tts_bos if chosen == ids.listen and self.in_turn else chosen
         spoken = [*self.chosen[1:], token]
         if self.chosen and token not in ids.terminators and len(self.text(spoken)) >= MAX_UNIT_CHARS:
             # The word is not said in this unit; it may be in the next.
@@ -172,36 +204,30 @@ class UnitChooser:
             return ids.chunk_eos
         return token
 
-    def _word(self, logits: torch.Tensor) -> int:
-        params = self.params
-        shaped = logits.clone()
-        shaped[list(self.forbidden)] = -torch.inf
-        if params.repetition_penalty != 1.0 and self._recent:
-            shaped[sorted(set(self._recent))] /= params.repetition_penalty
-        end = self.ids.turn_eos
-        shaped[end] = shaped[end] / params.turn_penalty if shaped[end] > 0 else shaped[end] * params.turn_penalty
-        token = self._listens(shaped)
-        if token is None:
-            temperature = 0.0 if self.is_greedy else params.temperature
-            drawn = Sampling(temperature=temperature, top_k=params.top_k, top_p=params.top_p or 1.0)
-            token = _drawn(shaped, drawn, self._uniforms[1:])
-        self._recent.append(token)
-        return token
 
-    def _listens(self, shaped: torch.Tensor) -> int | None:
-        """Scale the logit of `listen`, in place. Returns `listen` where that is likely enough to be chosen at once."""
-        listen = self.ids.listen
-        if torch.isneginf(shaped[listen]):
-            return None
-        shaped[listen] *= self.params.listen_scale
-        return listen if int((shaped > shaped[listen]).sum()) < self.params.listen_top_k else None
-
-    def _is_over(self, logits: torch.Tensor) -> bool:
-        """Whether `chunk_eos` is drawn, of all tokens."""
-        if self.is_greedy:
-            return _drawn(logits, Sampling(), self._uniforms[:1]) == self.ids.chunk_eos
-        probability = torch.exp((logits[self.ids.chunk_eos] - logits.logsumexp(0)).double())
-        return bool(self._uniforms[0] < probability)
+def _shaped(choosers: Sequence[UnitChooser], logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits that words are drawn from, and whether `listen` is so likely that it is chosen at once: bool [n]."""
+    device, size, ids = logits.device, logits.shape[1], choosers[0].ids
+    params = [c.params for c in choosers]
+    recent = [set(c._recent) if c.params.repetition_penalty != 1.0 else () for c in choosers]
+    no_words = (*ids.terminators, ids.turn_eos, ids.speak)
+    no_word = flat_places([no_words if c._is_first_word else () for c in choosers], size)
+    never, no_word, repeated = copied_to(device, np.int64, choosers[0].forbidden, no_word, flat_places(recent, size))
+    penalties = [p.repetition_penalty for p, some in zip(params, recent, strict=True) for _ in some]
+    rows = ([p.turn_penalty for p in params], [p.listen_scale for p in params], [p.listen_top_k for p in params])
+    by, turn, scale, ranks = copied_to(device, np.float32, penalties, *rows)
+    shaped = logits.index_fill(1, never, -torch.inf)
+    flat = shaped.view(-1)
+    flat.index_fill_(0, no_word, -torch.inf)
+    flat[repeated] = flat[repeated] / by
+    end = shaped[:, ids.turn_eos]
+    shaped[:, ids.turn_eos] = torch.where(end > 0, end / turn, end * turn)
+    listen = shaped[:, ids.listen]
+    possible = ~listen.isneginf()
+    shaped[:, ids.listen] = torch.where(possible, listen * scale, listen)
+    if not any(p.listen_top_k for p in params):
+        return shaped, torch.zeros_like(possible)
+    return shaped, possible & ((shaped > shaped[:, ids.listen, None]).sum(1) < ranks)
 
 
 @dataclass(slots=True)
@@ -209,33 +235,39 @@ class CodeChooser:
     """Chooses the codes of one unit's audio: a Chooser for `Sampling.chooser`. The vocabulary's last code ends a turn.
 
     `min_codes`: the end is not chosen before this number of codes. `repetition_penalty`: for each time a code is among
-    the last `window` codes. `random`: each code takes one number of it, none where `greedy` takes the likeliest code.
+    the last `window` codes. `random`: each code takes one number of it. `greedy`: the likeliest code is chosen.
     `codes`: those chosen so far.
     """
 
     temperature: float
     repetition_penalty: float
     min_codes: int
-    random: torch.Generator
+    random: RandomNumbers
     greedy: bool = False
     window: int = 16
     codes: list[int] = field(default_factory=list)
 
-    def __call__(self, logits: torch.Tensor) -> int:
-        shaped = logits / self.temperature
-        if self.codes and self.repetition_penalty != 1.0:
-            counts = torch.bincount(torch.tensor(self.codes[-self.window :]), minlength=len(shaped))
-            by = self.repetition_penalty**counts
-            shaped = torch.where(shaped < 0, shaped * by, shaped / by)
-        if len(self.codes) < self.min_codes:
-            shaped[-1] = -torch.inf
-        uniforms = torch.zeros(1) if self.greedy else torch.rand(1, generator=self.random, dtype=torch.float64)
-        self.codes.append(_drawn(shaped, Sampling(temperature=0.0 if self.greedy else 1.0), uniforms))
-        return self.codes[-1]
+    @staticmethod
+    def choose(choosers: Sequence[CodeChooser], logits: torch.Tensor) -> torch.Tensor:
+        """Return the next code of each conversation, or NO_TOKEN."""
+        device, size = logits.device, logits.shape[1]
+        times = [Counter(c.codes[-c.window :]) for c in choosers]
+        too_early = flat_places([(size - 1,) if len(c.codes) < c.min_codes else () for c in choosers], size)
+        repeated, too_early = copied_to(device, np.int64, flat_places(times, size), too_early)
+        penalties = [c.repetition_penalty**n for c, found in zip(choosers, times, strict=True) for n in found.values()]
+        by, temperature = copied_to(device, np.float32, penalties, [c.temperature for c in choosers])
+        shaped = logits / temperature[:, None]
+        flat = shaped.view(-1)
+        old = flat[repeated]
+        flat[repeated] = torch.where(old < 0, old * by, old / by)
+        flat.index_fill_(0, too_early, -torch.inf)
+        uniforms = torch.tensor([c.random.take(1)[0] for c in choosers], dtype=torch.float64)
+        choices = RowChoices.of([Sampling(temperature=0.0 if c.greedy else 1.0) for c in choosers], device)
+        return draw_tokens(shaped, choices, uniforms.to(device, non_blocking=True))
 
-
-def _drawn(logits: torch.Tensor, params: Sampling, uniforms: torch.Tensor) -> int:
-    token = int(draw_tokens(logits[None], RowChoices.of((params,), logits.device), uniforms))
-    if token == NO_TOKEN:
-        raise ModelError("the model's output is not a number")
-    return token
+    def accept(self, chosen: int) -> int:
+        """Remember a code that was chosen. Raises ModelError where the logits were not numbers."""
+        if chosen == NO_TOKEN:
+            raise ModelError("the model's output is not a number")
+        self.codes.append(chosen)
+        return chosen

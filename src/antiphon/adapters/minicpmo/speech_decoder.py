@@ -18,6 +18,7 @@ from torch.nn.functional import normalize
 from antiphon.adapters.minicpmo.sampling import GREEDY_TEMPERATURE, CodeChooser, UnitSampling
 from antiphon.audio import Pcm
 from antiphon.engine.api import Sampling, Session
+from antiphon.engine.local.device_sampling import RandomNumbers
 from antiphon.engine.model_thread import ModelThread
 from antiphon.shares.threads import in_thread
 
@@ -70,9 +71,8 @@ class CodeStream:
     ) -> None:
         self._thread, self._session, self._conditions = thread, session, conditions
         self._params, self._end = params, end
-        self._random = torch.Generator()
-        if params.seed is not None:
-            self._random.manual_seed(params.seed)
+        self._greedy = params.temperature <= GREEDY_TEMPERATURE
+        self._random = RandomNumbers(Sampling(temperature=0.0 if self._greedy else 1.0, seed=params.seed))
 
     async def codes(self, words: Sequence[int], hidden: Sequence[torch.Tensor], *, last: bool) -> list[int]:
         """Return the codes of a unit's words: 25, a second's worth; fewer in a turn's first and last unit.
@@ -89,7 +89,7 @@ class CodeStream:
             params.voice_repetition_penalty,
             min_codes=0 if last or first else UNIT_CODES + 1,
             random=self._random,
-            greedy=params.temperature <= GREEDY_TEMPERATURE,
+            greedy=self._greedy,
         )
         sampling = Sampling(max_tokens=UNIT_CODES + 1, stop=frozenset((self._end,)), chooser=chooser)
         codes = [token.id async for token in session.generate(sampling)]

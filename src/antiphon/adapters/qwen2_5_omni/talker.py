@@ -19,8 +19,9 @@ from torch import nn
 from antiphon.adapters.qwen2_5_omni.checkpoint import VoiceParts
 from antiphon.adapters.qwen2_5_omni.token2wav import Speaker, WavStream
 from antiphon.adapters.spoken_tokens import SpokenTokens
-from antiphon.engine.api import Engine, Sampling, Session
-from antiphon.engine.local.sampling import random_generator, sample
+from antiphon.engine.api import NO_TOKEN, Engine, Sampling, Session
+from antiphon.engine.local.device_sampling import random_generator
+from antiphon.engine.local.sampling import RowSampler, sample_rows
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError
 from antiphon.modeling.chat import ChatStream
@@ -94,16 +95,21 @@ class BarredCodeChooser:
     """
 
     def __init__(self, params: Sampling, seen: Sequence[int], barred: torch.Tensor) -> None:
-        self._params, self._barred = params, barred
-        self._codes = list(seen)
-        self._random = random_generator(params)
+        self._sampler, self._barred, self._codes = RowSampler(params, len(barred)), barred, list(seen)
 
-    def __call__(self, logits: torch.Tensor) -> int:
-        """Return the next code and remember it. Raises ModelError where no code may come next."""
-        left = logits.masked_fill(self._barred, -torch.inf)
-        code, _ = sample(left, self._params, self._codes, len(self._codes), self._random)
-        self._codes.append(code)
-        return code
+    @staticmethod
+    def choose(choosers: Sequence[BarredCodeChooser], logits: torch.Tensor) -> torch.Tensor:
+        """Return the next code of each reply, or NO_TOKEN. The replies are of one talker, which bars the same codes."""
+        left = logits.masked_fill(choosers[0]._barred.to(logits.device, non_blocking=True), -torch.inf)
+        edits = [c._sampler.edits(c._codes, len(c._codes)) for c in choosers]
+        return sample_rows(left, [c._sampler for c in choosers], edits)
+
+    def accept(self, chosen: int) -> int:
+        """Remember a code that was chosen. Raises ModelError where none was."""
+        if chosen == NO_TOKEN:
+            raise ModelError("the model's output is not a number")
+        self._codes.append(chosen)
+        return chosen
 
 
 class Talker:
@@ -222,8 +228,7 @@ class TalkerStream:
 
     def wav(self, speaker: Speaker, seed: int | None = None) -> WavStream:
         """Return what makes the audio of one reply. `seed`: of its noise; None draws one."""
-        random = random_generator(Sampling(seed=seed))
-        return WavStream(self._talker.parts.token2wav, self._talker.thread, speaker, random)
+        return WavStream(self._talker.parts.token2wav, self._talker.thread, speaker, random_generator(seed))
 
     async def _hold(
         self, prompt: Sequence[ChatRow], hidden: Sequence[HiddenRow], media: Mapping[MediaPiece, MediaRows]

@@ -1,9 +1,9 @@
 """From the logits of many rows to one token for each, on the device that the logits are on.
 
 Nothing here waits for an accelerator: the parameters are copied to the device once, the random numbers are drawn on the
-host beforehand, and the tokens stay on the device until the caller reads them. `sampling.py` chooses with the same
-functions, one row at a time, so a row gets the same token alone, in any batch and on any device, up to the rounding of
-the device's arithmetic. Knows temperature, top_k, top_p and min_p; all else that shapes logits is in `sampling.py`.
+host beforehand, and the tokens stay on the device until the caller reads them. A row gets the same token alone, in any
+batch and on any device, up to the rounding of the device's arithmetic. Knows temperature, top_k, top_p and min_p; all
+else that shapes logits is in `sampling.py`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Literal
 
 import torch
 
-from antiphon.engine.api import Sampling
+from antiphon.engine.api import NO_TOKEN, Sampling
 
-# In place of a token, where logits are not numbers or leave none: those rows fail when the tokens are read.
-NO_TOKEN = -1
+# Random numbers of a generation that are drawn at once.
+DRAWN_AHEAD = 256
 # On a CPU, only the likeliest tokens of a vocabulary larger than this are ranked at first: nearly always they are
 # enough, and finding them is much cheaper than sorting. On an accelerator, whether they are enough could not be known
 # without waiting for it.
@@ -32,28 +32,50 @@ SPARE_TOKENS = 64
 _SMALLEST_TOP_P = 1e-300
 
 
-def is_plain(params: Sampling, *, any_logprobs: bool = False) -> bool:
+def is_plain(params: Sampling) -> bool:
     """Return whether `draw_tokens` alone does all that `params` asks of one token.
 
     False with penalties, biases, allowed or forbidden tokens, a grammar, a chooser or log-probabilities: such a row
-    needs `sampling.sample`. What ends a generation, and hidden states, are not asked of either. `any_logprobs`: the
-    caller finds log-probabilities itself.
+    needs `sampling.py`. What ends a generation, and hidden states, are not asked of either.
     """
     repetition = params.repetition_penalty != 1.0 and params.repetition_window > 0
     penalized = repetition or params.presence_penalty or params.frequency_penalty
     restricted = params.bias or params.allow is not None or params.forbid or params.grammar is not None
-    return not (penalized or restricted or params.chooser is not None or (params.logprobs and not any_logprobs))
+    return not (penalized or restricted or params.chooser is not None or params.logprobs)
 
 
-def draw_uniforms(params: Sampling, random: torch.Generator, count: int) -> torch.Tensor:
-    """Return the random numbers of a generation's next `count` tokens: float64 [count] in [0, 1), on the CPU.
-
-    They are the numbers that `count` draws of one would give. Where `params` takes the likeliest token, none is drawn,
-    and zeros are returned.
+def random_generator(seed: int | None) -> torch.Generator:
+    """Return a generator of random numbers from a seed, of which the lowest 63 bits count; None: from the system's
+    entropy.
     """
-    if _kind_of(*_row_of(params)) == "greedy":
-        return torch.zeros(count, dtype=torch.float64)
-    return torch.rand(count, generator=random, dtype=torch.float64)
+    random = torch.Generator()
+    if seed is None:
+        random.seed()
+    else:
+        random.manual_seed(seed & (2**63 - 1))
+    return random
+
+
+class RandomNumbers:
+    """The random numbers of one generation, uniform in [0, 1), from the seed of `params`.
+
+    They are drawn on the host, DRAWN_AHEAD at once, and are those that single draws give. Where `params` takes the
+    likeliest token, none is drawn, and they are zeros.
+    """
+
+    def __init__(self, params: Sampling) -> None:
+        self._generator = random_generator(params.seed)
+        self._greedy = _kind_of(*_row_of(params)) == "greedy"
+        self._ahead: list[float] = []
+
+    def take(self, count: int) -> list[float]:
+        """Return the next `count` numbers."""
+        if self._greedy:
+            return [0.0] * count
+        while len(self._ahead) < count:
+            self._ahead += torch.rand(DRAWN_AHEAD, generator=self._generator, dtype=torch.float64).tolist()
+        taken, self._ahead = self._ahead[:count], self._ahead[count:]
+        return taken
 
 
 # Greedy rows take the likeliest token; whole ones draw among all, in the order of the vocabulary; the others draw among

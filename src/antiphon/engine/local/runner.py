@@ -19,17 +19,15 @@ import torch
 from transformers import GenerationConfig
 
 from antiphon.engine.api import EMBEDDED, EngineSettings, Token
-from antiphon.engine.generation import Generation
 from antiphon.engine.local.attention import ATTENTION_NAME, SegmentedAttention, StepAttention
 from antiphon.engine.local.decode import DecodeShapes
-from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens, draw_uniforms, is_plain
 from antiphon.engine.local.kernels.attention import PagedAttention, is_paged_by_kernels, step_tiles
 from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.local.kv.cache import PAGE_ROWS
 from antiphon.engine.local.kv.page_pool import PagePool
 from antiphon.engine.local.kv.session_tensors import SessionTensors
 from antiphon.engine.local.kv.shape import KvShape
-from antiphon.engine.local.sampling import random_generator, sample
+from antiphon.engine.local.sampling import choose_tokens
 from antiphon.engine.local.step import RunnerStats, StepChunk
 from antiphon.errors import AntiphonError, ModelError
 
@@ -242,61 +240,16 @@ class Runner:
         self, chunks: Sequence[StepChunk], logits: torch.Tensor, hidden: torch.Tensor | None
     ) -> Iterator[tuple[StepChunk, Result]]:
         """Yield each chunk that samples, with its token. `logits`, `hidden`: a row for each of these, in order."""
-        generations = [(c, c.sampled) for c in chunks if c.sampled]
-        for _, generation in generations:
-            generation.sampler = generation.sampler or random_generator(generation.params)
-        states = hidden if hidden is not None else [None] * len(generations)
-        logits = logits.float()
-        # Plain rows are chosen on the device, where that is not the host, and only their tokens are copied to the host.
-        drawn_there = self._shapes is not None or logits.device.type != "cpu"
-        plain = [i for i, (_, g) in enumerate(generations) if drawn_there and is_plain(g.params, any_logprobs=True)]
-        tokens = self._drawn(logits, [generations[i][1] for i in plain], plain)
-        others = [i for i in range(len(generations)) if i not in tokens]
-        if plain and others:
-            logits = logits[self._on_device(others)]
-        rows = dict(zip(others, logits.cpu(), strict=True)) if others else {}
-        for i, (chunk, generation) in enumerate(generations):
-            if i in tokens:
-                result = _token_or_error(*tokens[i], generation, states[i])
+        sampled = [(c, c.sampled) for c in chunks if c.sampled]
+        states = hidden if hidden is not None else [None] * len(sampled)
+        choices = choose_tokens(logits.float(), [(generation, chunk.recent) for chunk, generation in sampled])
+        for (chunk, generation), choice, state in zip(sampled, choices, states, strict=True):
+            if isinstance(choice, Exception):
+                yield chunk, _wrapped(choice)
             else:
-                result = self._sampled(chunk, generation, rows[i], states[i])
-            yield chunk, result
-
-    def _drawn(
-        self, logits: torch.Tensor, generations: Sequence[Generation], plain: Sequence[int]
-    ) -> dict[int, tuple[int, float | None]]:
-        """The tokens of the rows `plain`, by their number, drawn on the device; waits for it once.
-
-        With their log-probabilities where any of the rows wants its own: then twice.
-        """
-        if not plain:
-            return {}
-        uniforms = torch.cat([draw_uniforms(g.params, g.sampler, 1) for g in generations])
-        choices = RowChoices.of([g.params for g in generations], self.device)
-        given = logits if len(plain) == len(logits) else logits[self._on_device(plain)]
-        tokens = draw_tokens(given, choices, uniforms.to(self.device, non_blocking=True))
-        logprobs: list[float | None] = [None] * len(plain)
-        if any(g.params.logprobs for g in generations):
-            chosen = given.gather(1, tokens.clamp(min=0)[:, None])[:, 0] - given.logsumexp(1)
-            logprobs = [p if g.params.logprobs else None for p, g in zip(chosen.tolist(), generations, strict=True)]
-        return dict(zip(plain, zip(tokens.tolist(), logprobs, strict=True), strict=True))
-
-    def _sampled(
-        self, chunk: StepChunk, generation: Generation, logits: torch.Tensor, hidden: torch.Tensor | None
-    ) -> Result:
-        try:
-            token, logprob = sample(
-                logits,
-                generation.params,
-                chunk.recent,
-                generation.produced,
-                generation.sampler,
-                generation.constraint,
-            )
-        except Exception as error:
-            # A chooser is an adapter's code: what it raises fails its own session.
-            return _wrapped(error)
-        return Token(token, logprob, _kept_state(generation, hidden))
+                # A step's tensors hold until the next step.
+                kept = state.clone() if generation.params.hidden and state is not None else None
+                yield chunk, Token(*choice, kept)
 
     def _feed_sinks(self, chunks: Sequence[StepChunk]) -> None:
         """Hand what the tapped layer made of embedding rows to the sinks they were given with."""
@@ -338,17 +291,6 @@ class Runner:
 def _first_axis(chunk: StepChunk) -> list[int]:
     assert chunk.positions is not None
     return [p[0] for p in chunk.positions]
-
-
-def _token_or_error(token: int, logprob: float | None, generation: Generation, hidden: torch.Tensor | None) -> Result:
-    if token == NO_TOKEN:
-        return ModelError("the model's output is not a number")
-    return Token(token, logprob, _kept_state(generation, hidden))
-
-
-def _kept_state(generation: Generation, hidden: torch.Tensor | None) -> torch.Tensor | None:
-    # A step's tensors hold until the next step.
-    return hidden.clone() if generation.params.hidden and hidden is not None else None
 
 
 def _wrapped(error: Exception) -> Exception:

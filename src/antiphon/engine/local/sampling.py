@@ -1,113 +1,273 @@
-"""From the logits of one row to one token, as `Sampling` says.
+"""From the logits of many rows to one token for each, as each row's `Sampling` or `Chooser` says.
 
-Each generation draws from a random number generator of its own, so what others sample changes nothing for it. Runs on
-the CPU, for one row at a time, and draws the token as `device_sampling.py` does; knows neither sessions nor steps.
+The host decides what is changed in which row: penalties of the tokens that were sampled, biases, exclusions, what a
+grammar allows. All of it is copied to the logits' device at once and changes all rows in a few operators, as many for
+64 rows as for one. Then `device_sampling.py` draws the tokens, and they are read once. Each generation draws from random
+numbers of its own, so what others sample changes nothing for it. Knows neither sessions nor steps.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
 
 import numpy as np
 import torch
 
-from antiphon.engine.api import Row, Sampling
-from antiphon.engine.generation import Constraint
-from antiphon.engine.local.device_sampling import NO_TOKEN, RowChoices, draw_tokens, draw_uniforms
+from antiphon.engine.api import NO_TOKEN, Row, Sampling
+from antiphon.engine.generation import Constraint, Generation
+from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens
 from antiphon.errors import ModelError
 
+# A token and its log-probability, where that is asked for; or why the row has none.
+Choice = tuple[int, float | None] | Exception
 
-def random_generator(params: Sampling) -> torch.Generator:
-    """Return the random number generator of one generation: from its seed, or from the system's entropy without one.
 
-    The lowest 63 bits of a seed count.
+@dataclass(frozen=True, slots=True)
+class RowEdits:
+    """What is changed in one row of logits before its token is drawn, in this order. Tokens are in the vocabulary.
+
+    `repeated`: tokens that `penalty` makes less likely: it divides positive logits and multiplies negative ones.
+    `lowered`: what is subtracted from a token's logit. `bias`: what is added. `allowed`: no other token may come; None:
+    all may. `forbidden`: tokens that may not come. `words`: tokens that a grammar allows, as `Constraint.allowed` has
+    them; None: all.
     """
-    random = torch.Generator()
-    if params.seed is None:
-        random.seed()
-    else:
-        random.manual_seed(params.seed & (2**63 - 1))
-    return random
+
+    repeated: Collection[int] = ()
+    penalty: float = 1.0
+    lowered: Mapping[int, float] = field(default_factory=dict)
+    bias: Mapping[int, float] = field(default_factory=dict)
+    allowed: Collection[int] | None = None
+    forbidden: Collection[int] = ()
+    words: Any = None
 
 
-def sample(
-    logits: torch.Tensor,
-    params: Sampling,
-    recent: Sequence[Row],
-    produced: int,
-    random: torch.Generator,
-    constraint: Constraint | None = None,
-) -> tuple[int, float | None]:
-    """Choose the next token from `logits`, float32 [vocabulary] on the CPU, which are not changed.
+class RowSampler:
+    """How the tokens of one generation are drawn by its `Sampling`: its random numbers, and what shapes its logits.
 
-    `recent`: the newest rows, last one last, at least as many as the penalties look back on. `produced`: how many of
-    them this generation sampled. `constraint`: what `params.grammar` was compiled to; it is advanced past the token.
-    Returns the token and, where `params.logprobs` asks for it, its natural log-probability under the model's own
-    distribution. Raises ModelError where logits are not numbers, where no token may come next, or where the constraint
-    refuses the token.
+    `vocabulary_size`: of the logits. `constraint`: what `params.grammar` was compiled to. Raises ValueError for a token
+    of a bias or an exclusion that is not in the vocabulary: in a batch it would be another row's.
     """
-    if params.chooser is not None:
-        token = params.chooser(logits)
-        return token, _logprob(logits, token) if params.logprobs else None
-    shaped = _shaped(logits, params, recent, produced, constraint)
-    token = _choose(shaped, params, random)
-    if token == NO_TOKEN:
-        raise ModelError(
-            "the model's output is not a number" if torch.isnan(logits).any() else "no token may come next"
+
+    def __init__(self, params: Sampling, vocabulary_size: int, constraint: Constraint | None = None) -> None:
+        for token in chain(params.bias, params.allow or (), params.forbid):
+            if not 0 <= token < vocabulary_size:
+                raise ValueError(f"token {token} is not in the vocabulary of {vocabulary_size}")
+        self.params, self.random, self._constraint = params, RandomNumbers(params), constraint
+
+    def edits(self, recent: Sequence[Row], produced: int) -> RowEdits:
+        """Return what is changed in the next token's logits.
+
+        `recent`: the newest rows, last one last, at least as many as the penalties look back on. `produced`: how many
+        of them this generation sampled. Raises GrammarError where the grammar takes too long to follow.
+        """
+        params, repeated, times = self.params, set[Row](), Counter[Row]()
+        if params.repetition_penalty != 1.0 and params.repetition_window:
+            repeated = set(recent[-params.repetition_window :])
+        if (params.presence_penalty or params.frequency_penalty) and produced:
+            times.update(recent[-produced:])
+        return self.edits_of([t for t in repeated if t is not None], {t: n for t, n in times.items() if t is not None})
+
+    def edits_of(self, repeated: Collection[int], times: Mapping[int, int]) -> RowEdits:
+        """Return the same from the tokens that the repetition penalty looks back on, and from how often the generation
+        sampled each of its tokens.
+        """
+        params = self.params
+        return RowEdits(
+            repeated if params.repetition_penalty != 1.0 else (),
+            params.repetition_penalty,
+            {t: params.presence_penalty + params.frequency_penalty * n for t, n in times.items()}
+            if params.presence_penalty or params.frequency_penalty
+            else {},
+            params.bias,
+            params.allow,
+            params.forbid,
+            None if self._constraint is None else self._constraint.allowed(),
         )
-    if constraint is not None:
+
+
+def choose_tokens(logits: torch.Tensor, rows: Sequence[tuple[Generation, Sequence[Row]]]) -> list[Choice]:
+    """Choose the next token of each row's generation, and read all of them from the device at once.
+
+    `logits`: float32 [n, vocabulary], not changed. `rows`: the generations, each with its newest rows, as
+    `RowSampler.edits` takes them. A generation's grammar or chooser is advanced past its token. Log-probabilities are
+    natural ones, under the model's own distribution. Does not raise: a row that fails has an error, ModelError where
+    its logits are not numbers or no token may come, and the others have their tokens.
+    """
+    found: dict[int, Choice] = {}
+    edits: dict[int, RowEdits] = {}
+    groups: dict[type | None, list[int]] = {}
+    for i, (generation, recent) in enumerate(rows):
+        chooser = generation.params.chooser
         try:
-            constraint.accept(token)
-        except ValueError as error:
-            raise ModelError(f"the grammar does not go on: {error}") from error
-    return token, _logprob(logits, token) if params.logprobs else None
+            if chooser is None:
+                edits[i] = _sampler(generation, logits.shape[1]).edits(recent, generation.produced)
+        except Exception as error:
+            found[i] = error
+        else:
+            groups.setdefault(None if chooser is None else type(chooser), []).append(i)
+    drawn: list[tuple[list[int], torch.Tensor]] = []
+    for kind, members in groups.items():
+        drawn += _drawn(logits, [rows[i][0] for i in members], members, kind, edits, found)
+    order = [i for members, _ in drawn for i in members]
+    if order:
+        tokens = torch.cat([tokens for _, tokens in drawn])
+        wanted = any(rows[i][0].params.logprobs for i in order)
+        read = _read(tokens, _picked(logits, order) if wanted else None)
+        found |= {
+            i: _accepted(token, logprob, rows[i][0], logits[i]) for i, (token, logprob) in zip(order, read, strict=True)
+        }
+    return [found[i] for i in range(len(rows))]
 
 
-def _logprob(logits: torch.Tensor, token: int) -> float:
-    return float(logits[token] - torch.logsumexp(logits, 0))
+def sample_rows(logits: torch.Tensor, samplers: Sequence[RowSampler], edits: Sequence[RowEdits]) -> torch.Tensor:
+    """Draw one token for each row of `logits`, float32 [n, vocabulary], which are not changed: int64 [n], as
+    `draw_tokens` does. Returns without waiting for the device.
+    """
+    device = logits.device
+    uniforms = torch.tensor([s.random.take(1)[0] for s in samplers], dtype=torch.float64)
+    choices = RowChoices.of([s.params for s in samplers], device)
+    return draw_tokens(shape_rows(logits, edits), choices, uniforms.to(device, non_blocking=True))
 
 
-def _shaped(
-    logits: torch.Tensor, params: Sampling, recent: Sequence[Row], produced: int, constraint: Constraint | None
+def shape_rows(logits: torch.Tensor, edits: Sequence[RowEdits]) -> torch.Tensor:
+    """Return the logits as `edits` change them, each its row; excluded tokens are at minus infinity.
+
+    `logits`: float32 [n, vocabulary], not changed; they are returned where nothing changes. Waits for no device.
+    """
+    size = logits.shape[1]
+    repeated = flat_places([e.repeated for e in edits], size)
+    lowered, biased = flat_places([e.lowered for e in edits], size), flat_places([e.bias for e in edits], size)
+    allowed, forbidden = (
+        flat_places([e.allowed or () for e in edits], size),
+        flat_places([e.forbidden for e in edits], size),
+    )
+    restricted = [i for i, e in enumerate(edits) if e.allowed is not None]
+    ruled = [i for i, e in enumerate(edits) if e.words is not None]
+    lists = (repeated, lowered, biased, allowed, forbidden, restricted, ruled)
+    if not any(map(len, lists)):
+        return logits
+    out = logits.clone()
+    flat = out.view(-1)
+    places = copied_to(out.device, np.int64, *lists)
+    penalties = [e.penalty for e in edits for _ in e.repeated]
+    amounts = (penalties, [a for e in edits for a in e.lowered.values()], [a for e in edits for a in e.bias.values()])
+    by, less, more = copied_to(out.device, np.float32, *amounts)
+    if len(repeated):
+        old = flat[places[0]]
+        flat[places[0]] = torch.where(old > 0, old / by, old * by)
+    if len(lowered):
+        flat[places[1]] -= less
+    if len(biased):
+        flat[places[2]] += more
+    if restricted or len(forbidden):
+        out.masked_fill_(_barred(out, restricted=places[5], allowed=places[3], forbidden=places[4]), -torch.inf)
+    if ruled:
+        may_come = _unpacked(np.stack([np.asarray(edits[i].words, np.uint32) for i in ruled]), size, out.device)
+        out.index_copy_(0, places[6], out.index_select(0, places[6]).masked_fill_(~may_come, -torch.inf))
+    return out
+
+
+def _sampler(generation: Generation, vocabulary_size: int) -> RowSampler:
+    if generation.sampler is None:
+        generation.sampler = RowSampler(generation.params, vocabulary_size, generation.constraint)
+    sampler: RowSampler = generation.sampler
+    return sampler
+
+
+def _drawn(
+    logits: torch.Tensor,
+    generations: Sequence[Generation],
+    members: list[int],
+    kind: type | None,
+    edits: Mapping[int, RowEdits],
+    found: dict[int, Choice],
+) -> list[tuple[list[int], torch.Tensor]]:
+    """The tokens of the rows `members`, which are chosen in one way: by `Sampling`, or by choosers of the class `kind`.
+
+    Where that fails, each row is tried by itself, so that the one at fault fails alone.
+    """
+    try:
+        given = _picked(logits, members)
+        if kind is None:
+            return [(members, sample_rows(given, [g.sampler for g in generations], [edits[i] for i in members]))]
+        chooser: Any = kind
+        return [(members, chooser.choose([g.params.chooser for g in generations], given))]
+    except Exception as error:
+        # A chooser is an adapter's code.
+        if len(members) == 1:
+            found[members[0]] = error
+            return []
+        each = zip(generations, members, strict=True)
+        return list(chain(*(_drawn(logits, [g], [i], kind, edits, found) for g, i in each)))
+
+
+def _picked(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    if rows == list(range(len(logits))):
+        return logits
+    return logits.index_select(0, torch.tensor(rows).to(logits.device, non_blocking=True))
+
+
+def _read(tokens: torch.Tensor, logits: torch.Tensor | None) -> list[tuple[int, float | None]]:
+    """The tokens, int64 [n], with their log-probabilities in `logits`; waits for the device once."""
+    if logits is None:
+        return [(token, None) for token in tokens.tolist()]
+    logprobs = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0] - logits.logsumexp(1)
+    both = torch.stack((tokens.double(), logprobs.double())).tolist()
+    return [(int(token), logprob) for token, logprob in zip(*both, strict=True)]
+
+
+def _accepted(token: int, logprob: float | None, generation: Generation, logits: torch.Tensor) -> Choice:
+    params = generation.params
+    try:
+        if params.chooser is not None:
+            own = params.chooser.accept(token)
+            return own, float(logits[own] - torch.logsumexp(logits, 0)) if params.logprobs else None
+        if token == NO_TOKEN:
+            raise ModelError(
+                "the model's output is not a number" if torch.isnan(logits).any() else "no token may come next"
+            )
+        if generation.constraint is not None:
+            try:
+                generation.constraint.accept(token)
+            except ValueError as error:
+                raise ModelError(f"the grammar does not go on: {error}") from error
+    except Exception as error:
+        return error
+    return token, logprob if params.logprobs else None
+
+
+def flat_places(tokens: Sequence[Collection[int]], size: int) -> np.ndarray:
+    """Return where the tokens of each row are in logits [n, size] that are viewed as [n * size]: int64."""
+    some = [np.fromiter(each, np.int64, len(each)) + row * size for row, each in enumerate(tokens) if len(each)]
+    return np.concatenate(some) if some else np.empty(0, np.int64)
+
+
+def copied_to(device: torch.device, dtype: Any, *arrays: Any) -> tuple[torch.Tensor, ...]:
+    """Return arrays [n] of numbers as tensors on the device, by one copy that does not wait for the work it has.
+
+    `dtype`: of numpy.
+    """
+    joined = np.concatenate([np.asarray(each, dtype) for each in arrays])
+    return torch.from_numpy(joined).to(device, non_blocking=True).split([len(each) for each in arrays])
+
+
+def _barred(
+    logits: torch.Tensor, restricted: torch.Tensor, allowed: torch.Tensor, forbidden: torch.Tensor
 ) -> torch.Tensor:
-    """The logits with penalties, biases and exclusions applied; excluded tokens are at minus infinity."""
-    out = _penalized(logits, params, recent, produced)
-    if params.bias:
-        out = out.clone()
-        out[torch.tensor(list(params.bias))] += torch.tensor(list(params.bias.values()), dtype=out.dtype)
-    if params.allow is not None:
-        allowed_only = torch.full_like(out, -torch.inf)
-        ids = torch.tensor(params.allow, dtype=torch.long)
-        allowed_only[ids] = out[ids]
-        out = allowed_only
-    if params.forbid:
-        out = out.clone()
-        out[torch.tensor(params.forbid)] = -torch.inf
-    if constraint is not None and (words := constraint.allowed()) is not None:
-        bits = np.unpackbits(np.asarray(words, np.uint32).view(np.uint8), bitorder="little")
-        allowed = torch.from_numpy(bits[: len(out)].astype(bool))
-        # A head that is padded beyond the tokenizer's vocabulary has rows that are no tokens.
-        out = torch.where(torch.nn.functional.pad(allowed, (0, len(out) - len(allowed))), out, -torch.inf)
-    return out
+    """Which tokens may not come, bool as `logits`: in the rows `restricted` all but the allowed, and the forbidden."""
+    barred = torch.zeros_like(logits, dtype=torch.bool)
+    barred.index_fill_(0, restricted, True)
+    barred.view(-1).index_fill_(0, allowed, False).index_fill_(0, forbidden, True)
+    return barred
 
 
-def _penalized(logits: torch.Tensor, params: Sampling, recent: Sequence[Row], produced: int) -> torch.Tensor:
-    out = logits
-    if params.repetition_penalty != 1.0 and params.repetition_window:
-        repeated = {i for i in recent[-params.repetition_window :] if i is not None}
-        if repeated:
-            out = out.clone()
-            ids = torch.tensor(sorted(repeated))
-            old = out[ids]
-            out[ids] = torch.where(old > 0, old / params.repetition_penalty, old * params.repetition_penalty)
-    if (params.presence_penalty or params.frequency_penalty) and produced:
-        out = out.clone()
-        for token, times in Counter(i for i in recent[-produced:] if i is not None).items():
-            out[token] -= params.presence_penalty + params.frequency_penalty * times
-    return out
-
-
-def _choose(logits: torch.Tensor, params: Sampling, random: torch.Generator) -> int:
-    choices = RowChoices.of((params,), logits.device)
-    return int(draw_tokens(logits[None], choices, draw_uniforms(params, random, 1)))
+def _unpacked(words: np.ndarray, size: int, device: torch.device) -> torch.Tensor:
+    """Bits of uint32 [n, words], the lowest first, as bool [n, size]."""
+    packed = torch.from_numpy(words.view(np.int32)).to(device, non_blocking=True)
+    bits = ((packed[:, :, None] >> torch.arange(32, device=device, dtype=torch.int32)) & 1).bool().flatten(1)
+    # A head that is padded beyond the tokenizer's vocabulary has rows that are no tokens.
+    return torch.nn.functional.pad(bits[:, :size], (0, max(0, size - bits.shape[1])))
