@@ -145,9 +145,9 @@ def load(
     """The settings from all sources: defaults, then the TOML `file`, then `environment`, then `flags`.
 
     `flags` maps field names to values; None and an empty list are flags that were not given. A setting of several
-    values may be given by its singular, too, and one with another name by that. Raises SettingsError, which names the key, for a name that is no setting
-    (a variable that begins with ANTIPHON_ among them), a bad value, values that contradict each other, or a file that
-    cannot be read.
+    values may be given by its singular, too, and one with another name by that. Raises SettingsError, which names the
+    key, for a name that is no setting (a variable that begins with ANTIPHON_ among them), a bad value, values that
+    contradict each other, or a file that cannot be read.
     """
     known = {o.name: o for o in options()}
     chosen: dict[str, Value] = {}
