@@ -64,5 +64,7 @@ def option(
     form: Form | None = None,
 ) -> Any:
     """Return a field of the settings with its default, its help, and its checks, which are those of `Check`."""
+    if also:
+        help += f" Also named `--{also.replace('_', '-')}`."
     check = Check(low, high, choices, flag, variable, also, no_blanks, secret, form)
     return field(default=default, metadata={"help": help, "check": check})

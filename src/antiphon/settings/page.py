@@ -27,8 +27,7 @@ def markdown() -> str:
             lines += ["", f"## [{section}]", ""]
         default = '""' if o.default == "" else "[]" if o.default == () else f"{o.default!r}".replace("'", "")
         choices = f" One of: {', '.join(o.check.choices)}." if o.check.choices else ""
-        also = f" Also named `{o.flags[1]}`." if o.check.also else ""
         name = f"**`{o.variable}`** (no flag, " if o.check.secret else f"**`{o.flag}`** (`{o.variable}`, "
-        entry = f"- {name}`{o.name}`: `{default}`): {o.help}{choices}{also}"
+        entry = f"- {name}`{o.name}`: `{default}`): {o.help}{choices}"
         lines += textwrap.wrap(entry, 118, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
     return "\n".join(lines) + "\n"
