@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from antiphon.cli.arguments import argument_parser
 from antiphon.errors import SettingsError
-from antiphon.settings import environment_of, load, markdown, options
+from antiphon.settings import Option, environment_of, load, markdown, options
 
 ROOT = Path(__file__).parents[1]
 
@@ -82,6 +83,43 @@ def test_what_takes_several_values_may_be_named_in_the_singular(name: str, tmp_p
         assert getattr(settings.server, name + "s") == ("http://a", "http://b")
 
 
+ALSO_NAMED = [option for option in options() if option.check.also]
+
+
+@pytest.mark.parametrize("option", ALSO_NAMED, ids=lambda option: option.name)
+def test_a_setting_may_be_given_by_its_other_name(option: Option, tmp_path: Path) -> None:
+    other, value = option.check.also, option.check.choices[-1] if option.check.choices else "folder"
+    file = tmp_path / "antiphon.toml"
+    file.write_text(f'[{option.section}]\n{other} = "{value}"\n')
+    for settings in (load({other: value}), load({}, {f"ANTIPHON_{other.upper()}": value}), load({}, {}, file)):
+        assert getattr(getattr(settings, option.section), option.name) == value != option.default
+    flags = ("--" + option.name.replace("_", "-"), "--" + other.replace("_", "-"))
+    assert option.flags == flags
+    for flag in flags:
+        assert getattr(argument_parser().parse_args(["serve", flag, value]), option.name) == value
+
+
+@pytest.mark.parametrize("option", ALSO_NAMED, ids=lambda option: option.name)
+def test_when_a_setting_is_given_by_both_its_names_then_it_is_refused(option: Option, tmp_path: Path) -> None:
+    other, value = option.check.also, option.check.choices[-1] if option.check.choices else "folder"
+    variables = (f"ANTIPHON_{option.name.upper()}", f"ANTIPHON_{other.upper()}")
+    for given in (variables, variables[::-1]):
+        with pytest.raises(SettingsError, match=f"^{variables[0]} and {variables[1]} are both set"):
+            load({}, dict.fromkeys(given, value))
+    file = tmp_path / "antiphon.toml"
+    file.write_text(f'[{option.section}]\n{option.name} = "{value}"\n{other} = "{value}"\n')
+    with pytest.raises(SettingsError, match=f"{option.name} is set twice"):
+        load({}, {}, file)
+
+
+def test_conversation_and_video_models_have_two_names() -> None:
+    assert {frozenset((o.name, o.check.also)) for o in ALSO_NAMED} == {
+        frozenset(("partner", "conversation_model")),
+        frozenset(("watcher", "video_model")),
+        frozenset(("watcher_prefill", "video_prefill")),
+    }
+
+
 @pytest.mark.parametrize(
     "host", ["", "::", "::1", "fe80::1%eth0", "::ffff:10.0.0.1", "localhost", "10.0.0.1", "a_b-c.d"]
 )
@@ -113,8 +151,10 @@ def test_when_settings_change_then_their_page_is_generated_anew() -> None:
 
 
 def test_when_settings_are_listed_then_their_names_and_flags_are_unique() -> None:
-    assert len({o.name for o in options()}) == len(options())
-    assert len({o.flag for o in options()}) == len(options())
+    flags = [flag for o in options() for flag in o.flags]
+    names = [name for o in options() for name in (o.name, *o.other_names)]
+    assert len(set(flags)) == len(flags)
+    assert len(set(names)) == len(names)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from antiphon.errors import ModelError
 from antiphon.loading import loader, selection
 from antiphon.loading.loader import ENGINES, load, store_of
 from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.roles import OTHER_NAMES
 from antiphon.settings import EngineOptions, ModelSettings, Settings, SpeechSettings
 from antiphon.store import Model
 
@@ -38,6 +39,13 @@ class Made:
     profile: Any = field(
         default_factory=lambda: SimpleNamespace(id="native", sample_rate_hz=24_000, voices=(), unit_s=1.0)
     )
+
+
+class MadeWith:
+    """A model that keeps the models that it was given."""
+
+    def __init__(self, folder: Path, model_id: str, options: Any, **given: Any) -> None:
+        self.given = given
 
 
 class MadeReader:
@@ -89,6 +97,16 @@ def test_when_a_model_uses_others_then_they_are_loaded_before_and_given_to_it(
     assert models.watcher.synthesizer is models.synthesizer
     assert models.synthesizer.voice.synthesizer is None
     assert made(settings, "watcher", "synthesizer").watcher.transcriber is None
+
+
+def test_an_adapter_may_name_roles_by_their_other_names(specs: dict[str, Spec], folder: Path) -> None:
+    own = {role: other for other, role in OTHER_NAMES.items()}["partner"]
+    specs["talks"] = replace(ENGINE, role=own)
+    specs["eyes"] = replace(ENGINE, model=f"{HERE}:MadeWith", role="watcher", uses=(own,))
+    models = made(Settings(engine=EngineOptions(partner=str(folder), watcher=str(folder))), "partner", "watcher")
+    assert models.partner.folder == folder
+    # The class is given the model under the name that its spec says.
+    assert models.watcher.given == {own: models.partner}
 
 
 def test_when_voices_are_named_then_the_adapter_gets_the_folders_of_the_further_ones(specs: dict[str, Spec]) -> None:

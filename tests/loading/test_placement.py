@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from antiphon.errors import SettingsError
-from antiphon.loading.placement import Placement, placement
+from antiphon.loading.placement import PLACEABLE_ROLES, Placement, placement
 from antiphon.loading.selection import selected_models
+from antiphon.roles import OTHER_NAMES
 from antiphon.settings import EngineOptions, ModelSettings, Settings
 
 
@@ -25,6 +26,13 @@ def test_when_a_role_is_placed_then_its_model_runs_there_and_the_others_on_the_d
     )
     assert placement(settings).of("watcher") == ("cpu", "bf16")
     assert placement(settings).of("language") == ("cuda", "bf16")
+
+
+def test_a_role_may_be_placed_by_its_other_name() -> None:
+    for other, role in OTHER_NAMES.items():
+        if role in PLACEABLE_ROLES:
+            assert placed(f"{other}=cuda:1/bf16").of(role) == placed(f"{role}=cuda:1/bf16").of(role)
+            assert placed(f"{other}=cuda:1").of(role) == ("cuda:1", "auto")
 
 
 def test_when_a_talker_is_not_placed_then_it_runs_where_its_partner_does() -> None:

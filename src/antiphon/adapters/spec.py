@@ -12,7 +12,7 @@ from typing import Literal
 
 from antiphon.engine.api import Capabilities, EngineSettings
 from antiphon.engine.vllm import EngineServers
-from antiphon.roles import ModelRole
+from antiphon.roles import ModelRole, role_named
 
 NO_CAPABILITIES = Capabilities(0)
 
@@ -21,7 +21,8 @@ NO_CAPABILITIES = Capabilities(0)
 class Spec:
     """One adapter. Each folder of `adapters/` exports one as `SPEC`.
 
-    - `role`: the role that its model fills, and so the contract of its class (`roles.py`).
+    - `role`: the role that its model fills, and so the contract of its class (`roles.py`); another name of a
+      role (`OTHER_NAMES`) stands for the role.
     - `model`: the class, as "module:Class". It is called as Class(folder, model_id, options) with the options that
       `runs_on` says, waits until the model is loaded, and raises ModelError where it does not load. A reader, whose
       weights are inside a library, is called as Class(options).
@@ -36,8 +37,8 @@ class Spec:
       loaded as they are. It is called as prepare(source, home, name, weights, device), where `source` is the files'
       folder or a .gguf file, and `home` the folder that models are kept in. It returns the folder to load, may take
       minutes, and raises StoreError.
-    - `uses`: roles whose models are loaded before this one and given to its class, as keyword arguments of these names;
-      None for a role that has no model.
+    - `uses`: roles whose models are loaded before this one and given to its class, as keyword arguments of these names,
+      which may be other names of the roles; None for a role that has no model.
     - `takes_voices`: the models of the registry with this adapter are voices, whose ids are ADAPTER-VOICE. The further
       voices that the settings name are given to the class as `voices`, a mapping from model ids to folders.
     - `takes_partials`: the settings may name a second model with this adapter, which decodes partials. Its folder is
@@ -60,6 +61,10 @@ class Spec:
     native: bool = False
     extra: str = "talk"
     language_model: str = ""
+
+    def __post_init__(self) -> None:
+        """Take another name of the role for the role. Raises ValueError for what is no role."""
+        object.__setattr__(self, "role", role_named(self.role))
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,13 +120,13 @@ def _add_option(add_argument: Callable[..., object], option: Option) -> None:
     text = option.help.replace("%", "%%")
     if option.type is bool:
         switch = argparse.BooleanOptionalAction
-        add_argument(option.flag, dest=option.name, action=switch, default=None, help=text)
+        add_argument(*option.flags, dest=option.name, action=switch, default=None, help=text)
     elif option.type in (int, float, str):
         metavar = option.type.__name__.upper()
         shown = f"{text} [{option.default}]" if option.default != "" else text
-        add_argument(option.flag, dest=option.name, default=None, metavar=metavar, help=shown)
+        add_argument(*option.flags, dest=option.name, default=None, metavar=metavar, help=shown)
     else:
-        add_argument(option.flag, dest=option.name, action="append", default=None, metavar="TEXT", help=text)
+        add_argument(*option.flags, dest=option.name, action="append", default=None, metavar="TEXT", help=text)
 
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:

@@ -37,6 +37,7 @@ from antiphon.engine.lane import Lane
 from antiphon.pipelines.cascade import Cascade
 from antiphon.pipelines.observer import Observer
 from antiphon.pipelines.video_partner import ConversationVideoModel
+from antiphon.roles import ModelRole, shown_role
 
 # Units that a native model is warmed with at most.
 MAX_WARM_UNITS = 4
@@ -93,7 +94,7 @@ class LoadedModels:
         """
         workers: dict[str, ModelWorker] = {lane.name: lane for lane in self.lanes}
         partner = getattr(self.partner, "native", None) or self.partner
-        owners = {
+        owners: dict[ModelRole, Any] = {
             "language": self.language_model,
             "partner": partner,
             "watcher": self.watcher,
@@ -103,7 +104,7 @@ class LoadedModels:
         for role, model in owners.items():
             for number, engine in enumerate(getattr(model, "engines", ()), 1):
                 if (thread := getattr(engine, "thread", None)) and thread not in workers.values():
-                    workers[role if number == 1 else f"{role}-{number}"] = thread
+                    workers[shown_role(role) + (f"-{number}" if number > 1 else "")] = thread
         return workers
 
     def lost(self) -> dict[str, str]:

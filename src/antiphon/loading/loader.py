@@ -40,7 +40,7 @@ from antiphon.pipelines.native_partner import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
 from antiphon.remote.address import read_key
 from antiphon.remote.language import RemoteLanguageModel
-from antiphon.roles import ModelRole
+from antiphon.roles import ModelRole, role_named, shown_role
 from antiphon.settings import ModelSettings, Settings
 from antiphon.store import Model, Store
 
@@ -207,7 +207,7 @@ def _load_model(
     voices of it. `by_role`: the models that are loaded already.
     """
     spec = spec_of(model)
-    used = {role: by_role.get(role) for role in spec.uses}
+    used = {name: by_role.get(role_named(name)) for name in spec.uses}
     further: dict[str, dict[str, Path] | Path] = {}
     others = [m for m in selected if m.role == model.role and m is not model]
     if spec.takes_voices:
@@ -264,7 +264,7 @@ def _lane_options(settings: Settings, role: ModelRole, observe: ObserveLaneStep 
         compute_type=models.compute_type,
         workers=num_workers(models),
         max_queue=models.max_queue,
-        observe=_observe_lane(observe, role),
+        observe=_observe_lane(observe, shown_role(role)),
     )
 
 
@@ -292,7 +292,7 @@ def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneSte
         device=device,
         weights=weights,
         threads=engine.engine_threads,
-        observe=_observe_engine(observe, role),
+        observe=_observe_engine(observe, shown_role(role)),
         talker_device=places.of("talker", like=role)[0],
         prefill=engine.watcher_prefill,
         servers=engine_servers(settings) if role == "language" else None,

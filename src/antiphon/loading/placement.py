@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from antiphon.errors import SettingsError
+from antiphon.roles import OTHER_NAMES
 from antiphon.settings import WEIGHTS, Settings
 
 # Roles whose models can be put on a device of their own; a talker is a part of a partner.
@@ -44,7 +45,8 @@ def placement(settings: Settings) -> Placement:
     """
     placed: dict[str, tuple[str, str]] = {}
     for given in filter(None, (part.strip() for part in settings.models.placement.split(","))):
-        role, _, where = given.partition("=")
+        name, _, where = given.partition("=")
+        role = OTHER_NAMES.get(name, name)
         device, _, weights = where.partition("/")
         if role == "talker" and weights:
             raise SettingsError(f"--placement {given}: a talker has its partner's weights")

@@ -181,7 +181,7 @@ def _checkpoint(role: ModelRole, name: str) -> LocalModel:
     """The checkpoint in a folder of the user's. Raises SettingsError where there is no config.json."""
     path = Path(name).expanduser().resolve()
     if not (path / "config.json").is_file():
-        raise SettingsError(f"--{role} {name}: no checkpoint's folder (it has no config.json)")
+        raise SettingsError(f"--{role.replace('_', '-')} {name}: no checkpoint's folder (it has no config.json)")
     return LocalModel(path.name, path, role, _adapter(role, path))
 
 

@@ -32,6 +32,7 @@ ORIGIN = Form(
 class Check:
     """A setting's limits, inclusive, and its flag and variable where those names differ from the field's, else "".
 
+    `also`: another name of the setting, which is accepted wherever its own is; "": there is none.
     `no_blanks`: an empty value is an error, where other settings take it for one that was not given. `secret`: it has
     no flag, because other users of the machine can read flags, and no error repeats its value. `form`: of each of its
     values, without the white space around it.
@@ -42,6 +43,7 @@ class Check:
     choices: tuple[str, ...] = ()
     flag: str = ""
     variable: str = ""
+    also: str = ""
     no_blanks: bool = False
     secret: bool = False
     form: Form | None = None
@@ -56,10 +58,13 @@ def option(
     choices: tuple[str, ...] = (),
     flag: str = "",
     variable: str = "",
+    also: str = "",
     no_blanks: bool = False,
     secret: bool = False,
     form: Form | None = None,
 ) -> Any:
     """Return a field of the settings with its default, its help, and its checks, which are those of `Check`."""
-    check = Check(low, high, choices, flag, variable, no_blanks, secret, form)
+    if also:
+        help += f" Also named `--{also.replace('_', '-')}`."
+    check = Check(low, high, choices, flag, variable, also, no_blanks, secret, form)
     return field(default=default, metadata={"help": help, "check": check})

@@ -283,16 +283,19 @@ class EngineOptions:
         "Conversation model used in place of the language model and the voice: the folder of a Qwen3-Omni checkpoint, "
         "or a Qwen2.5-Omni checkpoint, which hears, sees, writes and speaks, or of a MiniCPM-o 4.5 checkpoint, which "
         "takes turns by itself.",
+        also="conversation_model",
     )
     watcher: str = option(
         "",
         "Vision-language model that answers questions about video, in place of the language model: the folder of a "
         "SmolVLM, Qwen2.5-VL or Qwen3-VL checkpoint.",
+        also="video_model",
     )
     watcher_prefill: str = option(
         "eager",
         "When the `--watcher` takes frames into its KV: as they come, or when a question is asked.",
         choices=("eager", "query"),
+        also="video_prefill",
     )
     weights: str = option(
         "auto",

@@ -40,6 +40,11 @@ class Option:
         return "--" + (self.check.flag or self.name.replace("_", "-"))
 
     @property
+    def flags(self) -> tuple[str, ...]:
+        """The flag, and the one of its other name where it has one."""
+        return (self.flag, *(["--" + self.check.also.replace("_", "-")] if self.check.also else []))
+
+    @property
     def variable(self) -> str:
         """The environment variable, which starts with ANTIPHON_ unless it is another server's. A tuple's values are
         separated by commas in it.
@@ -51,6 +56,11 @@ class Option:
         """The name of a tuple's one value (`api_key` of `api_keys`), by which it may be given as well, or ""."""
         name = self.check.flag.replace("-", "_")
         return name if name + "s" == self.name else ""
+
+    @property
+    def other_names(self) -> tuple[str, ...]:
+        """The names by which variables and files may give it as well."""
+        return tuple(filter(None, (self.singular, self.check.also)))
 
 
 def options() -> tuple[Option, ...]:
@@ -135,20 +145,21 @@ def load(
     """The settings from all sources: defaults, then the TOML `file`, then `environment`, then `flags`.
 
     `flags` maps field names to values; None and an empty list are flags that were not given. A setting of several
-    values may be given by its singular, too. Raises SettingsError, which names the key, for a name that is no setting
-    (a variable that begins with ANTIPHON_ among them), a bad value, values that contradict each other, or a file that
-    cannot be read.
+    values may be given by its singular, too, and one with another name by that. Raises SettingsError, which names the
+    key, for a name that is no setting (a variable that begins with ANTIPHON_ among them), a bad value, values that
+    contradict each other, or a file that cannot be read.
     """
     known = {o.name: o for o in options()}
     chosen: dict[str, Value] = {}
     if file is not None:
         chosen |= _from_toml(file, known)
     chosen |= _from_environment(environment or {}, known)
+    names = known | {o.check.also: o for o in known.values() if o.check.also}
     for name, value in (flags or {}).items():
-        if name not in known:
+        if (found := names.get(name)) is None:
             raise SettingsError(f"{name}: no such setting")
         if value is not None and value != []:
-            chosen[name] = parse(known[name], value, known[name].flag)
+            chosen[found.name] = parse(found, value, found.flag)
     tree = Settings()
     for part in fields(Settings):
         values = {n: v for n, v in chosen.items() if known[n].section == part.name}
@@ -171,7 +182,8 @@ def environment_of(settings: Settings) -> dict[str, str]:
 def _from_environment(environment: Mapping[str, str], known: Mapping[str, Option]) -> dict[str, Value]:
     chosen: dict[str, Value] = {}
     names = {o.variable: o for o in known.values()}
-    names |= {PREFIX + o.singular.upper(): o for o in known.values() if o.singular}
+    names |= {PREFIX + other.upper(): o for o in known.values() for other in o.other_names}
+    given_by: dict[str, str] = {}
     for name, given in environment.items():
         if (found := names.get(name)) is None:
             if name.startswith(PREFIX) and name not in _NO_SETTINGS and not name.startswith(_NO_SETTINGS_PREFIXES):
@@ -179,8 +191,9 @@ def _from_environment(environment: Mapping[str, str], known: Mapping[str, Option
             continue
         if given or found.check.no_blanks:
             if found.name in chosen:
-                raise SettingsError(f"{found.variable} and {PREFIX}{found.singular.upper()} are both set; set one")
-            chosen[found.name] = parse(found, given, name)
+                first, second = sorted((name, given_by[found.name]), key=lambda n: n != found.variable)
+                raise SettingsError(f"{first} and {second} are both set; set one")
+            chosen[found.name], given_by[found.name] = parse(found, given, name), name
     return chosen
 
 
@@ -203,7 +216,7 @@ def _from_toml(file: Path, known: Mapping[str, Option]) -> dict[str, Value]:
         if not isinstance(values, dict) or not own:
             meant = _meant(section, {o.section for o in known.values()})
             raise SettingsError(f"{file}: {section}: no such section{meant}")
-        names = own | {o.singular: o for o in own.values() if o.singular}
+        names = own | {other: o for o in own.values() for other in o.other_names}
         for name, value in values.items():
             where = f"{file}: [{section}] {name}"
             if (found := names.get(name)) is None:
