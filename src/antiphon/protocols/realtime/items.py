@@ -16,7 +16,7 @@ from antiphon.contracts import AudioPart
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPart, CreateResponse, Item, Metadata
 from antiphon.events.tools import JsonSchema, Tool
-from antiphon.protocols.fields import Text, any_value, check_length, check_names, decode, decode_named, number
+from antiphon.protocols.fields import Text, any_value, check_length, decode, decode_named, number
 from antiphon.protocols.wire import NewId
 
 # Raises RemoteProtocolError for tools that no model can be held to; the second argument is the path of their list.
@@ -184,8 +184,7 @@ def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
     Audio is decoded; images stay as data URIs, of which only the beginning is checked here.
     """
     try:
-        fields: ItemFields = decode(raw, ItemFields, where)
-        check_names(raw, fields, where)
+        fields: ItemFields = decode_named(raw, ItemFields, where)
     except RemoteProtocolError as error:
         if error.code == "invalid_value" and error.param == f"{where}.type":
             supported = "Supported values are: 'message', 'function_call', 'function_call_output'."

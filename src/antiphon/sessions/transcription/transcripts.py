@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import itemgetter
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
@@ -65,7 +66,8 @@ class Transcripts:
         self._finished: _FinishedWindow | None = None
         self._window_id = 0
         self._window_start = 0
-        self._window_text: WindowText | None = None
+        # The words of the window that was entered last.
+        self.window_text = WindowText(profile)
         self._context = ""
         self._said = SpokenContext(profile.context_tokens)
 
@@ -73,12 +75,6 @@ class Transcripts:
     def num_turns(self) -> int:
         """The number of turns that were begun and are neither complete nor dropped."""
         return len(self._turns)
-
-    @property
-    def window_text(self) -> WindowText:
-        """The words of the window that was entered last."""
-        assert self._window_text is not None
-        return self._window_text
 
     @property
     def context(self) -> str:
@@ -97,7 +93,7 @@ class Transcripts:
         the context would be transcribed again, as words of this window. It is without the context, too, where the words
         of that take more than half of the prefix, so that the window is not cut as soon as it has words of its own.
         """
-        if self._window_text is None or self._window_id != window.id:
+        if self._window_id != window.id:
             self._window_id, self._window_start = window.id, window.start
             words: tuple[HypothesisWord, ...] = ()
             self._context = self._said.text
@@ -106,7 +102,7 @@ class Transcripts:
                 self._context = self._finished.context
             elif window.after is not None:
                 self._window_start = window.spans[0].start
-            self._window_text = WindowText(self._profile, words)
+            self.window_text = WindowText(self._profile, words)
         return window.from_sample(self._window_start)
 
     def is_eager(self, window: SpeechWindow) -> bool:
@@ -211,7 +207,7 @@ class Transcripts:
     def _deltas(self, sent: Sequence[TurnPiece], words: dict[int, tuple[Word]]) -> list[TranscriptDelta]:
         """The deltas that bring these pieces, one for each of their turns, with the places that are known of them."""
         deltas = []
-        for number, group in groupby(sent, key=lambda x: x[0]):
+        for number, group in groupby(sent, key=itemgetter(0)):
             pieces = [piece for _, piece in group]
             turn = self._turn(number)
             text = "".join(p.text for p in pieces)
