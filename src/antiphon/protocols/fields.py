@@ -189,14 +189,14 @@ def check_names(
 
 def decode_named(data: str | bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
     """The JSON text as a struct, as `decode` and `check_names` have it."""
-    found: T = _reader(kind).read(data, where)
+    found: T = _reader(cast(Hashable, kind)).read(data, where)
     check_names(data, cast(msgspec.Struct, found), where)
     return found
 
 
 @cache
-def _reader(kind: type[T]) -> Reader[T]:
-    return Reader(kind)
+def _reader(kind: Hashable) -> Reader[Any]:
+    return Reader(cast(Any, kind))
 
 
 @lru_cache(4096)
