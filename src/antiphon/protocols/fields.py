@@ -187,7 +187,7 @@ def check_names(
                 raise unknown_parameter(f"{where}.{name}" if where else name, meant)
 
 
-def decode_named(data: str | bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
+def decode_named(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> T:
     """The JSON text as a struct, as `decode` and `check_names` have it."""
     found: T = _reader(cast(Hashable, kind)).read(data, where)
     check_names(data, cast(msgspec.Struct, found), where)

@@ -7,6 +7,7 @@ epoch, so that those that wait can be dropped when the epoch is raised (resume/j
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
@@ -73,18 +74,16 @@ from antiphon.protocols.duplex.messages import (
 )
 from antiphon.protocols.duplex.session import DuplexSessionState, DuplexSnapshot
 from antiphon.protocols.duplex.session_fields import DUPLEX_CODES, RETRYABLE, DuplexUpdateFields, read_audio_format
-from antiphon.protocols.duplex.turn_events import write_turn_event
 from antiphon.protocols.fields import Unread, decode, warnings_of
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended
 from antiphon.protocols.realtime.commands import FrameReader, command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents, RunningOutputs
 from antiphon.protocols.realtime.input_fields import AudioFormat
-from antiphon.protocols.realtime.items import ItemContext
+from antiphon.protocols.realtime.items import ItemContext, video_frames
 from antiphon.protocols.realtime.messages import ClientMessage, InputAudioBufferClear
 from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, content_place, response_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
-from antiphon.protocols.realtime.video_frames import video_frames
 from antiphon.protocols.realtime.writer import EventWriter
 from antiphon.protocols.resume.control import Control, control, replaced_frame, resumed_frame
 from antiphon.protocols.wire import Frame, Received
@@ -408,6 +407,46 @@ class DuplexConnection(FrameReader[DuplexMessage]):
 
     def _response(self, response: Response, output: ShownOutput) -> ShownResponse:
         return response_json(response, self.id, output, beta=self._writer.beta)
+
+
+TurnEvent = TurnStateChanged | OverlapReported | SpeakStepTaken | ListenStepTaken | PlaybackAcknowledged
+
+
+def write_turn_event(writer: EventWriter, event: TurnEvent, session_id: str, epoch: int) -> None:
+    """Write the message of an event. `epoch` is the one that the session is in."""
+    match event:
+        case TurnStateChanged(name, state, payload):
+            more = {"payload": payload} if payload else {}
+            writer.event("turn.event", session_id=session_id, epoch=epoch, event=name, turn_state=state, **more)
+        case OverlapReported(policy, action, reason):
+            writer.event(
+                "overlap.decision",
+                session_id=session_id,
+                epoch=epoch,
+                policy=policy,
+                action=action,
+                reason=reason,
+                metadata={},
+            )
+        case SpeakStepTaken(response_id):
+            writer.event("response.speak", session_id=session_id, epoch=epoch, response_id=response_id, metadata={})
+        case ListenStepTaken(reason):
+            response = {"object": "realtime.response", "status": "listening", "metadata": {"reason": reason}}
+            writer.event("response.listen", session_id=session_id, epoch=epoch, response=response)
+        case PlaybackAcknowledged():
+            # The one event whose fields are nested.
+            acknowledged = {
+                "session_id": session_id,
+                "epoch": epoch,
+                "type": "playback.acknowledged",
+                "response_id": event.response_id,
+                "item_id": event.item_id,
+                "played_ms": event.played_ms,
+                "committed_ms": event.committed_ms,
+                "playback": asdict(event.cursors),
+                "history_committed": event.history_exact,
+            }
+            writer.event("playback.acknowledged", event=acknowledged)
 
 
 def _first_update(data: str | bytes) -> DuplexUpdate | None:
