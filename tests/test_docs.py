@@ -17,8 +17,7 @@ from antiphon.cli.arguments import BENCHMARKS, COMMANDS
 from antiphon.protocols.duplex.messages import SIGNALLED, DuplexMessage
 from antiphon.protocols.openai.conversation import ConversationInput
 from antiphon.protocols.openai.transcription import TranscriptionMessage
-from antiphon.protocols.vllm.messages import VllmMessage
-from antiphon.protocols.vllm.tuning import FIELDS
+from antiphon.protocols.vllm.messages import FIELDS, VllmMessage
 from tests.wire_examples.reading import FENCE, PAGES
 
 ROOT = Path(__file__).parents[1]

@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"events"},
     "contracts": {"audio", "events", "vision"},
     "turns": {"audio", "contracts", "events", "state_machine"},
-    "modeling": {"audio", "contracts", "engine", "errors", "events", "shares", "vision"},
+    "modeling": {"audio", "contracts", "engine", "errors", "events", "shares", "text", "vision"},
     "pipelines": BELOW_MODELS | {"shares", "signals"},
     "adapters": BELOW_MODELS | {"shares", "signals", "engine", "modeling", "pipelines", "roles"},
     "loading": {
@@ -68,7 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "transports": {"audio", "contracts", "errors", "events", "protocols", "signals", "state_machine"},
     "recording": {"audio", "errors"},
     # Servers spoken to over HTTP, and many machines: rooms that later work fills.
-    "remote": {"audio", "contracts", "errors", "events", "settings", "shares", "upstream"},
+    "remote": {"audio", "contracts", "errors", "events", "settings", "shares", "text", "upstream"},
     "upstream": {"errors"},
     "tracing": {"errors", "events"},
     "client": {"audio", "errors", "protocols"},

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
 
 import pytest
 from hypothesis import given
@@ -14,6 +14,22 @@ from antiphon.events.data_uri import decode_base64, decode_image_uri, split_data
 @given(st.binary())
 def test_base64_is_read_back(data: bytes) -> None:
     assert decode_base64(b64encode(data).decode()) == data
+
+
+@given(st.text("ABz09+/= -_\né", max_size=12))
+def test_base64_is_what_the_standard_library_takes_for_it(text: str) -> None:
+    try:
+        expected: bytes | None = b64decode(text, validate=True)
+    except ValueError:
+        expected = None
+    try:
+        assert decode_base64(text) == expected
+    except ValueError:
+        assert expected is None
+
+
+def test_when_more_than_the_padding_is_there_then_base64_is_read_as_before() -> None:
+    assert decode_base64("Bz90=") == b"\x07?t"
 
 
 @pytest.mark.parametrize("text", ["a", "abc", "ab!=", "YWJj\n", "YWJj YWJj", "é", "data:,YWJj"])

@@ -19,7 +19,7 @@ import pytest
 from antiphon.cli.main import main
 from antiphon.cli.replay import compare
 from antiphon.errors import StoreError
-from antiphon.protocols.vocabulary import field_names
+from antiphon.protocols.dialects import field_names
 from antiphon.recording.disk import DiskWriter, Keep, prune
 from antiphon.recording.recorder import Recorder
 from antiphon.recording.redaction import Redactor

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.protocols.vocabulary import field_names
+from antiphon.protocols.dialects import field_names
 from antiphon.recording.redaction import Redaction, Redactor, masked
 
 # As the server makes ids.

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from antiphon.contracts import Message, Reply, ReplyDone, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
-from antiphon.events.tools import MAX_HEAD_CHARS, Tool
+from antiphon.events.tools import Tool
 from antiphon.remote.address import parse_address
 from antiphon.remote.language import RemoteLanguageModel
 from antiphon.remote.written_calls import WrittenCalls
 from antiphon.settings import RemoteSettings
+from antiphon.text.written_calls import MAX_HEAD_CHARS
 from tests.remote.scripted_server import says, scripted_server
 
 NAMES = ("add", "get_weather")

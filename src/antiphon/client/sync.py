@@ -6,19 +6,21 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from antiphon.client.audio import Audio
 from antiphon.client.captions import CaptionWord, ClientCaptions
 from antiphon.client.client import DEFAULT_URL, Client
 from antiphon.client.conversation import ClientConversation
-from antiphon.client.events import AudioToPlay, ConversationEvent
+from antiphon.client.events import ConversationEvent
 from antiphon.client.speech import ClientSpeech, SpeechAudio
 from antiphon.client.video import ClientVideo
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
@@ -67,36 +69,27 @@ async def _next(items: AsyncIterator[T]) -> T:
     return await anext(items)
 
 
+def _blocking(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[_Blocking[S], P], T]:
+    """A method of a session, as one that blocks."""
+
+    @wraps(method)
+    def call(self: _Blocking[S], /, *args: P.args, **options: P.kwargs) -> T:
+        result: T = self._run(method(self._session, *args, **options))
+        return result
+
+    return call
+
+
 class SyncConversation(_Blocking[ClientConversation]):
     """A ClientConversation whose methods block."""
 
-    def send_audio(self, audio: Audio) -> None:
-        """As ClientConversation.send_audio."""
-        self._run(self._session.send_audio(audio))
-
-    def send_text(self, text: str) -> None:
-        """As ClientConversation.send_text."""
-        self._run(self._session.send_text(text))
-
-    def end_turn(self) -> None:
-        """As ClientConversation.end_turn."""
-        self._run(self._session.end_turn())
-
-    def interrupt(self) -> None:
-        """As ClientConversation.interrupt."""
-        self._run(self._session.interrupt())
-
-    def respond(self, instructions: str | None = None) -> None:
-        """As ClientConversation.respond."""
-        self._run(self._session.respond(instructions))
-
-    def configure(self, **options: Any) -> None:
-        """As ClientConversation.configure."""
-        self._run(self._session.configure(**options))
-
-    def played(self, audio: AudioToPlay, *, part: float = 1.0) -> None:
-        """As ClientConversation.played."""
-        self._run(self._session.played(audio, part=part))
+    send_audio = _blocking(ClientConversation.send_audio)
+    send_text = _blocking(ClientConversation.send_text)
+    end_turn = _blocking(ClientConversation.end_turn)
+    interrupt = _blocking(ClientConversation.interrupt)
+    respond = _blocking(ClientConversation.respond)
+    configure = _blocking(ClientConversation.configure)
+    played = _blocking(ClientConversation.played)
 
     def __iter__(self) -> Iterator[ConversationEvent]:
         """Yield what happens, as ClientConversation does; breaking off loses nothing."""
@@ -105,6 +98,11 @@ class SyncConversation(_Blocking[ClientConversation]):
 
 class SyncCaptions(_Blocking[ClientCaptions]):
     """ClientCaptions whose methods block."""
+
+    send = _blocking(ClientCaptions.send)
+    finish = _blocking(ClientCaptions.finish)
+    stop = _blocking(ClientCaptions.stop)
+    configure = _blocking(ClientCaptions.configure)
 
     @property
     def text(self) -> str:
@@ -116,25 +114,9 @@ class SyncCaptions(_Blocking[ClientCaptions]):
         """They with their times."""
         return self._session.words
 
-    def send(self, audio: Audio) -> None:
-        """As ClientCaptions.send."""
-        self._run(self._session.send(audio))
-
     def feed(self, pieces: Iterable[Audio]) -> None:
         """Send pieces of audio in the background, and `finish` after the last. The pieces are taken in a thread."""
         self._run(_begin(self._session, pieces))
-
-    def finish(self) -> None:
-        """As ClientCaptions.finish."""
-        self._run(self._session.finish())
-
-    def stop(self) -> None:
-        """As ClientCaptions.stop."""
-        self._run(self._session.stop())
-
-    def configure(self, **options: Any) -> None:
-        """As ClientCaptions.configure."""
-        self._run(self._session.configure(**options))
 
     def __iter__(self) -> Iterator[str]:
         """Yield words as they are known, until the transcript is done."""
@@ -144,17 +126,9 @@ class SyncCaptions(_Blocking[ClientCaptions]):
 class SyncSpeech(_Blocking[ClientSpeech]):
     """A ClientSpeech whose methods block."""
 
-    def say(self, text: str) -> None:
-        """As ClientSpeech.say."""
-        self._run(self._session.say(text))
-
-    def finish(self) -> None:
-        """As ClientSpeech.finish."""
-        self._run(self._session.finish())
-
-    def cancel(self) -> None:
-        """As ClientSpeech.cancel."""
-        self._run(self._session.cancel())
+    say = _blocking(ClientSpeech.say)
+    finish = _blocking(ClientSpeech.finish)
+    cancel = _blocking(ClientSpeech.cancel)
 
     def __iter__(self) -> Iterator[SpeechAudio]:
         """Yield the utterance's audio as it is made."""
@@ -164,13 +138,8 @@ class SyncSpeech(_Blocking[ClientSpeech]):
 class SyncVideo(_Blocking[ClientVideo]):
     """A ClientVideo whose methods block."""
 
-    def show(self, image: bytes, at_s: float | None = None) -> None:
-        """As ClientVideo.show."""
-        self._run(self._session.show(image, at_s))
-
-    def ask(self, question: str) -> str:
-        """As ClientVideo.ask."""
-        return str(self._run(self._session.ask(question)))
+    show = _blocking(ClientVideo.show)
+    ask = _blocking(ClientVideo.ask)
 
     def stream(self, question: str) -> Iterator[str]:
         """As ClientVideo.stream."""

@@ -9,9 +9,16 @@ from __future__ import annotations
 import binascii
 from base64 import b64decode
 
+import msgspec
+
 
 def decode_base64(text: str) -> bytes:
     """The bytes that base64 text stands for. Raises ValueError where padding is missing or a character is foreign."""
+    try:
+        # As strict, and in less than half the time; it also refuses some that are valid.
+        return msgspec.convert(text, bytes)
+    except msgspec.ValidationError:
+        pass
     try:
         return b64decode(text, validate=True)
     except binascii.Error as error:

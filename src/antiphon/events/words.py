@@ -33,5 +33,7 @@ class TokenLogprob:
 def bare_word(text: str) -> str:
     """A word stripped to what words are compared by: its letters, marks, digits and apostrophes, with case folded and
     compatibility forms (full-width letters, ligatures) unified. Empty for punctuation and white space."""
-    folded = unicodedata.normalize("NFKC", text).casefold()
+    folded = unicodedata.normalize("NFKC", text).casefold().strip()
+    if folded.isalnum():
+        return folded
     return "".join(c for c in folded if c == "'" or unicodedata.category(c)[0] in "LNM")

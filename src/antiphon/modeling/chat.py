@@ -33,7 +33,7 @@ from antiphon.contracts import (
 from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session, Sink
 from antiphon.engine.schemas import json_grammar
 from antiphon.errors import EngineError, GrammarError, ModelError, RemoteProtocolError
-from antiphon.events.tools import Tool, has_what_was_said
+from antiphon.events.tools import Tool
 from antiphon.modeling.chat_template import MAX_CHARS_PER_TOKEN, ChatTemplate, text_size, told_plainly
 from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import (
@@ -61,6 +61,7 @@ from antiphon.modeling.tool_grammar import (
     prose_grammar,
 )
 from antiphon.shares.threads import in_thread
+from antiphon.text.written_calls import has_what_was_said
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from antiphon.contracts import Reply, ReplyOptions, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.engine.api import Grammar
 from antiphon.engine.schemas import json_grammar
-from antiphon.events.tools import JsonSchema, Tool, WrittenCallFinder
+from antiphon.events.tools import JsonSchema, Tool
 from antiphon.modeling.detokenizer import held_back
+from antiphon.text.written_calls import WrittenCallFinder
 
 # The tags around a call.
 CALL_OPENING, CALL_CLOSING = "<tool_call>", "</tool_call>"

@@ -10,8 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Iterator
 from difflib import get_close_matches
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast
+from functools import cache, lru_cache, reduce
+from operator import or_
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, cast, get_args
 
 import msgspec
 from msgspec import inspect
@@ -76,26 +77,37 @@ _TYPE_NAMES = {"object": "dict", "array": "list", "float": "int or float"}
 
 
 class Reader(Generic[T]):
-    """Reads JSON text into values of one type that msgspec knows. Make it once: a dialect's messages are read often."""
+    """Reads the JSON text of one struct, or of a union of them, and keeps a decoder that forbids unknown fields.
+
+    That one is tried first: a message that it reads has no unknown name, and is not decoded again by `check_names`.
+    """
 
     def __init__(self, kind: TypeForm[T]) -> None:
-        self._decoder: msgspec.json.Decoder[T] = msgspec.json.Decoder(cast(Any, kind))
+        self._kind = kind
+        closed: Any = reduce(or_, (_closed(member) for member in get_args(kind) or (kind,)))
+        self._closed: msgspec.json.Decoder[T] = msgspec.json.Decoder(closed)
 
     def read(self, data: str | bytes | msgspec.Raw, where: str = "") -> T:
-        """The JSON text as a value. `where` is the path of the value, empty for a whole message.
-
-        Raises RemoteProtocolError: `invalid_json`; `invalid_type`, `missing_required_parameter`, `unknown_parameter` or
-        `invalid_value` for a field, with its path as `param`; `string_above_max_length` for a Text that is too long;
-        `json_too_complex` for a whole message (`check_complexity`). A message of a union whose `type` no member has is
-        an `invalid_value` of `type`.
-        """
+        """The JSON text as a value; `where` and what is raised are as in `decode`."""
         check_complexity(data)
-        return _decoded(self._decoder, data, where)
+        try:
+            return self._closed.decode(data)
+        except JSON_ERRORS:
+            found: T = decode(data, self._kind, where)
+            return found
+
+
+def _closed(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    """A subclass of a struct that forbids unknown fields."""
+    config = kind.__struct_config__
+    return msgspec.defstruct(
+        kind.__name__, (), bases=(kind,), tag_field=config.tag_field, tag=config.tag, forbid_unknown_fields=True
+    )
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], data: str | bytes | msgspec.Raw, where: str) -> T:
-    """The JSON text as a value. Raises RemoteProtocolError as `Reader.read`, also for what was read as another type:
-    msgspec looks into nothing that a type leaves out.
+    """The JSON text as a value. Raises RemoteProtocolError as `decode`, also for what was read as another type: msgspec
+    looks into nothing that a type leaves out.
     """
     try:
         return decoder.decode(data)
@@ -106,7 +118,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], data: str | bytes | msgspec.Raw, 
 
 
 def any_value(data: str | bytes | msgspec.Raw, where: str = "") -> Any:
-    """The JSON text as a value of any type. `where` is its path. Raises RemoteProtocolError as `Reader.read`."""
+    """The JSON text as a value of any type. `where` is its path. Raises RemoteProtocolError as `decode`."""
     return _decoded(_ANY, data, where)
 
 
@@ -165,6 +177,8 @@ def check_names(
     """Raise RemoteProtocolError (`unknown_parameter`) as `check_typos`, for the names of an object alone, which was
     read as `message`: these cost little to look at. `where`: its path. `strict`: for any name that it does not know.
     """
+    if message.__struct_config__.forbid_unknown_fields:
+        return
     known = {*message.__struct_encode_fields__, message.__struct_config__.tag_field}
     for name in _decoded(_FIELDS, data, where):
         if name not in known:
@@ -173,11 +187,16 @@ def check_names(
                 raise unknown_parameter(f"{where}.{name}" if where else name, meant)
 
 
-def decode_named(data: str | bytes | msgspec.Raw, kind: type[T], where: str = "") -> T:
+def decode_named(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> T:
     """The JSON text as a struct, as `decode` and `check_names` have it."""
-    found: T = decode(data, kind, where)
+    found: T = _reader(cast(Hashable, kind)).read(data, where)
     check_names(data, cast(msgspec.Struct, found), where)
     return found
+
+
+@cache
+def _reader(kind: Hashable) -> Reader[Any]:
+    return Reader(cast(Any, kind))
 
 
 @lru_cache(4096)
@@ -226,14 +245,21 @@ def check_complexity(data: str | bytes | msgspec.Raw) -> None:
 
 
 def decode(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> T:
-    """The JSON text as a value of `kind`; `where` and what is raised are as in `Reader.read`."""
-    found: T = _reader(cast(Hashable, kind)).read(data, where)
+    """The JSON text as a value of `kind`. `where` is the path of the value, empty for a whole message.
+
+    Raises RemoteProtocolError: `invalid_json`; `invalid_type`, `missing_required_parameter`, `unknown_parameter` or
+    `invalid_value` for a field, with its path as `param`; `string_above_max_length` for a Text that is too long;
+    `json_too_complex` for a whole message (`check_complexity`). A message of a union whose `type` no member has is an
+    `invalid_value` of `type`.
+    """
+    check_complexity(data)
+    found: T = _decoded(_decoder(cast(Hashable, kind)), data, where)
     return found
 
 
 @cache
-def _reader(kind: Hashable) -> Reader[Any]:
-    return Reader(cast(Any, kind))
+def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(cast(Any, kind))
 
 
 def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolError:

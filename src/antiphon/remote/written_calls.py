@@ -12,8 +12,9 @@ from itertools import islice
 from typing import Any
 
 from antiphon.contracts import Reply, ReplyDone, TextDelta, ToolCallDelta, ToolCallStarted
-from antiphon.events.tools import ToolCall, WrittenCallFinder
+from antiphon.events.tools import ToolCall
 from antiphon.remote.replies import MAX_CALLS
+from antiphon.text.written_calls import WrittenCallFinder
 
 log = logging.getLogger(__name__)
 # How servers and models name a function and its arguments.

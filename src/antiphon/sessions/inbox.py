@@ -8,7 +8,7 @@ from collections.abc import Callable
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.errors import Refused
 from antiphon.events.conversation import ConversationCommand
-from antiphon.events.size import num_bytes
+from antiphon.events.size import OBJECT_BYTES, num_bytes
 from antiphon.events.transcription import AppendAudio, TranscriptionCommand
 from antiphon.signals import Signal
 
@@ -31,7 +31,8 @@ class Inbox:
         self._max_samples = int(max_backlog_s * SAMPLE_RATE_HZ)
         self._live = live
         self.is_fed = is_fed
-        self._waiting: deque[tuple[TranscriptionCommand | ConversationCommand, int]] = deque()
+        # Each with its memory, and the samples that it counts as.
+        self._waiting: deque[tuple[TranscriptionCommand | ConversationCommand, int, int]] = deque()
         self._num_samples = 0
         # The memory of commands that wait, and of what the reader keeps of the audio it has read, as it says.
         self._waiting_bytes = 0
@@ -66,11 +67,16 @@ class Inbox:
             if self._live:
                 raise Refused(f"{self.backlog_s:.0f} s of audio are waiting", self.backlog_s)
             await self._changed.wait()
-        size = num_bytes(command)
-        self._waiting.append((command, size))
+        if isinstance(command, AppendAudio):
+            # As `num_bytes` has it: the command and its array.
+            size, num_samples = 2 * OBJECT_BYTES + command.pcm.nbytes, len(command.pcm)
+        else:
+            size = num_bytes(command)
+            num_samples = COMMAND_SAMPLES + size // BYTES_PER_SAMPLE
+        self._waiting.append((command, size, num_samples))
         self.num_put += 1
         self._waiting_bytes += size
-        self._num_samples += _weight(command, size)
+        self._num_samples += num_samples
         self._reader_waits = False
         self._changed.notify()
 
@@ -84,10 +90,10 @@ class Inbox:
                 await self._changed.wait()
             finally:
                 self._reader_waits = False
-        command, size = self._waiting.popleft()
+        command, size, num_samples = self._waiting.popleft()
         self.num_taken += 1
         self._waiting_bytes -= size
-        self._num_samples -= _weight(command, size)
+        self._num_samples -= num_samples
         self._changed.notify()
         return command
 
@@ -95,8 +101,3 @@ class Inbox:
         """End the queue: a `put` that waits returns, and `get` returns what is left and then None."""
         self._closed = True
         self._changed.notify()
-
-
-def _weight(command: TranscriptionCommand | ConversationCommand, size: int) -> int:
-    """What a command of `size` bytes counts as, in samples."""
-    return len(command.pcm) if isinstance(command, AppendAudio) else COMMAND_SAMPLES + size // BYTES_PER_SAMPLE

@@ -437,7 +437,7 @@ class Segmenter:
         self._turn_has_window = True
 
     def _record(self, pcm: Pcm) -> None:
-        held = self.num_held
+        held = self._now - self._tape_start
         if held + len(pcm) > len(self._tape):
             # With a quarter more room, a long window is not copied for each chunk that is added to it.
             room = np.zeros((held + len(pcm)) * 5 // 4 + SAMPLE_RATE_HZ, np.float32)

@@ -22,7 +22,7 @@ from antiphon.events.transcription import SessionEnding, TranscriptDone
 from antiphon.protocols.bridges.base import BridgeConnection, BridgeSession, f32_base64, read_bridge
 from antiphon.protocols.connection import Command, Dialect, Event
 from antiphon.protocols.realtime.audio_buffer import appended
-from antiphon.protocols.realtime.video_frames import video_frames
+from antiphon.protocols.realtime.items import video_frames
 
 # The WebSocket subprotocol that the SDK asks for.
 SUBPROTOCOL = "map.realtime"

@@ -7,6 +7,7 @@ epoch, so that those that wait can be dropped when the epoch is raised (resume/j
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
@@ -58,6 +59,7 @@ from antiphon.protocols.duplex.messages import (
     DuplexAppend,
     DuplexBargeIn,
     DuplexCommit,
+    DuplexMessage,
     DuplexUpdate,
     Heartbeat,
     InputCancel,
@@ -72,29 +74,28 @@ from antiphon.protocols.duplex.messages import (
 )
 from antiphon.protocols.duplex.session import DuplexSessionState, DuplexSnapshot
 from antiphon.protocols.duplex.session_fields import DUPLEX_CODES, RETRYABLE, DuplexUpdateFields, read_audio_format
-from antiphon.protocols.duplex.turn_events import write_turn_event
 from antiphon.protocols.fields import Unread, decode, warnings_of
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended
-from antiphon.protocols.realtime.commands import command_of
+from antiphon.protocols.realtime.commands import FrameReader, command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents, RunningOutputs
 from antiphon.protocols.realtime.input_fields import AudioFormat
-from antiphon.protocols.realtime.items import ItemContext
-from antiphon.protocols.realtime.messages import ClientMessage, InputAudioBufferClear, event_id_at_ends, event_id_in
+from antiphon.protocols.realtime.items import ItemContext, video_frames
+from antiphon.protocols.realtime.messages import ClientMessage, InputAudioBufferClear
 from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, content_place, response_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
-from antiphon.protocols.realtime.video_frames import video_frames
 from antiphon.protocols.realtime.writer import EventWriter
 from antiphon.protocols.resume.control import Control, control, replaced_frame, resumed_frame
 from antiphon.protocols.wire import Frame, Received
 
 
-class DuplexConnection:
+class DuplexConnection(FrameReader[DuplexMessage]):
     """One full-duplex connection. Errors have the dialect's own codes; an update is checked as a whole before anything
     of it is in force.
     """
 
     dialect = "duplex"
+    too_large_code = "event_too_large"
     # Any new audio is enough for a commit.
     min_commit_ms = 1
 
@@ -116,13 +117,11 @@ class DuplexConnection:
             lambda: session.output.format,
             context.check_tools,
         )
-        self._writer = EventWriter(context.new_id, DUPLEX_CODES, RETRYABLE)
+        super().__init__(EventWriter(context.new_id, DUPLEX_CODES, RETRYABLE))
         self._writer.beta = opening.beta
         self._events = ConversationEvents(self._writer, TranscriptEvents(self._writer, context.new_id))
         self._audio_texts = ResponseAudioTexts()
         self._running = RunningOutputs(lambda: ShownOutput(session.output.format, session.output.voice))
-        # The client's name for the message that is being read, which errors repeat.
-        self._event_id: str | None = None
         # A response is generated or played: what the client says about overlap counts.
         self._responding = False
         # The epochs in which the responses under way began, by id.
@@ -201,19 +200,12 @@ class DuplexConnection:
         if isinstance(data, AppendAudio):
             commands = [data]
         elif self._is_open or not self._opened_by(data):
-            commands = self._read(data)
+            commands = self._asked(data)
         pending, self._pending = self._pending, []
         return Received([*pending, *commands], self._writer.take())
 
-    def _read(self, data: str | bytes) -> list[Command]:
-        self._event_id = None
-        try:
-            message = read_duplex(data)
-            self._event_id = message.own_id
-            return self._commands(message, data)
-        except RemoteProtocolError as error:
-            self._writer.error(error, self._event_id or event_id_in(data))
-            return []
+    def _read(self, data: str | bytes) -> DuplexMessage:
+        return read_duplex(data)
 
     def _opened_by(self, data: str | bytes) -> bool:
         """Open the session with its first frame; return whether that was all that the frame is for."""
@@ -226,16 +218,6 @@ class DuplexConnection:
             return True
         self._begin(_warned(update, data, self._session.unspoken) if update else {})
         return update is not None
-
-    def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
-        """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
-        error = RemoteProtocolError("event_too_large", f"The event is larger than {max_bytes} bytes.")
-        return self.refuse(error, event_id_at_ends(data))
-
-    def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """An error for the client, with its name for the message at fault. The session goes on."""
-        self._writer.error(error, event_id)
-        return self._writer.take()
 
     def control(self, data: str | bytes) -> Control | None:
         """The message, where it is about the connection itself, such as `session.resume`; None for any other."""
@@ -306,10 +288,8 @@ class DuplexConnection:
         """Read what follows in this format; return what was held back of the audio in the format before."""
         if form == self._buffer.format:
             return []
-        held_back = self._buffer.flush()
         self._session.set_input_format(form)
-        self._buffer.set_format(form)
-        return [*appended(held_back)]
+        return [*appended(self._buffer.change_format(form))]
 
     def _append(self, message: DuplexAppend) -> list[Command]:
         form = read_audio_format(message.format, message.sample_rate_hz, self._buffer.format)
@@ -427,6 +407,46 @@ class DuplexConnection:
 
     def _response(self, response: Response, output: ShownOutput) -> ShownResponse:
         return response_json(response, self.id, output, beta=self._writer.beta)
+
+
+TurnEvent = TurnStateChanged | OverlapReported | SpeakStepTaken | ListenStepTaken | PlaybackAcknowledged
+
+
+def write_turn_event(writer: EventWriter, event: TurnEvent, session_id: str, epoch: int) -> None:
+    """Write the message of an event. `epoch` is the one that the session is in."""
+    match event:
+        case TurnStateChanged(name, state, payload):
+            more = {"payload": payload} if payload else {}
+            writer.event("turn.event", session_id=session_id, epoch=epoch, event=name, turn_state=state, **more)
+        case OverlapReported(policy, action, reason):
+            writer.event(
+                "overlap.decision",
+                session_id=session_id,
+                epoch=epoch,
+                policy=policy,
+                action=action,
+                reason=reason,
+                metadata={},
+            )
+        case SpeakStepTaken(response_id):
+            writer.event("response.speak", session_id=session_id, epoch=epoch, response_id=response_id, metadata={})
+        case ListenStepTaken(reason):
+            response = {"object": "realtime.response", "status": "listening", "metadata": {"reason": reason}}
+            writer.event("response.listen", session_id=session_id, epoch=epoch, response=response)
+        case PlaybackAcknowledged():
+            # The one event whose fields are nested.
+            acknowledged = {
+                "session_id": session_id,
+                "epoch": epoch,
+                "type": "playback.acknowledged",
+                "response_id": event.response_id,
+                "item_id": event.item_id,
+                "played_ms": event.played_ms,
+                "committed_ms": event.committed_ms,
+                "playback": asdict(event.cursors),
+                "history_committed": event.history_exact,
+            }
+            writer.event("playback.acknowledged", event=acknowledged)
 
 
 def _first_update(data: str | bytes) -> DuplexUpdate | None:

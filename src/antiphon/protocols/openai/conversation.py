@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import msgspec
-import numpy as np
 
 from antiphon.audio import Pcm
-from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ConfigureConversation,
     ContentPartDone,
@@ -22,7 +20,7 @@ from antiphon.protocols.connection import Command, Context, Event
 from antiphon.protocols.fields import Reader
 from antiphon.protocols.openai.transcription import MIN_COMMIT_MS
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
-from antiphon.protocols.realtime.commands import command_of
+from antiphon.protocols.realtime.commands import FrameReader, command_of
 from antiphon.protocols.realtime.conversation_events import ConversationEvents, OutputAudio, RunningOutputs
 from antiphon.protocols.realtime.input_fields import (
     CONVERSATION_VAD,
@@ -42,8 +40,6 @@ from antiphon.protocols.realtime.messages import (
     ResponseCancel,
     ResponseCreate,
     SessionUpdate,
-    event_id_at_ends,
-    event_id_in,
     read_message,
 )
 from antiphon.protocols.realtime.session_fields import (
@@ -64,7 +60,7 @@ from antiphon.protocols.realtime.session_fields import (
 from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, response_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
 from antiphon.protocols.realtime.writer import EventWriter, beta_paths
-from antiphon.protocols.wire import Frame, Received
+from antiphon.protocols.wire import Frame
 
 _InputMessage = SessionUpdate | InputAudioBufferAppend | InputAudioBufferCommit | InputAudioBufferClear
 # What a client may send: without, and with, a server that plays the audio of responses itself.
@@ -97,7 +93,7 @@ class ConversationSnapshot(msgspec.Struct):
     spoken: bool
 
 
-class OpenAIConversation:
+class OpenAIConversation(FrameReader[ConversationInput]):
     """The dialect of one connection, whose `session.created` was sent before (negotiation.py).
 
     `model`: the name in the URL, shown as the client spells it. `beta`: events and sessions have the beta's names.
@@ -130,7 +126,7 @@ class OpenAIConversation:
             lambda: self._fields.output.format,
             context.check_tools,
         )
-        self._writer = EventWriter(context.new_id)
+        super().__init__(EventWriter(context.new_id))
         self._writer.beta = beta
         self._transcripts = TranscriptEvents(self._writer, context.new_id)
         self._events = ConversationEvents(self._writer, self._transcripts)
@@ -183,34 +179,12 @@ class OpenAIConversation:
 
     # --- from the client
 
-    def feed(self, data: str | bytes) -> Received[Command]:
-        """Read one frame from the client. What is wrong with it is answered and changes nothing; nothing is raised."""
-        event_id = None
-        try:
-            message = self._read(data)
-            event_id = message.own_id
-            commands = self._commands(message)
-        except RemoteProtocolError as error:
-            self._writer.error(error, event_id or event_id_in(data))
-            commands = []
-        return Received(commands, self._writer.take())
-
     def _read(self, data: str | bytes) -> ConversationInput:
         if self._server_plays:
             return read_message(data, _ANY_INPUT, SUPPORTED)
         return read_message(data, _INPUT, SUPPORTED)
 
-    def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
-        """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
-        error = RemoteProtocolError("invalid_event", f"The event is larger than {max_bytes} bytes.")
-        return self.refuse(error, event_id_at_ends(data))
-
-    def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """An error for the client, with its name for the message at fault. The session goes on."""
-        self._writer.error(error, event_id)
-        return self._writer.take()
-
-    def _commands(self, message: ConversationInput) -> list[Command]:
+    def _commands(self, message: ConversationInput, data: str | bytes | msgspec.Raw) -> list[Command]:
         match message:
             case InputAudioBufferAppend(audio=audio):
                 return [*appended(self._buffer.feed(audio))]
@@ -241,14 +215,10 @@ class OpenAIConversation:
             enrolled = enrolled_voices(self._enrolled, given.input, audio, self._context)
             fields = apply_own(self._fields, given.own, self._context)
             fields.output = apply_output(self._fields.output, given.output, self._context, has_spoken=self._has_spoken)
-        held_back = np.zeros(0, np.float32)
-        if audio.format != self._audio.format:
-            held_back = self._buffer.flush()
-            self._buffer.set_format(audio.format)
         self._audio, self._enrolled, self._fields, self._writer.beta = audio, enrolled, fields, beta
         self._is_ga = self._is_ga or (not beta and uses_ga_names(session))
         self._transcripts.include = fields.included
-        return held_back
+        return self._buffer.change_format(audio.format)
 
     # --- to the client
 

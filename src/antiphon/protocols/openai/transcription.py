@@ -7,8 +7,9 @@ deltas can differ from it by a word that the model read differently at first.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
-import numpy as np
 from msgspec import UNSET, UnsetType
 
 from antiphon.audio import Pcm
@@ -18,12 +19,12 @@ from antiphon.events.transcription import (
     ClearAudio,
     CommitAudio,
     ConfigureTranscription,
-    TranscriptionConfig,
     TranscriptionEvent,
 )
 from antiphon.protocols.connection import Command, Context
 from antiphon.protocols.fields import Reader, Text, decode
 from antiphon.protocols.realtime.audio_buffer import AudioBuffer, appended, openai_audio
+from antiphon.protocols.realtime.commands import FrameReader
 from antiphon.protocols.realtime.input_fields import (
     PCM_24K,
     SERVER_VAD,
@@ -34,32 +35,23 @@ from antiphon.protocols.realtime.input_fields import (
     Transcription,
     TranscriptionFields,
     TurnDetectionFields,
+    apply_input,
     beta_format_name,
-    check_format,
-    check_noise_reduction,
-    check_turn_detection,
     format_of_beta,
-    merged_transcription,
-    refuse_primary_speaker,
 )
 from antiphon.protocols.realtime.messages import (
     ClientMessage,
     InputAudioBufferAppend,
     InputAudioBufferClear,
     InputAudioBufferCommit,
-    event_id_at_ends,
-    event_id_in,
     read_message,
 )
 from antiphon.protocols.realtime.transcript_events import (
-    LANGUAGE,
-    LOGPROBS,
-    WORDS,
     TranscriptEvents,
     check_include,
 )
-from antiphon.protocols.realtime.writer import EventWriter
-from antiphon.protocols.wire import Frame, Received
+from antiphon.protocols.realtime.writer import EventWriter, beta_paths
+from antiphon.protocols.wire import Frame
 
 # OpenAI's own minimum of new audio in a commit.
 MIN_COMMIT_MS = 100
@@ -149,7 +141,7 @@ class BetaTranscriptionSession(_Shown, kw_only=True):
     include: list[str] | None
 
 
-class OpenAITranscription:
+class OpenAITranscription(FrameReader[TranscriptionMessage]):
     """The dialect of one connection, whose `session.created` was sent before (negotiation.py).
 
     `model`: the name in the URL, shown as the client spells it. `beta`: events and sessions have the beta's names.
@@ -163,7 +155,7 @@ class OpenAITranscription:
         self._context = context
         self._session_id = session_id
         self._expires_at = expires_at
-        self._writer = EventWriter(context.new_id)
+        super().__init__(EventWriter(context.new_id))
         self._writer.beta = beta
         self._transcripts = TranscriptEvents(self._writer, context.new_id)
         self._buffer = AudioBuffer(PCM_24K, openai_audio(context.max_append_bytes))
@@ -185,16 +177,9 @@ class OpenAITranscription:
         """
         asked, vad = self._audio.transcription or Transcription(), self._audio.turn_detection
         models = self._context.models
-        config = TranscriptionConfig(
+        config = replace(
+            self._audio.config(self._transcripts.include),
             model=models.lenient(asked.model or "") or models.loaded[0],
-            language=asked.language or None,
-            prompt=asked.prompt or "",
-            keyterms=tuple(asked.keywords or ()),
-            vad=vad.config() if vad else None,
-            languages=tuple(asked.languages or ()),
-            word_times=WORDS in self._transcripts.include,
-            logprobs=LOGPROBS in self._transcripts.include,
-            reports_language=LANGUAGE in self._transcripts.include,
             idle_timeout_ms=(vad.idle_timeout_ms or None) if vad else None,
         )
         return ConfigureTranscription(config)
@@ -218,29 +203,10 @@ class OpenAITranscription:
 
     # --- from the client
 
-    def feed(self, data: str | bytes) -> Received[Command]:
-        """Read one frame from the client. What is wrong with it is answered and changes nothing; nothing is raised."""
-        event_id = None
-        try:
-            message: TranscriptionMessage = read_message(data, _MESSAGE, SUPPORTED)
-            event_id = message.own_id
-            commands = self._commands(message)
-        except RemoteProtocolError as error:
-            self._writer.error(error, event_id or event_id_in(data))
-            commands = []
-        return Received(commands, self._writer.take())
+    def _read(self, data: str | bytes) -> TranscriptionMessage:
+        return read_message(data, _MESSAGE, SUPPORTED)
 
-    def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
-        """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
-        error = RemoteProtocolError("invalid_event", f"The event is larger than {max_bytes} bytes.")
-        return self.refuse(error, event_id_at_ends(data))
-
-    def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """An error for the client, with its name for the message at fault. The session goes on."""
-        self._writer.error(error, event_id)
-        return self._writer.take()
-
-    def _commands(self, message: TranscriptionMessage) -> list[Command]:
+    def _commands(self, message: TranscriptionMessage, data: str | bytes | msgspec.Raw) -> list[Command]:
         match message:
             case InputAudioBufferAppend(audio=audio):
                 return [*appended(self._buffer.feed(audio))]
@@ -266,47 +232,13 @@ class OpenAITranscription:
         names = decode(session, _GaNames, "session")
         beta = beta_names or (self._writer.beta and names.audio is UNSET and names.type is UNSET)
         changes, include = _beta_changes(session) if beta else _ga_changes(session)
-        audio = self._merged(changes, beta=beta)
-        held_back = np.zeros(0, np.float32)
-        if audio.format != self._audio.format:
-            held_back = self._buffer.flush()
-            self._buffer.set_format(audio.format)
+        with beta_paths(beta):
+            audio = apply_input(self._audio, changes, self._context, "session.audio.input.", responds=False)
         self._audio, self._writer.beta = audio, beta
         if include is not UNSET:
             self._include = include or []
             self._transcripts.include = self._include
-        return held_back
-
-    def _merged(self, given: InputFields, *, beta: bool) -> AudioInput:
-        refuse_primary_speaker(given)
-        where = "session." if beta else "session.audio.input."
-        prefix = where + ("input_audio_" if beta else "")
-        before = self._audio
-        changed = msgspec.structs.replace(before)
-        if given.format is not UNSET:
-            changed.format = check_format(given.format, before.format, f"{prefix}format")
-        if given.transcription is not UNSET:
-            changed.transcription = self._check_transcription(given.transcription, f"{prefix}transcription")
-        if given.noise_reduction is not UNSET:
-            param = f"{prefix}noise_reduction"
-            changed.noise_reduction = check_noise_reduction(given.noise_reduction, before.noise_reduction, param)
-        if given.turn_detection is not UNSET:
-            param = f"{where}turn_detection"
-            changed.turn_detection = check_turn_detection(
-                given.turn_detection, before.turn_detection, param, responds=False
-            )
-        return changed
-
-    def _check_transcription(self, given: TranscriptionFields | None, param: str) -> Transcription:
-        """The fields of `transcription` merged into those in force; null changes nothing. Hosted names are logged."""
-        previous, models = self._audio.transcription or Transcription(), self._context.models
-        changed = merged_transcription(given or TranscriptionFields(), previous, self._context, param)
-        changed.model = model = changed.model or models.loaded[0]
-        if models.lenient(model) is None:
-            raise RemoteProtocolError("model_not_found", f"The model '{model}' does not exist.", f"{param}.model")
-        if models.exact(model) is None and model != previous.model:
-            self._context.log_alias(model)
-        return changed
+        return self._buffer.change_format(audio.format)
 
     # --- to the client
 

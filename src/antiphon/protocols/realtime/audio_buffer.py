@@ -37,6 +37,14 @@ class AudioBuffer:
         self.format = audio_format
         self._resampler = Resampler(audio_format.rate_hz, SAMPLE_RATE_HZ)
 
+    def change_format(self, audio_format: AudioFormat) -> Pcm:
+        """Read what follows in this format, where it is another one; return the samples that were held back."""
+        if audio_format == self.format:
+            return np.zeros(0, np.float32)
+        held_back = self.flush()
+        self.set_format(audio_format)
+        return held_back
+
     def feed(self, text: str) -> Pcm:
         """The samples of one append. Raises RemoteProtocolError."""
         return self._resampler.feed(self._decode(text, self.format, "audio"))

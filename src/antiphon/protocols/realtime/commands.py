@@ -1,7 +1,13 @@
-"""Reads the messages that are the same in every conversation into commands for the session."""
+"""What the dialects with OpenAI's messages do with a client's frame: read it into commands, or answer what is wrong."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from typing import Generic, TypeVar
+
+import msgspec
+
+from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     CancelResponse,
     ClearOutputAudio,
@@ -11,9 +17,11 @@ from antiphon.events.conversation import (
     RetrieveItem,
     TruncateItem,
 )
+from antiphon.protocols.connection import Command
 from antiphon.protocols.fields import number
 from antiphon.protocols.realtime.items import ItemContext, item_from, response_from
 from antiphon.protocols.realtime.messages import (
+    ClientMessage,
     ConversationItemCreate,
     ConversationItemDelete,
     ConversationItemRetrieve,
@@ -22,10 +30,60 @@ from antiphon.protocols.realtime.messages import (
     OutputAudioBufferClear,
     ResponseCancel,
     ResponseCreate,
+    event_id_at_ends,
+    event_id_in,
 )
+from antiphon.protocols.realtime.writer import EventWriter
+from antiphon.protocols.wire import Frame, Received
 
 # What `audio_end_ms` may be at most.
 MAX_AUDIO_MS = 2**31
+M = TypeVar("M", bound=ClientMessage)
+
+
+class FrameReader(ABC, Generic[M]):
+    """Reads the frames of one client. What is wrong with one is answered and changes nothing."""
+
+    # The code of the answer to a frame that was not read because of its size.
+    too_large_code = "invalid_event"
+
+    def __init__(self, writer: EventWriter) -> None:
+        self._writer = writer
+        # The client's name for the message that is being read, which errors repeat.
+        self._event_id: str | None = None
+
+    def feed(self, data: str | bytes) -> Received[Command]:
+        """Read one frame from the client. Nothing is raised for what is wrong with it."""
+        return Received(self._asked(data), self._writer.take())
+
+    def _asked(self, data: str | bytes) -> list[Command]:
+        """What a frame asks of the session. Nothing for a wrong one, whose error is written."""
+        self._event_id = None
+        try:
+            message = self._read(data)
+            self._event_id = message.own_id
+            return self._commands(message, data)
+        except RemoteProtocolError as error:
+            self._writer.error(error, self._event_id or event_id_in(data))
+            return []
+
+    @abstractmethod
+    def _read(self, data: str | bytes) -> M:
+        """The message of a frame. Raises RemoteProtocolError."""
+
+    @abstractmethod
+    def _commands(self, message: M, data: str | bytes | msgspec.Raw) -> list[Command]:
+        """What a message asks of the session; `data` is its text. Raises RemoteProtocolError."""
+
+    def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
+        """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
+        error = RemoteProtocolError(self.too_large_code, f"The event is larger than {max_bytes} bytes.")
+        return self.refuse(error, event_id_at_ends(data))
+
+    def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
+        """An error for the client, with its name for the message at fault. The session goes on."""
+        self._writer.error(error, event_id)
+        return self._writer.take()
 
 
 def command_of(message: ConversationMessage, context: ItemContext) -> ConversationCommand:

@@ -15,11 +15,18 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.transcription import Eagerness, EnrolledVoice, PrimarySpeakerMode, ServerVad
+from antiphon.events.transcription import (
+    Eagerness,
+    EnrolledVoice,
+    PrimarySpeakerMode,
+    ServerVad,
+    TranscriptionConfig,
+)
 from antiphon.protocols.connection import Context
 from antiphon.protocols.fields import Text, number
+from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS
 from antiphon.protocols.wire import decode_json
-from antiphon.turns.ending.eagerness import semantic_vad
+from antiphon.turns.ending.end_of_turn import semantic_vad
 
 F = TypeVar("F")
 G = TypeVar("G", bound=msgspec.Struct)
@@ -215,6 +222,20 @@ class AudioInput(msgspec.Struct):
     primary_speaker: PrimarySpeakerMode | UnsetType = UNSET
     enrolled_voice: str | UnsetType = UNSET
 
+    def config(self, included: Collection[str]) -> TranscriptionConfig:
+        """How the session hears and transcribes. `included`: what the client has asked for of transcripts."""
+        asked = self.transcription or Transcription()
+        return TranscriptionConfig(
+            language=asked.language or None,
+            prompt=asked.prompt or "",
+            keyterms=tuple(asked.keywords or ()),
+            vad=self.turn_detection.config() if self.turn_detection else None,
+            languages=tuple(asked.languages or ()),
+            word_times=WORDS in included,
+            logprobs=LOGPROBS in included,
+            reports_language=LANGUAGE in included,
+        )
+
 
 def merged(given: G, before: object) -> G:
     """`given`, in which each leaf that was left out is as it was `before`. Null stays, and stands for the default.
@@ -386,22 +407,17 @@ def check_turn_detection(
 
 
 def _server_vad(given: TurnDetectionFields, param: str) -> TurnDetection:
-    def leaf(name: str, low: float, high: float) -> float | None:
+    def leaf(name: str, low: float, high: float) -> float:
         value = getattr(given, name)
         value = getattr(CONVERSATION_VAD, name) if value in (UNSET, None) else value
-        return None if value is None else number(value, f"{param}.{name}", low, high)
+        return number(value, f"{param}.{name}", low, high)
 
-    threshold = leaf("threshold", 0.0, 1.0)
-    prefix_ms, silence_ms = leaf("prefix_padding_ms", 0, 5000), leaf("silence_duration_ms", 32, 60000)
-    idle_ms = leaf("idle_timeout_ms", *IDLE_TIMEOUT_RANGE_MS)
-    assert threshold is not None
-    assert prefix_ms is not None
-    assert silence_ms is not None
+    has_timeout = given.idle_timeout_ms not in (UNSET, None)
     return TurnDetection(
-        threshold=threshold,
-        prefix_padding_ms=int(prefix_ms),
-        silence_duration_ms=int(silence_ms),
-        idle_timeout_ms=None if idle_ms is None else int(idle_ms),
+        threshold=leaf("threshold", 0.0, 1.0),
+        prefix_padding_ms=int(leaf("prefix_padding_ms", 0, 5000)),
+        silence_duration_ms=int(leaf("silence_duration_ms", 32, 60000)),
+        idle_timeout_ms=int(leaf("idle_timeout_ms", *IDLE_TIMEOUT_RANGE_MS)) if has_timeout else None,
         min_speech_duration_ms=given.least_speech_ms,
     )
 
@@ -418,32 +434,59 @@ def _unsupported(value: object, supported: tuple[str, ...], param: str) -> Remot
     return RemoteProtocolError("invalid_value", f"Invalid value: '{value}'. Supported values are: {names}.", param)
 
 
-def apply_input(audio: AudioInput, given: InputFields, context: Context, where: str) -> AudioInput:
-    """The input of a conversation with the changes that were `given`. `where`: what their paths begin with.
+def apply_input(
+    audio: AudioInput, given: InputFields, context: Context, where: str, *, responds: bool = True
+) -> AudioInput:
+    """The input of a session with the changes that were `given`. `where`: what their paths begin with. `responds`: the
+    session is a conversation; a transcription has no primary speaker, and always a model that transcribes.
 
     Raises RemoteProtocolError.
     """
+    if not responds:
+        refuse_primary_speaker(given)
     changed = msgspec.structs.replace(audio)
     if given.format is not UNSET:
         changed.format = check_format(given.format, audio.format, f"{where}format")
     if given.transcription is not UNSET:
-        # Null turns the user's transcripts off.
-        asked, param = given.transcription, f"{where}transcription"
-        changed.transcription = merged_transcription(asked, audio.transcription, context, param) if asked else None
+        asked, before, param = given.transcription, audio.transcription, f"{where}transcription"
+        if responds:
+            # Null turns the user's transcripts off.
+            changed.transcription = _merged_transcription(asked, before, context, param) if asked else None
+        else:
+            changed.transcription = _loaded_transcription(asked, before or Transcription(), context, param)
     if given.noise_reduction is not UNSET:
         param = f"{where}noise_reduction"
         changed.noise_reduction = check_noise_reduction(given.noise_reduction, audio.noise_reduction, param)
-    if given.primary_speaker is not UNSET:
-        param = f"{SPEAKER_PATH}primary_speaker"
-        changed.primary_speaker = check_primary_speaker(given.primary_speaker, context, param)
-    changed.enrolled_voice = check_enrolled_voice(given, changed, f"{SPEAKER_PATH}enrolled_voice")
+    if responds:
+        _apply_primary_speaker(changed, given, context)
     if given.turn_detection is not UNSET:
-        param = f"{where}turn_detection"
-        changed.turn_detection = check_turn_detection(given.turn_detection, audio.turn_detection, param)
+        changed.turn_detection = check_turn_detection(
+            given.turn_detection, audio.turn_detection, f"{where}turn_detection", responds=responds
+        )
     return changed
 
 
-def merged_transcription(
+def _apply_primary_speaker(audio: AudioInput, given: InputFields, context: Context) -> None:
+    if given.primary_speaker is not UNSET:
+        param = f"{SPEAKER_PATH}primary_speaker"
+        audio.primary_speaker = check_primary_speaker(given.primary_speaker, context, param)
+    audio.enrolled_voice = check_enrolled_voice(given, audio, f"{SPEAKER_PATH}enrolled_voice")
+
+
+def _loaded_transcription(
+    given: TranscriptionFields | None, before: Transcription, context: Context, param: str
+) -> Transcription:
+    """`transcription` of a session that transcribes; null changes nothing. The name of a hosted model is logged."""
+    changed = _merged_transcription(given or TranscriptionFields(), before, context, param)
+    changed.model = model = changed.model or context.models.loaded[0]
+    if context.models.lenient(model) is None:
+        raise RemoteProtocolError("model_not_found", f"The model '{model}' does not exist.", f"{param}.model")
+    if context.models.exact(model) is None and model != before.model:
+        context.log_alias(model)
+    return changed
+
+
+def _merged_transcription(
     given: TranscriptionFields, before: Transcription | None, context: Context, param: str
 ) -> Transcription:
     """`transcription` merged into the one `before`. The model's name is not checked. Raises RemoteProtocolError."""

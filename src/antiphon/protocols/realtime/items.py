@@ -15,8 +15,9 @@ from antiphon.audio import Pcm
 from antiphon.contracts import AudioPart
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPart, CreateResponse, Item, Metadata
+from antiphon.events.data_uri import decode_base64, split_data_uri
 from antiphon.events.tools import JsonSchema, Tool
-from antiphon.protocols.fields import Text, any_value, check_length, check_names, decode, decode_named, number
+from antiphon.protocols.fields import Text, any_value, check_length, decode, decode_named, number
 from antiphon.protocols.wire import NewId
 
 # Raises RemoteProtocolError for tools that no model can be held to; the second argument is the path of their list.
@@ -184,8 +185,7 @@ def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
     Audio is decoded; images stay as data URIs, of which only the beginning is checked here.
     """
     try:
-        fields: ItemFields = decode(raw, ItemFields, where)
-        check_names(raw, fields, where)
+        fields: ItemFields = decode_named(raw, ItemFields, where)
     except RemoteProtocolError as error:
         if error.code == "invalid_value" and error.param == f"{where}.type":
             supported = "Supported values are: 'message', 'function_call', 'function_call_output'."
@@ -348,3 +348,32 @@ def tool_choice_from(given: str | NamedTool | None, param: str = "session.tool_c
     if given not in ("auto", "none", "required"):
         raise RemoteProtocolError("invalid_value", f"Invalid value: '{given}'.", param)
     return given
+
+
+# In one append.
+MAX_VIDEO_FRAMES = 2
+
+
+def video_frames(value: object) -> tuple[bytes, ...]:
+    """The images in a `video_frames`: at most two, in base64 or `data:` URIs. They stay encoded.
+
+    Raises RemoteProtocolError (`invalid_video_frames`) for more, and for what does not begin as JPEG or PNG does.
+    """
+    if not isinstance(value, list) or len(value) > MAX_VIDEO_FRAMES:
+        raise RemoteProtocolError(
+            "invalid_video_frames", f"At most {MAX_VIDEO_FRAMES} images in base64.", "video_frames"
+        )
+    return tuple(_image(text) for text in value)
+
+
+def _image(text: object) -> bytes:
+    data = b""
+    if isinstance(text, str):
+        try:
+            header, body = split_data_uri(text)
+            data = decode_base64(body) if not header or header.endswith(";base64") else b""
+        except ValueError:
+            data = b""
+    if not data.startswith((b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n")):
+        raise RemoteProtocolError("invalid_video_frames", "A frame is a JPEG or PNG image in base64.", "video_frames")
+    return data

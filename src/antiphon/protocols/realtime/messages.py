@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -15,9 +15,6 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import Reader, Text, check_names, decode
 from antiphon.protocols.opening import NULL
 from antiphon.protocols.wire import SMALL_JSON
-
-if TYPE_CHECKING:
-    pass
 
 # How far from its ends the name of a message is looked for that is too complex to be read.
 MAX_HEAD = 512

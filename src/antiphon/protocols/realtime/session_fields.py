@@ -7,6 +7,7 @@ input_fields.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ConversationConfig
-from antiphon.events.transcription import EnrolledVoice, TranscriptionConfig
+from antiphon.events.transcription import EnrolledVoice
 from antiphon.protocols.connection import Context
 from antiphon.protocols.fields import Text, decode, number, unknown_parameter
 from antiphon.protocols.realtime.input_fields import (
@@ -24,7 +25,6 @@ from antiphon.protocols.realtime.input_fields import (
     FormatFields,
     InputFields,
     NoiseReduction,
-    Transcription,
     TranscriptionFields,
     TurnDetection,
     TurnDetectionFields,
@@ -34,7 +34,7 @@ from antiphon.protocols.realtime.input_fields import (
     merged,
 )
 from antiphon.protocols.realtime.items import NamedTool, VoiceId, check_nothing_asked, tool_choice_from, tools_from
-from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS, check_include
+from antiphon.protocols.realtime.transcript_events import check_include
 
 # A value that has no effect here: it is shown as it was given.
 Echoed = msgspec.Raw | UnsetType
@@ -387,25 +387,16 @@ def conversation_config(
     `enrolled`: the vectors of the user's voice.
     """
     vad = audio.turn_detection or TurnDetection()
-    asked = audio.transcription or Transcription()
-    turns = audio.turn_detection.config() if audio.turn_detection else None
     # Without transcripts for the client, there is nothing to add to them.
-    included = fields.included if audio.transcription else ()
+    heard = audio.config(fields.included if audio.transcription else ())
     idle_ms = vad.idle_timeout_ms
     most = fields.max_output_tokens
     return ConversationConfig(
-        TranscriptionConfig(
-            language=asked.language or None,
-            prompt=asked.prompt or "",
-            keyterms=tuple(asked.keywords or ()),
-            vad=turns,
+        replace(
+            heard,
             # With semantic_vad, the first words of an overlap decide whether it is a barge-in.
-            partials=audio.transcription is not None or bool(turns and turns.eagerness),
+            partials=audio.transcription is not None or bool(heard.vad and heard.vad.eagerness),
             preflight=True,
-            languages=tuple(asked.languages or ()),
-            word_times=WORDS in included,
-            logprobs=LOGPROBS in included,
-            reports_language=LANGUAGE in included,
             primary_speaker=audio.primary_speaker or "off",
             enrolled_voices=enrolled,
         ),

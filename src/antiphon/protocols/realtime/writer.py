@@ -75,7 +75,7 @@ class EventWriter:
         """Write an event of type `kind`, which gets an id. In the beta, some have another name and some none."""
         if self.beta and kind in _BETA_SILENT:
             return
-        self.add(Frame({"type": self.name(kind), "event_id": self._new_id("event_")} | fields))
+        self._frames.append(Frame({"type": self.name(kind), "event_id": self._new_id("event_")} | fields))
 
     def name(self, kind: str) -> str:
         """What an event of type `kind` is called for this client."""

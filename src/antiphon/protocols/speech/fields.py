@@ -18,8 +18,14 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import Granularity, SpeechConfig, VoiceSample
 from antiphon.events.words import Word
 from antiphon.protocols.fields import Text, audio_file, decode, number, seed, typed
-from antiphon.protocols.languages import language_code
-from antiphon.protocols.model_names import OTHER_VOICES, ModelNames, is_hosted_voice, loaded_voice, voice_not_found
+from antiphon.protocols.model_names import (
+    OTHER_VOICES,
+    ModelNames,
+    is_hosted_voice,
+    language_code,
+    loaded_voice,
+    voice_not_found,
+)
 
 Choice = TypeVar("Choice", bound=str)
 Number = TypeVar("Number", int, float)

@@ -24,7 +24,7 @@ from antiphon.events.speech import (
     SpeechEvent,
     UtteranceDone,
 )
-from antiphon.protocols.fields import check_names, decode
+from antiphon.protocols.fields import Reader, check_names, decode
 from antiphon.protocols.speech.fields import SpeechCatalog, SpeechFields, WordTime, read_config, word_times
 from antiphon.protocols.wire import Frame, Received, message
 
@@ -59,6 +59,7 @@ class _SessionClose(msgspec.Struct, tag="session.close"):
 
 # The messages of a client, each by its `type`.
 SpeechMessage = _SessionConfig | _InputText | _InputDone | _InputCancel | _SessionClose
+_MESSAGE: Reader[SpeechMessage] = Reader(SpeechMessage)
 
 
 class SpeechDialect:
@@ -117,7 +118,7 @@ class SpeechDialect:
 
     def _read(self, data: str | bytes) -> SpeechMessage:
         try:
-            received: SpeechMessage = decode(data, SpeechMessage)
+            received = _MESSAGE.read(data)
         except RemoteProtocolError as error:
             raise self._refusal(data, error) from None
         check_names(data, received)

@@ -36,7 +36,7 @@ from antiphon.events.video import (
     VideoEvent,
     VideoFailed,
 )
-from antiphon.protocols.fields import Text, check_length, check_names, decode, seed, typed
+from antiphon.protocols.fields import Reader, Text, check_length, check_names, decode, seed, typed
 from antiphon.protocols.model_names import check_voice
 from antiphon.protocols.wire import Frame, Received, message
 
@@ -121,6 +121,7 @@ class _Ping(msgspec.Struct, tag="ping"):
 
 # The messages of a client, each by its `type`.
 VideoMessage = _SessionConfig | _VideoFrame | _AudioChunk | _VideoQuery | _VideoDone | _Ping
+_MESSAGE: Reader[VideoMessage] = Reader(VideoMessage)
 
 
 class VideoDialect:
@@ -174,7 +175,7 @@ class VideoDialect:
         if self.configured and len(data) > MAX_MESSAGE_CHARS:
             raise _invalid("Frame too large")
         try:
-            received: VideoMessage = decode(data, VideoMessage)
+            received = _MESSAGE.read(data)
         except RemoteProtocolError as error:
             raise self._refusal(data, error) from None
         if isinstance(received, _SessionConfig) is self.configured:

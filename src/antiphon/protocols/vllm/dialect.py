@@ -41,8 +41,17 @@ from antiphon.protocols.connection import Command, Context, Event
 from antiphon.protocols.fields import Unread, warnings_of
 from antiphon.protocols.realtime.transcript_events import shown_words
 from antiphon.protocols.vllm.answers import VllmResponses
-from antiphon.protocols.vllm.messages import VllmAppend, VllmCancel, VllmCommit, VllmUpdate, read_vllm, usage_of
-from antiphon.protocols.vllm.tuning import applied, has_tuning, read_tuning
+from antiphon.protocols.vllm.messages import (
+    VllmAppend,
+    VllmCancel,
+    VllmCommit,
+    VllmUpdate,
+    applied,
+    has_tuning,
+    read_tuning,
+    read_vllm,
+    usage_of,
+)
 from antiphon.protocols.wire import Frame, Received, message
 
 # Seconds of audio that are a segment of a request that goes on, as in vLLM-Omni.

@@ -14,7 +14,7 @@ from antiphon.errors import StoreError
 from antiphon.events.conversation import ResponseAudioDelta
 from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.connection import Command, Event, WireConnection
-from antiphon.protocols.vocabulary import field_names
+from antiphon.protocols.dialects import field_names
 from antiphon.protocols.wire import Frame
 from antiphon.recording.disk import Keep
 from antiphon.recording.recorder import Recorder

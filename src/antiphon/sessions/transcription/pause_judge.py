@@ -54,10 +54,10 @@ class PauseJudge:
     @property
     def undecided(self) -> bool:
         """Whether a pause goes on of which more will be known: its sound or its words are not judged yet."""
-        quiet = self._segmenter.quiet_since
-        if self._model is None or quiet is None or not self._segmenter.in_turn:
+        if self._model is None or not self._segmenter.in_turn:
             return False
-        return not (self._heard == self._judged == quiet)
+        quiet = self._segmenter.quiet_since
+        return quiet is not None and not (self._heard == self._judged == quiet)
 
     async def decided(self) -> None:
         """Wait until no pause is undecided."""
@@ -68,11 +68,13 @@ class PauseJudge:
         """Look at the present pause, after audio was added, or after so many samples of time without any. The detector
         judges it in a task of `group`.
         """
-        segmenter, window = self._segmenter, self._segmenter.window
-        quiet = segmenter.quiet_since
-        if self._model is None or window is None or quiet is None or segmenter.now + waited - quiet < JUDGE_AFTER:
+        if self._model is None:
             return
-        if quiet == self._asked:
+        quiet = self._segmenter.quiet_since
+        if quiet is None or quiet == self._asked or self._segmenter.now + waited - quiet < JUDGE_AFTER:
+            return
+        window = self._segmenter.window
+        if window is None:
             return
         self._asked = quiet
         self._learn(quiet)

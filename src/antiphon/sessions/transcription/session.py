@@ -51,8 +51,7 @@ from antiphon.sessions.transcription.decoding import (
 )
 from antiphon.sessions.transcription.pause_judge import PauseJudge
 from antiphon.sessions.transcription.turn_speaker import TurnSpeakers
-from antiphon.turns.echo import EchoGuard
-from antiphon.turns.microphone_clock import MicrophoneClock
+from antiphon.turns.echo import EchoGuard, MicrophoneClock
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
 from antiphon.turns.voices.primary_speaker import TurnSpeaker
 
@@ -353,8 +352,8 @@ class TranscriptionSession:
 
     async def _report_silence(self) -> None:
         """Report that nobody has spoken for the idle timeout, and commit the silence as a turn without words."""
-        timeout_ms, silent_since = self.config.idle_timeout_ms, self._segmenter.silent_since
-        if timeout_ms is None or silent_since is None:
+        timeout_ms = self.config.idle_timeout_ms
+        if timeout_ms is None or (silent_since := self._segmenter.silent_since) is None:
             return
         now, since = self._segmenter.now, max(silent_since, self._idle_from)
         if now - since >= timeout_ms * SAMPLE_RATE_HZ / 1000:

@@ -8,15 +8,16 @@ of its turn are finished.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import itemgetter
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
 from antiphon.events.transcription import TranscriptDelta, TranscriptDone, TranscriptFailed, TranscriptPartial
-from antiphon.events.words import TokenLogprob, Word
-from antiphon.sessions.transcription.spoken_context import SpokenContext
+from antiphon.events.words import TokenLogprob, Word, bare_word
 from antiphon.sessions.transcription.spoken_language import MIN_LANGUAGE_PROBABILITY
 from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText
 from antiphon.turns.segmenter import SpeechWindow, TurnEnded
@@ -51,6 +52,56 @@ class _FinishedWindow:
     context: str
 
 
+# A phrase of up to so many words that comes so often in a row is given once: a model that is given a loop goes on with
+# it.
+LOOP_WORDS, LOOP_REPEATS = 8, 4
+
+
+class SpokenContext:
+    """The words of finished windows, the newest ones, of at most `max_tokens` tokens. With 0 it is empty."""
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._words: deque[HypothesisWord] = deque()
+        self._num_tokens = 0
+
+    @property
+    def text(self) -> str:
+        """The words as the model spelled them."""
+        return "".join(w.text for w in self._words)
+
+    def limit(self, max_tokens: int) -> None:
+        """Keep at most so many tokens from now on."""
+        self._max_tokens = max_tokens
+        self._trim()
+
+    def add(self, words: Iterable[HypothesisWord]) -> None:
+        """Add words that were said behind those that are there."""
+        for word in words:
+            self._words.append(word)
+            self._num_tokens += _size(word)
+            self._fold_loop()
+        self._trim()
+
+    def _fold_loop(self) -> None:
+        """Leave one of the phrases that the words end with, where they are the same LOOP_REPEATS times."""
+        words = [bare_word(w.text) for w in self._words][-LOOP_WORDS * LOOP_REPEATS :]
+        for size in range(1, len(words) // LOOP_REPEATS + 1):
+            tail = words[-size * LOOP_REPEATS :]
+            if tail == tail[:size] * LOOP_REPEATS:
+                for _ in range(size * (LOOP_REPEATS - 1)):
+                    self._num_tokens -= _size(self._words.pop())
+                return
+
+    def _trim(self) -> None:
+        while self._num_tokens > self._max_tokens:
+            self._num_tokens -= _size(self._words.popleft())
+
+
+def _size(word: HypothesisWord) -> int:
+    return max(1, len(word.tokens))
+
+
 class Transcripts:
     """The transcripts of one session that are not complete, and the words of the window that is being decoded.
 
@@ -65,7 +116,8 @@ class Transcripts:
         self._finished: _FinishedWindow | None = None
         self._window_id = 0
         self._window_start = 0
-        self._window_text: WindowText | None = None
+        # The words of the window that was entered last.
+        self.window_text = WindowText(profile)
         self._context = ""
         self._said = SpokenContext(profile.context_tokens)
 
@@ -73,12 +125,6 @@ class Transcripts:
     def num_turns(self) -> int:
         """The number of turns that were begun and are neither complete nor dropped."""
         return len(self._turns)
-
-    @property
-    def window_text(self) -> WindowText:
-        """The words of the window that was entered last."""
-        assert self._window_text is not None
-        return self._window_text
 
     @property
     def context(self) -> str:
@@ -97,7 +143,7 @@ class Transcripts:
         the context would be transcribed again, as words of this window. It is without the context, too, where the words
         of that take more than half of the prefix, so that the window is not cut as soon as it has words of its own.
         """
-        if self._window_text is None or self._window_id != window.id:
+        if self._window_id != window.id:
             self._window_id, self._window_start = window.id, window.start
             words: tuple[HypothesisWord, ...] = ()
             self._context = self._said.text
@@ -106,7 +152,7 @@ class Transcripts:
                 self._context = self._finished.context
             elif window.after is not None:
                 self._window_start = window.spans[0].start
-            self._window_text = WindowText(self._profile, words)
+            self.window_text = WindowText(self._profile, words)
         return window.from_sample(self._window_start)
 
     def is_eager(self, window: SpeechWindow) -> bool:
@@ -211,7 +257,7 @@ class Transcripts:
     def _deltas(self, sent: Sequence[TurnPiece], words: dict[int, tuple[Word]]) -> list[TranscriptDelta]:
         """The deltas that bring these pieces, one for each of their turns, with the places that are known of them."""
         deltas = []
-        for number, group in groupby(sent, key=lambda x: x[0]):
+        for number, group in groupby(sent, key=itemgetter(0)):
             pieces = [piece for _, piece in group]
             turn = self._turn(number)
             text = "".join(p.text for p in pieces)

@@ -75,8 +75,10 @@ class TurnSpeakers:
 
     def follow(self, group: anyio.abc.TaskGroup) -> None:
         """Look at the turn that is open, after audio was added. Early looks run in tasks of `group`."""
+        if self._primary is None or self._model is None:
+            return
         window = self._segmenter.window
-        if self._primary is None or self._model is None or window is None or window.spans[-1].end is not None:
+        if window is None or window.spans[-1].end is not None:
             return
         span = window.spans[-1]
         start = max(0, span.start - window.start) + self._segmenter.prefix_samples * span.first

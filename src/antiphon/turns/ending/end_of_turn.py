@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import NormalDist, median
 
+from antiphon.events.transcription import Eagerness, ServerVad
 from antiphon.turns.ending.end_of_turn_table import (
     LOGISTIC,
     PAUSE_MEDIAN_S,
@@ -196,3 +197,8 @@ class EndOfTurn:
 @lru_cache(256)
 def _cues(text: str, language: str | None) -> WordCues:
     return word_cues(text, language)
+
+
+def semantic_vad(eagerness: Eagerness = "auto") -> ServerVad:
+    """The endpointing of `semantic_vad` with a client's eagerness, at the default threshold and padding."""
+    return ServerVad(silence_duration_ms=MAX_SILENCE_MS[eagerness], eagerness=eagerness)

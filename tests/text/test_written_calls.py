@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from antiphon.events.tools import Tool, has_what_was_said
+from antiphon.events.tools import Tool
+from antiphon.text.written_calls import has_what_was_said
 
 TEXT = {"type": "string"}
 WEATHER = Tool("get_weather", "The weather in a city now.", {"type": "object", "properties": {"city": TEXT}})

@@ -1,0 +1,169 @@
+"""What the server calls on the way of an event: Python calls, the modules they are in, moves between modules.
+
+Four ways are played with the application of the wire traces (`tests/traces`): in memory, over scripted models and a
+virtual clock, so that a run counts the same everywhere.
+
+- append: from the client's append of 100 ms that makes the first delta of the transcript due, to this delta.
+- text: from the first of three text chunks, one sentence together, to the first audio of the speech stream.
+- onset: from the segmenter's chunk in which speech over a response begins (FIRST) to the place in the echo guard where
+  the response's sound ends (LAST), after its playback was stopped.
+- resume: from the client's connection to another host, after its own was killed, to the `session.resumed` frame.
+
+Counted (`sys.setprofile`): each beginning of a function, method, lambda or comprehension whose source lies in
+`src/antiphon`. Not counted: a generator or a coroutine that goes on, generated methods (a dataclass's `__init__`),
+C functions and other packages. *modules*: how many files these functions are in. *moves*: how often one of them is in
+another file than the one before it. Each way is played twice, and the second run counts: nothing is imported then.
+
+Run `PYTHONPATH=src .venv/bin/python bench/event_path.py [--list append] [--save]` in the root of a worktree.
+`--list WAY` also prints the calls in their order. `--save` writes bench/results/event-path.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+
+ROOT = Path.cwd()
+SOURCE = f"{ROOT}/src/antiphon/"
+sys.path.insert(0, str(ROOT))
+
+from tests.traces import clock  # noqa: E402
+
+# Before the server is imported: see clock.py.
+clock.install()
+
+from bench.common import machine, save, table  # noqa: E402
+from tests.traces import harness  # noqa: E402
+from tests.traces.harness import Frame, Socket, Stage, Trace, b64, pcm16, pieces, scenario  # noqa: E402
+from tests.traces.scenarios.conversation import APPEND, DONE, listening, opened, write  # noqa: E402
+from tests.traces.scenarios.resume import come_back  # noqa: E402
+
+# Where the way of an onset begins and ends.
+FIRST, LAST = "Segmenter.feed", "EchoGuard.cut_reference"
+
+
+class Counter:
+    """Counts calls from `begin` to the first message of the server for which `ends` is true."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str]] = []  # Each as its file and its function.
+        self.ends: Callable[[Frame], bool] | None = None  # None after the end.
+
+    def begin(self, ends: Callable[[Frame], bool]) -> None:
+        """Count from here, and forget an earlier count."""
+        self.calls, self.ends = [], ends
+        sys.setprofile(self._called)
+
+    def _called(self, frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code
+        # The argument of the RESUME instruction is 0 where a function begins, not where it goes on.
+        if event == "call" and code.co_filename.startswith(SOURCE) and not code.co_code[frame.f_lasti + 1] & 3:
+            self.calls.append((code.co_filename.removeprefix(SOURCE), code.co_qualname))
+
+
+COUNTER = Counter()
+
+
+class Watched(Socket):
+    """A client's socket that stops the count."""
+
+    async def asgi_send(self, message: Frame) -> None:
+        if COUNTER.ends and COUNTER.ends(message):
+            sys.setprofile(None)
+            COUNTER.ends = None
+        await super().asgi_send(message)
+
+
+harness.Socket = Watched  # type: ignore[misc]
+
+
+def is_event(kind: str) -> Callable[[Frame], bool]:
+    """Whether a message is an event of this type."""
+    return lambda message: bool(message.get("text")) and json.loads(message["text"])["type"] == kind
+
+
+async def speak_until(stage: Stage, socket: Socket, kind: str) -> None:
+    """Speak until the server sends an event of this type, and count from the append that makes it due."""
+    for piece in pieces(pcm16("what is the time please tell me"), 4800):
+        COUNTER.begin(is_event(kind))
+        await socket.say(APPEND, audio=b64(piece))
+        await stage.wait(0.1)
+        if COUNTER.ends is None:
+            return
+
+
+@scenario()
+async def append(stage: Stage) -> None:
+    socket = await stage.connect("/v1/realtime?intent=transcription&model=gpt-4o-transcribe")
+    await socket.until("session.created")
+    await speak_until(stage, socket, "conversation.item.input_audio_transcription.delta")
+
+
+@scenario()
+async def text(stage: Stage) -> None:
+    socket = await stage.connect("/v1/audio/speech/stream")
+    await socket.say("session.config", response_format="pcm", stream_audio=True)
+    COUNTER.begin(lambda message: bool(message.get("bytes")))
+    for chunk in ("Once upon ", "a time there ", "was a king. "):
+        await socket.say("input.text", text=chunk)
+    await stage.wait(1)
+
+
+@scenario()
+async def onset(stage: Stage) -> None:
+    socket = await opened(stage, audio=listening())
+    await write(socket, "tell me a story")
+    await socket.say("response.create")
+    await socket.until("response.output_audio.delta", count=3)
+    await speak_until(stage, socket, DONE)
+
+
+@scenario()
+async def resume(stage: Stage) -> None:
+    socket = await stage.connect("/v1/realtime?resume=1")
+    created = await socket.until("session.created")
+    await write(socket, "hello")
+    await socket.say("response.create")
+    last = (await socket.until(DONE))["server_event_seq"]
+    await stage.kill()
+    COUNTER.begin(is_event("session.resumed"))
+    await come_back(stage, created, last)
+
+
+def played(way: str) -> list[tuple[str, str]]:
+    """The calls on a way."""
+    for _ in range(2):
+        clock.run(harness.SCENARIOS[way](Trace()))
+        assert COUNTER.ends is None, f"{way}: the frame that ends the way was not sent"
+    names = [function for _, function in COUNTER.calls]
+    return COUNTER.calls[names.index(FIRST) : names.index(LAST) + 1] if way == "onset" else COUNTER.calls
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Count the Python calls on the way of an event.")
+    parser.add_argument("--list", metavar="WAY", help="also print the calls of this way, in their order")
+    parser.add_argument("--save", action="store_true", help="write bench/results/event-path.json")
+    args = parser.parse_args()
+    figures = {}
+    for way in ("append", "text", "onset", "resume"):
+        calls = played(way)
+        moves = sum(a[0] != b[0] for a, b in pairwise(calls))
+        figures[way] = {"calls": len(calls), "modules": len({file for file, _ in calls}), "moves": moves}
+        if args.list == way:
+            print("\n".join(f"{file}: {function}" for file, function in calls))
+    table("the way of an event", ("way", "calls", "modules", "moves"), [(w, *f.values()) for w, f in figures.items()])
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    document = {"machine": machine(), "commit": commit, "ways": figures}
+    print(json.dumps(document))
+    if args.save:
+        print(save("event-path", document))
+
+
+if __name__ == "__main__":
+    main()
