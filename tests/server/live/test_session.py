@@ -32,7 +32,7 @@ class Held(ScriptedSession):
     """A session with a token. Its client's messages are what it does: "close" closes it, others are answered."""
 
     def __init__(self, state: ServerState, token: ResumeToken | None) -> None:
-        self.live = LiveSession(self, state, token, 16)
+        self.live = LiveSession(self, state, self.caller, token, 16)
         self.is_winding_up = False
         # Handling a frame, and preparing a resume, wait for these.
         self.may_handle, self.may_resume = anyio.Event(), anyio.Event()

@@ -16,9 +16,8 @@ from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.live.session import CLOSE_GOING_AWAY, CLOSE_NORMAL, LiveSession
 from antiphon.server.state import Caller, ServerState
-from antiphon.transports.attachment import Attachment, ClientData
 from antiphon.transports.lifecycle import Lifecycle
-from antiphon.transports.transport import STALL_S
+from antiphon.transports.transport import STALL_S, ClientData
 from antiphon.transports.websocket import WebSocketTransport
 
 
@@ -69,7 +68,7 @@ class LiveStream:
     """Carries one streamed session over a WebSocket, and over those that resume: `serve` it once.
 
     `caller`: what opened it. `token`: what resumes it; None: it ends with its WebSocket. `label`:
-    its `dialect` in the metrics. `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment.
+    its `dialect` in the metrics. `attachment`: the place of its WebSocket, where a client that resumes attaches another. `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment.
     """
 
     def __init__(
@@ -90,7 +89,10 @@ class LiveStream:
         self.caller = caller
         self._label = label
         self._id = random_id("sess-")
-        self._live = LiveSession(self, state, token, max_waiting, waits_detached=waits_detached, stall_s=stall_s)
+        self._live = LiveSession(
+            self, state, caller, token, max_waiting, waits_detached=waits_detached, stall_s=stall_s
+        )
+        self.attachment = self._live.attachment
         # When the client last sent something, or was last sent something.
         self._active_s = time.monotonic()
 
@@ -144,12 +146,7 @@ class LiveStream:
         """Log the end of the session in one line, as `LiveSession.log_end` has it."""
         self._live.log_end(audio_s, **counts)
 
-    # --- LiveEntry ----------------------------------------------------------------------------------------------------
-
-    @property
-    def attachment(self) -> Attachment:
-        """The place of its WebSocket, where a client that resumes attaches another one. It has the stream's token."""
-        return self._live.attachment
+    # --- AttachedSession: what the server asks ------------------------------------------------------------------------
 
     @property
     def backlog_s(self) -> float:
@@ -168,7 +165,7 @@ class LiveStream:
         """The memory that the streamed session holds for its client."""
         return self._session.num_bytes
 
-    # --- AttachedSession ----------------------------------------------------------------------------------------------
+    # --- AttachedSession: what its attachment asks --------------------------------------------------------------------
 
     @property
     def id(self) -> str:
