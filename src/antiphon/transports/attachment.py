@@ -19,8 +19,14 @@ from antiphon.protocols.resume.control import Control, EventAck, HowResumed, Ses
 from antiphon.protocols.resume.journal import ResumeToken, SentFrame
 from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
-from antiphon.transports.attachment_state import AttachmentEvent, AttachmentState, new_attachment
-from antiphon.transports.lifecycle import Lifecycle, LifecycleEvent, LifecycleMachine
+from antiphon.transports.lifecycle import (
+    AttachmentEvent,
+    AttachmentState,
+    Lifecycle,
+    LifecycleEvent,
+    LifecycleMachine,
+    new_attachment,
+)
 from antiphon.transports.outbox import CloseFrame, Outbox
 from antiphon.transports.transport import STALL_S, ClientData, Transport, TransportClosed
 

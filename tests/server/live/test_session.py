@@ -21,8 +21,7 @@ from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from antiphon.transports.attachment import Attachment
-from antiphon.transports.attachment_state import AttachmentState
-from antiphon.transports.lifecycle import Lifecycle
+from antiphon.transports.lifecycle import AttachmentState, Lifecycle
 from tests.transports.scripted import ScriptedSession, ScriptedTransport, note
 
 LIMIT_S = 10

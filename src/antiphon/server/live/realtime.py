@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import numpy as np
 
 from antiphon.errors import Refused, RemoteProtocolError
@@ -127,6 +128,8 @@ class LiveRealtime:
     async def _go_on(self) -> None:
         """Have a session that was restored begin at once, tell its client what was lost, and answer what is owed."""
         if self.copy.goes_on:
+            # The client gets its first frame before the session is made.
+            await anyio.lowlevel.checkpoint()
             await self._carry_out(await self._decoded(AppendAudio(np.zeros(0, np.float32))))
             await self.copy.go_on(self._emit)
         self._goes_on.set()

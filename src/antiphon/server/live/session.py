@@ -50,9 +50,9 @@ POLL_S = 0.05
 class LiveSession:
     """The common part of a live session: `serve` it once. Its `outbox` takes frames before that, too.
 
-    `session`: the whole of it. `caller`: what opened it. `token`: what resumes it; None: it ends with its transport. `max_waiting`,
-    `waits_detached` and `stall_s` are those of Outbox and Attachment. `memory`: the session's account, which is closed
-    when it has been served.
+    `session`: the whole of it. `caller`: what opened it. `token`: what resumes it; None: it ends with its transport.
+    `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment. `memory`: the session's account,
+    which is closed when it has been served.
     """
 
     def __init__(

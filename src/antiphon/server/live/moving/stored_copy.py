@@ -130,11 +130,11 @@ class StoredCopy:
 
     def has(self, number: int) -> bool:
         """Whether the last host has carried out the client's message of this number, so that it is passed over here."""
-        return self._progress.is_applied(number)
+        return self._restored is not None and self._progress.is_applied(number)
 
     def unheard(self, commands: Sequence[Command]) -> Sequence[Command]:
         """Return a message's commands without what the last host has carried out of them, as `Progress.unheard`."""
-        return self._progress.unheard(commands)
+        return self._progress.unheard(commands) if self._restored else commands
 
     def received(self, number: int, commands: Sequence[Command]) -> None:
         """Note a message of the client once its commands are in the inbox, or carried out."""
