@@ -68,8 +68,8 @@ class LiveStream:
     """Carries one streamed session over a WebSocket, and over those that resume: `serve` it once.
 
     `caller`: what opened it. `token`: what resumes it; None: it ends with its WebSocket. `label`: its `dialect` in the
-    metrics. `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment. `attachment`: the place of
-    its WebSocket, where a client that resumes attaches another one.
+    metrics. `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment. `attachment`: the place
+    of its WebSocket, where a client that resumes attaches another one.
     """
 
     def __init__(
