@@ -31,6 +31,7 @@ from antiphon.protocols.connection import WireSnapshot
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame, message
+from antiphon.server.live.moving import stored_copy
 from antiphon.server.live.moving.continuation import Continuation
 from antiphon.server.live.moving.persistence import Persistence
 from antiphon.server.live.moving.stored_copy import Restored, StoredCopy
@@ -39,7 +40,8 @@ from antiphon.server.metrics import Metrics
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.inbox import Inbox
 from antiphon.settings import Settings
-from antiphon.store.sessions import Hold, ReceivedCounts, StoredSession
+from antiphon.settings.sections import ResumeSettings
+from antiphon.store.sessions import Hold, ReceivedCounts, StoredSession, TailChunk
 from antiphon.transports.lifecycle import Lifecycle
 from tests.transports.scripted import ScriptedSession, ScriptedTransport
 
@@ -54,6 +56,7 @@ class Store:
         self.rows: list[StoredSession] = []
         self.turns_kept: list[bool] = []
         self.ended: list[str] = []
+        self.chunks: list[TailChunk] = []
         self.waits = False
         self.failure: Exception | None = None
         self.writing: Future[None] = Future()
@@ -78,6 +81,9 @@ class Store:
         done.set_result(None)
         return done
 
+    def append_tail(self, hold: Hold, chunk: TailChunk) -> None:
+        self.chunks.append(chunk)
+
     def release(self, hold: Hold) -> Future[None]:
         return self._end("released")
 
@@ -99,7 +105,7 @@ class Stage:
 
     def __init__(self, restored: Restored | None = None, *, first: tuple[Frame, ...] = ()) -> None:
         self.store = Store()
-        self.state = ServerState(Settings(), Metrics())
+        self.state = ServerState(Settings(resume=ResumeSettings(store_speech=True)), Metrics())
         self.state.session_store = cast(Any, self.store)
         self.session = ScriptedSession()
         token = ResumeToken()
@@ -112,8 +118,8 @@ class Stage:
         wire.snapshot = lambda: WireSnapshot("sess", "openai", msgspec.Raw(b"{}"))
         wire.replaced = lambda: message(type="session.replaced")
         wire.send = lambda event: [message(type=type(event).__name__)]
-        persistence = Persistence(self.state, Caller(), wire, restored.row if restored else None)
-        self.copy = StoredCopy(wire, self.live, self.inbox, persistence, self._send, first, restored)
+        self.persistence = Persistence(self.state, Caller(), wire, restored.row if restored else None)
+        self.copy = StoredCopy(wire, self.live, self.inbox, self.persistence, self._send, first, restored)
         self.history = SimpleNamespace(items=[], restore=lambda items: self.history.items.extend(items))
         self.left_open_turn = False
         self.conversation = cast(
@@ -277,6 +283,9 @@ def test_a_session_that_only_transcribes_is_not_stored() -> None:
         await stage.says(ItemAdded(Item("x"), None), *frames("item"))
         assert not stage.copy.can_move
         assert await stage.copy.store_token() is None
+        # Nor is its audio kept.
+        assert stage.persistence.speech
+        assert stage.persistence.speech.chunk(0) is None
         stage.copy.close()
 
     stage = play(scene)
@@ -396,3 +405,41 @@ def test_a_session_that_does_not_move_is_not_given_away() -> None:
 
     stage = play(scene)
     assert (stage.sent, stage.store.ended) == ([], ["forgotten"])
+
+
+@pytest.mark.parametrize(("unsettled_ms", "num_chunks"), [(499.0, 0), (500.0, 1)])
+def test_what_is_being_said_is_stored_once_there_is_more_than_is_always_on_its_way(
+    unsettled_ms: float, num_chunks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_copy, "SPEECH_EVERY_S", 0.0)
+
+    async def scene(stage: Stage) -> None:
+        stage.copy.begin(stage.conversation)
+        stage.copy.received(1, [SECOND])
+        stage.conversation.audio_s, stage.conversation.settled_ms = 1.0, 1000.0 - unsettled_ms
+        async with anyio.create_task_group() as group:
+            group.start_soon(stage.copy.store_speech)
+            await turns()
+            group.cancel_scope.cancel()
+        assert len(stage.store.chunks) == num_chunks
+
+    play(scene)
+
+
+def test_a_conversation_is_stored_again_while_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_copy, "STORE_EVERY_S", 0.0)
+
+    async def scene(stage: Stage) -> None:
+        stage.copy.begin(stage.conversation)
+        async with anyio.create_task_group() as group:
+            group.start_soon(stage.copy.store_regularly)
+            await turns()
+            assert len(stage.store.rows) > 1
+            stage.live.end(1001, "draining")
+            await turns()
+            num_stored = len(stage.store.rows)
+            await turns()
+            group.cancel_scope.cancel()
+        assert len(stage.store.rows) == num_stored
+
+    serve(scene)

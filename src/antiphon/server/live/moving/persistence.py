@@ -34,7 +34,6 @@ from antiphon.store.sessions import ReceivedCounts, StoredSession
 
 # How long a write to the store may hold a session's frames back, and how long once its client is told of the failure.
 STORE_S, STORE_DEGRADED_S = 3.0, 0.1
-SESSION_ELSEWHERE = "session_elsewhere"
 # A host that has held a session for so many seconds is not ended by it.
 HARMLESS_S = 60.0
 
@@ -122,13 +121,6 @@ def restored(
         # A damaged row may break any invariant of what it is read into.
         raise StoreError(f"the stored session {row.id} cannot be read: {type(error).__name__}: {error}") from error
     return wire, snapshot.items, snapshot.continued
-
-
-def session_elsewhere() -> RemoteProtocolError:
-    """The refusal of a session that another host has. It is retryable: that host may be about to be known as dead."""
-    return RemoteProtocolError(
-        SESSION_ELSEWHERE, "Another server has this session, or was faster to restore it.", "session_id"
-    )
 
 
 class Kept(Enum):

@@ -20,11 +20,11 @@ from antiphon.events.conversation import ConversationEvent, Item
 from antiphon.events.duplex import EpochRaised
 from antiphon.events.transcription import SessionEnding
 from antiphon.protocols.connection import Command, Event, WireConnection
-from antiphon.protocols.resume.control import moving_frame, state_degraded_frame
+from antiphon.protocols.resume.control import moving_frame, session_elsewhere, state_degraded_frame
 from antiphon.protocols.resume.journal import SentFrame
 from antiphon.protocols.wire import Frame
 from antiphon.server.live.moving.continuation import MOVED, STORED_AFTER, Continuation, Progress, keeps_turn
-from antiphon.server.live.moving.persistence import Kept, Persistence, session_elsewhere
+from antiphon.server.live.moving.persistence import Kept, Persistence
 from antiphon.server.live.realtime_session import RealtimeConversation
 from antiphon.server.live.session import CLOSE_MOVED, LiveSession
 from antiphon.sessions.inbox import Inbox

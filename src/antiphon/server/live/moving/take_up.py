@@ -28,10 +28,10 @@ from websockets.exceptions import InvalidHandshake
 from antiphon.cluster.relay import RELAYED_HEADER, open_relay, relay
 from antiphon.errors import Refused, RemoteProtocolError, RowError, StoreError
 from antiphon.events.conversation import Item
-from antiphon.protocols.resume.control import HowResumed, ResumeRequest
+from antiphon.protocols.resume.control import HowResumed, ResumeRequest, session_elsewhere
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.live.moving.continuation import Continuation, OpenResponse, recovered, with_missed
-from antiphon.server.live.moving.persistence import caller_hash, restored, session_elsewhere
+from antiphon.server.live.moving.persistence import caller_hash, restored
 from antiphon.server.live.moving.stored_copy import Restored
 from antiphon.server.live.moving.tail import messages_of
 from antiphon.server.live.open_wire import prepare_voices
