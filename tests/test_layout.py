@@ -85,7 +85,7 @@ PURE = {"audio", "contracts", "events", "protocols", "state_machine", "text", "t
 PURE_FILES = (
     {"engine/api.py", "engine/generation.py", "engine/rows.py"}
     | {f"engine/local/{name}.py" for name in ("kv/cache", "scheduler", "step")}
-    | {f"transports/{name}.py" for name in ("attachment_state", "lifecycle")}
+    | {f"transports/{name}.py" for name in ("lifecycle",)}
 )
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
 # Where anyio's threads and the event loop's default executor may be used, which no client may fill: for the server's

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 import pytest
 from websockets.exceptions import ConnectionClosedError
 
-from antiphon.server.live.moving.suspects import MAX_RESTORES
+from antiphon.server.live.moving.take_up import MAX_RESTORES
 from antiphon.store.sessions import open_store
 from tests.cluster import balancer, cuts
 from tests.cluster.callers import ResumingCaller, StockCaller

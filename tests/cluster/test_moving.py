@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from antiphon.cluster.door.app import Door, build
 from antiphon.cluster.door.hosts import Hosts
-from antiphon.server.live.moving import boundary
+from antiphon.server.live.moving import stored_copy
 from antiphon.store.sessions import StoredSession
 from tests.scripted import FRAME, speech, text
 from tests.server.clients import b64, connect
@@ -157,7 +157,7 @@ def test_when_a_host_drains_while_somebody_begins_to_speak_then_the_turn_stays_w
     hosts: list[Server], monkeypatch: pytest.MonkeyPatch, num_frames: int
 ) -> None:
     one, two, _ = hosts
-    monkeypatch.setattr(boundary, "MAX_TURN_S", 0.1)
+    monkeypatch.setattr(stored_copy, "MAX_TURN_S", 0.1)
     detects = {"type": "server_vad", "silence_duration_ms": 300}
     audio_input = {**MANUAL["audio"]["input"], "turn_detection": detects}
     config = {**MANUAL, "audio": {"input": audio_input}}

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from antiphon.cli.log_format import JsonLines
 from antiphon.server.access_log import AccessLog, current_request
-from antiphon.transports.line_limit import REFUSED_LINES, REFUSED_WINDOW_S
+from antiphon.transports.http import REFUSED_LINES, REFUSED_WINDOW_S
 
 
 class _Clock:

@@ -22,7 +22,7 @@ from antiphon.server.process.listening import QuietServer, bind, quiet_log
 from antiphon.server.run import http_server
 from antiphon.server.state import ServerState
 from antiphon.settings import load
-from antiphon.transports.line_limit import REFUSED_LINES
+from antiphon.transports.http import REFUSED_LINES
 from tests.attack.doors import UPGRADE
 from tests.cluster.processes import INTERNAL_KEY
 from tests.cluster.spellings import HIDDEN, ask, spelled

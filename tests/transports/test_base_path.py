@@ -14,7 +14,7 @@ from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
-from antiphon.transports.base_path import BasePath
+from antiphon.transports.paths import BasePath
 
 
 @pytest.mark.parametrize(

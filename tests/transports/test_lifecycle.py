@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 
 from antiphon.errors import LocalProtocolError
 from antiphon.state_machine import StateMachine
-from antiphon.transports.attachment_state import (
+from antiphon.transports.lifecycle import (
     ATTACHMENT_TRANSITIONS,
+    LIFECYCLE_TRANSITIONS,
     AttachmentEvent,
     AttachmentState,
+    Lifecycle,
+    LifecycleEvent,
     new_attachment,
+    new_lifecycle,
 )
-from antiphon.transports.lifecycle import LIFECYCLE_TRANSITIONS, Lifecycle, LifecycleEvent, new_lifecycle
 
 PAGE = (Path(__file__).parents[2] / "docs" / "design" / "resume.md").read_text(encoding="utf-8")
 TABLES: list[tuple[type[Enum], type[Enum], Mapping[Any, Any]]] = [

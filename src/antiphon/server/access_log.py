@@ -19,7 +19,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from antiphon.transports.line_limit import LineLimit
+from antiphon.transports.http import LineLimit
 from antiphon.upstream.current_turn import TRACEPARENT, valid_traceparent
 
 log = logging.getLogger(__name__)

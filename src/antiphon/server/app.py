@@ -32,8 +32,7 @@ from antiphon.server.routes.speech_stream import speech_stream
 from antiphon.server.routes.transcriptions import transcriptions, translations
 from antiphon.server.routes.video_stream import video_stream
 from antiphon.server.state import ServerState
-from antiphon.transports.base_path import BasePath
-from antiphon.transports.paths import CheckedPaths, is_for_clients
+from antiphon.transports.paths import BasePath, CheckedPaths, is_for_clients
 
 # Probes and scrapers have no key, and the page asks its user for one. A call may come with a short-lived key, which its
 # route checks.

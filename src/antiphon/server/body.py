@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from antiphon.server.auth import bearer
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.state import ServerState
-from antiphon.transports.body_time import in_time
+from antiphon.transports.http import in_time
 
 # What is received of a body that nobody reads, so that its connection can be used again.
 SMALL_BODY_BYTES = 64 << 10

@@ -41,7 +41,7 @@ from antiphon.shares.fair_cache import FairCache
 from antiphon.signals import Signal
 from antiphon.store.sessions import SessionStore
 from antiphon.store.voices import VoiceStore
-from antiphon.transports.attachment import Attachment
+from antiphon.transports.attachment import AttachedSession
 
 log = logging.getLogger(__name__)
 # Client secrets of one key, and the memory that each takes beside its session.
@@ -51,42 +51,13 @@ MAX_OVERFLOWED, MAX_LOGGED_ALIASES = 10_000, 1000
 MAX_ALIAS_CHARS = 80
 
 
-class LiveEntry(Protocol):
-    """One live session, as a drain, a hang-up, a client that resumes and /metrics see it.
-
-    `caller`: what opened it: only an equal caller may resume it.
-    """
-
-    caller: Caller
-
-    @property
-    def id(self) -> str:
-        """The session's id on the wire."""
-        ...
-
-    @property
-    def attachment(self) -> Attachment:
-        """The place of its transport, which a client that resumes takes. Its token says whether one may."""
-        ...
-
-    @property
-    def backlog_s(self) -> float:
-        """Seconds of audio that it has received and not yet listened to; 0 for a session without audio."""
-        ...
-
-    def drain(self, within_s: float) -> None:
-        """Once neither side is in the middle of something, stop reading, send what was asked for, and close, all of it
-        within `within_s` seconds. Returns at once: `all_left` waits until it is over.
-        """
-        ...
-
-    def finish(self) -> None:
-        """Send what waits, and close, whatever is still under way. Returns at once."""
-        ...
-
-
-class LiveCall(LiveEntry, Protocol):
+class LiveCall(AttachedSession, Protocol):
     """A live session over WebRTC, which its caller's key may hang up."""
+
+    @property
+    def caller(self) -> Caller:
+        """What opened it."""
+        ...
 
     def hang_up(self) -> None:
         """Have it finish what was heard, and close. Returns at once."""
@@ -173,9 +144,9 @@ class ServerState:
     models: LoadedModels | None = None
     # When the server was started, in Unix seconds.
     started_s: int = 0
-    live: set[LiveEntry] = field(default_factory=set)
+    live: set[AttachedSession] = field(default_factory=set)
     # Those of them that can be resumed, by their id.
-    resumable: dict[str, LiveEntry] = field(default_factory=dict)
+    resumable: dict[str, AttachedSession] = field(default_factory=dict)
     # What cancels each HTTP request that is under way.
     requests: set[anyio.CancelScope] = field(default_factory=set)
     # Calls that are connected, by their id.
@@ -388,13 +359,13 @@ class ServerState:
         assert self.group
         self.group.start_soon(work)
 
-    def enter(self, session: LiveEntry) -> None:
+    def enter(self, session: AttachedSession) -> None:
         """Add a session that begins to the live ones, and let clients resume it if it has a token."""
         self.live.add(session)
         if session.attachment.token:
             self.resumable[session.id] = session
 
-    def leave(self, session: LiveEntry) -> None:
+    def leave(self, session: AttachedSession) -> None:
         """Take a session that has ended off the live ones. Does nothing for one that is not there."""
         self.live.discard(session)
         if self.resumable.get(session.id) is session:

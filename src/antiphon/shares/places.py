@@ -60,8 +60,11 @@ class Places:
         """Wait for a place of `current_owner`, and return what gives it back, once, from any thread."""
         waiting = _Waiting(current_owner.get())
         with self._lock:
-            self._queue.append(waiting)
-            self._grant()
+            if not self._queue.num_waiting and self._is_free_for(waiting.owner):
+                self._hold(waiting)
+            else:
+                self._queue.append(waiting)
+                self._grant()
         try:
             if not waiting.has_place:
                 await asyncio.wrap_future(waiting.granted)
@@ -89,9 +92,15 @@ class Places:
             if self._held.total() >= self.num_places:
                 return
             # A task that is cancelled takes itself out.
-            if self._held[waiting.owner] < self.per_owner and waiting.granted.set_running_or_notify_cancel():
+            if self._is_free_for(waiting.owner) and waiting.granted.set_running_or_notify_cancel():
                 self._queue.remove(waiting)
-                self._queue.take_turn(waiting.owner)
-                self._held[waiting.owner] += 1
-                waiting.has_place = True
+                self._hold(waiting)
                 waiting.granted.set_result(None)
+
+    def _is_free_for(self, owner: Hashable) -> bool:
+        return self._held.total() < self.num_places and self._held[owner] < self.per_owner
+
+    def _hold(self, waiting: _Waiting) -> None:
+        self._queue.take_turn(waiting.owner)
+        self._held[waiting.owner] += 1
+        waiting.has_place = True

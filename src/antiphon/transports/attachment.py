@@ -15,26 +15,60 @@ import anyio
 import anyio.abc
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.resume.control import Control, EventAck, HowResumed, SessionEnd
 from antiphon.protocols.resume.journal import ResumeToken, SentFrame
 from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
-from antiphon.transports.attachment_state import AttachmentEvent, AttachmentState, new_attachment
-from antiphon.transports.lifecycle import Lifecycle, LifecycleEvent, LifecycleMachine
+from antiphon.transports.lifecycle import (
+    AttachmentEvent,
+    AttachmentState,
+    Lifecycle,
+    LifecycleEvent,
+    LifecycleMachine,
+    new_attachment,
+)
 from antiphon.transports.outbox import CloseFrame, Outbox
-from antiphon.transports.transport import STALL_S, Transport, TransportClosed
+from antiphon.transports.transport import STALL_S, ClientData, Transport, TransportClosed
 
 log = logging.getLogger(__name__)
-ClientData = str | bytes | AppendAudio
 
 
 class AttachedSession(Protocol):
-    """What an attachment asks of its live session. All calls come from one event loop, one frame at a time."""
+    """One live session, as its attachment and the server see it. All calls come from one event loop.
+
+    `attachment`: the place of its transport, which a client that resumes takes. Its token says whether one may.
+    """
+
+    attachment: Attachment
 
     @property
     def id(self) -> str:
-        """The session's id, for logs."""
+        """The session's id on the wire."""
+        ...
+
+    @property
+    def caller(self) -> object:
+        """What opened it: only an equal caller may resume it."""
+        ...
+
+    @property
+    def num_bytes(self) -> int:
+        """The memory that the session holds for its client now, beside the frames of its outbox."""
+        ...
+
+    @property
+    def backlog_s(self) -> float:
+        """Seconds of audio that it has received and not yet listened to; 0 for a session without audio."""
+        ...
+
+    def drain(self, within_s: float) -> None:
+        """Once neither side is in the middle of something, stop reading, send what was asked for, and close, all of it
+        within `within_s` seconds. Returns at once: `all_left` waits until it is over.
+        """
+        ...
+
+    def finish(self) -> None:
+        """Send what waits, and close, whatever is still under way. Returns at once."""
         ...
 
     @property
@@ -166,6 +200,7 @@ class Attachment:
         leave; asked where it may have given up, and then nothing is replaced. Raises RemoteProtocolError
         (`unknown_session`, `invalid_resume_token`, `invalid_event_ack`) and JournalGap before anything is replaced.
         """
+        journal = self.outbox.journal
         async with self._resuming:
             # Before `_check`, by which the token of before would take the place of the newer one.
             if has_left and self.doubts(token) and await self._has_given_up(token, has_left):
@@ -173,12 +208,12 @@ class Attachment:
                 return
             self._check(token)
             # A client that cannot be served must not end the connection of one that is.
-            self.outbox.check_rewind(last_received)
+            journal.check_rewind(last_received)
             self._apply(AttachmentEvent.RESUME_BEGAN)
             try:
                 await self._replaced()
                 resume_token = self._check(token)
-                self.outbox.rewind(last_received)
+                journal.rewind(last_received)
                 self.outbox.put_first(await self._session.resumed(resume_token.renew(), how))
                 self._check_open()
             except BaseException:
@@ -196,10 +231,14 @@ class Attachment:
         """Prepare a session that was restored from the store, before `serve`.
 
         `num_received`: how many frames of the client the session has in it. `first_frame` is sent first, then those of
-        `frames`, another host's, that the client lacks after `last_received`.
+        `frames`, another host's, that the client lacks after `last_received`. Without them, what follows is numbered
+        from `last_received` + 1.
         """
         self.num_received = num_received
-        self.outbox.continue_from(last_received, first_frame, frames)
+        journal = self.outbox.journal
+        if not journal.take_over(frames, last_received):
+            journal.continue_from(last_received)
+        self.outbox.put_first(first_frame)
 
     def doubts(self, token: str) -> bool:
         """Whether a client that shows this token may have given up meanwhile: it was sent before the transport that is
@@ -363,7 +402,7 @@ class Attachment:
             seq = message.server_event_seq
             if not isinstance(seq, int) or isinstance(seq, bool):
                 raise RemoteProtocolError("invalid_event_ack", "server_event_seq is a number.", "server_event_seq")
-            self.outbox.acknowledge(seq)
+            self.outbox.journal.acknowledge(seq)
         except RemoteProtocolError as error:
             await self._session.reject(error, message.event_id)
         return True

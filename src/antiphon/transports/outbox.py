@@ -6,10 +6,10 @@ is the attachment's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
-from antiphon.protocols.resume.journal import Journal, SentFrame
+from antiphon.protocols.resume.journal import Journal
 from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
 
@@ -41,7 +41,7 @@ class Outbox:
         waits_detached: bool = False,
         on_overflow: Callable[[], None] = lambda: None,
     ) -> None:
-        self._journal = journal
+        self.journal = journal
         self._max_waiting = max_waiting
         self._waits_detached = waits_detached
         self._on_overflow = on_overflow
@@ -52,16 +52,11 @@ class Outbox:
     @property
     def num_waiting(self) -> int:
         """Frames that were put and not taken by `get` yet."""
-        return len(self._journal)
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the frames that wait, and of those that are kept for a client that resumes."""
-        return self._journal.num_bytes
+        return len(self.journal)
 
     def put(self, frame: Frame) -> None:
         """Queue a frame behind all others. Never waits: the task that produces frames calls `wait_for_room` too."""
-        self._journal.push(frame)
+        self.journal.push(frame)
         self._changed.notify()
 
     async def wait_for_room(self) -> None:
@@ -71,12 +66,12 @@ class Outbox:
         """
         while self._is_full and self._may_wait:
             await self._changed.wait()
-        if not self._attached and self._end is None and self._journal.is_overfull:
+        if not self._attached and self._end is None and self.journal.is_overfull:
             self._on_overflow()
 
     @property
     def _is_full(self) -> bool:
-        return self.num_waiting > self._max_waiting or self._journal.waiting_bytes > MAX_WAITING_BYTES
+        return self.num_waiting > self._max_waiting or self.journal.waiting_bytes > MAX_WAITING_BYTES
 
     @property
     def _may_wait(self) -> bool:
@@ -85,7 +80,7 @@ class Outbox:
     async def get(self) -> str | bytes | CloseFrame:
         """Wait for the next frame, and return it as it is to be sent. The CloseFrame follows when all are taken."""
         while True:
-            frame = self._journal.next()
+            frame = self.journal.next()
             if frame is not None:
                 self._changed.notify()
                 return frame
@@ -95,7 +90,7 @@ class Outbox:
 
     def raise_epoch(self, epoch: int) -> None:
         """Drop the frames that wait with audio or text of an epoch below `epoch`."""
-        self._journal.raise_epoch(epoch)
+        self.journal.raise_epoch(epoch)
         self._changed.notify()
 
     def end(self, code: int, reason: str) -> None:
@@ -109,41 +104,7 @@ class Outbox:
         self._attached = attached
         self._changed.notify()
 
-    def acknowledge(self, seq: int) -> None:
-        """Forget the sent frames up to number `seq`: the client has them. Raises RemoteProtocolError."""
-        self._journal.acknowledge(seq)
-
-    def check_rewind(self, last_received: int) -> None:
-        """Raise what `rewind` would raise, and change nothing."""
-        self._journal.check_rewind(last_received)
-
-    def rewind(self, last_received: int) -> None:
-        """Queue the frames after number `last_received` again, before those that wait.
-
-        Call it while no transport is attached. Raises RemoteProtocolError for a number that was never sent, JournalGap
-        where frames in between are not kept any more.
-        """
-        self._journal.rewind(last_received)
-
     def put_first(self, frame: Frame) -> None:
         """Queue a frame before all others: what a client gets first when it has resumed the session."""
-        self._journal.push(frame, first=True)
+        self.journal.push(frame, first=True)
         self._changed.notify()
-
-    def continue_from(self, last_received: int, first_frame: Frame, frames: Sequence[SentFrame] = ()) -> None:
-        """Have `first_frame` sent first, then those of `frames` that the client lacks, and number what follows them.
-
-        For a session that was restored from the store: its client has counted to `last_received` in another process,
-        which has handed over `frames`. Without them what follows is numbered from `last_received` + 1.
-        """
-        if not self._journal.take_over(frames, last_received):
-            self._journal.continue_from(last_received)
-        self._journal.push(first_frame, first=True)
-
-    def hand_over(self, max_bytes: int) -> list[SentFrame]:
-        """Return the frames that the client may lack, as `Journal.hand_over` has it."""
-        return self._journal.hand_over(max_bytes)
-
-    def unacknowledged(self, coming: Sequence[Frame], max_bytes: int) -> list[SentFrame]:
-        """Return the frames that the client may lack, without pieces, as `Journal.unacknowledged` has it."""
-        return self._journal.unacknowledged(coming, max_bytes)

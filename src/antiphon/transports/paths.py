@@ -24,6 +24,8 @@ _MAX_DECODED = 4
 _NEEDLESS = re.compile(rb"%(?:3[0-9]|[46][1-9a-f]|[57][0-9a])", re.IGNORECASE)
 _NO_ESCAPE = re.compile(rb"%(?![0-9a-fA-F]{2})")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f]")
+# Only the slashes around the prefix: what follows it stays as it was sent, and no other path becomes one that is known.
+_PREFIX = re.compile(r"/+v1/+")
 # Some servers take a backslash for a slash, and what follows a semicolon for no part of the segment.
 _DOTS = re.compile(r"[/\\]\.\.?(?:[/\\;]|$)")
 
@@ -70,6 +72,25 @@ def flaw(path: str) -> str:
             return ""
         raw = decoded
     return "A path is percent-encoded once."
+
+
+class BasePath:
+    """ASGI middleware for clients whose base URL ends in a slash: `//v1/models` and `/v1//models` are `/v1/models`.
+
+    It has to be the outermost, so that all others see one path.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Hand the request on, with the path that was meant."""
+        if scope["type"] in ("http", "websocket") and (found := _PREFIX.match(scope["path"])):
+            raw = scope.get("raw_path")
+            scope = scope | {"path": f"/v1/{scope['path'][found.end() :]}"}
+            if raw is not None and (found := _PREFIX.match(raw.decode("latin-1"))):
+                scope["raw_path"] = b"/v1/" + raw[found.end() :]
+        await self._app(scope, receive, send)
 
 
 class CheckedPaths:

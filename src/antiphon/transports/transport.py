@@ -14,6 +14,8 @@ from antiphon.events.transcription import AppendAudio, TranscriptionEvent
 
 # A client that has not read anything for this long is taken to be gone.
 STALL_S = 30.0
+# What a client sends: a frame, or audio that came beside the frames.
+ClientData = str | bytes | AppendAudio
 ReportPlayback = Callable[[PlaybackStarted | PlaybackStopped], object]
 
 
@@ -47,7 +49,7 @@ class Transport(Protocol):
         """The player of the responses' audio; None where audio is sent within the events."""
         ...
 
-    async def receive(self) -> str | bytes | AppendAudio | None:
+    async def receive(self) -> ClientData | None:
         """Wait for the next frame, or for audio that came beside the frames. None: the client has left."""
         ...
 

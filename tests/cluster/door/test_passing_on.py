@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from antiphon.transports.line_limit import REFUSED_LINES
+from antiphon.transports.http import REFUSED_LINES
 from tests.attack.doors import UPGRADE, as_key
 from tests.cluster.processes import Cluster, Host, cluster
 from tests.cluster.spellings import HIDDEN, SERVED, Echo, ask, echo, is_hidden, spelled

@@ -6,8 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from antiphon.server.live.moving.boundary import wait_for_boundary
 from antiphon.server.live.moving.continuation import MOVED
+from antiphon.server.live.moving.stored_copy import wait_for_boundary
 
 
 @dataclass

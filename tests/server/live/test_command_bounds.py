@@ -6,7 +6,7 @@ import pytest
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPart, CreateItem, Item
-from antiphon.server.live.command_bounds import MAX_ITEMS, MAX_REFUSED, CommandBounds
+from antiphon.server.live.realtime_session import MAX_ITEMS, MAX_REFUSED, CommandBounds
 from antiphon.server.memory import MemoryLedger
 from antiphon.settings import MemorySettings
 

@@ -21,8 +21,7 @@ from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from antiphon.transports.attachment import Attachment
-from antiphon.transports.attachment_state import AttachmentState
-from antiphon.transports.lifecycle import Lifecycle
+from antiphon.transports.lifecycle import AttachmentState, Lifecycle
 from tests.transports.scripted import ScriptedSession, ScriptedTransport, note
 
 LIMIT_S = 10
@@ -32,7 +31,7 @@ class Held(ScriptedSession):
     """A session with a token. Its client's messages are what it does: "close" closes it, others are answered."""
 
     def __init__(self, state: ServerState, token: ResumeToken | None) -> None:
-        self.live = LiveSession(self, state, token, 16)
+        self.live = LiveSession(self, state, self.caller, token, 16)
         self.is_winding_up = False
         # Handling a frame, and preparing a resume, wait for these.
         self.may_handle, self.may_resume = anyio.Event(), anyio.Event()

@@ -28,11 +28,8 @@ from antiphon.cluster.door.client import WebSocketClient
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.cluster.door.metrics import DoorMetrics
 from antiphon.signals import Signal
-from antiphon.transports.base_path import BasePath
-from antiphon.transports.body_time import in_time
-from antiphon.transports.cut_stream import CutStream
-from antiphon.transports.line_limit import LineLimit
-from antiphon.transports.paths import CheckedPaths, is_for_clients, raw_path, respond
+from antiphon.transports.http import CutStream, LineLimit, in_time
+from antiphon.transports.paths import BasePath, CheckedPaths, is_for_clients, raw_path, respond
 
 log = logging.getLogger(__name__)
 # What those who watch a door ask for.

@@ -18,6 +18,7 @@ from antiphon.protocols.wire import ErrorBody, Frame, NewId, message
 
 # A longer frame is not searched for one: these messages have a few short fields, appends of audio are long.
 MAX_CONTROL_BYTES = 4096
+SESSION_ELSEWHERE = "session_elsewhere"
 CONTROL_TYPES = ("session.event_ack", "session.resume", "session.end")
 
 
@@ -85,6 +86,13 @@ def resume_from(asked: SessionResume) -> ResumeRequest:
     if not isinstance(last, int) or isinstance(last, bool) or last < 0:
         raise RemoteProtocolError("bad_event", "A number of an event from 0 on.", "last_received_server_event_seq")
     return ResumeRequest(_text(asked.session_id, "session_id"), _text(asked.resume_token, "resume_token"), last)
+
+
+def session_elsewhere() -> RemoteProtocolError:
+    """The refusal of a session that another host has. It is retryable: that host may be about to be known as dead."""
+    return RemoteProtocolError(
+        SESSION_ELSEWHERE, "Another server has this session, or was faster to restore it.", "session_id"
+    )
 
 
 def _text(value: object, param: str) -> str:

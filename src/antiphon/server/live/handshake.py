@@ -24,6 +24,7 @@ from antiphon.protocols.connection import Dialect
 from antiphon.protocols.fields import nearest, unknown_parameter
 from antiphon.protocols.opening import TRUE_VALUES, Opening
 from antiphon.protocols.resume.control import (
+    SESSION_ELSEWHERE,
     HowResumed,
     SessionResume,
     control,
@@ -33,9 +34,6 @@ from antiphon.protocols.resume.control import (
 )
 from antiphon.protocols.resume.journal import JournalGap, ResumeToken
 from antiphon.protocols.wire import Frame, random_id
-from antiphon.server.live.moving.persistence import (
-    SESSION_ELSEWHERE,
-)
 from antiphon.server.live.moving.take_up import is_lost, is_unknown, take_up
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
@@ -130,12 +128,12 @@ async def serve_by_first_frame(
     `autostart=0`). While the frame is awaited, the WebSocket holds a place of its own kind. Raises Refused before the
     upgrade where there is neither room nor a session to resume; after it, what goes wrong is answered in frames.
     """
-    query = websocket.query_params
-    if dialect is not None and opening is not None and not names_session(websocket):
+    query, resumes = websocket.query_params, names_session(websocket)
+    if dialect is not None and opening is not None and not resumes:
         state.refuse_early(caller, kind_of(dialect, opening))
     await accept(websocket, dialect)
     transport = WebSocketTransport(websocket)
-    if names_session(websocket) and await is_unknown(state, caller, query["resume"]):
+    if resumes and await is_unknown(state, caller, query["resume"]):
         await _refuse_unknown(state, caller, websocket, transport)
         return
     begins = dialect is not None and dialect.client_first

@@ -1,105 +1,108 @@
-"""What a live realtime session asks of the session that it carries, of whatever kind."""
+"""The session that a live realtime session carries: how it is made, and which commands of its client it takes."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Protocol
+from typing import TypeGuard
 
-from antiphon.events.conversation import ConfigureConversation, ConversationCommand, CreateResponse
-from antiphon.events.transcription import ConfigureTranscription
-from antiphon.protocols.connection import WireConnection
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.errors import Refused, RemoteProtocolError
+from antiphon.events.conversation import (
+    CancelResponse,
+    ClearOutputAudio,
+    ConfigureConversation,
+    ConversationCommand,
+    CreateItem,
+    CreateResponse,
+)
+from antiphon.events.duplex import AcknowledgePlayback, BargeIn, CancelInput
+from antiphon.events.size import num_bytes
+from antiphon.events.transcription import AppendAudio, ConfigureTranscription
+from antiphon.protocols.connection import Command, WireConnection
 from antiphon.server.live.witness import Witness
+from antiphon.server.memory import MemoryAccount
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
-from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
-from antiphon.sessions.transcription.decoding import Measure
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.transports.transport import AudioPlayer
 
+# Sessions whose commands come through an inbox. Whatever `run` raises ends its live session with `server_error`, and no
+# other session.
+RealtimeConversation = ConversationSession | DuplexSession
+RealtimeSession = TranscriptionSession | RealtimeConversation
 
-class RealtimeSession(Protocol):
-    """What a LiveRealtime asks of its session, of whatever kind. Commands reach it through the inbox."""
-
-    @property
-    def audio_s(self) -> float:
-        """Seconds of audio that it has listened to so far, silence included. What waits in the inbox does not count."""
-        ...
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing is under way: nobody speaks, all that came was worked off, nothing that was said waits for
-        its transcript or its answer, and no answer is still heard.
-        """
-        ...
-
-    async def run(self) -> None:
-        """Run until the inbox is closed and what was in it is worked off. Whatever it raises ends the live session with
-        `server_error`, and no other session.
-        """
-        ...
+URGENT = (BargeIn, CancelInput, AcknowledgePlayback, ClearOutputAudio)
+# 5 ms. A frame with less audio counts as an event without audio.
+MIN_AUDIO_SAMPLES = SAMPLE_RATE_HZ // 200
+RATE_WINDOW_S = 2.0
+# The most items to which a client may add another: finding one takes a search through all.
+MAX_ITEMS = 10_000
+# How many commands are refused for want of memory before the session ends.
+MAX_REFUSED = 100
 
 
-class RealtimeConversation(RealtimeSession, Protocol):
-    """What it asks besides of a session that holds a conversation."""
+class CommandBounds:
+    """What one client may send: how many events without audio, and how much that has to be kept.
 
-    @property
-    def conversation(self) -> ConversationHistory:
-        """The history: restored before `run` is called, and stored whenever an event says that it has changed."""
-        ...
+    `max_events_per_s`: of events without audio, on average over RATE_WINDOW_S. `config_bytes`: the memory of the
+    session's configuration.
+    """
 
-    @property
-    def settled_ms(self) -> float:
-        """The millisecond of its audio before which everything is in the history, or nobody spoke."""
-        ...
+    def __init__(
+        self, memory: MemoryAccount, max_events_per_s: int, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._memory = memory
+        self._max_events_per_s = max_events_per_s
+        self._clock = clock
+        # When the last events without audio came, of the last RATE_WINDOW_S.
+        self._event_times_s: deque[float] = deque()
+        self._num_refused = 0
+        self.config_bytes = 0
 
     @property
-    def unread_items(self) -> list[str]:
-        """The items of the history that have no transcript yet, by their ids."""
-        ...
+    def is_spent(self) -> bool:
+        """Whether so many commands were refused for want of memory that the session has to end."""
+        return self._num_refused >= MAX_REFUSED
 
-    @property
-    def owed_responses(self) -> list[CreateResponse]:
-        """The responses that are under way, due to the user's turns, or waiting."""
-        ...
+    def configure(self, command: ConfigureTranscription | ConfigureConversation) -> None:
+        """Measure a configuration, which replaces the one before."""
+        self.config_bytes = num_bytes(command)
 
-    @property
-    def answering(self) -> bool:
-        """Whether a response is being produced."""
-        ...
+    @staticmethod
+    def have_audio(commands: Sequence[Command]) -> bool:
+        """Whether the commands of a frame bring audio, so that the backlog bounds them, and not their rate."""
+        return sum(len(c.pcm) for c in commands if isinstance(c, AppendAudio)) >= MIN_AUDIO_SAMPLES
 
-    @property
-    def can_cancel(self) -> bool:
-        """Whether a response is being produced that was not cancelled yet. Only then is a CancelResponse handled at
-        once; else it may be about a response that a command in the inbox has still to begin.
-        """
-        ...
+    def count_event(self) -> bool:
+        """Count an event without audio; return whether they are too many."""
+        now_s = self._clock()
+        self._event_times_s.append(now_s)
+        while self._event_times_s[0] < now_s - RATE_WINDOW_S:
+            self._event_times_s.popleft()
+        return len(self._event_times_s) > self._max_events_per_s * RATE_WINDOW_S
 
-    @property
-    def user_speaks(self) -> bool:
-        """Whether the user speaks, as far as it was reported."""
-        ...
+    def check(self, command: CreateItem | CreateResponse, num_items: int) -> None:
+        """Raise RemoteProtocolError where what a command brings may not be kept, in a history of `num_items`."""
+        if isinstance(command, CreateItem) and num_items >= MAX_ITEMS:
+            raise RemoteProtocolError("conversation_too_large", f"A conversation may have {MAX_ITEMS} items.")
+        try:
+            self._memory.check(num_bytes(command))
+        except Refused as refusal:
+            self._num_refused += 1
+            raise RemoteProtocolError("memory_limit_exceeded", f"This was not kept: {refusal}.") from None
 
-    @property
-    def is_heard(self) -> bool:
-        """Whether audio that was sent is still being played."""
-        ...
 
-    def leave_open_turn(self) -> None:
-        """Let the end of the inbox end no turn: another host hears again what is open then."""
-        ...
-
-    async def interrupt(self, reason: str) -> None:
-        """Cancel the response under way with `reason`, and cut it to what was heard."""
-        ...
-
-    async def handle(self, command: ConversationCommand) -> None:
-        """Handle one command at once, before those that wait in the inbox. Waits until the events that it leads to are
-        emitted; a command that cannot be carried out is answered, and raises nothing.
-        """
-        ...
+def goes_first(command: Command, conversation: RealtimeConversation) -> TypeGuard[ConversationCommand]:
+    """Whether a command is handled at once, before those that wait in the inbox. A CancelResponse is where it can mean
+    a response that has begun; else it may be about one that a command in the inbox has still to begin.
+    """
+    return isinstance(command, URGENT) or (isinstance(command, CancelResponse) and conversation.can_cancel)
 
 
 def new_transcription(
@@ -108,7 +111,7 @@ def new_transcription(
     first: ConfigureTranscription,
     inbox: Inbox,
     emit: EmitConversation,
-    measure: Measure,
+    measure: Callable[[str, float], None],
 ) -> TranscriptionSession:
     """Return the session of a wire that transcribes, with the models of the server."""
     models = state.loaded()

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine
 from functools import partial
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -20,7 +20,7 @@ from antiphon.capacity.certificate import Kind
 from antiphon.errors import Refused
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.server.access_log import Fields, current_request, log_fields
-from antiphon.server.state import LiveEntry, ServerState, current_place
+from antiphon.server.state import Caller, ServerState, current_place
 from antiphon.signals import become
 from antiphon.transports.attachment import AttachedSession, Attachment
 from antiphon.transports.lifecycle import Lifecycle, LifecycleEvent, new_lifecycle
@@ -47,27 +47,19 @@ FINALS_PART, FINALS_S = 0.25, 5.0
 POLL_S = 0.05
 
 
-class ServedSession(AttachedSession, LiveEntry, Protocol):
-    """What a LiveSession is the common part of: it answers to its attachment and to the server."""
-
-    @property
-    def num_bytes(self) -> int:
-        """The memory that the session holds for its client now, beside the frames of its outbox."""
-        ...
-
-
 class LiveSession:
     """The common part of a live session: `serve` it once. Its `outbox` takes frames before that, too.
 
-    `session`: the whole of it. `token`: what resumes it; None: it ends with its transport. `max_waiting`,
-    `waits_detached` and `stall_s` are those of Outbox and Attachment. `memory`: the session's account, which is closed
-    when it has been served.
+    `session`: the whole of it. `caller`: what opened it. `token`: what resumes it; None: it ends with its transport.
+    `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment. `memory`: the session's account,
+    which is closed when it has been served.
     """
 
     def __init__(
         self,
-        session: ServedSession,
+        session: AttachedSession,
         state: ServerState,
+        caller: Caller,
         token: ResumeToken | None,
         max_waiting: int,
         *,
@@ -76,8 +68,9 @@ class LiveSession:
     ) -> None:
         self._session = session
         self._state = state
+        self._caller = caller
         self._lifecycle = new_lifecycle()
-        self.memory = state.memory.open(session.caller.key)
+        self.memory = state.memory.open(caller.key)
         resume = state.settings.resume
         journal = Journal(
             time.monotonic, token is not None, max_bytes=resume.journal_mb << 20, max_s=float(resume.journal_s)
@@ -134,7 +127,7 @@ class LiveSession:
         fields: Fields = {
             "session": self._session.id,
             "request": self._request.id,
-            "key": self._session.caller.label,
+            "key": self._caller.label,
             "kind": "+".join(self._labels),
             "code": self._close_code,
             "reason": self._close_reason or ("finished" if self._has_finished else "client_left"),
@@ -152,7 +145,7 @@ class LiveSession:
 
     def count_memory(self) -> None:
         """Have the session's account hold what it holds now: call it after whatever may have changed that."""
-        self.memory.hold(self._session.num_bytes + self.outbox.num_bytes)
+        self.memory.hold(self._session.num_bytes + self.outbox.journal.num_bytes)
 
     def count(self, label: str) -> None:
         """Count the session in the metrics under this dialect, as one that was started and as live until it ends."""
@@ -223,7 +216,7 @@ class LiveSession:
     def _overflowed(self) -> None:
         """Close a session that produced more while its client was away than the journal keeps."""
         log.info("session %s: more waits for its client than the journal keeps", self._session.id)
-        self._state.overflowed.put(self._session.caller.key, self._session.id, True)
+        self._state.overflowed.put(self._caller.key, self._session.id, True)
         self.attachment.abandon()
 
 

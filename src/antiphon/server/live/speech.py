@@ -45,7 +45,7 @@ class LiveSpeech:
         )
         self._wire = SpeechDialect(speech_catalog(state, caller))
         self._session = SpeechSession(
-            state.loaded().required_synthesizer, self._stream.measure, state.loaded().transcriber
+            state.loaded().required_synthesizer, self._stream.live.measure, state.loaded().transcriber
         )
         self._began_s = time.monotonic()
         self._num_messages = 0
@@ -60,7 +60,7 @@ class LiveSpeech:
             await self._stream.serve(self._run_session, self._send_events)
         finally:
             self._state.metrics.audio_s.labels("spoken").inc(self._session.audio_s)
-            self._stream.log_end(self._session.audio_s)
+            self._stream.live.log_end(self._session.audio_s)
 
     # --- StreamedSession ----------------------------------------------------------------------------------------------
 
@@ -111,11 +111,11 @@ class LiveSpeech:
                 errors.append(self._wire.refuse(error.message))
         # Errors wait for the socket: a client that causes them is read no faster than it reads.
         if self._stream.put(errors):
-            await self._stream.wait_for_room()
+            await self._stream.live.outbox.wait_for_room()
         # Other tasks get their turn of the event loop, however fast one client sends.
         due_s = self._began_s + self._num_messages / MESSAGES_PER_S - 1.0
         await anyio.sleep(max(0.0, due_s - time.monotonic()))
-        if self._wire.closing and self._stream.lifecycle.reads_frames:
+        if self._wire.closing and self._stream.live.lifecycle.reads_frames:
             self._stream.finish(CLOSE_NORMAL if self._wire.configured else CLOSE_POLICY)
 
     async def wind_up(self) -> None:
@@ -137,7 +137,7 @@ class LiveSpeech:
         """Send the session's events as fast as the client reads them, until the session ends."""
         while event := await self._session.next_event():
             self._stream.put(self._wire.send(event))
-            await self._stream.wait_for_room()
+            await self._stream.live.outbox.wait_for_room()
             self._stream.mark_active()
             if isinstance(event, SentenceAudio):
                 # A message of the client that waits is read before the next audio is sent.

@@ -16,9 +16,7 @@ from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.live.session import CLOSE_GOING_AWAY, CLOSE_NORMAL, LiveSession
 from antiphon.server.state import Caller, ServerState
-from antiphon.transports.attachment import Attachment, ClientData
-from antiphon.transports.lifecycle import Lifecycle
-from antiphon.transports.transport import STALL_S
+from antiphon.transports.transport import STALL_S, ClientData
 from antiphon.transports.websocket import WebSocketTransport
 
 
@@ -68,9 +66,13 @@ class StreamedSession(Protocol):
 class LiveStream:
     """Carries one streamed session over a WebSocket, and over those that resume: `serve` it once.
 
-    `caller`: what opened it. `token`: what resumes it; None: it ends with its WebSocket. `label`:
-    its `dialect` in the metrics. `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment.
+    `caller`: what opened it. `token`: what resumes it; None: it ends with its WebSocket. `label`: its `dialect` in the
+    metrics. `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment. `attachment`: the place
+    of its WebSocket, where a client that resumes attaches another one. `live`: what it has in common with all sessions.
     """
+
+    # What a stream receives is not queued as audio that it could be behind with.
+    backlog_s = 0.0
 
     def __init__(
         self,
@@ -89,8 +91,10 @@ class LiveStream:
         self._socket = socket
         self.caller = caller
         self._label = label
-        self._id = random_id("sess-")
-        self._live = LiveSession(self, state, token, max_waiting, waits_detached=waits_detached, stall_s=stall_s)
+        # As the client knows it.
+        self.id = random_id("sess-")
+        self.live = LiveSession(self, state, caller, token, max_waiting, waits_detached=waits_detached, stall_s=stall_s)
+        self.attachment = self.live.attachment
         # When the client last sent something, or was last sent something.
         self._active_s = time.monotonic()
 
@@ -98,32 +102,19 @@ class LiveStream:
         """Serve until the stream is closed, with `tasks` running beside it; they are cancelled at the end."""
         if token := self.attachment.token:
             fields = {"session_id": self.id, "resume_token": token.renew()}
-            self._live.outbox.put(Frame({"type": "session.created"} | fields, numbered=False))
-        self._live.count(self._label)
-        await self._live.serve(self._socket, *tasks)
+            self.live.outbox.put(Frame({"type": "session.created"} | fields, numbered=False))
+        self.live.count(self._label)
+        await self.live.serve(self._socket, *tasks)
 
     # --- for the session that is streamed -----------------------------------------------------------------------------
-
-    @property
-    def lifecycle(self) -> Lifecycle:
-        """How far the stream has come. While it is OPEN, its end is up to the session; after that it is under way."""
-        return self._live.lifecycle
-
-    def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a task from now on; it is cancelled when the stream is closed. Only while `serve` runs."""
-        self._live.start(task)
 
     def put(self, frames: Sequence[Frame]) -> bool:
         """Queue the frames; return whether there were any."""
         for frame in frames:
-            self._live.outbox.put(frame)
+            self.live.outbox.put(frame)
         if frames:
-            self._live.count_memory()
+            self.live.count_memory()
         return bool(frames)
-
-    async def wait_for_room(self) -> None:
-        """Wait while the client does not read what was put, as `Outbox.wait_for_room` has it."""
-        await self._live.outbox.wait_for_room()
 
     def mark_active(self) -> None:
         """Begin the idle time anew: the client was sent something. What it sends itself counts without this."""
@@ -134,46 +125,23 @@ class LiveStream:
 
         Only the first call counts. Does not wait.
         """
-        self._live.finish(code, reason)
+        self.live.finish(code, reason)
 
-    def measure(self, kind: str, seconds: float) -> None:
-        """Record a latency of the session, as `LiveSession.measure` has it."""
-        self._live.measure(kind, seconds)
-
-    def log_end(self, audio_s: float = 0.0, **counts: int) -> None:
-        """Log the end of the session in one line, as `LiveSession.log_end` has it."""
-        self._live.log_end(audio_s, **counts)
-
-    # --- LiveEntry ----------------------------------------------------------------------------------------------------
-
-    @property
-    def attachment(self) -> Attachment:
-        """The place of its WebSocket, where a client that resumes attaches another one. It has the stream's token."""
-        return self._live.attachment
-
-    @property
-    def backlog_s(self) -> float:
-        """Always 0: what a stream receives is not queued as audio that it could be behind with."""
-        return 0.0
+    # --- AttachedSession: what the server asks ------------------------------------------------------------------------
 
     def drain(self, within_s: float) -> None:
         """Once the client is in the middle of nothing, read no more messages, and have the session wind up: what was
         asked for is sent. Does not wait.
         """
-        end = partial(self._live.end, CLOSE_GOING_AWAY, "server_shutting_down")
-        self._live.end_once(lambda: self._session.is_silent, within_s, end)
+        end = partial(self.live.end, CLOSE_GOING_AWAY, "server_shutting_down")
+        self.live.end_once(lambda: self._session.is_silent, within_s, end)
 
     @property
     def num_bytes(self) -> int:
         """The memory that the streamed session holds for its client."""
         return self._session.num_bytes
 
-    # --- AttachedSession ----------------------------------------------------------------------------------------------
-
-    @property
-    def id(self) -> str:
-        """The session's id, as the client knows it."""
-        return self._id
+    # --- AttachedSession: what its attachment asks --------------------------------------------------------------------
 
     @property
     def idle_s(self) -> float | None:
@@ -191,12 +159,12 @@ class LiveStream:
         assert isinstance(data, str | bytes)
         self.mark_active()
         try:
-            self._live.memory.check(len(data))
+            self.live.memory.check(len(data))
         except Refused as refusal:
             await self.reject(RemoteProtocolError("memory_limit_exceeded", f"The server is full: {refusal}."), None)
             return
         await self._session.handle(data)
-        self._live.count_memory()
+        self.live.count_memory()
 
     async def end_if_idle(self) -> None:
         """Finish the stream if neither side has sent anything for the limit, and nothing is being produced."""
@@ -214,8 +182,8 @@ class LiveStream:
 
     async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
         """Send the error in the shape of the resume protocol. Waits while the client does not read."""
-        self._live.outbox.put(refused_frame(random_id, error, event_id if isinstance(event_id, str) else None))
-        await self._live.outbox.wait_for_room()
+        self.live.outbox.put(refused_frame(random_id, error, event_id if isinstance(event_id, str) else None))
+        await self.live.outbox.wait_for_room()
 
     async def resumed(self, token: str, how: HowResumed) -> Frame:
         """Return the `session.resumed` frame: the new token, how, and how many frames of the client were handled.

@@ -64,7 +64,7 @@ class LiveVideo:
             await self._stream.serve()
         finally:
             frames, kept = (self._session.num_frames, self._session.num_kept) if self._session else (0, 0)
-            self._stream.log_end(frames=frames, kept=kept)
+            self._stream.live.log_end(frames=frames, kept=kept)
 
     # --- StreamedSession ----------------------------------------------------------------------------------------------
 
@@ -108,15 +108,15 @@ class LiveVideo:
                     self._model,
                     self._emit,
                     new_id=random_id,
-                    measure=self._stream.measure,
+                    measure=self._stream.live.measure,
                     owner=self._stream.caller.key,
                 )
-                self._stream.start(partial(self._run_session, self._session))
+                self._stream.live.start(partial(self._run_session, self._session))
             elif self._session:
                 await self._session.put(command)
         if answered:
-            await self._stream.wait_for_room()
-        if self._wire.closing and self._stream.lifecycle.reads_frames:
+            await self._stream.live.outbox.wait_for_room()
+        if self._wire.closing and self._stream.live.lifecycle.reads_frames:
             if self._session:
                 self._session.close()
             self._stream.finish()
@@ -145,5 +145,5 @@ class LiveVideo:
 
     async def _emit(self, event: VideoEvent) -> None:
         if self._stream.put(self._wire.send(event)):
-            await self._stream.wait_for_room()
+            await self._stream.live.outbox.wait_for_room()
         self._stream.mark_active()

@@ -23,7 +23,7 @@ from antiphon.recording.tape import SessionFacts
 from antiphon.server.access_log import current_request
 from antiphon.server.state import ServerState
 from antiphon.tracing.turns import TurnTracer
-from antiphon.transports.attachment import ClientData
+from antiphon.transports.transport import ClientData
 from antiphon.upstream.current_turn import follow_session
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ import uvicorn
 
 from antiphon.errors import SettingsError
 from antiphon.settings import ServerSettings
-from antiphon.transports.line_limit import LineLimit
+from antiphon.transports.http import LineLimit
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # What clients get to read the rest of their responses when the server stops.

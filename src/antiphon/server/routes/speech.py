@@ -36,7 +36,7 @@ from antiphon.sessions.speech.render import EncodedSpeech, speak
 from antiphon.shares.threads import FILE_THREADS, in_thread
 from antiphon.store.voices import StoredVoice
 from antiphon.text.markup import plain
-from antiphon.transports.cut_stream import CutStream
+from antiphon.transports.http import CutStream
 from antiphon.transports.paths import flaw
 
 log = logging.getLogger(__name__)

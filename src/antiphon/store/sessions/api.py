@@ -113,7 +113,46 @@ class ClaimRefusal(Enum):
     SUPERSEDED = "superseded"
 
 
-class SessionStore(Protocol):
+class Ownership(Protocol):
+    """Which host has which session, and which hosts live. Methods block, and raise StoreError where the home cannot be
+    had. No clock but the home's decides anything.
+    """
+
+    def tail(self, session_id: str) -> tuple[TailChunk, ...]:
+        """The chunks of the session's tail, by `at_ms`. Read it after `claim`, when nobody else adds to it any more."""
+        ...
+
+    def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
+        """Make `new_owner` the owner of a session whose owner is dead or has released it, and return the new row.
+
+        One of any number of hosts that saw the same fence succeeds: the fence is raised by one, and `restores` too. The
+        home itself refuses it while the owner's key lives, unless that is `new_owner`. A store first writes what waits
+        of the session. Raises RowError, and changes nothing, for a row that is damaged or of another version. Where it
+        raises StoreError it may have succeeded: the row tells.
+        """
+        ...
+
+    def renew(self, host: Host) -> None:
+        """Have a host live for another TTL, with this load. The first call makes its key. No write depends on it."""
+        ...
+
+    def unregister(self, name: str) -> None:
+        """Have a host be dead at once: its own word when it stops, or that of a supervisor, which has seen it die.
+
+        A name without an incarnation means all incarnations of it. A host that lives after all is back when it renews.
+        """
+        ...
+
+    def hosts(self) -> tuple[Host, ...]:
+        """The hosts that live: those of a store by name, those of a home in any order."""
+        ...
+
+    def host(self, name: str) -> Host | None:
+        """The host of this full name; None if it does not live."""
+        ...
+
+
+class SessionStore(Ownership, Protocol):
     """The stored conversations, and which hosts live. All hosts of a store share them.
 
     Writes do not wait: they return a future that is done when the home has them, and writes of one session that wait
@@ -121,8 +160,7 @@ class SessionStore(Protocol):
     the store is degraded. What was to be written waits then, and is tried again every two seconds. It fails with
     SupersededError where the hold is not the newest: nothing of that write was or will be written.
 
-    All other methods block, and raise StoreError where the home cannot be had. Callers on an event loop run them in a
-    thread. All may be called from any thread. No clock but the home's decides anything.
+    All other methods block, and callers on an event loop run them in a thread. All may be called from any thread.
     """
 
     @property
@@ -167,39 +205,6 @@ class SessionStore(Protocol):
         None where there is none, and where it is too old. Raises RowError for a damaged row, and one of another
         version.
         """
-        ...
-
-    def tail(self, session_id: str) -> tuple[TailChunk, ...]:
-        """The chunks of the session's tail, by `at_ms`. Read it after `claim`, when nobody else adds to it any more."""
-        ...
-
-    def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
-        """Make `new_owner` the owner of a session whose owner is dead or has released it, and return the new row.
-
-        One of any number of hosts that saw the same fence succeeds: the fence is raised by one, and `restores` too. The
-        home itself refuses it while the owner's key lives, unless that is `new_owner`. Waits for what this store object
-        has yet to write of the session. Raises RowError, and changes nothing, for a row that is damaged or of another
-        version. Where it raises StoreError it may have succeeded: `get` tells.
-        """
-        ...
-
-    def renew(self, host: Host) -> None:
-        """Have a host live for another TTL, with this load. The first call makes its key. No write depends on it."""
-        ...
-
-    def unregister(self, name: str) -> None:
-        """Have a host be dead at once: its own word when it stops, or that of a supervisor, which has seen it die.
-
-        A name without an incarnation means all incarnations of it. A host that lives after all is back when it renews.
-        """
-        ...
-
-    def hosts(self) -> tuple[Host, ...]:
-        """The hosts that live, by name."""
-        ...
-
-    def host(self, name: str) -> Host | None:
-        """The host of this full name; None if it does not live."""
         ...
 
     def close(self, host_name: str = "") -> None:

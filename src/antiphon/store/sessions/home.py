@@ -11,9 +11,9 @@ from antiphon.errors import RowError, StoreError, SupersededError
 from antiphon.store.sessions.api import (
     MAX_SNAPSHOT_BYTES,
     ROW_VERSION,
-    ClaimRefusal,
     Hold,
     Host,
+    Ownership,
     ReceivedCounts,
     StoredSession,
     TailChunk,
@@ -51,10 +51,10 @@ class Write:
         return 0 if self.releases or self.row is None else self.row.restores
 
 
-class Home(Protocol):
+class Home(Ownership, Protocol):
     """Where rows and hosts are. All methods block, for BUSY_S or little more, and raise StoreError for a failing home.
 
-    `write` and `purge` are called by one thread, the others by any. What `SessionStore` says of its methods holds.
+    `write` and `purge` are called by one thread, the others by any.
     """
 
     def write(self, writes: Sequence[Write]) -> Sequence[StoreError | None]:
@@ -65,31 +65,7 @@ class Home(Protocol):
         ...
 
     def read(self, session_id: str) -> StoredSession | None:
-        """As `SessionStore.get`."""
-        ...
-
-    def read_tail(self, session_id: str) -> tuple[TailChunk, ...]:
-        """As `SessionStore.tail`."""
-        ...
-
-    def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
-        """As `SessionStore.claim`."""
-        ...
-
-    def renew(self, host: Host) -> None:
-        """As `SessionStore.renew`."""
-        ...
-
-    def unregister(self, name: str) -> None:
-        """As `SessionStore.unregister`."""
-        ...
-
-    def hosts(self) -> tuple[Host, ...]:
-        """As `SessionStore.hosts`, in any order."""
-        ...
-
-    def host(self, name: str) -> Host | None:
-        """As `SessionStore.host`."""
+        """The row of a session. None, and RowError, as `SessionStore.get`."""
         ...
 
     def purge(self) -> None:

@@ -24,7 +24,7 @@ from antiphon.store.sessions.api import (
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.home import BUSY_S, Write, chunk_of, host_of, row_of, superseded
+from antiphon.store.sessions.home import BUSY_S, Home, Write, chunk_of, host_of, row_of, superseded
 from antiphon.store.sessions.url import StoreUrl
 
 # Of the tables, in `antiphon_format`.
@@ -121,8 +121,8 @@ UNREGISTER = "delete from antiphon_hosts where name = %(name)s or starts_with(na
 HOSTS = "select name, address, nullif(load, -1), draining from antiphon_hosts where until > clock_timestamp()"
 
 
-class PostgresHome:
-    """A Home in Postgres. Connects and makes its tables, and raises StoreError where that fails, and for tables of a
+class PostgresHome(Home):
+    """Sessions in Postgres. Connects and makes its tables, and raises StoreError where that fails, and for tables of a
     newer format.
 
     Holds two connections: one for the thread that writes, one for all else. Needs the extra `[postgres]`, without which
@@ -148,7 +148,7 @@ class PostgresHome:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write]) -> Sequence[StoreError | None]:
-        """As Home says. All are one transaction, unless one of them cannot be written at all."""
+        """All are one transaction, unless one of them cannot be written at all."""
         # In the order of the ids, so that two hosts that write the same rows do not wait for each other.
         order = sorted(range(len(writes)), key=lambda number: writes[number].hold.session_id)
         ordered = [writes[number] for number in order]
@@ -160,17 +160,14 @@ class PostgresHome:
         return [outcome for _, outcome in sorted(zip(order, outcomes, strict=True), key=lambda pair: pair[0])]
 
     def read(self, session_id: str) -> StoredSession | None:
-        """As Home says."""
         row = self._fetch(READ, id=session_id, max_age_s=self._max_age_s)
         return row_of(session_id, row[0]) if row else None
 
-    def read_tail(self, session_id: str) -> tuple[TailChunk, ...]:
-        """As Home says."""
+    def tail(self, session_id: str) -> tuple[TailChunk, ...]:
         rows = self._fetch("select at_ms, chunk from antiphon_tails where id = %(id)s order by at_ms", id=session_id)
         return tuple(chunk_of(session_id, *row) for row in rows)
 
     def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
-        """As Home says."""
         row = self.read(session_id)
         if row is None:
             return ClaimRefusal.UNKNOWN
@@ -185,7 +182,6 @@ class PostgresHome:
         return ClaimRefusal.OWNER_ALIVE if row.fence == seen_fence else ClaimRefusal.SUPERSEDED
 
     def purge(self) -> None:
-        """As Home says."""
         self._fetch(f"delete from antiphon_sessions where {OLD}", max_age_s=self._max_age_s)
         self._fetch("delete from antiphon_tails where id not in (select id from antiphon_sessions)")
         self._fetch("delete from antiphon_hosts where until < clock_timestamp()")
@@ -193,7 +189,6 @@ class PostgresHome:
     # --- hosts --------------------------------------------------------------------------------------------------------
 
     def renew(self, host: Host) -> None:
-        """As Home says."""
         self._fetch(
             RENEW,
             name=host.name,
@@ -204,22 +199,18 @@ class PostgresHome:
         )
 
     def unregister(self, name: str) -> None:
-        """As Home says."""
         self._fetch(UNREGISTER, name=name)
 
     def hosts(self) -> tuple[Host, ...]:
-        """As Home says."""
         return tuple(host_of(*row) for row in self._fetch(HOSTS))
 
     def host(self, name: str) -> Host | None:
-        """As Home says."""
         found = self._fetch(f"{HOSTS} and name = %(name)s", name=name)
         return host_of(*found[0]) if found else None
 
     # --- the server ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """As Home says."""
         self._writing.close()
         self._asking.close()
 

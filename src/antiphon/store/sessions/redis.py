@@ -22,6 +22,7 @@ from antiphon.store.sessions.api import (
 )
 from antiphon.store.sessions.home import (
     BUSY_S,
+    Home,
     Write,
     chunk_of,
     damaged,
@@ -101,8 +102,8 @@ return redis.call('HMGET', KEYS[1], 'version', 'key_hash', 'token', 'snapshot', 
 """
 
 
-class RedisHome:
-    """A Home in Redis or Valkey. Connects, and raises StoreError where that fails, and for keys of a newer format.
+class RedisHome(Home):
+    """Sessions in Redis or Valkey. Connects, and raises StoreError where that fails, and for keys of a newer format.
 
     Rows are deleted by the server itself `max_age_s` after they were written. Needs the extra `[redis]`, without
     which it raises SettingsError.
@@ -135,7 +136,6 @@ class RedisHome:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write]) -> Sequence[StoreError | None]:
-        """As Home says."""
         failures: list[StoreError | None] = self._ask(lambda: self._write_all(writes))
         return failures
 
@@ -175,7 +175,6 @@ class RedisHome:
         return [hold.owner, hold.fence, *flags, *bounds, len(fields), *fields, *chunks]
 
     def read(self, session_id: str) -> StoredSession | None:
-        """As Home says."""
         kind = self._ask(lambda: self._redis.type(_keys(session_id)[0]))
         if kind not in (b"none", b"hash"):
             raise damaged(session_id)
@@ -183,8 +182,7 @@ class RedisHome:
         # A row that was forgotten has a fence alone.
         return _row(session_id, values) if any(values[:4]) else None
 
-    def read_tail(self, session_id: str) -> tuple[TailChunk, ...]:
-        """As Home says."""
+    def tail(self, session_id: str) -> tuple[TailChunk, ...]:
         found = self._ask(lambda: self._redis.hgetall(_keys(session_id)[1]))
         try:
             chunks = [chunk_of(session_id, int(at_ms), data) for at_ms, data in found.items() if at_ms != b"size"]
@@ -193,7 +191,6 @@ class RedisHome:
         return tuple(sorted(chunks, key=lambda chunk: chunk.at_ms))
 
     def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
-        """As Home says."""
         # A script that fails has done what came before: a row that is damaged is found out first.
         if self.read(session_id) is None:
             return ClaimRefusal.UNKNOWN
@@ -202,13 +199,11 @@ class RedisHome:
         return _row(session_id, answer) if isinstance(answer, list) else ClaimRefusal(answer.decode())
 
     def purge(self) -> None:
-        """As Home says: Redis does it by itself."""
+        """Redis does it by itself."""
 
     # --- hosts --------------------------------------------------------------------------------------------------------
 
     def renew(self, host: Host) -> None:
-        """As Home says."""
-
         def ask() -> None:
             pipe = self._redis.pipeline()
             values: dict[str, str | float] = {"address": host.address, "draining": int(host.draining)}
@@ -222,14 +217,13 @@ class RedisHome:
         self._ask(ask)
 
     def unregister(self, name: str) -> None:
-        """As Home says."""
         for known in self._names():
             if known == name or known.startswith(f"{name}/"):
                 self._ask(partial(self._redis.delete, _host_key(known)))
                 self._ask(partial(self._redis.srem, f"{PREFIX}hosts", known))
 
     def hosts(self) -> tuple[Host, ...]:
-        """As Home says. Names of hosts that are dead are taken off the list of names."""
+        """Names of hosts that are dead are taken off the list of names."""
         living = {name: self.host(name) for name in self._names()}
         dead = [name for name, host in living.items() if host is None]
         if dead:
@@ -237,7 +231,6 @@ class RedisHome:
         return tuple(host for host in living.values() if host)
 
     def host(self, name: str) -> Host | None:
-        """As Home says."""
         found = self._ask(lambda: self._redis.hgetall(_host_key(name)))
         if not found:
             return None
@@ -253,7 +246,6 @@ class RedisHome:
     # --- the server ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """As Home says."""
         self._redis.close()
 
     def _ask(self, ask: Callable[[], Any]) -> Any:

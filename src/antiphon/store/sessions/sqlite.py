@@ -26,7 +26,7 @@ from antiphon.store.sessions.api import (
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.home import BUSY_S, Write, chunk_of, host_of, row_of, superseded
+from antiphon.store.sessions.home import BUSY_S, Home, Write, chunk_of, host_of, row_of, superseded
 
 FILE = "sessions.sqlite3"
 # The format of the file (`pragma user_version`). Files of before there were formats have 0. Those of format 1 have the
@@ -56,8 +56,8 @@ MIGRATION = (
 COLUMNS = "version, who, token, kept, owner, fence, received_events, received_audio_ms, restores"
 
 
-class SqliteHome:
-    """A Home in a folder, which is created with access for its owner only. Deleted rows are overwritten in the files.
+class SqliteHome(Home):
+    """Sessions in a folder, which is created with access for its owner only. Deleted rows are overwritten in the files.
 
     `max_age_s`: rows older than that are not found. `host_ttl_s`: how long a host that hangs is alive. `clock`: seconds
     since 1970, by which rows age. `uptime`: seconds that all processes of the machine count alike, by which hosts do.
@@ -95,7 +95,7 @@ class SqliteHome:
     # --- rows ---------------------------------------------------------------------------------------------------------
 
     def write(self, writes: Sequence[Write]) -> Sequence[StoreError | None]:
-        """As Home says; a write that waits for another process's does so for BUSY_S."""
+        """A write that waits for another process's does so for BUSY_S."""
         try:
             if self._db is None:
                 self._db = self._open()
@@ -124,7 +124,6 @@ class SqliteHome:
         return None
 
     def read(self, session_id: str) -> StoredSession | None:
-        """As Home says."""
         with self._reading() as db:
             return self._read(db, session_id)
 
@@ -134,14 +133,12 @@ class SqliteHome:
         row = db.execute(query, (session_id, oldest_s)).fetchone()
         return row_of(session_id, row) if row else None
 
-    def read_tail(self, session_id: str) -> tuple[TailChunk, ...]:
-        """As Home says."""
+    def tail(self, session_id: str) -> tuple[TailChunk, ...]:
         with self._reading() as db:
             rows = db.execute("select at_ms, chunk from tails where id = ? order by at_ms", (session_id,)).fetchall()
         return tuple(chunk_of(session_id, *row) for row in rows)
 
     def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
-        """As Home says."""
         with self._reading() as db, _transaction(db):
             row = self._read(db, session_id)
             if row is None:
@@ -157,7 +154,7 @@ class SqliteHome:
             return self._read(db, session_id) or ClaimRefusal.UNKNOWN
 
     def purge(self) -> None:
-        """As Home says; the files of hosts that are dead go too."""
+        """The files of hosts that are dead are deleted too."""
         with self._reading() as db:
             self._purge(db)
 
@@ -175,7 +172,7 @@ class SqliteHome:
     # --- hosts --------------------------------------------------------------------------------------------------------
 
     def renew(self, host: Host) -> None:
-        """As Home says. The first call takes the host's lock, until `unregister` or `close`."""
+        """The first call takes the host's lock, until `unregister` or `close`."""
         with self._lock:
             if host.name not in self._locks:
                 self._locks[host.name] = self._take_lock(host.name)
@@ -184,7 +181,6 @@ class SqliteHome:
             db.execute("insert or replace into hosts values (?, ?, ?, ?, ?)", values)
 
     def unregister(self, name: str) -> None:
-        """As Home says."""
         with self._reading() as db:
             db.execute("delete from hosts where name = ? or substr(name, 1, ?) = ?", (name, len(name) + 1, f"{name}/"))
         with self._lock:
@@ -193,13 +189,11 @@ class SqliteHome:
                 os.close(self._locks.pop(own))
 
     def hosts(self) -> tuple[Host, ...]:
-        """As Home says."""
         with self._reading() as db:
             names = [name for (name,) in db.execute("select name from hosts")]
             return tuple(host for name in names if (host := self._host(db, name)))
 
     def host(self, name: str) -> Host | None:
-        """As Home says."""
         with self._reading() as db:
             return self._host(db, name)
 
@@ -239,7 +233,7 @@ class SqliteHome:
     # --- the file -----------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """As Home says; the locks end."""
+        """The locks of this process's hosts end."""
         if self._db:
             self._db.close()
         with self._lock:

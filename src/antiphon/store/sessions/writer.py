@@ -22,6 +22,7 @@ from antiphon.store.sessions.api import (
     ClaimRefusal,
     Hold,
     Host,
+    SessionStore,
     StoredSession,
     TailChunk,
 )
@@ -53,7 +54,7 @@ class _Waiting:
         return snapshot + sum(map(len, self.write.chunks.values()))
 
 
-class QueuedStore:
+class QueuedStore(SessionStore):
     """A SessionStore over `home`, whose `write` it calls in a thread of its own. `close` ends the thread and the home.
 
     A write that fails makes the store *degraded*: what is to be written waits, and is tried again every RETRY_S until
@@ -76,13 +77,11 @@ class QueuedStore:
 
     @property
     def degraded(self) -> str | None:
-        """As SessionStore says; from any thread."""
         return self._failure
 
     # --- writes -------------------------------------------------------------------------------------------------------
 
     def put(self, session: StoredSession, *, turn_kept: bool = False) -> Future[None]:
-        """As SessionStore says."""
         # It may hold what cannot be written, which its home says.
         num_bytes = len(session.snapshot) if isinstance(session.snapshot, bytes) else 0
         if num_bytes > MAX_SNAPSHOT_BYTES:
@@ -93,15 +92,12 @@ class QueuedStore:
         return self._enqueue(Write(session.hold, session, clears_tail=turn_kept))
 
     def append_tail(self, hold: Hold, chunk: TailChunk) -> Future[None]:
-        """As SessionStore says."""
         return self._enqueue(Write(hold, chunks={chunk.at_ms: chunk.data}))
 
     def release(self, hold: Hold) -> Future[None]:
-        """As SessionStore says."""
         return self._enqueue(Write(hold, releases=True))
 
     def forget(self, hold: Hold) -> Future[None]:
-        """As SessionStore says."""
         return self._enqueue(Write(hold, forgets=True))
 
     def _enqueue(self, write: Write) -> Future[None]:
@@ -127,7 +123,6 @@ class QueuedStore:
     # --- reads and claims ---------------------------------------------------------------------------------------------
 
     def get(self, session_id: str) -> StoredSession | None:
-        """As SessionStore says."""
         with self._lock:
             found = self._pending.get(session_id) or self._in_hand.get(session_id)
             write = replace(found.write) if found else None
@@ -148,11 +143,9 @@ class QueuedStore:
         return None
 
     def tail(self, session_id: str) -> tuple[TailChunk, ...]:
-        """As SessionStore says."""
-        return self._home.read_tail(session_id)
+        return self._home.tail(session_id)
 
     def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
-        """As SessionStore says."""
         self._flush(session_id)
         return self._home.claim(session_id, new_owner, seen_fence)
 
@@ -173,23 +166,18 @@ class QueuedStore:
             raise StoreError(f"session {session_id} could not be written in {FLUSH_S:.0f} s") from None
 
     def renew(self, host: Host) -> None:
-        """As SessionStore says."""
         self._home.renew(host)
 
     def unregister(self, name: str) -> None:
-        """As SessionStore says."""
         self._home.unregister(name)
 
     def hosts(self) -> tuple[Host, ...]:
-        """As SessionStore says."""
         return tuple(sorted(self._home.hosts(), key=lambda host: host.name))
 
     def host(self, name: str) -> Host | None:
-        """As SessionStore says."""
         return self._home.host(name)
 
     def close(self, host_name: str = "") -> None:
-        """As SessionStore says."""
         self._wake.put(False)
         self._thread.join(CLOSE_S)
         if host_name:

@@ -1,13 +1,25 @@
-"""What another host needs to go on with a conversation, beside its wire and its items; and what it makes of that.
+"""What another host needs to go on with a conversation, beside its wire and its items; and what it makes of that. Pure,
+but for the inbox.
 
 A host may die between any two messages of its client, and in the middle of a response. So a snapshot says which of the
 client's messages are in it, which response was open, and whether one was owed.
+
+A host that dies takes with it the audio that it had heard and not yet made words of. So a snapshot says up to which
+message everything is in it; the client sends again what came after that. Of those later messages, some were carried
+out nevertheless, an item that was created while somebody spoke for instance: these are listed, and the host that
+restores the conversation passes them over. And where the first one to be sent again was heard in part, the snapshot
+says how much of its audio is in it.
+
+A snapshot is written before its client is told of what is in it, so that a host may die in between. The next host tells
+it. What it cannot tell again is the pieces of a response: where one of those is missing, the response is begun anew.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 
@@ -29,7 +41,6 @@ from antiphon.events.conversation import (
 from antiphon.events.transcription import AppendAudio, TranscriptDone
 from antiphon.protocols.connection import Command, Event
 from antiphon.protocols.resume.journal import SentFrame
-from antiphon.server.live.moving.received import ReceivedMessages, SettledMessages
 from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.realtime_session import RealtimeConversation
 from antiphon.sessions.inbox import Inbox
@@ -93,6 +104,79 @@ class Continuation(msgspec.Struct):
     is_whole: bool = False
     journal: list[SentFrame] = []
     heard_ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """One message: up to which millisecond the audio reached with it, whether it was audio alone, and the number of
+    commands that had been put into the inbox with its last one.
+    """
+
+    number: int
+    audio_end_ms: float
+    is_audio: bool
+    num_put: int
+
+
+class SettledMessages(NamedTuple):
+    """What of the client's messages is in a snapshot: all up to the number `last`, those of the later ones that are in
+    `applied`, and the first `heard_ms` of the audio that the client sends again.
+    """
+
+    last: int
+    applied: list[int]
+    heard_ms: float = 0.0
+
+
+NOTHING = SettledMessages(0, [])
+
+
+class ReceivedMessages:
+    """The client's messages that are not in the conversation yet, or come after one that is not.
+
+    `before`: what the snapshot has in it that the session was restored from. Audio is counted from there on.
+    """
+
+    def __init__(self, before: SettledMessages = NOTHING) -> None:
+        self._applied = set(before.applied)
+        self._waiting: deque[_Message] = deque()
+        self._num_settled = before.last
+        self._heard_before_ms = before.heard_ms
+        # The millisecond at which the audio begins of the messages that wait.
+        self._waiting_from_ms = 0.0
+
+    def is_applied(self, number: int) -> bool:
+        """Whether this message was carried out before the session was restored, and is to be passed over now."""
+        if number not in self._applied:
+            return False
+        audio_end_ms = self._waiting[-1].audio_end_ms if self._waiting else self._waiting_from_ms
+        self._waiting.append(_Message(number, audio_end_ms, False, 0))
+        return True
+
+    def add(self, number: int, audio_end_ms: float, num_put: int, *, is_audio: bool) -> None:
+        """Note a message that was taken. `audio_end_ms`: all audio so far. `num_put`: how many commands had been put
+        into the inbox with it, 0 where it needed none. `is_audio`: it has nothing but audio.
+        """
+        self._waiting.append(_Message(number, audio_end_ms, is_audio, num_put))
+
+    def snapshot(self, settled_ms: float, num_taken: int) -> SettledMessages:
+        """Return what is in the conversation now.
+
+        `settled_ms`: all audio before it is in the conversation, or holds no speech. `num_taken`: how many commands the
+        session has taken out of the inbox.
+        """
+        while self._waiting and self._is_in(self._waiting[0], settled_ms, num_taken):
+            message = self._waiting.popleft()
+            self._num_settled, self._waiting_from_ms = message.number, message.audio_end_ms
+            self._applied.discard(message.number)
+        later = {m.number for m in self._waiting if not m.is_audio and m.num_put <= num_taken}
+        heard_ms = max(settled_ms, self._heard_before_ms) - self._waiting_from_ms
+        # Those that the client has yet to send again are still in the conversation.
+        return SettledMessages(self._num_settled, sorted(later | self._applied), max(0.0, heard_ms))
+
+    @staticmethod
+    def _is_in(message: _Message, settled_ms: float, num_taken: int) -> bool:
+        return message.num_put <= num_taken and not (message.is_audio and message.audio_end_ms > settled_ms)
 
 
 @dataclass(slots=True)
@@ -218,6 +302,33 @@ def recovered(items: Sequence[Item], continued: Continuation) -> tuple[list[Item
         response.output = [item for item in items if item.id in opened.items]
         told.insert(0, ResponseDone(response))
     return kept, told
+
+
+def with_missed(continued: Continuation, last_received: int) -> Continuation:
+    """Return where the conversation goes on for a client that has received the events up to this number.
+
+    Its journal has what the client lacks, numbered on from there, and is whole. A finished response of which the client
+    lacks a piece counts as open, and is owed.
+    """
+    if continued.is_whole:
+        return continued
+    missed = [frame for frame in continued.journal if frame.seq > last_received]
+    finished = continued.finished
+    lacks_pieces = bool(missed) and missed[-1].seq - last_received > len(missed)
+    if lacks_pieces and finished and any(finished.response.id in str(frame.frame) for frame in missed):
+        # What is told of the response once pieces are missing is told anew.
+        about = {finished.response.id, *finished.response.items}
+        before = _before_the_gap(missed, last_received)
+        missed = before + [f for f in missed[len(before) :] if not any(id in str(f.frame) for id in about)]
+        owed = [finished.request, *continued.owed]
+        continued = msgspec.structs.replace(continued, open_response=finished.response, owed=owed)
+    journal = [frame.renumbered(seq) for seq, frame in enumerate(missed, last_received + 1)]
+    return msgspec.structs.replace(continued, journal=journal, finished=None, is_whole=True)
+
+
+def _before_the_gap(missed: list[SentFrame], last_received: int) -> list[SentFrame]:
+    """The first of the frames, as far as they follow each other."""
+    return [frame for seq, frame in enumerate(missed, last_received + 1) if frame.seq == seq]
 
 
 def check_counts(continued: Continuation) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
@@ -28,16 +28,12 @@ from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.live.moving.continuation import Continuation, check_counts
 from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.open_wire import context_of
-from antiphon.server.live.realtime_session import RealtimeConversation
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.conversation.history import IMAGE_GONE
-from antiphon.store.sessions import ReceivedCounts, SessionStore, StoredSession
+from antiphon.store.sessions import ReceivedCounts, StoredSession
 
 # How long a write to the store may hold a session's frames back, and how long once its client is told of the failure.
 STORE_S, STORE_DEGRADED_S = 3.0, 0.1
-SESSION_ELSEWHERE = "session_elsewhere"
-# How often what is being said is stored, in seconds; and so much audio is always on its way to be settled.
-SPEECH_EVERY_S, UNSETTLED_MS = 1.0, 500
 # A host that has held a session for so many seconds is not ended by it.
 HARMLESS_S = 60.0
 
@@ -127,13 +123,6 @@ def restored(
     return wire, snapshot.items, snapshot.continued
 
 
-def session_elsewhere() -> RemoteProtocolError:
-    """The refusal of a session that another host has. It is retryable: that host may be about to be known as dead."""
-    return RemoteProtocolError(
-        SESSION_ELSEWHERE, "Another server has this session, or was faster to restore it.", "session_id"
-    )
-
-
 class Kept(Enum):
     """What became of a conversation's last write to the store.
 
@@ -200,20 +189,10 @@ class Persistence:
         written.add_done_callback(partial(self._note_written, counts.events))
         return written
 
-    async def append_regularly(self, conversation: Callable[[], RealtimeConversation | None]) -> None:
-        """Write what is being said to the tail, where that is asked for, until cancelled. What fails of it the client
-        sends again.
-        """
+    def append_speech(self) -> None:
+        """Write what no chunk of the tail has yet. Does not wait."""
         store, speech = self._state.session_store, self.speech
-        while store and speech:
-            await anyio.sleep(SPEECH_EVERY_S)
-            live = conversation()
-            if live is None or live.audio_s * 1000 - live.settled_ms < UNSETTLED_MS:
-                continue
-            self._append(store, speech)
-
-    def _append(self, store: SessionStore, speech: SpeechTail) -> None:
-        if self._hold and self.is_stored and (chunk := speech.chunk(self._before.audio_ms)):
+        if store and speech and self._hold and self.is_stored and (chunk := speech.chunk(self._before.audio_ms)):
             store.append_tail(self._hold, chunk)
 
     def _note_written(self, num_events: int, written: Future[None]) -> None:
@@ -265,9 +244,8 @@ class Persistence:
         store = self._state.session_store
         if store is None or self._hold is None or not self.can_move:
             return False
-        if self.speech:
-            # The snapshot before has emptied the tail, and the turn that is open goes along.
-            self._append(store, self.speech)
+        # The snapshot before has emptied the tail, and the turn that is open goes along.
+        self.append_speech()
         released = store.release(self._hold)
         self._is_stored = False
         with anyio.move_on_after(STORE_S), suppress(StoreError):

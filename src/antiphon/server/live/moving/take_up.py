@@ -2,47 +2,58 @@
 
 Who has a session is in the store. A host that lives keeps what it has, and a connection to it that is refused says
 nothing: only when its key has run out, or it has given the session away, does another host claim it.
+
+A session may be what ends its hosts, and a host that crashed does not say which session crashed it. One that has
+something to do as soon as it is restored, a response that is owed for instance, is suspected after the first death; any
+other only after several, since what ends a host may also be a message that is sent again. Suspects wait for a random
+time, and longer each time, so that they are not tried together: one that is innocent then gets its turn done before the
+guilty one is tried, and is suspected no longer. In the end one is not restored at all.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
 import anyio
+import msgspec
 from starlette.websockets import WebSocket
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import InvalidHandshake
 
-from antiphon.audio import Pcm
 from antiphon.cluster.relay import RELAYED_HEADER, open_relay, relay
 from antiphon.errors import Refused, RemoteProtocolError, RowError, StoreError
-from antiphon.protocols.resume.control import HowResumed, ResumeRequest
+from antiphon.events.conversation import Item
+from antiphon.protocols.resume.control import HowResumed, ResumeRequest, session_elsewhere
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.server.live.moving.continuation import Continuation, recovered
-from antiphon.server.live.moving.missed import with_missed
-from antiphon.server.live.moving.persistence import caller_hash, restored, session_elsewhere
-from antiphon.server.live.moving.suspects import delay_s
+from antiphon.server.live.moving.continuation import Continuation, OpenResponse, recovered, with_missed
+from antiphon.server.live.moving.persistence import caller_hash, restored
+from antiphon.server.live.moving.stored_copy import Restored
 from antiphon.server.live.moving.tail import messages_of
 from antiphon.server.live.open_wire import prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.state import Caller, ServerState
 from antiphon.shares.threads import in_thread
 from antiphon.signals import become
-from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession
+from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession, TailChunk
 from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# A client waits so many TTLs of a host for one that cannot be reached and does not count as dead.
+# The TTLs of a host for which a client waits for one that cannot be reached and does not count as dead.
 PATIENCE = 2
 # How often a session that ends is looked at, and how long it may take, in seconds.
 GONE_S, GONE_WITHIN_S = 0.01, 5.0
 # How often a host that lives and cannot be reached is tried again, in seconds.
 RETRY_S = 0.25
+# The hosts in turn that may restore a session that has something to do, or has not, before a turn of it is kept.
+MAX_RESTORES, MAX_IDLE_RESTORES = 3, 12
+# A suspect waits up to 1 s at its first restoration as one, and up to twice as long at each after that, to this.
+MAX_DELAY_S = 4.0
 
 
 async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
@@ -163,15 +174,31 @@ async def _claim(
 ) -> bool | None:
     """Claim a session that no host has and serve it; None where another host was faster, False where there is none."""
     with state.admit(caller, "conversation", resumes=True):
-        claimed = await _asked(partial(store.claim, request.session_id, state.host_name, row.fence))
+        claimed, tail = await _asked(partial(_claim_with_tail, store, row, state.host_name))
         if claimed is ClaimRefusal.UNKNOWN:
             return False
         if isinstance(claimed, ClaimRefusal):
             log.info("session %s is not restored: %s", request.session_id, claimed.value)
             return None
         how: HowResumed = "claimed" if row.owner else "handed_over"
-        await _serve_restored(state, store, caller, request, WebSocketTransport(websocket), claimed, how)
+        await _serve_restored(state, store, caller, request, WebSocketTransport(websocket), claimed, tail, how)
     return True
+
+
+def _claim_with_tail(
+    store: SessionStore, row: StoredSession, host_name: str
+) -> tuple[StoredSession | ClaimRefusal, tuple[TailChunk, ...]]:
+    """Claim a session, and read what was being said when the last host went; nothing where that cannot be read, or may
+    be what ends the hosts: the client sends it again. Blocks.
+    """
+    claimed = store.claim(row.id, host_name, row.fence)
+    if isinstance(claimed, ClaimRefusal) or claimed.restores > 1:
+        return claimed, ()
+    try:
+        return claimed, store.tail(row.id)
+    except StoreError as error:
+        log.warning("session %s: what was being said cannot be read: %s", row.id, error)
+        return claimed, ()
 
 
 async def _asked(ask: Callable[[], T]) -> T:
@@ -198,6 +225,7 @@ async def _serve_restored(
     request: ResumeRequest,
     transport: WebSocketTransport,
     row: StoredSession,
+    tail: Sequence[TailChunk],
     how: HowResumed,
 ) -> None:
     """Serve a session that this host has just claimed, as `row`; it is given away again where that fails."""
@@ -216,28 +244,25 @@ async def _serve_restored(
         store.release(row.hold)
         raise
     continued = with_missed(continued, request.last_received) if continued else None
-    tail = await _tail(state, store, row, continued)
-    session = LiveRealtime(
-        state, caller, wire, transport, token=token, row=row, items=items, continued=continued, tail=tail
-    )
+    left = _left(state, row, items, continued, tail)
+    session = LiveRealtime(state, caller, wire, transport, token=token, restored=left)
     counts, received = {}, 0
     if continued:
-        received = tail[-1][0] if tail else continued.received
+        received = left.tail[-1][0] if left.tail else continued.received
         counts = {"received_events": received, "stored_events": row.received.events}
-    continued = continued or Continuation()
     first_frame = wire.resumed(
         token.renew(),
         restored=True,
-        num_items=len(recovered(items, continued)[0]),
+        num_items=len(left.items),
         **counts,
         received_audio_ms=row.received.audio_ms,
         how=how,
     )
-    attachment = session.attachment
-    attachment.continue_from(received, request.last_received, first_frame, continued.journal)
+    journal = continued.journal if continued else ()
+    session.attachment.continue_from(received, request.last_received, first_frame, journal)
     try:
         # The new token is stored before the client gets it.
-        await session.store()
+        await session.copy.store()
     except BaseException:
         store.release(row.hold)
         raise
@@ -245,20 +270,53 @@ async def _serve_restored(
     await session.run()
 
 
-async def _tail(
-    state: ServerState, store: SessionStore, row: StoredSession, continued: Continuation | None
-) -> list[tuple[int, Pcm]]:
-    """What was being said when the last host went, by the numbers of the client's messages; nothing where that cannot
-    be read, or may be what ends the hosts: the client sends it again.
+def _left(
+    state: ServerState,
+    row: StoredSession,
+    items: Sequence[Item],
+    continued: Continuation | None,
+    tail: Sequence[TailChunk],
+) -> Restored:
+    """What the last host has left of a session: without what has no end, and with as much of its tail as a live inbox
+    takes at once.
     """
-    if continued is None or row.restores > 1:
-        return []
-    try:
-        chunks = await in_thread(store.tail, row.id)
-    except StoreError as error:
-        log.warning("session %s: what was being said cannot be read: %s", row.id, error)
-        return []
-    # A live inbox takes no more at once.
     audio = state.settings.audio
+    kept, told = recovered(items, continued or Continuation())
     max_s = audio.max_backlog_s / 2 if audio.overflow == "close" else math.inf
-    return messages_of(chunks, continued.received, continued.applied, max_s)
+    messages = messages_of(tail, continued.received, continued.applied, max_s) if continued else ()
+    return Restored(row, kept, continued, told, messages)
+
+
+class _Due(msgspec.Struct):
+    owed: list[msgspec.Raw] = []
+    unread_items: list[str] = []
+    open_response: OpenResponse | None = None
+
+
+class _Snapshot(msgspec.Struct):
+    continued: _Due | None = None
+
+
+def delay_s(row: StoredSession) -> float:
+    """How long a session that is about to be claimed has to wait, in seconds: 0 for one that is not suspected.
+
+    Raises RemoteProtocolError (`restored_too_often`) for one that is not restored any more.
+    """
+    if row.restores == 0:
+        return 0.0
+    due = _due(row)
+    has_work = bool(due.owed or due.unread_items or due.open_response)
+    limit = MAX_RESTORES if has_work else MAX_IDLE_RESTORES
+    if row.restores >= limit:
+        text = f"{limit} servers in turn have restored this session and did not live to its next turn."
+        raise RemoteProtocolError("restored_too_often", text, "session_id")
+    times = row.restores if has_work else row.restores - MAX_RESTORES
+    return random.uniform(0.0, min(2.0 ** (times - 1), MAX_DELAY_S)) if times > 0 else 0.0
+
+
+def _due(row: StoredSession) -> _Due:
+    try:
+        return msgspec.json.decode(row.snapshot, type=_Snapshot).continued or _Due()
+    except msgspec.MsgspecError:
+        # It is refused where it is restored.
+        return _Due()

@@ -1,0 +1,94 @@
+"""What hosts and doors do alike with HTTP: bodies that have to arrive in time, responses that may be cut off, and a
+limit on the lines that are logged of refused requests.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+import anyio
+from starlette.background import BackgroundTask
+from starlette.responses import StreamingResponse
+from starlette.types import Send
+
+# Every byte that arrives gives its body more time: at this rate and above, a body may take as long as its size asks.
+MIN_BYTES_PER_S = 4096
+# Lines in each window, in seconds: what a client can cause without a key costs its sender nothing.
+REFUSED_LINES, REFUSED_WINDOW_S = 20, 60.0
+Message = MutableMapping[str, Any]
+
+
+def in_time(receive: Callable[[], Awaitable[Message]], timeout_s: float) -> Callable[[], Awaitable[Message]]:
+    """Return an ASGI `receive` that raises TimeoutError once its body was waited for too long.
+
+    That is `timeout_s`, and a second more for each MIN_BYTES_PER_S that have arrived. The time in which nobody waits
+    for the body, as whatever reads it is busy, is not its sender's.
+    """
+    num_bytes, waited_s = 0, 0.0
+
+    async def received() -> Message:
+        nonlocal num_bytes, waited_s
+        begun_s = time.monotonic()
+        with anyio.fail_after(max(0.0, timeout_s + num_bytes / MIN_BYTES_PER_S - waited_s)):
+            message = await receive()
+        waited_s += time.monotonic() - begun_s
+        num_bytes += len(message.get("body", b""))
+        return message
+
+    return received
+
+
+class CutStream(StreamingResponse):
+    """A streamed response that is cut off where its body fails: its end is not sent, so the client sees that it is not
+    whole.
+
+    `failures`: the exceptions with which the body may fail; others are raised. `on_failure` is called with each.
+    """
+
+    def __init__(
+        self,
+        body: AsyncIterable[bytes],
+        failures: type[Exception] | tuple[type[Exception], ...],
+        on_failure: Callable[[Exception], None],
+        status_code: int = 200,
+        headers: Mapping[str, str] | None = None,
+        media_type: str | None = None,
+        background: BackgroundTask | None = None,
+    ) -> None:
+        super().__init__(body, status_code, headers, media_type, background)
+        self._failures, self._on_failure = failures, on_failure
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the head and the body. Without the body's end, the server closes the connection."""
+        try:
+            await super().stream_response(send)
+        except self._failures as error:
+            self._on_failure(error)
+
+
+class LineLimit:
+    """Admits REFUSED_LINES log lines in each window of REFUSED_WINDOW_S, and counts the others."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._window_s = clock()
+        self._admitted = self._unlogged = 0
+
+    def admit(self) -> int | None:
+        """Return the number of lines that were left out since the last one, or None: this one is left out too."""
+        if self._clock() >= self._window_s + REFUSED_WINDOW_S:
+            self._window_s, self._admitted = self._clock(), 0
+        if self._admitted >= REFUSED_LINES:
+            self._unlogged += 1
+            return None
+        self._admitted += 1
+        unlogged, self._unlogged = self._unlogged, 0
+        return unlogged
+
+    def warn(self, log: logging.Logger, text: str, *values: object) -> None:
+        """Log a warning, where it is admitted, with the number of those that were left out."""
+        if (unlogged := self.admit()) is not None:
+            log.warning(f"{text}%s", *values, f" unlogged={unlogged}" if unlogged else "")
