@@ -87,7 +87,6 @@ house: $(VENV)/dev.stamp  ## Measure the structure of the code: make house [ARGS
 
 peers:  ## Environments of the programs that benchmarks compare with
 	bench/peers/setup.sh realtimestt
-	bench/peers/setup.sh whisperlivekit
 	bench/peers/setup.sh xllamacpp
 	bench/peers/setup.sh piper
 	bench/peers/setup.sh pocketsphinx

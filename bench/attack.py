@@ -5,8 +5,7 @@
 Each class attacks a fresh server (bench.hostile.stages: or a door with a host) with an attacker's key, from a process
 of its own with the least priority, while a client of another key talks to the server (recordings played in real time
 with --data, else typed turns; for some classes chats or speech) and /health is asked every 20 ms. The same is measured
-before the attack, on the same server. A second table is of models that die or hang (bench.hostile.doomed): the time to
-the first error that names the model, and to the 503 of /ready.
+before the attack, on the same server.
 
 The longest /health is how long the event loop stood still for everybody, or connections were not taken. The server,
 its clients and the attacker share the machine's cores. Memory is that of all the product's processes.
@@ -35,13 +34,14 @@ import httpx
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench.hearing.clips import Clip
-from bench.hostile import death
+from bench.common import HERE, RESULTS, machine, percentile, save, table
+from bench.driver import Caller, server_vad
+from bench.hearing.clips import Clip, whole_turns
 from bench.hostile.__main__ import CLASSES
 from bench.hostile.stages import PLAIN, STAGES, Staged, staged
-from common import HERE, RESULTS, machine, percentile, save, table
-from talk import Speaker, one_turn, server_vad, whole_turns
+from bench.talk import one_turn
+
+from antiphon.client.link import SessionEnded
 
 KEYS = ("bystander", "attacker")
 # Loads within seconds, and answers within tenths of one.
@@ -124,7 +124,7 @@ class Talk:
         }
 
 
-async def typed_turn(speaker: Speaker) -> float | None:
+async def typed_turn(caller: Caller) -> float | None:
     """Ask in writing; seconds to the first sound of the answer, or None where it failed or did not come.
 
     A model may also answer with nothing: then it is asked again.
@@ -133,22 +133,20 @@ async def typed_turn(speaker: Speaker) -> float | None:
         async with asyncio.timeout(TURN_S):
             while True:
                 begun = time.monotonic()
-                since = await speaker.ask(QUESTION, 24)
-                done = await speaker.until("response.done", since, TURN_S)
-                speaker.stop_playing()
-                events = speaker.events[since:]
-                sounds = [at for at, event in events if event["type"] == "response.output_audio.delta"]
-                if sounds:
+                since = await caller.ask(QUESTION, 24)
+                _, done = await caller.first("response.done", since, TURN_S)
+                caller.stop_playing()
+                if sounds := caller.times("response.output_audio.delta", since):
                     return sounds[0] - begun
-                if any(event["response"]["status"] == "failed" for at, event in events if at == done):
+                if done["response"]["status"] == "failed":
                     return None
     except TimeoutError:
         return None
 
 
-async def spoken_turn(speaker: Speaker, clip: Clip) -> float | None:
+async def spoken_turn(caller: Caller, clip: Clip) -> float | None:
     """Play a recording; seconds from its true end to the first sound of the answer, or None where none came."""
-    turn = await one_turn(speaker, clip)
+    turn = await one_turn(caller, clip)
     return turn.stages.get("sound")
 
 
@@ -170,12 +168,12 @@ async def converse(srv: Staged, clips: list[Clip], over: Over) -> Talk:
     heard = Talk()
     while not over(heard):
         try:
-            async with Speaker(srv.ws, server_vad(500), key=KEYS[0]) as speaker:
+            async with Caller(srv.url, server_vad(500), key=KEYS[0]) as caller:
                 while not over(heard):
                     number = len(heard.seconds) + heard.lost
-                    turn = spoken_turn(speaker, clips[number % len(clips)]) if clips else typed_turn(speaker)
+                    turn = spoken_turn(caller, clips[number % len(clips)]) if clips else typed_turn(caller)
                     heard.add(await turn)
-        except (OSError, TimeoutError, EOFError) as error:
+        except (OSError, TimeoutError, SessionEnded) as error:
             print(f"the bystander lost a turn: {type(error).__name__}: {error}", file=sys.stderr)
             heard.lost += 1
     return heard
@@ -298,7 +296,7 @@ def show(found: dict[str, dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="antiphon bench attack", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--classes", default=",".join(CLASSES), help="of attack; an empty one for none")
+    parser.add_argument("--classes", default=",".join(CLASSES), help="of attack")
     parser.add_argument("--data", type=Path, help="folder with a manifest.jsonl: the bystander speaks; else it types")
     parser.add_argument("--turns", type=int, default=20, help="of the bystander: alone, and again under attack")
     parser.add_argument(
@@ -310,12 +308,11 @@ def main() -> None:
     parser.add_argument(
         "--after-s", type=float, default=30.0, help="seconds after an attack until memory is read again"
     )
-    parser.add_argument("--deaths", type=int, default=3, help="times that each model dies in each way")
-    parser.add_argument("--quick", action="store_true", help="small attacks, one turn and one death; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="small attacks and one turn; writes nothing")
     parser.add_argument("--out", type=Path, help="folder for attack.json; of --quick, too")
     args = parser.parse_args()
     if args.quick:
-        args.turns, args.least_s, args.after_s, args.deaths = 1, 3.0, 0.0, min(args.deaths, 1)
+        args.turns, args.least_s, args.after_s = 1, 3.0, 0.0
     elif args.seconds is not None:
         args.least_s, args.after_s = args.seconds, min(args.after_s, args.seconds)
     names = [name for name in args.classes.split(",") if name]
@@ -338,10 +335,7 @@ def main() -> None:
             if out:
                 # A class that was measured stays, whatever the next one does.
                 save("attack", document | {"classes": found}, out)
-        if names:
-            show(found)
-        if args.deaths:
-            document["deaths"] = death.measure(args.deaths, MODELS, log)
+    show(found)
     if out:
         print(f"\nwritten: {save('attack', document | ({'classes': found} if found else {}), out)}")
 

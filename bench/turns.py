@@ -1,6 +1,6 @@
 """Turn-taking: when turns end, how soon an answer falls silent for somebody who speaks, and what does not end it.
 
-    antiphon bench turns [--data DIR] [--sections curve,barge-in,sounds,voices,eight]
+    antiphon bench turns [--data DIR] [--sections curve,barge-in,sounds,voices]
     antiphon bench turns --data DIR --sections full-duplex-bench --items FOLDER
 
 - `curve`: silence alone, Smart Turn alone, and the end-of-turn model, over the pauses of bench/results/
@@ -9,7 +9,6 @@
 - `barge-in`: from the onset of a voice over an answer to the client's silence, and to the decision that it interrupts.
 - `sounds`: acknowledgements, sneezes, music, noise, and the answer's own echo, over an answer.
 - `voices`: turns of another voice with `primary_speaker` `auto`. Needs the default speaker encoder in the model folder.
-- `eight`: voice to voice with one, four and eight conversations at once.
 - `full-duplex-bench`: conversations for that benchmark's scorers (bench/full_duplex_bench.py); only where it is named.
 
 All but `curve` play real recordings in real time to a real server with the default models, at the defaults of each mode
@@ -29,10 +28,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.common import HERE, RESULTS, Server, machine, save, server
+from bench.driver import MODES
 from bench.full_duplex_bench import full_duplex_bench
-from bench.turn_taking.caller import MODES
 from bench.turn_taking.curve import curve, plot
-from bench.turn_taking.eight import eight
 from bench.turn_taking.interruptions import barge_in
 from bench.turn_taking.sounds import over_an_answer
 from bench.turn_taking.voices import voices
@@ -65,7 +63,6 @@ SECTIONS: dict[str, Section] = {
     "barge-in": live(lambda srv, args: barge_in(srv, args.data, args.speakers, args.modes.split(","))),
     "sounds": live(lambda srv, args: over_an_answer(srv, args.data, args.modes.split(","))),
     "voices": lambda args: voices(args.data, args.sessions),
-    "eight": live(lambda srv, args: eight(srv, args.data, args.turns)),
     "full-duplex-bench": live(lambda srv, args: full_duplex_bench(srv, args.data, args.items, 20)),
 }
 # It writes a folder, and measures nothing by itself.
@@ -82,7 +79,6 @@ def main() -> None:
     parser.add_argument("--speakers", type=int, default=26, help="`barge-in`: speakers, each once a mode")
     parser.add_argument("--modes", default=",".join(MODES), help="of `barge-in` and `sounds`; others stay as measured")
     parser.add_argument("--sessions", type=int, default=24, help="`voices`: sessions, of a user each")
-    parser.add_argument("--turns", type=int, default=12, help="`eight`: turns of each conversation")
     parser.add_argument("--items", type=Path, help="`full-duplex-bench`: the folder to write")
     args = parser.parse_args()
     wanted = args.sections.split(",")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import websockets
 from bench import words as wer
 from bench.common import Server
+from bench.driver import Session
 from bench.hearing.clips import Clip
 from bench.hearing.options import compared, show
 
@@ -43,27 +42,20 @@ def joined(clips: Sequence[Clip]) -> list[Clip]:
 async def transcribe(srv: Server, clip: Clip, *, keep_context: bool, speed: float) -> str:
     """The transcript of a clip, sent `speed` times faster than real time and committed at its end.
 
-    Raises RuntimeError for an error of the server's, TimeoutError where no transcript comes.
+    Raises RuntimeError for an error of the server's, TimeoutError or SessionEnded where no transcript comes.
     """
     data = to_pcm16(np.asarray(clip.pcm, np.float32))
     step = int(CHUNK_S * SAMPLE_RATE_HZ) * 2
-    # A server that is behind reads no more, pings included.
-    async with websockets.connect(f"{srv.ws}/v1/realtime", max_size=None, ping_interval=None) as socket:
-        update = {"type": "session.update", "model": "default", "language": clip.language, "keep_context": keep_context}
-        await socket.send(json.dumps(update))
+    opening = {"model": "default", "language": clip.language, "keep_context": keep_context}
+    async with Session(srv.url, "/v1/realtime?dialect=vllm", opening) as session:
         for at in range(0, len(data), step):
-            audio = base64.b64encode(data[at : at + step]).decode()
-            await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+            await session.append(data[at : at + step])
             await asyncio.sleep(CHUNK_S / speed)
-        await socket.send(json.dumps({"type": "input_audio_buffer.commit", "final": True}))
-        async with asyncio.timeout(TIMEOUT_S):
-            async for message in socket:
-                event = json.loads(message)
-                if event["type"] == "error":
-                    raise RuntimeError(event["error"])
-                if event["type"] == "transcription.done":
-                    return str(event["text"])
-    raise RuntimeError("the server closed the session before its transcript")
+        await session.send("input_audio_buffer.commit", final=True)
+        _, event = await session.first(("transcription.done", "error"), 0, TIMEOUT_S)
+        if event["type"] == "error":
+            raise RuntimeError(event["error"])
+        return str(event["text"])
 
 
 async def context(srv: Server, clips: Sequence[Clip], *, speed: float, transcripts: Path | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import IO, Literal
 from urllib.parse import urlsplit
 
 import psutil
+from bench.common import server
 from bench.hostile import model_server
 from bench.hostile.doors import INTERNAL_KEY
 
@@ -131,9 +132,6 @@ class Staged:
 @contextmanager
 def staged(name: str, flags: tuple[str, ...], log: IO[str], *, quick: bool = False) -> Iterator[Staged]:
     """Set up the stage of a class, with these flags of every host, until the block is over. `quick`: small numbers."""
-    # Imported here: it is found beside bench/, by the same name as every benchmark finds it.
-    from common import server
-
     stage = STAGES.get(name, PLAIN)
     with ExitStack() as stack:
         beside = stack.enter_context(stage.beside(log, quick))

@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 from bench.common import Server, percentile, table
-from bench.hearing.clips import Clip, loaded, read_manifest, spread
-from bench.turn_taking.caller import LEAD_S, LEFT_S, MODES, telling
+from bench.driver import LEAD_S, LEFT_S, MODES, telling
+from bench.hearing.clips import QUIETEST_DBFS, Clip, loaded, read_manifest, spread
 from bench.turn_taking.figures import delays, interrupted_at, silent_from, voice_onset_s, wilson
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -30,8 +30,7 @@ from antiphon.settings import Settings
 
 KINDS = ("asr_read", "asr_speech", "asr_nonnative")
 SHORTEST_S, LONGEST_S = 1.8, 9.0
-QUIETEST_DBFS = -45.0
-# So long after the end of the recording is waited for a decision.
+# How long after the end of the recording a decision is waited for.
 PATIENCE_S = 1.5
 SHOWN = ("detector_alone", "silent", "silent_from_alignment", "decided", "decided_from_alignment")
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 from bench.common import Server, table
+from bench.driver import CHUNK_S, MODES, Caller, telling
 from bench.hearing.clips import Clip, loaded, read_manifest
-from bench.turn_taking.caller import MODES, Caller, telling
 from bench.turn_taking.figures import at_level, ducks_without_interruption, rate_interval, share
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -24,12 +24,12 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 # In one conversation at a time the machine would do nothing most of the time.
 AT_ONCE = 3
 ACKNOWLEDGEMENT_REPEATS = 4
-# Longer recordings are played in pieces of so many seconds.
+# Longer recordings are played in pieces of this length.
 PIECE_S = 5.0
 # What follows a sound and is still its effect: a decision by its words waits for a transcript.
 AFTER_S = 1.5
 ECHO_DB, ECHO_DELAYS_S = -10.0, (0.06, 0.15, 0.3)
-# Of an answer with echo so much is heard in each conversation.
+# The sound of answers with echo, for each delay.
 ECHO_S = 45.0
 # As tools/evalmix.py duplex has them: speech is -26 dB of full scale.
 BACKCHANNEL_DB, NOISE_DB, SPEECH_DB = -30.0, -34.0, -26.0
@@ -116,12 +116,12 @@ async def echoed(srv: Server, mode: str, delay_s: float) -> list[Outcome]:
     """Answers that come back to the microphone, ECHO_S of them; one outcome for each answer."""
     out, heard_s = [], 0.0
     for _ in range(10):
-        async with Caller(srv.ws, mode, echo=(ECHO_DB, delay_s)) as caller:
+        async with Caller(srv.url, MODES[mode], tells=True, echo=(ECHO_DB, delay_s)) as caller:
             await caller.story()
-            while caller.goes_on and heard_s + caller.sounded * 0.02 < ECHO_S:
+            while caller.goes_on and heard_s + caller.sounded * CHUNK_S < ECHO_S:
                 await asyncio.sleep(0.1)
             interrupted = any(mark.kind == "interrupted" for mark in caller.marks)
-            seconds = caller.sounded * 0.02
+            seconds = caller.sounded * CHUNK_S
             ducks = ducks_without_interruption(caller.marks)
             out.append(Outcome("echo", f"delay {delay_s:g} s", interrupted, ducks, seconds))
             heard_s += seconds
