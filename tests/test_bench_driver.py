@@ -9,8 +9,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
+from bench.common import Server
 from bench.driver import ACK_EVERY, CHUNK_S, STEP, Caller, Session, shared
+from bench.hearing.client import Listener
 
 from antiphon.client.link import SessionEnded
 
@@ -102,6 +105,43 @@ async def test_waiting_ends_with_the_session() -> None:
     async with session:
         with pytest.raises(SessionEnded):
             await session.first("never")
+
+
+@in_a_loop
+async def test_a_client_has_acted_on_an_event_when_it_is_seen() -> None:
+    acted = list[str]()
+
+    class Acting(Session):
+        async def hear(self, at: float, event: dict[str, Any]) -> None:
+            assert len(self.events) == len(acted)
+            acted.append(event["type"])
+
+    session = Acting("http://host", "/v1/realtime")
+    wired(session, {"type": "session.created"}, {"type": "a"})
+    async with session:
+        await session.until("a", 0)
+        assert acted == ["session.created", "a"]
+
+
+@in_a_loop
+async def test_a_transcript_belongs_to_the_clip_that_it_was_heard_in() -> None:
+    listener = Listener(Server("http://host", psutil.Process()))
+    wired(listener)
+    listener._sent_s = 1.0
+    first = listener.begin()
+    listener._sent_s = 5.0
+    second = listener.begin()
+    transcription = "conversation.item.input_audio_transcription"
+    for item, start_ms, text in (("a", 1200, "one"), ("b", 4600, "two")):
+        await listener.hear(
+            10.0, {"type": "input_audio_buffer.speech_started", "item_id": item, "audio_start_ms": start_ms}
+        )
+        await listener.hear(11.0, {"type": f"{transcription}.delta", "item_id": item, "delta": text[:2]})
+        await listener.hear(12.0, {"type": f"{transcription}.completed", "item_id": item, "transcript": text})
+    await listener.hear(13.0, {"type": f"{transcription}.failed", "item_id": "b", "error": {"code": "x"}})
+    assert (first.text, first.shown, second.text, second.turns) == ("one", "on", "two", [("tw", "two")])
+    assert second.failures == ['{"code": "x"}']
+    assert first.finals[0][0] == 12.0 - first.zero
 
 
 @in_a_loop
