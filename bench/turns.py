@@ -3,7 +3,7 @@
     antiphon bench turns [--data DIR] [--sections curve,barge-in,sounds,voices]
     antiphon bench turns --data DIR --sections full-duplex-bench --items FOLDER
 
-- `curve`: silence alone, Smart Turn alone, and the end-of-turn model, over the pauses of bench/results/
+- `curve`: Smart Turn alone, and the end-of-turn model by eagerness, over the pauses of bench/results/
   turns-pauses.json, of speakers that the model was never fitted to. Without a server and without audio;
   bench/turn_taking/pauses.py makes that file, and bench/turn_taking/fit.py fits the model to it.
 - `barge-in`: from the onset of a voice over an answer to the client's silence, and to the decision that it interrupts.
@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from bench.common import HERE, RESULTS, Server, machine, save, server
 from bench.driver import MODES
 from bench.full_duplex_bench import full_duplex_bench
-from bench.turn_taking.curve import curve, plot
+from bench.turn_taking.curve import curve
 from bench.turn_taking.interruptions import barge_in
 from bench.turn_taking.sounds import over_an_answer
 from bench.turn_taking.voices import voices
@@ -97,8 +97,6 @@ def main() -> None:
             document |= {"data": args.data.name} | loads
         # A section that was measured stays, whatever the next one does.
         path = save(f"turns-{name}", document)
-        if name == "curve":
-            plot(document, RESULTS)
         print(f"\nwritten: {path}")
 
 
