@@ -131,11 +131,11 @@ class Outcome:
         }
 
 
-def outcome(rule: Rule, inner: Sequence[Pause], ends: Sequence[Pause], *, interval: bool = True) -> Outcome:
+def outcome(rule: Rule, inner: Sequence[Pause], ends: Sequence[Pause]) -> Outcome:
     """What a rule does in these pauses. The interval is that of a bootstrap over speakers."""
     cut = np.array([rule(p) <= 1000 * (p.length_s or 0) for p in inner], np.float64)
     waits = np.array([rule(p) / 1000 for p in ends], np.float64)
-    low, high = _interval(cut, [p.speaker for p in inner]) if interval else (0.0, 0.0)
+    low, high = _interval(cut, [p.speaker for p in inner])
     p50, p95 = np.percentile(waits, (50, 95))
     return Outcome(float(cut.mean()), low, high, float(p50), float(p95), float(waits.mean()), len(inner), len(ends))
 
