@@ -19,15 +19,14 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 from bench.common import machine, percentile, save, table
-from bench.models.qwen3 import SIZES
-from bench.models.weights import filled
+from bench.models import SHAPES, filled
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.engine.api import EngineSettings, Sampling
 from antiphon.engine.local.engine import LocalEngine, LocalSession
 from antiphon.engine.local.runner import Runner
 
-NARROW = SIZES["8B"] | {
+NARROW = SHAPES["Qwen3-8B"] | {
     "hidden_size": 32,
     "intermediate_size": 32,
     "num_attention_heads": 4,

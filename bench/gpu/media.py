@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from contextlib import aclosing
+from contextlib import aclosing, closing
 
 import numpy as np
 import torch
-from bench.common import percentile
-from bench.gpu.speech import model_options
-from bench.gpu.suite import Plan, Recorder
-from bench.models import minicpmo, qwen3_asr, qwen3_omni, vision
+from bench import models
+from bench.common import percentile, together
+from bench.gpu.suite import Plan, Recorder, counted
 from PIL import Image
 
-from antiphon.adapters.minicpmo.model import MiniCpmO
+from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
 from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.vlm.session import VisionLanguageModel
 from antiphon.contracts import (
@@ -46,23 +45,16 @@ def native(plan: Plan, recorder: Recorder) -> None:
     That is the most a unit can cost; the codes are made, but no audio of them. A unit is missed where its step is not
     done when the next one is there.
     """
-    room = 64 << 20 if plan.dry else 24 << 30
-    model = minicpmo.native_model("tiny" if plan.dry else "4.5", model_options(plan, kv_bytes=room))
-    try:
-        for count in [2] if plan.dry else [1, 32, 8]:
+    with closing(models.native_model(plan.pick("tiny", "4.5"), plan.options(24))) as model:
+        for count in plan.pick([2], [1, 32, 8]):
             with recorder.part(f"{count} sessions"):
                 asyncio.run(_measure_native(plan, recorder, model, count))
-    finally:
-        model.close()
 
 
 async def _measure_native(plan: Plan, recorder: Recorder, model: MiniCpmO, count: int) -> None:
     pace_s, units, uncounted = (0.1, 3, 1) if plan.dry else (model.profile.unit_s, UNITS, UNCOUNTED)
-    streams = [
-        await model.open(NativeOptions(minicpmo.PROMPT, listen_only_units=0, sampling=NativeSampling(seed=i)))
-        for i in range(count)
-    ]
-    sounds, took, began = [minicpmo.sound(n) for n in range(8)], list[float](), time.perf_counter()
+    streams = [await speaking(model, seed) for seed in range(count)]
+    sounds, took, began = [models.unit(n) for n in range(8)], list[float](), time.perf_counter()
 
     async def hold(number: int) -> None:
         for unit in range(units):
@@ -76,34 +68,36 @@ async def _measure_native(plan: Plan, recorder: Recorder, model: MiniCpmO, count
             if unit >= uncounted:
                 took.append(time.perf_counter() - due)
 
-    await asyncio.gather(*(hold(n) for n in range(count)))
+    await together(count, hold)
     for stream in streams:
         stream.close()
-    name, load = f"MiniCPM-o {'tiny' if plan.dry else '4.5'}", f"{count} session{'s' if count > 1 else ''}"
+    name, load = f"MiniCPM-o {plan.pick('tiny', '4.5')}", counted(count, "session")
     for p in (50, 95):
         recorder.figure(name, f"unit p{p}", load, percentile(took, p) * 1000, "ms")
     due = count * (units - uncounted)
     recorder.figure(name, "missed units", load, due - sum(t <= pace_s for t in took), f"of {due}")
 
 
+async def speaking(model: MiniCpmO, seed: int) -> MiniCpmOStream:
+    """Open a session that speaks in every unit."""
+    sampling = NativeSampling(seed=seed)
+    return await model.open(NativeOptions(models.NATIVE_PROMPT, listen_only_units=0, sampling=sampling))
+
+
 def omni(plan: Plan, recorder: Recorder) -> None:
     """The section `omni`: first text and first sound of the answer to a spoken question."""
-    size = "tiny" if plan.dry else "30B-A3B"
-    room = 64 << 20 if plan.dry else 24 << 30
-    model = qwen3_omni.conversation_model(size, model_options(plan, kv_bytes=room))
-    try:
+    size = plan.pick("tiny", "30B-A3B")
+    with closing(models.conversation_model(size, plan.options(24))) as model:
         asyncio.run(_measure_omni(plan, recorder, model, f"Qwen3-Omni {size}"))
-    finally:
-        model.close()
 
 
 async def _measure_omni(plan: Plan, recorder: Recorder, model: Qwen3Omni, name: str) -> None:
     await answer(model, 1)
-    for heard_s, count in [(1, 1), (2, 1)] if plan.dry else [(3, 1), (30, 1), (3, 8), (30, 8)]:
-        found = await asyncio.gather(*(answer(model, heard_s) for _ in range(count)))
-        load = f"{heard_s} s heard, {count} talk{'s' if count > 1 else ''}"
-        recorder.figure(name, "first text p50", load, percentile([t for t, _ in found], 50) * 1000, "ms")
-        recorder.figure(name, "first sound p50", load, percentile([s for _, s in found], 50) * 1000, "ms")
+    for heard_s, count in plan.pick([(1, 1), (2, 1)], [(3, 1), (30, 1), (3, 8), (30, 8)]):
+        texts, sounds = zip(*await together(count, lambda _, s=heard_s: answer(model, s)), strict=True)
+        load = f"{heard_s} s heard, {counted(count, 'talk')}"
+        recorder.figure(name, "first text p50", load, percentile(texts, 50) * 1000, "ms")
+        recorder.figure(name, "first sound p50", load, percentile(sounds, 50) * 1000, "ms")
 
 
 async def answer(model: Qwen3Omni, heard_s: int) -> tuple[float, float]:
@@ -112,10 +106,10 @@ async def answer(model: Qwen3Omni, heard_s: int) -> tuple[float, float]:
     Raises RuntimeError for an answer without either.
     """
     talk, began = await model.open(), time.perf_counter()
-    asked = [Message("user", "", parts=(AudioPart(qwen3_asr.sound(heard_s)), "What was that?"))]
+    asked = [Message("user", "", parts=(AudioPart(models.sound(heard_s)), "What was that?"))]
     options, text, sound = ReplyOptions(max_tokens=24, temperature=0.0), 0.0, 0.0
     try:
-        async with aclosing(talk.respond(asked, options, VoiceOptions(qwen3_omni.VOICE, seed=1))) as chunks:
+        async with aclosing(talk.respond(asked, options, VoiceOptions(models.OMNI_VOICE, seed=1))) as chunks:
             async for chunk in chunks:
                 if isinstance(chunk, TextDelta):
                     text = text or time.perf_counter() - began
@@ -130,20 +124,18 @@ async def answer(model: Qwen3Omni, heard_s: int) -> tuple[float, float]:
 
 def video(plan: Plan, recorder: Recorder) -> None:
     """The section `vision`: frames a second into the KV, from JPEG on, as a live camera's are before a question."""
-    for size in [vision.TINY_SMOL, vision.TINY_QWEN] if plan.dry else [vision.SMOL, vision.QWEN]:
-        with recorder.part(size):
-            room = 64 << 20 if plan.dry else 32 << 30
-            with vision.vision_model(size, model_options(plan, kv_bytes=room)) as model:
-                asyncio.run(_measure_video(plan, recorder, model, size))
+    for size in plan.pick([models.TINY_SMOL, models.TINY_QWEN], [models.SMOL, models.QWEN]):
+        with recorder.part(size), models.vision_model(size, plan.options(32)) as model:
+            asyncio.run(_measure_video(plan, recorder, model, size))
 
 
 async def _measure_video(plan: Plan, recorder: Recorder, model: VisionLanguageModel, name: str) -> None:
     await watch(model, 0, 2)
-    for count in [2] if plan.dry else [1, 8]:
-        frames, began = 2 if plan.dry else FRAMES, time.perf_counter()
-        await asyncio.gather(*(watch(model, n, frames) for n in range(count)))
+    for count in plan.pick([2], [1, 8]):
+        frames, began = plan.pick(2, FRAMES), time.perf_counter()
+        await together(count, lambda n, frames=frames: watch(model, n, frames))
         rate = count * frames / (time.perf_counter() - began)
-        load = f"{count} session{'s' if count > 1 else ''}, {WIDTH} x {HEIGHT}"
+        load = f"{counted(count, 'session')}, {WIDTH} x {HEIGHT}"
         recorder.figure(name, "frames a second", load, rate, "frames/s")
 
 
