@@ -11,7 +11,7 @@ import base64
 import sys
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self, TypeVar
 
@@ -337,6 +337,11 @@ async def telling(srv: Server, mode: str, **options: Any) -> AsyncIterator[Calle
     """A caller who hears a story; None where it was over too soon."""
     async with Caller(srv.url, MODES[mode], tells=True, **options) as caller:
         yield caller if await caller.story() else None
+
+
+def in_loops(sections: Mapping[str, Callable[[], Coroutine[Any, Any, Found]]]) -> dict[str, Callable[[], Found]]:
+    """Sections that are awaited, each run by an event loop of its own."""
+    return {name: lambda section=section: asyncio.run(section()) for name, section in sections.items()}
 
 
 async def shared(

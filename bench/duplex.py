@@ -11,17 +11,14 @@ turns --sections barge-in`.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import HERE, Server, machine, percentile, save, server, table
-from bench.driver import Caller, shared, telling
-from bench.hearing.clips import PAUSE, Clip, loaded, mixed, read_manifest, whole_turns
+from bench.common import Server, measured, options, server, show, spread
+from bench.driver import Caller, in_loops, shared, telling
+from bench.hearing.clips import PAUSE, Clip, loaded, mixed, read_manifest, whole_turns, with_data
 
 
 async def backchannels(srv: Server, data: Path, repeats: int) -> dict[str, Any]:
@@ -53,7 +50,7 @@ async def backchannels(srv: Server, data: Path, repeats: int) -> dict[str, Any]:
         "ducked_and_resumed": sum(d for _, _, d, _ in results) / count,
         "takeover": sum(t for *_, t in results) / count,
     }
-    table("acknowledgements over an answer", tuple(out), [tuple(out.values())])
+    show("acknowledgements over an answer", [out])
     print("stopped by:", ", ".join(sorted({i for i, s, _, _ in results if s})) or "none")
     return out
 
@@ -86,7 +83,7 @@ async def pauses(srv: Server, data: Path) -> dict[str, Any]:
         "takeover": len(over) / max(1, len(results)),
         "inside_a_sentence": sum(not said.rstrip().endswith((".", "?", "!")) for _, said in over),
     }
-    table("hesitations of 0.6, 1.2 and 2 s", tuple(out), [tuple(out.values())])
+    show("hesitations of 0.6, 1.2 and 2 s", [out])
     for clip_id, said in over:
         print(f"taken over: {clip_id}: {said}")
     return out
@@ -102,40 +99,22 @@ async def turns(srv: Server, clips: list[Clip]) -> dict[str, Any]:
             await asyncio.sleep(clip.seconds + 6.0)
             late += [t - end for t in caller.times("response.output_audio.delta", since) if t > end - 0.2][:1]
             await caller.settle()
-    out = {
-        "turns": len(clips),
-        "taken": len(late) / max(1, len(clips)),
-        "sound_p50_s": percentile(late, 50),
-        "sound_p95_s": percentile(late, 95),
-    }
-    table("turns: from the true end of speech", tuple(out), [tuple(out.values())])
+    out = {"turns": len(clips), "taken": len(late) / max(1, len(clips)), **spread(late, "sound")}
+    show("turns: from the true end of speech", [out])
     return out
 
 
-async def measure(srv: Server, args: argparse.Namespace, document: dict[str, Any]) -> None:
-    sections = {
-        "backchannels": lambda: backchannels(srv, args.data, 4),
-        "pauses": lambda: pauses(srv, args.data),
-        "turns": lambda: turns(srv, whole_turns(args.data)[: args.turns]),
-    }
-    for name in args.sections.split(","):
-        document[name] = await sections[name]()
-        # A section that was measured stays, whatever the next one does.
-        save("duplex", document)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="antiphon bench duplex", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument(
-        "--data", type=Path, default=HERE.parent / "tests" / "data", help="folder with a manifest.jsonl"
-    )
-    parser.add_argument("--sections", default="backchannels,pauses,turns")
+    parser = with_data(options("antiphon bench duplex", __doc__, ("backchannels", "pauses", "turns")))
     parser.add_argument("--turns", type=int, default=30, help="turns")
     args = parser.parse_args()
-    document: dict[str, Any] = {"machine": machine(), "data": args.data.name}
     with server() as srv:
-        asyncio.run(measure(srv, args, document))
-    print(f"\nwritten: {save('duplex', document)}")
+        sections = {
+            "backchannels": lambda: backchannels(srv, args.data, 4),
+            "pauses": lambda: pauses(srv, args.data),
+            "turns": lambda: turns(srv, whole_turns(args.data)[: args.turns]),
+        }
+        measured("duplex", args.sections, in_loops(sections), data=args.data.name)
 
 
 if __name__ == "__main__":

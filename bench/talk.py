@@ -10,11 +10,9 @@ clients on the same cores.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import random
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -23,11 +21,9 @@ from typing import Any
 
 import numpy as np
 import soxr
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import HERE, Server, machine, percentile, save, server, table
-from bench.driver import STORY, WIRE_HZ, Caller, server_vad, shared
-from bench.hearing.clips import PAUSE, Clip, loaded, mixed, read_manifest, whole_turns
+from bench.common import Server, measured, numbers, options, percentile, server, show, spread
+from bench.driver import STORY, WIRE_HZ, Caller, in_loops, server_vad, shared
+from bench.hearing.clips import PAUSE, Clip, loaded, mixed, read_manifest, whole_turns, with_data
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import from_pcm16
@@ -109,20 +105,15 @@ async def latency(
             name = f"{count} at once, {silence_ms} ms"
             out[name] = row
             each[name] = [{"clip": t.clip, "answers": t.responses} | t.stages for t in whole]
-    show("from the true end of speech, s", "conversations, endpoint", out)
+    show("from the true end of speech, s", out)
     met = [int(name.split()[0]) for name, row in out.items() if row["sound_p95_s"] <= 1.5]
     print(f"most at once with p95 within 1.5 s: {max(met, default=0)}")
     return out | {"turns": each}
 
 
-def show(title: str, of: str, rows: dict[str, dict[str, Any]]) -> None:
-    """Print rows that have the same fields."""
-    table(title, (of, *next(iter(rows.values()), {})), [(name, *row.values()) for name, row in rows.items()])
-
-
 def p_ms(name: str, seconds: list[float], *percents: int) -> dict[str, float]:
     """Percentiles in milliseconds, by the names that the results have."""
-    return {f"{name}_p{percent}_ms": percentile(seconds, percent) * 1000 for percent in percents}
+    return spread([1000 * second for second in seconds], name, "ms", percents)
 
 
 async def cut(caller: Caller, clip: Clip) -> dict[str, Any] | None:
@@ -177,7 +168,7 @@ async def interrupt(srv: Server, clips: list[Clip], trials: int) -> dict[str, An
             **p_ms("done", of["done"], 95),
             "stale_frames": sum(of["stale"]),
         }
-    show("interruption: from the onset of speech", "turn detection", out)
+    show("interruption: from the onset of speech", out)
     return out
 
 
@@ -200,7 +191,7 @@ async def cancel(srv: Server, trials: int) -> dict[str, Any]:
             done.append(ended - asked)
             caller.stop_playing()
     frames = {"trials": len(done), **p_ms("last_frame", last, 50, 99), **p_ms("done", done, 99), "stale_frames": stale}
-    table("response.cancel", tuple(frames), [tuple(frames.values())])
+    show("response.cancel", [frames])
     return frames
 
 
@@ -235,7 +226,7 @@ async def pauses(srv: Server, data: Path) -> dict[str, Any]:
         false_ends = sum(early for early, _ in results)
         out[name] = {"turns": len(results), "false_ends": false_ends, "share": false_ends / max(1, len(results))}
         out[name] |= {"end_p50_s": percentile(late, 50), "end_p95_s": percentile(late, 95)}
-    show("hesitations of 0.6, 1.2 and 2 s", "turn detection", out)
+    show("hesitations of 0.6, 1.2 and 2 s", out)
     return out
 
 
@@ -266,7 +257,7 @@ async def backchannels(srv: Server, data: Path, repeats: int) -> dict[str, Any]:
         stops = [clip_id for clip_id, is_stopped in results if is_stopped]
         out[name] = {"trials": len(results), "stops": len(stops), "share": len(stops) / max(1, len(results))}
         print(f"{name}: stopped by {', '.join(sorted(set(stops))) or 'none'}")
-    show("acknowledgements", "turn detection", out)
+    show("acknowledgements", out)
     return out
 
 
@@ -293,7 +284,7 @@ async def loopback(srv: Server, seconds: float) -> dict[str, Any]:
 
     results = await shared([0.06, 0.15, 0.3, 0.6], 4, play)
     out = {"sound_s": sum(s for s, _ in results), "self_interruptions": sum(n for _, n in results)}
-    table("loopback at -10 dB, delays of 60 to 600 ms", tuple(out), [tuple(out.values())])
+    show("loopback at -10 dB, delays of 60 to 600 ms", [out])
     return out
 
 
@@ -326,46 +317,31 @@ async def heard(srv: Server, count: int) -> dict[str, Any]:
     aligner.close()
     out = {"cuts": len(off), "exact": off.count(0), "within_one_word": sum(abs(x) <= 1 for x in off)}
     out["worst"] = max(map(abs, off))
-    table("heard only", tuple(out), [tuple(out.values())])
+    show("heard only", [out])
     return out
 
 
-def numbers(text: str) -> list[int]:
-    return [int(n) for n in text.split(",")]
-
-
-async def measure(srv: Server, args: argparse.Namespace, document: dict[str, Any]) -> None:
-    clips = whole_turns(args.data)
-    sections = {
-        "latency": lambda: latency(srv, clips, numbers(args.conversations), numbers(args.endpoints), args.turns),
-        "interrupt": lambda: interrupt(srv, clips, args.turns),
-        "cancel": lambda: cancel(srv, 40),
-        "pauses": lambda: pauses(srv, args.data),
-        "backchannels": lambda: backchannels(srv, args.data, 4),
-        "echo": lambda: loopback(srv, args.echo_s),
-        "heard": lambda: heard(srv, 50),
-    }
-    for name in args.sections.split(","):
-        document[name] = await sections[name]()
-        # A section that was measured stays, whatever the next one does.
-        save("talk", document)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="antiphon bench talk", description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument(
-        "--data", type=Path, default=HERE.parent / "tests" / "data", help="folder with a manifest.jsonl"
-    )
-    parser.add_argument("--sections", default="latency,interrupt,cancel,pauses,backchannels,echo,heard")
+    names = ("latency", "interrupt", "cancel", "pauses", "backchannels", "echo", "heard")
+    parser = with_data(options("antiphon bench talk", __doc__, names))
     parser.add_argument("--conversations", default="1,4")
     parser.add_argument("--endpoints", default="200,500", help="silence that ends a turn, ms")
     parser.add_argument("--turns", type=int, default=12, help="turns of each conversation")
     parser.add_argument("--echo-s", type=float, default=600, help="seconds of loopback, over four conversations")
     args = parser.parse_args()
-    document: dict[str, Any] = {"machine": machine(), "data": args.data.name}
+    clips = whole_turns(args.data)
+    counts, endpoints = numbers(args.conversations), numbers(args.endpoints)
     with server() as srv:
-        asyncio.run(measure(srv, args, document))
-    print(f"\nwritten: {save('talk', document)}")
+        sections = {
+            "latency": lambda: latency(srv, clips, counts, endpoints, args.turns),
+            "interrupt": lambda: interrupt(srv, clips, args.turns),
+            "cancel": lambda: cancel(srv, 40),
+            "pauses": lambda: pauses(srv, args.data),
+            "backchannels": lambda: backchannels(srv, args.data, 4),
+            "echo": lambda: loopback(srv, args.echo_s),
+            "heard": lambda: heard(srv, 50),
+        }
+        measured("talk", args.sections, in_loops(sections), data=args.data.name)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench.common import HERE
 
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_all
@@ -20,6 +22,7 @@ from antiphon.audio.containers import decode_all
 # The kind of clips that tools/evalmix.py makes of read sentences.
 PAUSE = "pause"
 QUIETEST_DBFS = -45.0
+DATA = HERE.parent / "tests" / "data"
 
 
 @dataclass(slots=True)
@@ -44,6 +47,12 @@ class Clip:
     label: str = ""
     speaker: str = ""
     pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
+
+
+def with_data(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The command line with the folder of recordings."""
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with a manifest.jsonl")
+    return parser
 
 
 def rows_of(data: Path) -> list[dict[str, Any]]:
