@@ -1,4 +1,4 @@
-"""More callers than a certificate has places: `python bench/admission.py CERTIFICATE [--kind captions] [--data DIR]`.
+"""More callers than a certificate has places: `python -m bench.admission CERTIFICATE [--kind captions] [--data DIR]`.
 
 A server with the certificate, and 1, 1.5 and 3 times as many clients of one kind as it certifies (--factors), for
 --seconds each. Those that are refused come again after a second, as impatient clients do. Measured are the delays of
@@ -8,7 +8,6 @@ those who are in, how many were in at most, and how long a refusal takes, from t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import json
@@ -22,10 +21,9 @@ from typing import Any
 import httpx
 import msgspec
 import websockets
+from bench.common import HERE, machine, options, percentile, save, server, show
+from bench.hearing.clips import with_data
 from websockets.exceptions import InvalidStatus
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import HERE, machine, percentile, save, server, table
 
 from antiphon.capacity.certificate import Certificate, Kind, read
 from antiphon.capacity.clients import Turn
@@ -137,13 +135,12 @@ async def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="More callers than a certificate has places.")
+    parser = with_data(options("python -m bench.admission", __doc__))
     parser.add_argument("certificate", type=Path)
     parser.add_argument("--kind", choices=tuple(PATHS), default="captions")
     parser.add_argument("--factors", default=",".join(f"{factor:g}" for factor in FACTORS))
     parser.add_argument("--attacks", default="", help="classes of bench.hostile, comma separated")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--data", type=Path, default=HERE.parent / "tests" / "data")
     args = parser.parse_args()
     certificate = read(args.certificate)
     # Its own settings are those of the certificate, but for the model of who measures.
@@ -154,15 +151,7 @@ def main() -> None:
     with server("--certificate", str(args.certificate.resolve()), "--sessions-per-key", "4096", *flags) as srv:
         found = asyncio.run(measure(srv.url, certificate, args.kind, args.seconds, args.data, runs))
     objective = certificate.kinds[args.kind].objective.p95_s
-    table(
-        f"{args.kind}, within {objective:g} s",
-        ["callers", "held", "turns", "failed", "p50, s", "p95, s", "refusals", "refused in, p50 / p95 ms"],
-        [
-            [name, one["most_held"], one["turns"], one["failed"], one["p50_s"], one["p95_s"], one["refusals"],
-             f"{one['refusal_p50_ms']} / {one['refusal_p95_ms']}"]
-            for name, one in found.items()
-        ],
-    )  # fmt: skip
+    show(f"{args.kind}, within {objective:g} s", found)
     print(f"\nwritten: {save('admission', {'machine': machine(), args.kind: found})}")
 
 

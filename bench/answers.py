@@ -8,16 +8,12 @@ the models answer in turn on the same machine. A model is a name of `antiphon pu
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import HERE, Server, machine, percentile, save, server, table
+from bench.common import HERE, Server, machine, options, percentile, save, server, show, spread
 from bench.driver import CONVERSATION, Session
 
 # Each with what a right answer has in it: alternatives with | between them.
@@ -64,8 +60,7 @@ def measured(model: str, rounds: int) -> tuple[dict[str, Any], list[dict[str, An
     row = {
         "model": model.rpartition("/")[2],
         "right": sum(one["right"] for one in given) / rounds,
-        "first_word_p50_ms": percentile(firsts, 50),
-        "first_word_p95_ms": percentile(firsts, 95),
+        **spread(firsts, "first_word", "ms"),
         "answer_p50_ms": percentile([one["took_ms"] for one in given], 50),
         "tokens_a_s": sum(one["tokens"] for one in given) / sum(one["took_ms"] for one in given) * 1000,
         "rss_mb": memory,
@@ -74,7 +69,7 @@ def measured(model: str, rounds: int) -> tuple[dict[str, Any], list[dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options("antiphon bench answers", __doc__)
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
@@ -82,7 +77,7 @@ def main() -> None:
     for model in args.models.split(","):
         row, answers[row["model"]] = measured(model, args.rounds)
         rows.append(row)
-    table("right of 100 answers", list(rows[0]), [list(row.values()) for row in rows])
+    show("right of 100 answers", rows)
     print(f"\nwritten: {save('answers', {'machine': machine(), 'models': rows, 'answers': answers})}")
 
 

@@ -18,15 +18,13 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import HERE, Server, machine, save, server
+from bench.common import Server, machine, numbers, options, save, server
 from bench.hearing.beside import beside
 from bench.hearing.client import whole_files
-from bench.hearing.clips import PAUSE, Clip, loaded, read_manifest, spread, with_pauses
+from bench.hearing.clips import PAUSE, Clip, loaded, read_manifest, spread, with_data, with_pauses
 from bench.hearing.context import context, joined
 from bench.hearing.files import SOUNDS, cues, levels, no_speech
 from bench.hearing.ghosts import KINDS as GHOST_KINDS
@@ -59,12 +57,7 @@ NO_VOICE = ("--language-model", "none", "--synthesizer", "none")
 
 def arguments() -> argparse.Namespace:
     """The command line, its sections as a set."""
-    parser = argparse.ArgumentParser(
-        prog="antiphon bench asr", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    data = HERE.parent / "tests" / "data"
-    parser.add_argument("--data", type=Path, default=data, help="folder with a manifest.jsonl")
-    parser.add_argument("--sections", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}; all if not given")
+    parser = with_data(options("antiphon bench asr", __doc__, SECTIONS))
     parser.add_argument("--kinds", default=",".join(KINDS), help="of recordings, in the quality section")
     parser.add_argument("--languages", default="", help="of the languages section; all if empty")
     parser.add_argument("--clips", type=int, default=0, help="the most of a kind, and in latency and peers (30)")
@@ -141,9 +134,7 @@ async def transcribe(srv: Server, args: argparse.Namespace, everything: list[Cli
     if "streams" in wanted:
         clips = plain(everything)
         files = await whole_files(srv, clips)
-        document["streams"] = await streams(
-            srv, clips, files, list(map(int, args.streams.split(","))), args.load_seconds
-        )
+        document["streams"] = await streams(srv, clips, files, numbers(args.streams), args.load_seconds)
 
 
 def plain(everything: list[Clip]) -> list[Clip]:

@@ -1,4 +1,4 @@
-"""Function calls of a language model, counted: `python bench/calls.py [--url URL] [--model NAME] [SERVE FLAGS]`.
+"""Function calls of a language model, counted: `python -m bench.calls [--url URL] [--model NAME] [SERVE FLAGS]`.
 
 Prompts as they are spoken (`bench/call_prompts`: a hundred about a home, or with `--prompts errands` fifty others that
 were not looked at while calls were made to work), each with the same six tools and `tool_choice: auto`: for most of
@@ -12,20 +12,15 @@ them one call is right, for the others none is wanted. Each is asked once, witho
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import re
-import sys
 import time
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import httpx
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import HERE, RESULTS, Server, machine, percentile, save, server, table
+from bench.common import HERE, RESULTS, Server, machine, options, save, server, show, spread
 
 PROMPTS = HERE / "call_prompts"
 
@@ -91,11 +86,11 @@ async def run(url: str, model: str, prompts: dict[str, Any]) -> dict[str, Any]:
                 counts[verdict] += 1
             heard = [c["function"] for c in calls]
             replies.append({"said": said, "wanted": name, "verdict": verdict, "calls": heard, "text": text})
-    return {"counts": counts, "p50_s": percentile(took, 50), "p95_s": percentile(took, 95), "replies": replies}
+    return {"counts": counts, **spread(took), "replies": replies}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = options("python -m bench.calls", __doc__)
     parser.add_argument("--url", help="a server that runs; none: one is started with the further flags")
     parser.add_argument("--model", default="default")
     parser.add_argument(
@@ -117,10 +112,9 @@ def main() -> None:
             if reply["verdict"] not in ("", "right") or LEFT.search(reply["text"]):
                 print(reply["verdict"] or "told", "|", reply["said"], "|", reply["calls"], "|", reply["text"][:200])
     wanted, unwanted = len(prompts["wanted"]), len(prompts["unwanted"])
-    head = [f"calls right of {wanted}", "wrong", "missed", f"unwanted of {unwanted}", "left in the text"]
-    head += ["p50 s", "p95 s"]
-    row = [counts[k] for k in ("right", "wrong", "missed", "unwanted", "told")]
-    table("Function calls", head, [[*row, round(found["p50_s"], 2), round(found["p95_s"], 2)]])
+    heads = (f"calls right of {wanted}", "wrong", "missed", f"unwanted of {unwanted}", "left in the text")
+    row = dict(zip(heads, counts.values(), strict=True))
+    show("Function calls", [row | {key: round(found[key], 2) for key in ("p50_s", "p95_s")}])
     if args.name:
         path = RESULTS / "calls.json"
         kept = json.loads(path.read_text()) if path.exists() else {"runs": {}}

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from bench.common import Server, table
+from bench.common import Server, show
 from bench.hearing.client import FileText, Heard, Listener, whole_files
 from bench.hearing.clips import Clip
 from bench.hearing.figures import Reading, errors_row, readings
@@ -85,6 +85,6 @@ async def beside(srv: Server, clips: Sequence[Clip], seconds: float) -> dict[str
     files = await whole_files(srv, list(heard.values()))
     rows = {name: figures(callers, files) for name, callers in runs.items()}
     head = ("clips", "refused", "final_p50", "final_p95", "no_final", "live", "file", "failures")
-    title = f"{CALLERS} captions at once, a session for each clip (seconds; word errors in %)"
-    table(title, ("", *head), [(name, *(row[k] for k in head)) for name, row in rows.items()])
+    shown = {name: {key: row[key] for key in head} for name, row in rows.items()}
+    show(f"{CALLERS} captions at once, a session for each clip (seconds; word errors in %)", shown)
     return rows

@@ -14,7 +14,7 @@ from bench import words as wer
 from bench.common import Server
 from bench.driver import Session
 from bench.hearing.clips import Clip
-from bench.hearing.options import compared, show
+from bench.hearing.options import compared, show_changes
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import to_pcm16
@@ -79,5 +79,5 @@ async def context(srv: Server, clips: Sequence[Clip], *, speed: float, transcrip
         for keep, errors_of in found.items():
             plain = [found[False][k] for k in mine]
             rows[f"{name} {'with' if keep else 'without'}"] = compared([errors_of[k] for k in mine], plain)
-    show("context over pauses: word errors in %, and their change", rows)
+    show_changes("context over pauses: word errors in %, and their change", rows)
     return {"speed": speed, "rows": rows}

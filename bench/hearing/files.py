@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import numpy as np
-from bench.common import Server, percentile, table
+from bench.common import Server, percentile, show, spread
 from bench.hearing.client import FILE_TIMEOUT_S, transcribe_file, whole_files
 from bench.hearing.clips import Clip
 from bench.hearing.cues import cues_off_s, with_pauses
@@ -44,9 +44,7 @@ async def levels(srv: Server, clips: Sequence[Clip], *, speed: float) -> dict[st
             "file": rate((r.clip, r.file) for r in found),
             "live": rate((r.clip, r.live) for r in found),
         }
-    table(
-        "word errors in % by peak level in dBFS", ("peak", "file", "live"), [(k, *r.values()) for k, r in rows.items()]
-    )
+    show("word errors in % by peak level in dBFS", rows)
     return {"clips": len(clips), "rows": rows}
 
 
@@ -57,8 +55,8 @@ async def cues(srv: Server, clips: Sequence[Clip], minutes: float) -> dict[str, 
     async with httpx.AsyncClient(base_url=srv.url, timeout=FILE_TIMEOUT_S) as http:
         text = await transcribe_file(http, pcm, language="en", word_times=True)
     off_s = cues_off_s([start_s for _, start_s, _ in text.segments], spans)
-    row = {"cues": len(off_s), "p50_s": percentile(off_s, 50), "p95_s": percentile(off_s, 95), "max_s": max(off_s)}
-    table(f"cue starts against speech, {minutes:g} minutes", tuple(row), [tuple(row.values())])
+    row = {"cues": len(off_s), **spread(off_s), "max_s": max(off_s)}
+    show(f"cue starts against speech, {minutes:g} minutes", [row])
     return {"minutes": minutes} | row
 
 
@@ -73,6 +71,5 @@ async def no_speech(srv: Server, sounds: Sequence[Clip]) -> dict[str, Any]:
                 await transcribe_file(http, sound.pcm[: int(SOUND_S * SAMPLE_RATE_HZ)], language=language)
                 took_s.append(time.monotonic() - begun)
             rows[language or "detected"] = {"p50_s": percentile(took_s, 50), "max_s": max(took_s)}
-    title = f"seconds for {SOUND_S:g} s without speech, {len(sounds)} sounds"
-    table(title, ("language", "p50", "max"), [(k, *r.values()) for k, r in rows.items()])
+    show(f"seconds for {SOUND_S:g} s without speech, {len(sounds)} sounds", rows)
     return rows

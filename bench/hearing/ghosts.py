@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import numpy as np
 from bench import words as wer
-from bench.common import Server, table
+from bench.common import Server, show, table
 from bench.hearing.client import FILE_TIMEOUT_S, Listener, transcribe_file, whole_files
 from bench.hearing.clips import Clip
 
@@ -90,8 +90,7 @@ async def ghosts(srv: Server, clips: list[Clip], minutes: float, speed: float) -
             "words_a_minute": num_words * 60 / seconds,
             "heard": heard,
         }
-    head = ("minutes", "sounds_with_words", "words", "words_a_minute")
-    table("words made of noise", ("", *head), [(n, *(r[k] for k in head)) for n, r in rows.items()])
+    show("words made of noise", {name: {k: v for k, v in row.items() if k != "heard"} for name, row in rows.items()})
     heard_rows = [(n, sound, text[:120]) for n, r in rows.items() for sound, text in r["heard"]]
     table("which", ("", "sound", "heard"), heard_rows)
     return {"speed": speed, "rows": rows}

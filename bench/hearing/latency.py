@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import words as wer
-from bench.common import Server, percentile, table
+from bench.common import Server, percentile, show
 from bench.hearing.client import TRAIL_S, FileText, Heard, Listener, play_clips
 from bench.hearing.clips import Clip
 from bench.hearing.figures import Reading, errors_row, first_words_s, rate, readings, word_delays
@@ -70,11 +70,8 @@ async def latency(srv: Server, clips: list[Clip], files: dict[str, FileText]) ->
         row["cpu_per_audio_s"] = (srv.cpu_s() - before) / sum(c.seconds + TRAIL_S for c in clips)
         rows[name] = row
     keys = ("first_words_p50", "final_p50", "final_p95", "word_p50", "wer", "wer_shown", "wer_file", "cpu_per_audio_s")
-    table(
-        "one stream in real time, by endpoint silence (seconds; word errors in %)",
-        ("endpoint", *keys),
-        [(n, *(r[k] for k in keys)) for n, r in rows.items()],
-    )
+    shown = {name: {key: row[key] for key in keys} for name, row in rows.items()}
+    show("one stream in real time, by endpoint silence (seconds; word errors in %)", shown)
     return rows
 
 
@@ -118,11 +115,8 @@ async def streams(
             "clips", "first_words_p50", "first_words_p95", "no_first_words", "final_p50", "final_p95", "no_final",
             "live", "shown", "file", "failures", "server_cores",
         )  # fmt: skip
-        table(
-            "streams at once in real time (seconds; errors in %)",
-            ("streams", *head),
-            [(n, *(r[k] for k in head)) for n, r in rows.items()],
-        )
+        shown = {name: {key: row[key] for key in head} for name, row in rows.items()}
+        show("streams at once in real time (seconds; errors in %)", shown)
         if row["final_p95"] > TOO_LATE_S:
             print(f"finals take more than {TOO_LATE_S:g} s: no more streams are tried")
             break

@@ -7,7 +7,7 @@ import random
 from typing import Any
 
 import numpy as np
-from bench.common import Server, table
+from bench.common import Server, show
 from bench.hearing.client import Listener
 from bench.hearing.clips import Clip
 
@@ -31,7 +31,7 @@ async def long_session(srv: Server, clips: list[Clip], minutes: float) -> dict[s
         ),
         "cpu_per_audio_s": float(np.mean([m["cpu_per_audio_s"] for m in marks])),
     }
-    table("one long session", tuple(row), [tuple(row.values())])
+    show("one long session", [row])
     return row | {"marks": marks}
 
 

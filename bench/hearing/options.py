@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from bench import words as wer
-from bench.common import Server, table
+from bench.common import Server, show
 from bench.hearing.client import Heard
 from bench.hearing.clips import Clip
-from bench.hearing.figures import Difference, difference
+from bench.hearing.figures import cells, difference
 from bench.hearing.quality import hear
 
 ENGLISH = {"language": "en"}
@@ -35,9 +35,8 @@ def compared(errors: Sequence[tuple[int, int]], plain: Sequence[tuple[int, int]]
     return {"clips": len(errors), "errors": rate, "change": (change.points, change.low, change.high)}
 
 
-def show(title: str, rows: dict[str, dict[str, Any]]) -> None:
-    cells = [(n, *(str(Difference(*v)) if isinstance(v, tuple) else v for v in r.values())) for n, r in rows.items()]
-    table(title, ("", *next(iter(rows.values()), {})), cells)
+def show_changes(title: str, rows: dict[str, dict[str, Any]]) -> None:
+    show(title, {name: cells(row) for name, row in rows.items()})
 
 
 async def keyterms(srv: Server, orders: list[Clip], others: list[Clip], *, speed: float) -> dict[str, Any]:
@@ -51,5 +50,5 @@ async def keyterms(srv: Server, orders: list[Clip], others: list[Clip], *, speed
             errors = [errors_of(c, heard[c.id]) for c in clips]
             plain = plain or errors
             rows[f"{name} {'with' if option else 'without'}"] = compared(errors, plain)
-    show(f"{len(terms)} keyterms: errors in %, and their change", rows)
+    show_changes(f"{len(terms)} keyterms: errors in %, and their change", rows)
     return {"speed": speed, "terms": terms, "rows": rows}

@@ -9,15 +9,12 @@ pauses, so that no long reading outweighs the conversations.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.turn_taking.pauses import Pause, read
 from bench.turn_taking.replay import evidence_of, is_fitted, listening, renamed, scales
 

@@ -24,7 +24,6 @@ import asyncio
 import hashlib
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,8 +31,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.common import RESULTS
 
 from antiphon.adapters.silero.detector import FRAME_SAMPLES, SileroDetector
