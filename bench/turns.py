@@ -21,15 +21,14 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import HERE, RESULTS, Server, machine, save, server
+from bench.common import RESULTS, Server, machine, options, save, server
 from bench.driver import MODES
 from bench.full_duplex_bench import full_duplex_bench
+from bench.hearing.clips import with_data
 from bench.turn_taking.curve import curve
 from bench.turn_taking.interruptions import barge_in
 from bench.turn_taking.sounds import over_an_answer
@@ -70,11 +69,7 @@ DEFAULT = tuple(name for name in SECTIONS if name != "full-duplex-bench")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="antiphon bench turns", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sections", default=",".join(DEFAULT))
-    parser.add_argument(
-        "--data", type=Path, default=HERE.parent / "tests" / "data", help="folder with a manifest.jsonl"
-    )
+    parser = with_data(options("antiphon bench turns", __doc__, DEFAULT))
     parser.add_argument("--words-ms", type=float, default=400, help="`curve`: the silence at which the words are known")
     parser.add_argument("--speakers", type=int, default=26, help="`barge-in`: speakers, each once a mode")
     parser.add_argument("--modes", default=",".join(MODES), help="of `barge-in` and `sounds`; others stay as measured")
@@ -86,18 +81,14 @@ def main() -> None:
         parser.error(f"--sections: there is no section {', '.join(sorted(unknown))}. It takes {', '.join(SECTIONS)}")
     if "full-duplex-bench" in wanted and args.items is None:
         parser.error("--sections full-duplex-bench needs --items FOLDER, which it writes")
-    for name, section in SECTIONS.items():
-        if name not in wanted:
-            continue
+    for name in wanted:
         load_before = os.getloadavg()[0]
-        found = earlier(name) | section(args) if name in ("barge-in", "sounds") else section(args)
+        found = (earlier(name) if name in ("barge-in", "sounds") else {}) | SECTIONS[name](args)
         document = {"machine": machine(), name: found}
         if name != "curve":
             loads = {"load_before": load_before, "load_after": os.getloadavg()[0], "niceness": os.nice(0)}
             document |= {"data": args.data.name} | loads
-        # A section that was measured stays, whatever the next one does.
-        path = save(f"turns-{name}", document)
-        print(f"\nwritten: {path}")
+        print(f"\nwritten: {save(f'turns-{name}', document)}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.common import Server, percentile, table
+from bench.common import Server, percentile, show
 from bench.driver import LEAD_S, LEFT_S, MODES, telling
 from bench.hearing.clips import QUIETEST_DBFS, Clip, loaded, read_manifest, spread
 from bench.turn_taking.figures import delays, interrupted_at, silent_from, voice_onset_s, wilson
@@ -157,16 +157,8 @@ async def barge_in(srv: Server, data: Path, most: int, modes: Sequence[str] = tu
             if one := await trial(srv, mode, clip, onset):
                 trials.append(one)
         out[mode] = row(trials) | {"each": trials}
-    table(
-        "barge-in: from the voice's onset to the client's silence, and to the decision, p50 / p95 in ms",
-        ("mode", "taken", "detector alone", "silent", "silent, by alignment", "decided", "decided, by alignment"),
-        [
-            (
-                *(mode, f"{r['taken']} of {r['trials']}"),
-                *(shown(r[k]) for k in SHOWN),
-            )
-            for mode, r in out.items()
-            if mode in MODES
-        ],
-    )
+    title = "barge-in: from the voice's onset to the client's silence, and to the decision, p50 / p95 in ms"
+    counts = ("trials", "taken")
+    rows = {mode: {k: out[mode][k] for k in counts} | {k: shown(out[mode][k]) for k in SHOWN} for mode in modes}
+    show(title, rows)
     return out

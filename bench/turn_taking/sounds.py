@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.common import Server, table
+from bench.common import Server, show
 from bench.driver import CHUNK_S, MODES, Caller, telling
 from bench.hearing.clips import Clip, loaded, read_manifest
 from bench.turn_taking.figures import at_level, ducks_without_interruption, rate_interval, share
@@ -159,17 +159,8 @@ async def over_an_answer(srv: Server, data: Path, modes: Sequence[str] = tuple(M
         parts = await asyncio.gather(*(over_answers(srv, mode, every[k::AT_ONCE]) for k in range(AT_ONCE)))
         echoes = await asyncio.gather(*(echoed(srv, mode, delay_s) for delay_s in ECHO_DELAYS_S))
         out[mode] = rows([o for part in (*parts, *echoes) for o in part])
-    table(
-        "sounds over an answer",
-        ("mode", "sounds", "recordings", "answers ended", "%", "95 %", "minutes", "ducks", "a minute", "95 %"),
-        [
-            (
-                *(mode, kind, r["recordings"], f"{r['ends_an_answer']['count']} of {r['ends_an_answer']['of']}"),
-                *(r["ends_an_answer"]["percent"], r["ends_an_answer"]["interval"], r["minutes"]),
-                *(r["ducks_without_interruption"], r["ducks_a_minute"], r["ducks_interval"]),
-            )
-            for mode, found in out.items()
-            for kind, r in found.items()
-        ],
-    )
+        shown = {kind: row | row["ends_an_answer"] for kind, row in out[mode].items()}
+        for row in shown.values():
+            del row["ends_an_answer"], row["ended_by"]
+        show(f"sounds over an answer, {mode}", shown)
     return out

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.common import server, table
+from bench.common import server, show
 from bench.driver import Caller
 from bench.turn_taking.figures import share
 from bench.turn_taking.speakers import LENGTHS_S, MODEL, SEED, Session, Turn, plan, read_voices
@@ -150,18 +150,8 @@ def voices(data: Path, most: int) -> dict[str, Any]:
     with server("--speaker-model", MODEL) as srv:
         found = asyncio.run(sessions_of(srv.url, chosen))
     made = rows(found)
-    table(
-        "turns of another voice, primary_speaker auto",
-        ("turn", "own lost", "of", "%", "95 %", "others ignored", "of", "%", "95 %", "without words"),
-        [
-            (
-                r["turn"],
-                *(r["own_lost"][k] for k in ("count", "of", "percent", "interval")),
-                *(r["others_ignored"][k] for k in ("count", "of", "percent", "interval")),
-                r["without_words"],
-            )
-            for r in made
-        ],
-    )
+    for which in ("own_lost", "others_ignored"):
+        title = f"turns of another voice, primary_speaker auto: {which.replace('_', ' ')}"
+        show(title, {row["turn"]: row[which] for row in made})
     each = [asdict(one) for one in found]
     return {"sessions": len(chosen), "users": len({s.user for s in chosen}), "rows": made, "each": each}
