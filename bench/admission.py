@@ -10,28 +10,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
-import websockets
-from bench.common import HERE, machine, options, percentile, save, server, show
+from bench.common import machine, options, percentile, save, server, show, spread
+from bench.driver import CONVERSATION, Session
+from bench.hearing.client import TRANSCRIPTION
 from bench.hearing.clips import with_data
-from websockets.exceptions import InvalidStatus
+from bench.hostile.stages import attacker
 
 from antiphon.capacity.certificate import Certificate, Kind, read
 from antiphon.capacity.clients import Turn
 from antiphon.capacity.worker import Work
+from antiphon.client.link import SessionEnded
 
 FACTORS = (1.0, 1.5, 3.0)
 BYSTANDER, ATTACKER = "bystander", "attacker"
-PATHS = {"captions": "/v1/realtime?intent=transcription", "conversation": "/v1/realtime?model=gpt-realtime"}
+PATHS = {"captions": TRANSCRIPTION, "conversation": CONVERSATION}
 WARM_S, KNOCK_EVERY_S = 15.0, 0.5
 
 
@@ -63,10 +64,9 @@ async def knock(url: str, path: str, seconds: float) -> tuple[list[float], int]:
     while time.monotonic() < until:
         begun = time.perf_counter()
         try:
-            headers = {"Authorization": f"Bearer {BYSTANDER}"}
-            async with websockets.connect(f"{url.replace('http', 'ws', 1)}{path}", additional_headers=headers):
+            async with Session(url, path, key=BYSTANDER):
                 inside += 1
-        except InvalidStatus:
+        except SessionEnded:
             refused.append(time.perf_counter() - begun)
         await asyncio.sleep(KNOCK_EVERY_S)
     return refused, inside
@@ -85,35 +85,13 @@ async def most_held(url: str, kind: Kind, seconds: float) -> int:
     return int(most)
 
 
-@contextlib.asynccontextmanager
-async def attacked(url: str, attack: str) -> AsyncIterator[dict[str, Any]]:
-    """Attack the server while the block runs; yields what then holds how often was tried, and what came of it."""
-    found: dict[str, Any] = {}
-    if not attack:
-        yield found
-        return
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.hostile", attack, url, ATTACKER,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=HERE.parent,
-    )  # fmt: skip
-    assert process.stdin
-    assert process.stdout
-    await process.stdout.readline()
-    try:
-        yield found
-    finally:
-        process.stdin.close()
-        found |= json.loads(await process.stdout.readline() or b"{}")
-        await process.wait()
-
-
 async def measure(
     url: str, certificate: Certificate, kind: Kind, seconds: float, data: Path, runs: Sequence[tuple[float, str]]
 ) -> dict[str, Any]:
     places, out = certificate.kinds[kind].sessions, {}
     for factor, attack in runs:
         count = max(1, round(factor * places))
-        async with attacked(url, attack) as hostile:
+        with attacker(attack, url, ATTACKER) if attack else contextlib.nullcontext({}) as hostile:
             turns, (refused, _), most = await asyncio.gather(
                 crowd(url, kind, count, seconds, data), knock(url, PATHS[kind], seconds), most_held(url, kind, seconds)
             )
@@ -123,8 +101,7 @@ async def measure(
             "most_held": most,
             "turns": len(delays),
             "failed": sum(turn.delay_s is None for turn in turns),
-            "p50_s": round(percentile(delays, 50), 3),
-            "p95_s": round(percentile(delays, 95), 3),
+            **{name: round(value, 3) for name, value in spread(delays).items()},
             "refusals": len(refused),
             "refusal_p50_ms": round(percentile(refused, 50) * 1000, 1) if refused else None,
             "refusal_p95_ms": round(percentile(refused, 95) * 1000, 1) if refused else None,

@@ -16,15 +16,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
-import json
 import resource
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -32,13 +28,11 @@ from urllib.parse import urlsplit
 
 import httpx
 import psutil
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import HERE, RESULTS, machine, percentile, save, table
+from bench.common import RESULTS, machine, options, percentile, save, show, spread
 from bench.driver import Caller, server_vad
 from bench.hearing.clips import Clip, whole_turns
 from bench.hostile.__main__ import CLASSES
-from bench.hostile.stages import PLAIN, STAGES, Staged, staged
+from bench.hostile.stages import PLAIN, STAGES, Staged, attacker, staged
 from bench.talk import one_turn
 
 from antiphon.client.link import SessionEnded
@@ -108,6 +102,11 @@ class Talk:
     seconds: list[float] = field(default_factory=list)
     lost: int = 0
 
+    @property
+    def num(self) -> int:
+        """The turns, those that are lost too."""
+        return len(self.seconds) + self.lost
+
     def add(self, took_s: float | None) -> None:
         """Count a turn; None for one that is lost."""
         if took_s is None:
@@ -116,12 +115,7 @@ class Talk:
             self.seconds.append(took_s)
 
     def row(self) -> dict[str, Any]:
-        return {
-            "turns": len(self.seconds) + self.lost,
-            "lost": self.lost,
-            "p50_s": percentile(self.seconds, 50),
-            "p95_s": percentile(self.seconds, 95),
-        }
+        return {"turns": self.num, "lost": self.lost, **spread(self.seconds)}
 
 
 async def typed_turn(caller: Caller) -> float | None:
@@ -144,12 +138,6 @@ async def typed_turn(caller: Caller) -> float | None:
         return None
 
 
-async def spoken_turn(caller: Caller, clip: Clip) -> float | None:
-    """Play a recording; seconds from its true end to the first sound of the answer, or None where none came."""
-    turn = await one_turn(caller, clip)
-    return turn.stages.get("sound")
-
-
 class Over:
     """When a bystander ends: after `turns`, or after `seconds` where they are given."""
 
@@ -157,10 +145,9 @@ class Over:
         self._turns, self._seconds, self._begun = turns, seconds, time.monotonic()
 
     def __call__(self, heard: Talk) -> bool:
-        num = len(heard.seconds) + heard.lost
         if self._seconds is None:
-            return num >= self._turns
-        return num >= min(FEWEST_TURNS, self._turns) and time.monotonic() - self._begun >= self._seconds
+            return heard.num >= self._turns
+        return heard.num >= min(FEWEST_TURNS, self._turns) and time.monotonic() - self._begun >= self._seconds
 
 
 async def converse(srv: Staged, clips: list[Clip], over: Over) -> Talk:
@@ -170,9 +157,11 @@ async def converse(srv: Staged, clips: list[Clip], over: Over) -> Talk:
         try:
             async with Caller(srv.url, server_vad(500), key=KEYS[0]) as caller:
                 while not over(heard):
-                    number = len(heard.seconds) + heard.lost
-                    turn = spoken_turn(caller, clips[number % len(clips)]) if clips else typed_turn(caller)
-                    heard.add(await turn)
+                    if clips:
+                        turn = await one_turn(caller, clips[heard.num % len(clips)])
+                        heard.add(turn.stages.get("sound"))
+                    else:
+                        heard.add(await typed_turn(caller))
         except (OSError, TimeoutError, SessionEnded) as error:
             print(f"the bystander lost a turn: {type(error).__name__}: {error}", file=sys.stderr)
             heard.lost += 1
@@ -212,24 +201,6 @@ async def talk(srv: Staged, asks: str, clips: list[Clip], over: Over) -> Talk:
             return await converse(srv, clips, over)
 
 
-@contextmanager
-def attacker(name: str, srv: Staged, quick: bool, log: IO[str]) -> Iterator[dict[str, Any]]:
-    """One class of attack while the block runs. What came of it is in the yielded dict afterwards."""
-    command = [sys.executable, "-m", "bench.hostile", name, srv.url, KEYS[1], "--beside", srv.beside]
-    command += ["--quick"] if quick else []
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=HERE.parent
-    )
-    found: dict[str, Any] = {}
-    assert process.stdout
-    process.stdout.readline()
-    try:
-        yield found
-    finally:
-        out, _ = process.communicate()
-        found |= json.loads(out) if out.strip() else {"tried": 0, "outcomes": {"the attacker failed": 1}}
-
-
 def measure(
     name: str, args: argparse.Namespace, clips: list[Clip], log: IO[str], of_attackers: IO[str]
 ) -> dict[str, Any]:
@@ -242,7 +213,7 @@ def measure(
             alone = asyncio.run(talk(srv, asks, clips, Over(args.turns, args.seconds)))
         idle_mb, logged = srv.rss_mb(), Path(log.name).stat().st_size
         with Watch(srv) as during:
-            with attacker(name, srv, args.quick, of_attackers) as found:
+            with attacker(name, srv.url, KEYS[1], srv.beside, quick=args.quick, log=of_attackers) as found:
                 begun = time.monotonic()
                 beside = asyncio.run(talk(srv, asks, clips, Over(args.turns, args.seconds)))
                 time.sleep(max(0.0, begun + args.least_s - time.monotonic()))
@@ -268,34 +239,32 @@ def measure(
         return row
 
 
-def show(found: dict[str, dict[str, Any]]) -> None:
-    rows = [
-        (
-            name,
-            r["health_alone_s"]["worst"] * 1000,
-            r["health_s"]["worst"] * 1000,
-            r["alone"]["p50_s"],
-            r["beside"]["p50_s"],
-            r["alone"]["p95_s"],
-            r["beside"]["p95_s"],
-            r["beside"]["lost"],
-            *(round(r["rss_mb"][k]) if r["rss_mb"][k] else "died" for k in ("before", "peak", "after")),
-            r["peak_fds"],
-            r["logged_bytes"] // 1000,
-            r["tried"],
-        )
+def print_rows(found: dict[str, dict[str, Any]]) -> None:
+    rows = {
+        name: {
+            "health ms: alone": r["health_alone_s"]["worst"] * 1000,
+            "attacked": r["health_s"]["worst"] * 1000,
+            "p50 s: alone": r["alone"]["p50_s"],
+            "p50 attacked": r["beside"]["p50_s"],
+            "p95 s: alone": r["alone"]["p95_s"],
+            "p95 attacked": r["beside"]["p95_s"],
+            "lost": r["beside"]["lost"],
+            **{f"MB {when}": "died" if mb is None else round(mb) for when, mb in r["rss_mb"].items()},
+            "fds": r["peak_fds"],
+            "log kB": r["logged_bytes"] // 1000,
+            "tried": r["tried"],
+        }
         for name, r in found.items()
-    ]
-    heads = ("class", "health ms: alone", "attacked", "p50 s: alone", "attacked", "p95 s: alone", "attacked", "lost")
-    table("attacks: /health (worst), the bystander's first sound, memory in MB", (
-        *heads, "RSS before", "peak", "after", "fds", "log kB", "tried"), rows)  # fmt: skip
+    }
+    show("attacks: /health (worst), the bystander's first sound, memory", rows)
     for name, r in found.items():
         each = f", {r['bytes_each'] / 1000:.0f} kB each" if "bytes_each" in r else ""
         print(f"{name}: {', '.join(f'{n} x {what}' for what, n in r['outcomes'].items()) or 'no answers'}{each}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="antiphon bench attack", description=(__doc__ or "").split("\n")[0])
+def arguments() -> argparse.Namespace:
+    """The command line, its classes as a list."""
+    parser = options("antiphon bench attack", __doc__)
     parser.add_argument("--classes", default=",".join(CLASSES), help="of attack")
     parser.add_argument("--data", type=Path, help="folder with a manifest.jsonl: the bystander speaks; else it types")
     parser.add_argument("--turns", type=int, default=20, help="of the bystander: alone, and again under attack")
@@ -315,9 +284,14 @@ def main() -> None:
         args.turns, args.least_s, args.after_s = 1, 3.0, 0.0
     elif args.seconds is not None:
         args.least_s, args.after_s = args.seconds, min(args.after_s, args.seconds)
-    names = [name for name in args.classes.split(",") if name]
-    if unknown := set(names) - CLASSES.keys():
+    args.classes = [name for name in args.classes.split(",") if name]
+    if unknown := set(args.classes) - CLASSES.keys():
         parser.error(f"no such class: {', '.join(sorted(unknown))}")
+    return args
+
+
+def main() -> None:
+    args = arguments()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     clips = whole_turns(args.data) if args.data else []
@@ -329,15 +303,13 @@ def main() -> None:
         tempfile.NamedTemporaryFile("w", prefix="attackers-", suffix=".log", delete=False) as of_attackers,
     ):
         print(f"the servers log to {log.name}, the attackers to {of_attackers.name}")
-        for name in names:
+        for name in args.classes:
             found[name] = measure(name, args, clips, log, of_attackers)
-            show({name: found[name]})
+            print_rows({name: found[name]})
             if out:
                 # A class that was measured stays, whatever the next one does.
-                save("attack", document | {"classes": found}, out)
-    show(found)
-    if out:
-        print(f"\nwritten: {save('attack', document | ({'classes': found} if found else {}), out)}")
+                print(f"written: {save('attack', document | {'classes': found}, out)}")
+    print_rows(found)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import websockets
 from bench.common import machine, options, percentile, save, show
+from bench.driver import CONVERSATION, Session
 from bench.simulation.leases import pauses
 from bench.simulation.service import KIND, Counts, Service, certificate_of
 
 from antiphon.capacity.certificate import encode
+from antiphon.client.link import SessionEnded
 from antiphon.cluster.autoscaling import Autoscaler, ScalingRules
 
 PARTS = ("placement", "scaling", "zone", "leases", "two")
@@ -137,12 +138,12 @@ async def callers(url: str, seconds: float) -> dict[str, Any]:
         nonlocal came, refused, inside
         came += counts
         try:
-            async with websockets.connect(f"{url}/v1/realtime?model=gpt-realtime", open_timeout=10):
+            async with Session(url, CONVERSATION):
                 inside += 1
                 await asyncio.sleep(stays_s)
                 inside -= 1
-        except websockets.InvalidStatus as error:
-            if error.response.status_code != 503:
+        except SessionEnded as error:
+            if error.retry_after_s is None:
                 raise
             refused += counts
 

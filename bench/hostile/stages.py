@@ -6,6 +6,7 @@ A class that needs another server beside antiphon, such as a model's server that
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 from urllib.parse import urlsplit
 
 import psutil
@@ -65,6 +66,24 @@ def program(module: str, *args: str, log: IO[str]) -> Iterator[str]:
             yield process.stdout.readline().strip()
         finally:
             process.kill()
+
+
+@contextmanager
+def attacker(
+    name: str, url: str, key: str, beside: str = "", *, quick: bool = False, log: IO[str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """One class of attack while the block runs. What came of it is in the yielded dict afterwards."""
+    command = [sys.executable, "-m", "bench.hostile", name, url, key, "--beside", beside]
+    command += ["--quick"] if quick else []
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT)
+    found: dict[str, Any] = {}
+    assert process.stdout
+    process.stdout.readline()
+    try:
+        yield found
+    finally:
+        out, _ = process.communicate()
+        found |= json.loads(out) if out.strip() else {"tried": 0, "outcomes": {"the attacker failed": 1}}
 
 
 @dataclass(frozen=True, slots=True)
