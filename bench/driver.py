@@ -88,9 +88,13 @@ class Session:
         """Connect, and wait for the session. Raises SessionEnded where the server refuses it."""
         self._link.start()
         self._tasks.append(asyncio.create_task(self._listen()))
-        if self._opening is not None:
-            await self.send("session.update", **self._opening)
-        await self.next_event()
+        try:
+            if self._opening is not None:
+                await self.send("session.update", **self._opening)
+            await self.next_event()
+        except BaseException:
+            await self.__aexit__()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
