@@ -25,13 +25,12 @@ from bench.common import Server, machine, numbers, options, save, server
 from bench.hearing.beside import beside
 from bench.hearing.client import whole_files
 from bench.hearing.clips import PAUSE, Clip, loaded, read_manifest, spread, with_data, with_pauses
-from bench.hearing.context import context, joined
 from bench.hearing.files import SOUNDS, cues, levels, no_speech
 from bench.hearing.ghosts import KINDS as GHOST_KINDS
 from bench.hearing.ghosts import ghosts
 from bench.hearing.latency import latency, plot, streams
 from bench.hearing.long_session import long_session
-from bench.hearing.options import keyterms
+from bench.hearing.options import context, joined, keyterms
 from bench.hearing.peers import peers, ratios
 from bench.hearing.quality import languages, quality
 

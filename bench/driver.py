@@ -337,9 +337,9 @@ class Caller(Session):
 
 
 @asynccontextmanager
-async def telling(srv: Server, mode: str, **options: Any) -> AsyncIterator[Caller | None]:
+async def telling(srv: Server, vad: dict[str, Any] | None, **options: Any) -> AsyncIterator[Caller | None]:
     """A caller who hears a story; None where it was over too soon."""
-    async with Caller(srv.url, MODES[mode], tells=True, **options) as caller:
+    async with Caller(srv.url, vad, tells=True, **options) as caller:
         yield caller if await caller.story() else None
 
 

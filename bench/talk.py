@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import soxr
 from bench.common import Server, measured, numbers, options, percentile, server, show, spread
-from bench.driver import STORY, WIRE_HZ, Caller, in_loops, server_vad, shared
+from bench.driver import STORY, WIRE_HZ, Caller, in_loops, server_vad, shared, telling
 from bench.hearing.clips import PAUSE, Clip, loaded, mixed, read_manifest, whole_turns, with_data
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -195,68 +195,85 @@ async def cancel(srv: Server, trials: int) -> dict[str, Any]:
     return frames
 
 
+@dataclass(frozen=True, slots=True)
+class Hesitation:
+    """A turn with a pause inside that was said: its row, and the events behind its beginning, in seconds from there."""
+
+    row: dict[str, Any]
+    events: list[tuple[float, dict[str, Any]]]
+
+    def is_early(self, at: float) -> bool:
+        """Whether something came in the pause."""
+        # The pause's bounds are those of the source's own, which the silence was put into.
+        return bool(self.row["pause"][0] < at < self.row["pause"][1] + 0.1)
+
+
+async def hesitations(srv: Server, vad: dict[str, Any] | None, data: Path) -> list[Hesitation]:
+    """Say turns with a pause of 0.6, 1.2 or 2 s (tools/evalmix.py pause), in four conversations side by side."""
+
+    async def play(share: Sequence[tuple[dict[str, Any], Clip]]) -> list[Hesitation]:
+        results = []
+        async with Caller(srv.url, vad) as caller:
+            for row, clip in share:
+                since = len(caller.events)
+                began = await caller.say(clip.pcm)
+                await asyncio.sleep(clip.seconds + 5.0)
+                results.append(Hesitation(row, [(at - began, event) for at, event in caller.events[since:]]))
+                await caller.settle()
+        return results
+
+    return await shared(mixed(data, PAUSE, 12, "--hold", "0.6,1.2,2.0"), 4, play)
+
+
 async def pauses(srv: Server, data: Path) -> dict[str, Any]:
-    """Hesitations inside a turn (tools/evalmix.py pause): how often they end it, and how soon its true end does."""
-    items = mixed(data, PAUSE, 12, "--hold", "0.6,1.2,2.0")
-    stopped = "input_audio_buffer.speech_stopped"
+    """Hesitations inside a turn: how often they end it, and how soon its true end does."""
     out: dict[str, Any] = {}
     modes = {"semantic_vad medium": MEDIUM, "semantic_vad auto": AUTO, "server_vad 500 ms": server_vad(500)}
     for name, vad in modes.items():
-
-        async def play(
-            share: Sequence[tuple[dict[str, Any], Clip]], vad: dict[str, Any] = vad
-        ) -> list[tuple[bool, float]]:
-            results = []
-            async with Caller(srv.url, vad) as caller:
-                for row, clip in share:
-                    since = len(caller.events)
-                    began = await caller.say(clip.pcm)
-                    await asyncio.sleep(row["turn_end"] + 0.1)
-                    await caller.until(stopped, since, 20)
-                    await asyncio.sleep(5.0)
-                    ends = [at - began for at in caller.times(stopped, since)]
-                    # By the source's own pause, which the silence was put into: half a second of each side is its own.
-                    early = any(row["pause"][0] < t < row["pause"][1] + 0.1 for t in ends)
-                    results.append((early, ends[-1] - row["turn_end"]))
-                    await caller.quiet(0.5)
-            return results
-
-        results = await shared(items, 4, play)
-        late = [x for _, x in results]
-        false_ends = sum(early for early, _ in results)
-        out[name] = {"turns": len(results), "false_ends": false_ends, "share": false_ends / max(1, len(results))}
-        out[name] |= {"end_p50_s": percentile(late, 50), "end_p95_s": percentile(late, 95)}
+        said = await hesitations(srv, vad, data)
+        stopped = "input_audio_buffer.speech_stopped"
+        ends = [[at for at, event in one.events if event["type"] == stopped] for one in said]
+        false_ends = sum(any(map(one.is_early, times)) for one, times in zip(said, ends, strict=True))
+        late = [times[-1] - one.row["turn_end"] for one, times in zip(said, ends, strict=True) if times]
+        out[name] = {"turns": len(said), "false_ends": false_ends, "share": false_ends / max(1, len(said))}
+        out[name] |= spread(late, "end")
     show("hesitations of 0.6, 1.2 and 2 s", out)
     return out
 
 
-async def backchannels(srv: Server, data: Path, repeats: int) -> dict[str, Any]:
-    """Real acknowledgements over a long answer: how often it stops."""
+async def acknowledged(srv: Server, vad: dict[str, Any] | None, data: Path) -> list[tuple[str, set[str], bool]]:
+    """Real acknowledgements, four times each, over the first answer of a conversation, a story: the recording, what the
+    client was told to do, and whether another answer was begun.
+    """
     clips = loaded(c for c in read_manifest(data) if c.kind == "backchannel")
+
+    async def play(share: Sequence[Clip]) -> list[tuple[str, set[str], bool]]:
+        results = []
+        for clip in share:
+            async with telling(srv, vad) as caller:
+                if caller is None:
+                    continue
+                before, since = len(caller.marks), len(caller.events)
+                await caller.say(clip.pcm)
+                await asyncio.sleep(clip.seconds + 2.0)
+                told = {mark.kind for mark in caller.marks[before:]}
+                results.append((clip.id, told, bool(caller.times("response.created", since))))
+        return results
+
+    results = await shared(clips * 4, 2, play)
+    print(
+        "stopped by:", ", ".join(sorted({clip_id for clip_id, told, _ in results if "interrupted" in told})) or "none"
+    )
+    return results
+
+
+async def backchannels(srv: Server, data: Path) -> dict[str, Any]:
+    """Real acknowledgements over a long answer: how often it stops."""
     out: dict[str, Any] = {}
     for name, vad in (("semantic_vad medium", MEDIUM), ("server_vad 500 ms", server_vad(500))):
-
-        async def play(share: Sequence[Clip], vad: dict[str, Any] = vad) -> list[tuple[str, bool]]:
-            results = []
-            async with Caller(srv.url, vad) as caller:
-                for clip in share:
-                    since = await caller.ask(STORY, 200)
-                    if not await caller.sounds(since):
-                        continue
-                    await asyncio.sleep(0.8)
-                    await caller.say(clip.pcm)
-                    await asyncio.sleep(clip.seconds + 2.0)
-                    results.append((clip.id, bool(caller.times("input_audio_buffer.speech_started", since))))
-                    await caller.send("response.cancel")
-                    await asyncio.sleep(0.3)
-                    caller.stop_playing()
-                    await asyncio.sleep(2.0)
-            return results
-
-        results = await shared(clips * repeats, 2, play)
-        stops = [clip_id for clip_id, is_stopped in results if is_stopped]
-        out[name] = {"trials": len(results), "stops": len(stops), "share": len(stops) / max(1, len(results))}
-        print(f"{name}: stopped by {', '.join(sorted(set(stops))) or 'none'}")
+        results = await acknowledged(srv, vad, data)
+        stops = sum("interrupted" in told for _, told, _ in results)
+        out[name] = {"trials": len(results), "stops": stops, "share": stops / max(1, len(results))}
     show("acknowledgements", out)
     return out
 
@@ -337,7 +354,7 @@ def main() -> None:
             "interrupt": lambda: interrupt(srv, clips, args.turns),
             "cancel": lambda: cancel(srv, 40),
             "pauses": lambda: pauses(srv, args.data),
-            "backchannels": lambda: backchannels(srv, args.data, 4),
+            "backchannels": lambda: backchannels(srv, args.data),
             "echo": lambda: loopback(srv, args.echo_s),
             "heard": lambda: heard(srv, 50),
         }

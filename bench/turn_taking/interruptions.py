@@ -93,7 +93,7 @@ async def detected_s(detector: VoiceActivityDetector, pcm: Pcm, onset: float) ->
 
 async def trial(srv: Server, mode: str, clip: Clip, onset: Onset) -> dict[str, Any] | None:
     """Speak over a story; None where the answer was over too soon. Seconds from the voice's onset by energy."""
-    async with telling(srv, mode) as caller:
+    async with telling(srv, MODES[mode]) as caller:
         if caller is None:
             return None
         begun = await caller.say(clip.pcm)

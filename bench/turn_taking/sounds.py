@@ -97,7 +97,7 @@ async def over_answers(srv: Server, mode: str, share_of: Sequence[Sound]) -> lis
     """Play the sounds over as many answers as they need."""
     out, left, failures = [], list(share_of), 0
     while left and failures < 10:
-        async with telling(srv, mode) as caller:
+        async with telling(srv, MODES[mode]) as caller:
             played = 0
             while caller and left and caller.goes_on:
                 outcome = await one(caller, left[0])
