@@ -52,7 +52,7 @@ def site(log: IO[str], quick: bool) -> Iterator[Beside]:
 @contextmanager
 def bad_model(name: str, log: IO[str], quick: bool) -> Iterator[Beside]:
     """A language model's server that answers as this class of bench.hostile.model_server."""
-    with model_server.bad_server(name, quick, log) as url:
+    with program("bench.hostile.model_server", name, *(["--quick"] if quick else []), log=log) as url:
         yield Beside(url, ("--language-model", f"{url}#bad"))
 
 
