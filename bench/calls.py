@@ -30,8 +30,8 @@ LEFT = re.compile(r'\{\s*"|tool_call|</?tools?>|function_call')
 
 
 def prompts_of(name: str) -> dict[str, Any]:
-    """A set: `instructions`; `tools`; `wanted`, what is said, the tool and, by name, a pattern for each argument that is
-    right; `unwanted`, what is said that asks for no call.
+    """A set: `instructions`; `tools`; `wanted`: what is said, the tool and, by name, a pattern of each argument that
+    is right; `unwanted`: what is said that asks for no call.
     """
     found: dict[str, Any] = json.loads((PROMPTS / f"{name}.json").read_text(encoding="utf-8"))
     return found

@@ -75,7 +75,7 @@ class Session:
     def __init__(self, url: str, path: str, opening: dict[str, Any] | None = None, *, key: str | None = None) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         # No time is given to resuming: what breaks is a result.
-        self._link = ResumingLink(
+        self.link = ResumingLink(
             url.replace("http", "ws", 1) + path, headers=headers, query={}, give_up_s=-1.0, connect=_connect
         )
         self._opening = opening
@@ -86,7 +86,7 @@ class Session:
 
     async def __aenter__(self) -> Self:
         """Connect, and wait for the session. Raises SessionEnded where the server refuses it."""
-        self._link.start()
+        self.link.start()
         self._tasks.append(asyncio.create_task(self._listen()))
         try:
             if self._opening is not None:
@@ -101,11 +101,11 @@ class Session:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._link.close()
+        await self.link.close()
 
     async def send(self, type: str, **fields: Any) -> None:
         """Send an event. Raises SessionEnded."""
-        await self._link.send({"type": type, **fields})
+        await self.link.send({"type": type, **fields})
 
     async def append(self, pcm: bytes) -> None:
         """Send audio as it is on the wire. Raises SessionEnded."""
@@ -114,7 +114,7 @@ class Session:
     async def _listen(self) -> None:
         try:
             while True:
-                event = await self._link.receive()
+                event = await self.link.receive()
                 assert isinstance(event, dict)
                 at = time.monotonic()
                 await self.hear(at, event)

@@ -55,7 +55,7 @@ class Wire:
 
 def wired(session: Session, *events: dict[str, Any] | SessionEnded) -> Wire:
     """Put a wire in the place of the session's link, with events that come at once."""
-    session._link = wire = Wire()  # type: ignore[assignment]
+    session.link = wire = Wire()  # type: ignore[assignment]
     for event in events:
         wire.given.put_nowait(event)
     return wire
