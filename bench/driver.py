@@ -120,8 +120,9 @@ class Session:
                 await self.hear(at, event)
                 self.events.append((at, event))
                 self._tell()
-        except SessionEnded as ended:
-            self._ended = ended
+        except Exception as error:
+            # Those who wait are told whatever it is.
+            self._ended = error if isinstance(error, SessionEnded) else SessionEnded("client_error", repr(error))
             self._tell()
 
     def _tell(self) -> None:
