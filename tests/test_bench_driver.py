@@ -145,6 +145,14 @@ async def test_a_transcript_belongs_to_the_clip_that_it_was_heard_in() -> None:
 
 
 @in_a_loop
+async def test_an_event_that_the_client_cannot_take_ends_the_waiting() -> None:
+    caller = Caller("http://host", VAD)
+    wired(caller, {"type": "response.output_audio.delta"})
+    with pytest.raises(SessionEnded, match="KeyError"):
+        await caller.__aenter__()
+
+
+@in_a_loop
 async def test_a_caller_sends_what_is_said_and_then_silence() -> None:
     caller = Caller("http://host", VAD)
     wire = wired(caller)
