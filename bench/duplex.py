@@ -35,9 +35,10 @@ async def backchannels(srv: Server, data: Path) -> dict[str, Any]:
     return out
 
 
-async def pauses(srv: Server, data: Path) -> dict[str, Any]:
-    """Hesitations inside a turn: how often the partner begins to speak in them."""
-    results = await hesitations(srv, None, data)
+async def pauses(srv: Server, data: Path) -> dict[str, Any] | None:
+    """Hesitations inside a turn: how often the partner begins to speak in them. None where none can be made."""
+    if not (results := await hesitations(srv, None, data)):
+        return None
     over = list[str]()
     for one in results:
         spoken = [at for at, event in one.events if event["type"] == "response.speak" and one.is_early(at)]
@@ -49,7 +50,7 @@ async def pauses(srv: Server, data: Path) -> dict[str, Any]:
     out = {
         "turns": len(results),
         "takeovers": len(over),
-        "takeover": len(over) / max(1, len(results)),
+        "takeover": len(over) / len(results),
         "inside_a_sentence": sum(not said.rstrip().endswith((".", "?", "!")) for said in over),
     }
     show("hesitations of 0.6, 1.2 and 2 s", [out])

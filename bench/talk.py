@@ -225,17 +225,18 @@ async def hesitations(srv: Server, vad: dict[str, Any] | None, data: Path) -> li
     return await shared(mixed(data, PAUSE, 12, "--hold", "0.6,1.2,2.0"), 4, play)
 
 
-async def pauses(srv: Server, data: Path) -> dict[str, Any]:
-    """Hesitations inside a turn: how often they end it, and how soon its true end does."""
+async def pauses(srv: Server, data: Path) -> dict[str, Any] | None:
+    """Hesitations inside a turn: how often they end it, and how soon its true end does. None where none can be made."""
     out: dict[str, Any] = {}
     modes = {"semantic_vad medium": MEDIUM, "semantic_vad auto": AUTO, "server_vad 500 ms": server_vad(500)}
     for name, vad in modes.items():
-        said = await hesitations(srv, vad, data)
+        if not (said := await hesitations(srv, vad, data)):
+            return None
         stopped = "input_audio_buffer.speech_stopped"
         ends = [[at for at, event in one.events if event["type"] == stopped] for one in said]
         false_ends = sum(any(map(one.is_early, times)) for one, times in zip(said, ends, strict=True))
         late = [times[-1] - one.row["turn_end"] for one, times in zip(said, ends, strict=True) if times]
-        out[name] = {"turns": len(said), "false_ends": false_ends, "share": false_ends / max(1, len(said))}
+        out[name] = {"turns": len(said), "false_ends": false_ends, "share": false_ends / len(said)}
         out[name] |= spread(late, "end")
     show("hesitations of 0.6, 1.2 and 2 s", out)
     return out
