@@ -160,6 +160,18 @@ class Server:
 
 
 @contextmanager
+def beside(module: str, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run a module of the benchmarks in a process of its own, killed at the end: the first line that it prints, and it."""
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.kill()
+
+
+@contextmanager
 def server(*flags: str, module: str = "antiphon", log: IO[str] | None = None) -> Iterator[Server]:
     """`antiphon serve` on a free port, until ready; stopped by SIGTERM.
 
