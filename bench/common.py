@@ -161,7 +161,7 @@ class Server:
 
 @contextmanager
 def beside(module: str, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run a module of the benchmarks in a process of its own, killed at the end: the first line that it prints, and it."""
+    """Run a module of the benchmarks in a process of its own until the end: the first line that it prints, and it."""
     command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
         assert process.stdout is not None

@@ -183,7 +183,7 @@ async def gaps(client: Client, counts: list[int]) -> dict[str, Any]:
 
 
 async def cancel(client: Client, trials: int) -> dict[str, Any]:
-    """From sending `input.cancel` to the last sound that arrives, and to `session.done`, alone and beside 32 clients."""
+    """From `input.cancel` to the last sound that arrives, and to `session.done`, alone and beside 32 clients."""
     out: dict[str, Any] = {}
 
     async def once(delay: float) -> tuple[float, float]:
