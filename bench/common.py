@@ -159,6 +159,37 @@ class Server:
         return float(found[1]) if found else 0.0
 
 
+def peer(name: str, folder: Path, *arguments: str, **inputs: Any) -> Any:
+    """What a peer's driver measures in its own environment; None where `make peers` has not made that.
+
+    `folder`: for what it writes. `inputs`: are given as files of JSON.
+    """
+    python = HERE / "peers" / f".venv-{name}" / "bin" / "python"
+    if not python.is_file():
+        print(f"{name} is not here: make peers")
+        return None
+    out = folder / f"{name}.json"
+    command = [str(python), str(HERE / "peers" / name / "drive.py"), "--out", str(out), *arguments]
+    for key, value in inputs.items():
+        given = folder / f"{name}-{key}.json"
+        given.write_text(json.dumps(value))
+        command += [f"--{key}", str(given)]
+    subprocess.run(command, check=True)
+    return json.loads(out.read_text())
+
+
+@contextmanager
+def beside(module: str, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run a module of the benchmarks in a process of its own until the end: the first line that it prints, and it."""
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.kill()
+
+
 @contextmanager
 def server(*flags: str, module: str = "antiphon", log: IO[str] | None = None) -> Iterator[Server]:
     """`antiphon serve` on a free port, until ready; stopped by SIGTERM.

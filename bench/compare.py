@@ -2,8 +2,8 @@
 
     python -m bench.compare BASE [--head REV] [--only talk,asr,engine,tts,video] [--rounds N] [--data DIR]
 
-Both revisions are checked out into temporary git worktrees, and each runs its own `antiphon bench` and its own source
-in this Python's environment; uncommitted changes are not measured. A benchmark runs base, head, base, head … for
+The files of both revisions are put into temporary folders, and each runs its own `antiphon bench` and its own source in
+this Python's environment; uncommitted changes are not measured. A benchmark runs base, head, base, head … for
 --rounds rounds, so that a slow drift of the machine meets both sides alike. A figure that is a list counts as its
 median.
 
@@ -22,16 +22,15 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 from bench.common import HERE, RESULTS, machine, options, percentile, table
+from bench.house import checkout, git
 
 # The smallest language model of the registry: `talk` and `engine` use it on both sides.
 LANGUAGE_MODEL = "smollm2-135m-instruct"
@@ -64,24 +63,8 @@ class Side:
     busy_percent: list[float] = field(default_factory=list)
 
 
-@contextmanager
-def checkout(repo: Path, revision: str) -> Iterator[Side]:
-    """A detached worktree of `revision`, removed at the end."""
-    commit = git(repo, "rev-parse", "--short", "--verify", f"{revision}^{{commit}}")
-    with tempfile.TemporaryDirectory(prefix="compare-") as folder:
-        tree = Path(folder) / commit
-        git(repo, "worktree", "add", "--quiet", "--detach", str(tree), commit)
-        try:
-            yield Side(commit, tree)
-        finally:
-            git(repo, "worktree", "remove", "--force", str(tree))
-
-
-def git(repo: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(repo), *arguments], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"compare: {done.stderr.strip()}")
-    return done.stdout.strip()
+def commit_of(revision: str) -> str:
+    return git(HERE.parent, "rev-parse", "--short", "--verify", f"{revision}^{{commit}}").decode().strip()
 
 
 def run(side: Side, name: str, data: Path) -> str | None:
@@ -251,10 +234,11 @@ def main() -> int:
     if NEEDS_VIDEO in names and not has_video(data):
         print(f"{NEEDS_VIDEO} left out: {data} has no clips; name a folder that has with --data", file=sys.stderr)
         names.remove(NEEDS_VIDEO)
-    # An end that is asked for also removes the worktrees and what still runs.
+    # An end that is asked for also removes the folders and what still runs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with ExitStack() as stack:
-        base, head = (stack.enter_context(checkout(HERE.parent, revision)) for revision in (args.base, args.head))
+    commits = [commit_of(revision) for revision in (args.base, args.head)]
+    with checkout(HERE.parent, commits[0]) as before, checkout(HERE.parent, commits[1]) as after:
+        base, head = Side(commits[0], before), Side(commits[1], after)
         for side in (base, head):
             check_source(side)
         failed = measure((base, head), names, args.rounds, data)

@@ -10,9 +10,7 @@ The engine runs in this process, as the server runs it; greedy, no stop tokens. 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -25,7 +23,7 @@ from typing import Any
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
 import torch
-from bench.common import HERE, machine, options, percentile, save, show, together
+from bench.common import HERE, machine, options, peer, percentile, save, show, together
 
 from antiphon.adapters.causal_lm.checkpoint import prepare
 from antiphon.adapters.causal_lm.model import CausalLm
@@ -209,10 +207,6 @@ def transformers_generate(folder: Path, ids: list[int], trials: int) -> dict[str
 
 
 def llama(gguf: Path, ids: list[int], trials: int) -> dict[str, Any] | None:
-    python = HERE / "peers" / ".venv-xllamacpp" / "bin" / "python"
-    if not python.exists():
-        print("llama.cpp is not here: make peers")
-        return None
     plan = {
         "cold": ids[:COLD_TOKENS],
         "turns": [ids[t * TURN_TOKENS : (t + 1) * TURN_TOKENS] for t in range(TURNS)],
@@ -220,15 +214,9 @@ def llama(gguf: Path, ids: list[int], trials: int) -> dict[str, Any] | None:
         "decode": {"1": 40, "8": 40, "16": 40},
         "trials": trials,
     }
-    with tempfile.TemporaryDirectory() as name:
-        given, out = Path(name) / "plan.json", Path(name) / "out.json"
-        given.write_text(json.dumps(plan))
-        drive = [python, HERE / "peers/xllamacpp/drive.py", "--model", gguf, "--plan", given, "--out", out]
-        done = subprocess.run(list(map(str, drive)), capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"llama.cpp: {done.stderr[-2000:]}")
-        found: dict[str, Any] = json.loads(out.read_text())
-    return found | _turns(found.pop("ttft_turns_s"))
+    with tempfile.TemporaryDirectory() as folder:
+        found: dict[str, Any] | None = peer("xllamacpp", Path(folder), "--model", str(gguf), plan=plan)
+    return found and found | _turns(found.pop("ttft_turns_s"))
 
 
 def _turns(times: list[float]) -> dict[str, float]:

@@ -16,13 +16,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
-from bench.common import HERE, Server, percentile, server, spread, together
+from bench.common import Server, beside, percentile, server, spread, together
 from bench.engines import beside_itself, first_event_ms
 from bench.realtime import TEXT_ALONE, talking
 from transformers import AutoTokenizer
@@ -151,16 +151,9 @@ def streams(vllm: str, folder: Path, packed: Path | None, rounds: int) -> list[d
 # --- scripted servers -------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def scripted(folder: Path, text: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def scripted(folder: Path, text: str) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
     """A scripted vLLM's URL, and its process."""
-    command = [sys.executable, "-m", "bench.engine_servers", "--serve", str(folder), text]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
-        assert process.stdout
-        try:
-            yield process.stdout.readline().strip(), process
-        finally:
-            process.kill()
+    return beside("bench.engine_servers", "--serve", str(folder), text)
 
 
 def serve_scripted(folder: Path, text: str) -> None:

@@ -16,8 +16,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from bench.common import HERE, Server, changed, machine, numbers, options, save, server, show, spread
+from bench.common import Server, beside, changed, machine, numbers, options, save, server, show, spread
 from bench.realtime import TEXT_ALONE, talking
 
 from antiphon.loading.loader import prepare, store_of
@@ -76,13 +74,8 @@ def _chunk(writer: asyncio.StreamWriter, text: str) -> None:
 @contextmanager
 def backend(text: str = "") -> Iterator[str]:
     """The address of a server that answers at once, with `text` where it is given, in a process of its own."""
-    command = [sys.executable, "-m", "bench.engines", "--answer", text]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
-        assert process.stdout
-        try:
-            yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1#clever"
-        finally:
-            process.terminate()
+    with beside("bench.engines", "--answer", text) as (port, _):
+        yield f"http://127.0.0.1:{port}/v1#clever"
 
 
 def history(turns: int) -> list[dict[str, str]]:

@@ -32,6 +32,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath
@@ -225,16 +226,17 @@ def last_name(node: ast.expr) -> str:
 def git(root: Path, *arguments: str) -> bytes:
     done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True)
     if done.returncode:
-        raise SystemExit(f"house: {done.stderr.decode().strip()}")
+        raise SystemExit(done.stderr.decode().strip())
     return done.stdout
 
 
-def measure_revision(root: Path, revision: str) -> Report:
-    """The figures of a commit, read from git; the working tree is left alone."""
-    with tempfile.TemporaryDirectory(prefix="house-") as folder:
+@contextmanager
+def checkout(root: Path, revision: str) -> Iterator[Path]:
+    """A folder with the files of a commit, until the end; the working tree is left alone."""
+    with tempfile.TemporaryDirectory(prefix="antiphon-") as folder:
         with tarfile.open(fileobj=io.BytesIO(git(root, "archive", revision))) as archive:
             archive.extractall(folder, filter="data")
-        return measure(Path(folder))
+        yield Path(folder)
 
 
 def main() -> None:
@@ -245,7 +247,10 @@ def main() -> None:
     parser.add_argument("--list", metavar="FIGURE", help="print the places behind a figure, and write nothing")
     args = parser.parse_args()
     root = args.repo.resolve()
-    columns = {rev: measure_revision(root, rev) for rev in args.rev} or {"working tree": measure(root)}
+    columns = {} if args.rev else {"working tree": measure(root)}
+    for revision in args.rev:
+        with checkout(root, revision) as tree:
+            columns[revision] = measure(tree)
     first = next(iter(columns.values()))
     if args.list:
         if args.list not in first.places:

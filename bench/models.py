@@ -69,7 +69,7 @@ TRAINED_VOCABULARY = 2000
 FOLDER_IN_MEMORY, FOLDER_BYTES = Path("/dev/shm"), 10 << 30
 # Sound that is something like speech, float32 [16000 * seconds]; units of a second, and what a native model is told.
 sound, unit, NATIVE_PROMPT = tiny_qwen3_asr.sound, tiny_minicpmo.sound, tiny_minicpmo.PROMPT
-OMNI_FRAME_SAMPLES, OMNI_VOICE = {"tiny": tiny_qwen3_omni.FRAME_SAMPLES, "30B-A3B": 1920}, "ethan"
+OMNI_VOICE = "ethan"
 SMOL, QWEN, TINY_SMOL, TINY_QWEN = "SmolVLM2-2.2B", "Qwen2.5-VL-3B", "SmolVLM tiny", "Qwen2.5-VL tiny"
 # As released (preprocessor_config.json).
 PICTURES = {
@@ -211,7 +211,7 @@ class Silent:
 
 
 def native_model(size: str, options: EngineModelOptions) -> MiniCpmO:
-    """Return MiniCPM-o: "tiny" or "4.5", without its token2wav: codes are made of what it says, and no audio of them."""
+    """Return MiniCPM-o: "tiny" or "4.5", without its token2wav: codes of its speech are made, and no audio of them."""
     where, dtype = kind(options)
     config = dict(tiny_minicpmo.CONFIG)
     if size != "tiny":

@@ -23,23 +23,15 @@ from typing import Any
 import numpy as np
 import torch
 from bench.common import measured, numbers, options, percentile, show, spread, together
-from bench.models import OMNI_FRAME_SAMPLES, OMNI_VOICE, conversation_model, sound, synthesizer, transcriber
+from bench.gpu.media import answer
+from bench.models import conversation_model, sound, synthesizer, transcriber
 from tokenizers import Tokenizer
 
 from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr
 from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.contracts import (
-    AudioPart,
-    Message,
-    ReplyOptions,
-    ResponseAudio,
-    TextDelta,
-    Urgency,
-    VoiceOptions,
-    Window,
-)
+from antiphon.contracts import AudioPart, Message, ReplyOptions, Urgency, VoiceOptions, Window
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import selected_models
 from antiphon.settings import EngineOptions, Settings
@@ -47,8 +39,8 @@ from antiphon.settings import EngineOptions, Settings
 TEXT = "Good morning, and welcome back: here is the news of the day, as far as we know it."
 TTS_FRAMES = 40
 TOKENS_A_S, ROLLED_BACK, STEPS = 3.5, 5, 12
-# Of Qwen3-Omni: seconds of the question, and tokens and frames of the answer.
-HEARD_S, OMNI_TOKENS, OMNI_FRAMES = 3, 24, 40
+# Of Qwen3-Omni: seconds of the question, and frames of the answer.
+HEARD_S, OMNI_FRAMES, FRAME_SAMPLES = 3, 40, 1920
 # Seconds of the turns after which the first text is timed, and how often each is.
 TURNS_S, TURN_REPEATS = (2, 10, 30), 5
 
@@ -124,40 +116,22 @@ async def omni(chosen: EngineModelOptions, talks: list[int]) -> dict[str, Any]:
     """See the module's docstring."""
     rows = []
     with closing(conversation_model("30B-A3B", chosen, qwen_tokenizer())) as model:
-
-        async def answer(_: int) -> tuple[float, ...]:
-            return await _answer(model)
-
-        await answer(0)
+        await answer(model, HEARD_S)
         for count in talks:
-            texts, sounds, tokens, frames = zip(*await together(count, answer), strict=True)
-            firsts = {"first_text_s": percentile(texts, 50), "first_sound_s": percentile(sounds, 50)}
-            rows.append({"talks": count} | firsts | {"tokens_a_s": sum(tokens), "frames_a_s": sum(frames)})
+            said = await together(count, lambda _: answer(model, HEARD_S, OMNI_FRAMES * FRAME_SAMPLES))
+            rows.append(
+                {
+                    "talks": count,
+                    "first_text_s": percentile([s.text_s for s in said], 50),
+                    "first_sound_s": percentile([s.sound_s for s in said], 50),
+                    "tokens_a_s": sum(s.tokens_a_s for s in said),
+                    "frames_a_s": sum(s.samples_a_s for s in said) / FRAME_SAMPLES,
+                }
+            )
         turns = [await _turns(model, seconds) for seconds in TURNS_S]
     show("talks at once; 12.5 frames a second are real time", rows)
     show("first text after the end of a turn, taken in at its end and while it goes on", turns)
     return {"shared_experts": chosen.device == "cpu", "talks": rows, "turns": turns}
-
-
-async def _answer(model: Qwen3Omni) -> tuple[float, ...]:
-    """Ask in speech: seconds to the first text and the first sound, and tokens and frames a second."""
-    frame = OMNI_FRAME_SAMPLES["30B-A3B"]
-    talk, began = await model.open(), time.perf_counter()
-    text_s, sound_s, last_s, samples = 0.0, 0.0, 0.0, 0
-    asked = [Message("user", "", parts=(AudioPart(sound(HEARD_S)), "What was that?"))]
-    reply, voice = ReplyOptions(max_tokens=OMNI_TOKENS, temperature=0.0), VoiceOptions(OMNI_VOICE, seed=1)
-    async with aclosing(talk.respond(asked, reply, voice)) as parts:
-        async for part in parts:
-            now_s = time.perf_counter() - began
-            if isinstance(part, TextDelta):
-                text_s, last_s = text_s or now_s, now_s
-            elif isinstance(part, ResponseAudio):
-                sound_s, samples = sound_s or now_s, samples + len(part.pcm)
-                if samples > OMNI_FRAMES * frame:
-                    break
-    talk.close()
-    spoken_s = time.perf_counter() - began - sound_s
-    return text_s, sound_s, (OMNI_TOKENS - 1) / max(1e-9, last_s - text_s), samples / frame / spoken_s
 
 
 async def _turns(model: Qwen3Omni, seconds: int) -> dict[str, float]:

@@ -13,7 +13,6 @@ import asyncio
 import json
 import os
 import random
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from bench.common import (
     measured,
     numbers,
     options,
+    peer,
     percentile,
     save,
     server,
@@ -183,7 +183,7 @@ async def gaps(client: Client, counts: list[int]) -> dict[str, Any]:
 
 
 async def cancel(client: Client, trials: int) -> dict[str, Any]:
-    """From sending `input.cancel` to the last sound that arrives, and to `session.done`, alone and beside 32 clients."""
+    """From `input.cancel` to the last sound that arrives, and to `session.done`, alone and beside 32 clients."""
     out: dict[str, Any] = {}
 
     async def once(delay: float) -> tuple[float, float]:
@@ -259,7 +259,7 @@ async def quality(client: Client, texts: list[str]) -> dict[str, Any]:
     return out
 
 
-async def word_times(texts: list[str], folder: Path) -> dict[str, Any]:
+async def word_times(texts: list[str], folder: Path) -> dict[str, Any] | None:
     """Against PocketSphinx; and the loaded Whisper's alignment, which serves voices that do not tell."""
     settings = load_settings({}, os.environ)
     models = load(settings, store_of(settings.models), roles=(*TRANSCRIPTION_ROLES, *SPEECH_ROLES))
@@ -276,7 +276,8 @@ async def word_times(texts: list[str], folder: Path) -> dict[str, Any]:
         own.append([w for s in sounds for w in s.words])
         attended.append(await models.required_transcriber.align(pcm, text.split(), "en"))
     models.close()
-    judged = peer("pocketsphinx", {"clips": clips}, folder)
+    if (judged := peer("pocketsphinx", folder, clips=clips)) is None:
+        return None
     out: dict[str, Any] = {}
     for name, mine in (("durations", own), ("whisper", attended)):
         starts, ends = [], []
@@ -292,23 +293,11 @@ async def word_times(texts: list[str], folder: Path) -> dict[str, Any]:
     return out
 
 
-def peer(name: str, inputs: dict[str, Any], folder: Path) -> Any:
-    """Run a peer's driver in its own environment; None where it is not set up."""
-    python = HERE / "peers" / f".venv-{name}" / "bin" / "python"
-    if not python.is_file():
-        raise SystemExit(f"{name} is not set up: make peers")
-    command = [str(python), str(HERE / "peers" / name / "drive.py"), "--out", str(folder / f"{name}.json")]
-    for key, value in inputs.items():
-        path = folder / f"{name}-{key}.json"
-        path.write_text(json.dumps(value))
-        command += [f"--{key}", str(path)]
-    subprocess.run(command, check=True)
-    return json.loads((folder / f"{name}.json").read_text())
-
-
-async def peers(client: Client, texts: list[str], folder: Path) -> dict[str, Any]:
+async def peers(client: Client, texts: list[str], folder: Path) -> dict[str, Any] | None:
     """Piper in a process of its own, without a socket, on one thread; ours over the socket, one client."""
-    theirs = peer("piper", {"sentences": texts}, folder)["results"]
+    if (found := peer("piper", folder, sentences=texts)) is None:
+        return None
+    theirs = found["results"]
     heard = await transcripts([decode_all(r["path"]) for r in theirs])
     ours = []
     async with client.speech(config={"split_granularity": "none"}) as speech:

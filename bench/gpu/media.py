@@ -6,6 +6,7 @@ import asyncio
 import io
 import time
 from contextlib import aclosing, closing
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -35,6 +36,8 @@ from antiphon.vision.images import EncodedImage
 UNITS, UNCOUNTED = 12, 2
 # A session that is so many units behind gets no more: all that are left of it are missed.
 FAR_BEHIND = 8
+# Tokens of an answer to speech, at most.
+ANSWER_TOKENS = 24
 # Frames that each video session is shown, of this size.
 FRAMES, WIDTH, HEIGHT = 16, 640, 480
 
@@ -94,32 +97,45 @@ def omni(plan: Plan, recorder: Recorder) -> None:
 async def _measure_omni(plan: Plan, recorder: Recorder, model: Qwen3Omni, name: str) -> None:
     await answer(model, 1)
     for heard_s, count in plan.pick([(1, 1), (2, 1)], [(3, 1), (30, 1), (3, 8), (30, 8)]):
-        texts, sounds = zip(*await together(count, lambda _, s=heard_s: answer(model, s)), strict=True)
+        found = await together(count, lambda _, heard_s=heard_s: answer(model, heard_s))
         load = f"{heard_s} s heard, {counted(count, 'talk')}"
-        recorder.figure(name, "first text p50", load, percentile(texts, 50) * 1000, "ms")
-        recorder.figure(name, "first sound p50", load, percentile(sounds, 50) * 1000, "ms")
+        recorder.figure(name, "first text p50", load, percentile([f.text_s for f in found], 50) * 1000, "ms")
+        recorder.figure(name, "first sound p50", load, percentile([f.sound_s for f in found], 50) * 1000, "ms")
 
 
-async def answer(model: Qwen3Omni, heard_s: int) -> tuple[float, float]:
-    """Ask with so many seconds of speech, and return the seconds to the first text and to the first sound.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of an answer: seconds to its first text and its first sound, and how fast the others followed."""
+
+    text_s: float
+    sound_s: float
+    tokens_a_s: float
+    samples_a_s: float
+
+
+async def answer(model: Qwen3Omni, heard_s: int, samples: int = 0) -> Answer:
+    """Ask with so many seconds of speech, and wait for text and for more than so many samples of sound.
 
     Raises RuntimeError for an answer without either.
     """
     talk, began = await model.open(), time.perf_counter()
     asked = [Message("user", "", parts=(AudioPart(models.sound(heard_s)), "What was that?"))]
-    options, text, sound = ReplyOptions(max_tokens=24, temperature=0.0), 0.0, 0.0
-    try:
-        async with aclosing(talk.respond(asked, options, VoiceOptions(models.OMNI_VOICE, seed=1))) as chunks:
-            async for chunk in chunks:
-                if isinstance(chunk, TextDelta):
-                    text = text or time.perf_counter() - began
-                elif isinstance(chunk, ResponseAudio):
-                    sound = sound or time.perf_counter() - began
-                if text and sound:
-                    return text, sound
-    finally:
-        talk.close()
-    raise RuntimeError(f"the answer had {'no sound' if text else 'no text'}")
+    options, voice = ReplyOptions(max_tokens=ANSWER_TOKENS, temperature=0.0), VoiceOptions(models.OMNI_VOICE, seed=1)
+    text_s, last_s, sound_s, count = 0.0, 0.0, 0.0, 0
+    async with aclosing(talk.respond(asked, options, voice)) as chunks:
+        async for chunk in chunks:
+            now_s = time.perf_counter() - began
+            if isinstance(chunk, TextDelta):
+                text_s, last_s = text_s or now_s, now_s
+            elif isinstance(chunk, ResponseAudio):
+                sound_s, count = sound_s or now_s, count + len(chunk.pcm)
+            if text_s and count > samples:
+                break
+    talk.close()
+    if not text_s or not sound_s:
+        raise RuntimeError(f"the answer had {'no sound' if text_s else 'no text'}")
+    spoken_s = max(1e-9, time.perf_counter() - began - sound_s)
+    return Answer(text_s, sound_s, (ANSWER_TOKENS - 1) / max(1e-9, last_s - text_s), count / spoken_s)
 
 
 def video(plan: Plan, recorder: Recorder) -> None:
