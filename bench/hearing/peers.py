@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from bench.common import HERE, percentile, table
+from bench.common import peer, percentile, table
 from bench.hearing.client import Heard
 from bench.hearing.clips import Clip
 from bench.hearing.figures import first_words_s, rate
@@ -23,19 +21,10 @@ THREADS = 2
 def peers(clips: list[Clip], model: Path) -> dict[str, Any]:
     """Run each peer that is set up (`make peers`) on the clips. model: the folder of the loaded Whisper."""
     rows = {FILES: whole_files_row(clips, model)}
-    python = HERE / "peers" / f".venv-{LIVE}" / "bin" / "python"
-    if not python.exists():
-        print(f"{LIVE}: not set up (make peers)")
-        return rows
-    work = HERE / "work"
-    work.mkdir(exist_ok=True)
-    listing, out = work / "clips.json", work / f"{LIVE}.json"
-    listing.write_text(json.dumps([{"id": c.id, "path": str(c.path), "seconds": c.seconds} for c in clips]))
-    command = [str(python), str(HERE / "peers" / LIVE / "drive.py")]
-    command += ["--clips", str(listing), "--model", str(model), "--out", str(out)]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": str(THREADS)}, **quiet)
-    return rows | {LIVE: peer_row(clips, json.loads(out.read_text()))}
+    listing = [{"id": c.id, "path": str(c.path), "seconds": c.seconds} for c in clips]
+    with tempfile.TemporaryDirectory() as folder:
+        result = peer(LIVE, Path(folder), "--model", str(model), clips=listing)
+    return rows | ({LIVE: peer_row(clips, result)} if result else {})
 
 
 def whole_files_row(clips: list[Clip], model: Path) -> dict[str, Any]:

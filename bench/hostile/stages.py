@@ -15,16 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import IO, Any, Literal
 from urllib.parse import urlsplit
 
 import psutil
-from bench.common import server
+from bench.common import HERE, beside, server
 from bench.hostile import model_server
 from bench.hostile.doors import INTERNAL_KEY
 
-ROOT = Path(__file__).resolve().parents[2]
 # What the bystander asks for: an answer in a conversation, one in a chat, a sentence, or one in the voice of a file.
 Asks = Literal["conversation", "chat", "speech", "clone"]
 
@@ -38,34 +36,22 @@ class Beside:
 
 
 @contextmanager
-def nothing(log: IO[str], quick: bool) -> Iterator[Beside]:
+def nothing(quick: bool) -> Iterator[Beside]:
     yield Beside()
 
 
 @contextmanager
-def site(log: IO[str], quick: bool) -> Iterator[Beside]:
+def site(quick: bool) -> Iterator[Beside]:
     """A site of audio files, from which the server may fetch."""
-    with program("bench.hostile.site", log=log) as url:
+    with beside("bench.hostile.site") as (url, _):
         yield Beside(url, ("--fetch-from", urlsplit(url).netloc))
 
 
 @contextmanager
-def bad_model(name: str, log: IO[str], quick: bool) -> Iterator[Beside]:
+def bad_model(name: str, quick: bool) -> Iterator[Beside]:
     """A language model's server that answers as this class of bench.hostile.model_server."""
-    with program("bench.hostile.model_server", name, *(["--quick"] if quick else []), log=log) as url:
+    with beside("bench.hostile.model_server", name, *(["--quick"] if quick else [])) as (url, _):
         yield Beside(url, ("--language-model", f"{url}#bad"))
-
-
-@contextmanager
-def program(module: str, *args: str, log: IO[str]) -> Iterator[str]:
-    """A program that prints its URL and runs until the block is over."""
-    command = [sys.executable, "-m", module, *args]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT) as process:
-        try:
-            assert process.stdout
-            yield process.stdout.readline().strip()
-        finally:
-            process.kill()
 
 
 @contextmanager
@@ -75,7 +61,9 @@ def attacker(
     """One class of attack while the block runs. What came of it is in the yielded dict afterwards."""
     command = [sys.executable, "-m", "bench.hostile", name, url, key, "--beside", beside]
     command += ["--quick"] if quick else []
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=HERE.parent
+    )
     found: dict[str, Any] = {}
     assert process.stdout
     process.stdout.readline()
@@ -97,7 +85,7 @@ class Stage:
     module: str = "antiphon"
     has_door: bool = False
     has_second_host: bool = False
-    beside: Callable[[IO[str], bool], AbstractContextManager[Beside]] = nothing
+    beside: Callable[[bool], AbstractContextManager[Beside]] = nothing
 
 
 PLAIN = Stage()
@@ -153,8 +141,8 @@ def staged(name: str, flags: tuple[str, ...], log: IO[str], *, quick: bool = Fal
     """Set up the stage of a class, with these flags of every host, until the block is over. `quick`: small numbers."""
     stage = STAGES.get(name, PLAIN)
     with ExitStack() as stack:
-        beside = stack.enter_context(stage.beside(log, quick))
-        of_host = [*flags, *stage.flags, *beside.flags]
+        other = stack.enter_context(stage.beside(quick))
+        of_host = [*flags, *stage.flags, *other.flags]
         if stage.has_door or stage.has_second_host:
             of_host += ["--state", stack.enter_context(tempfile.TemporaryDirectory())]
         if stage.has_door:
@@ -164,7 +152,7 @@ def staged(name: str, flags: tuple[str, ...], log: IO[str], *, quick: bool = Fal
             stack.enter_context(server(*of_host, module=stage.module, log=log))
             for _ in range(1 + stage.has_second_host)
         ]
-        attacked, url = started[0].url, beside.url or started[-1].url
+        attacked, url = started[0].url, other.url or started[-1].url
         if stage.has_door:
             started.append(stack.enter_context(server("--role", "door", "--behind", attacked, log=log)))
             attacked = started[-1].url
