@@ -80,14 +80,13 @@ bench: $(VENV)/dev.stamp  ## Measure transcription on this machine; `antiphon be
 
 compare: $(VENV)/dev.stamp  ## Quick benchmarks of two revisions in turn: make compare BASE=REV [ARGS="--only engine"]
 	$(if $(BASE),,$(error make compare BASE=revision))
-	$(BIN)/python bench/compare.py $(BASE) $(ARGS)
+	$(BIN)/python -m bench.compare $(BASE) $(ARGS)
 
 house: $(VENV)/dev.stamp  ## Measure the structure of the code: make house [ARGS="--rev REV"]
-	$(BIN)/python bench/house.py $(ARGS)
+	$(BIN)/python -m bench.house $(ARGS)
 
 peers:  ## Environments of the programs that benchmarks compare with
 	bench/peers/setup.sh realtimestt
-	bench/peers/setup.sh whisperlivekit
 	bench/peers/setup.sh xllamacpp
 	bench/peers/setup.sh piper
 	bench/peers/setup.sh pocketsphinx

@@ -1,4 +1,4 @@
-"""More callers than a certificate has places: `python bench/admission.py CERTIFICATE [--kind captions] [--data DIR]`.
+"""More callers than a certificate has places: `python -m bench.admission CERTIFICATE [--kind captions] [--data DIR]`.
 
 A server with the certificate, and 1, 1.5 and 3 times as many clients of one kind as it certifies (--factors), for
 --seconds each. Those that are refused come again after a second, as impatient clients do. Measured are the delays of
@@ -8,32 +8,31 @@ those who are in, how many were in at most, and how long a refusal takes, from t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
-import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 import msgspec
-import websockets
-from websockets.exceptions import InvalidStatus
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import HERE, machine, percentile, save, server, table
+from bench.common import machine, options, percentile, save, server, show, spread
+from bench.driver import CONVERSATION, Session
+from bench.hearing.client import TRANSCRIPTION
+from bench.hearing.clips import with_data
+from bench.hostile.stages import attacker
 
 from antiphon.capacity.certificate import Certificate, Kind, read
 from antiphon.capacity.clients import Turn
 from antiphon.capacity.worker import Work
+from antiphon.client.link import SessionEnded
 
 FACTORS = (1.0, 1.5, 3.0)
 BYSTANDER, ATTACKER = "bystander", "attacker"
-PATHS = {"captions": "/v1/realtime?intent=transcription", "conversation": "/v1/realtime?model=gpt-realtime"}
+PATHS = {"captions": TRANSCRIPTION, "conversation": CONVERSATION}
 WARM_S, KNOCK_EVERY_S = 15.0, 0.5
 
 
@@ -65,10 +64,9 @@ async def knock(url: str, path: str, seconds: float) -> tuple[list[float], int]:
     while time.monotonic() < until:
         begun = time.perf_counter()
         try:
-            headers = {"Authorization": f"Bearer {BYSTANDER}"}
-            async with websockets.connect(f"{url.replace('http', 'ws', 1)}{path}", additional_headers=headers):
+            async with Session(url, path, key=BYSTANDER):
                 inside += 1
-        except InvalidStatus:
+        except SessionEnded:
             refused.append(time.perf_counter() - begun)
         await asyncio.sleep(KNOCK_EVERY_S)
     return refused, inside
@@ -87,35 +85,13 @@ async def most_held(url: str, kind: Kind, seconds: float) -> int:
     return int(most)
 
 
-@contextlib.asynccontextmanager
-async def attacked(url: str, attack: str) -> AsyncIterator[dict[str, Any]]:
-    """Attack the server while the block runs; yields what then holds how often was tried, and what came of it."""
-    found: dict[str, Any] = {}
-    if not attack:
-        yield found
-        return
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench.hostile", attack, url, ATTACKER,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, cwd=HERE.parent,
-    )  # fmt: skip
-    assert process.stdin
-    assert process.stdout
-    await process.stdout.readline()
-    try:
-        yield found
-    finally:
-        process.stdin.close()
-        found |= json.loads(await process.stdout.readline() or b"{}")
-        await process.wait()
-
-
 async def measure(
     url: str, certificate: Certificate, kind: Kind, seconds: float, data: Path, runs: Sequence[tuple[float, str]]
 ) -> dict[str, Any]:
     places, out = certificate.kinds[kind].sessions, {}
     for factor, attack in runs:
         count = max(1, round(factor * places))
-        async with attacked(url, attack) as hostile:
+        with attacker(attack, url, ATTACKER) if attack else contextlib.nullcontext({}) as hostile:
             turns, (refused, _), most = await asyncio.gather(
                 crowd(url, kind, count, seconds, data), knock(url, PATHS[kind], seconds), most_held(url, kind, seconds)
             )
@@ -125,8 +101,7 @@ async def measure(
             "most_held": most,
             "turns": len(delays),
             "failed": sum(turn.delay_s is None for turn in turns),
-            "p50_s": round(percentile(delays, 50), 3),
-            "p95_s": round(percentile(delays, 95), 3),
+            **{name: round(value, 3) for name, value in spread(delays).items()},
             "refusals": len(refused),
             "refusal_p50_ms": round(percentile(refused, 50) * 1000, 1) if refused else None,
             "refusal_p95_ms": round(percentile(refused, 95) * 1000, 1) if refused else None,
@@ -137,13 +112,12 @@ async def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="More callers than a certificate has places.")
+    parser = with_data(options("python -m bench.admission", __doc__))
     parser.add_argument("certificate", type=Path)
     parser.add_argument("--kind", choices=tuple(PATHS), default="captions")
     parser.add_argument("--factors", default=",".join(f"{factor:g}" for factor in FACTORS))
     parser.add_argument("--attacks", default="", help="classes of bench.hostile, comma separated")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--data", type=Path, default=HERE.parent / "tests" / "data")
     args = parser.parse_args()
     certificate = read(args.certificate)
     # Its own settings are those of the certificate, but for the model of who measures.
@@ -154,15 +128,7 @@ def main() -> None:
     with server("--certificate", str(args.certificate.resolve()), "--sessions-per-key", "4096", *flags) as srv:
         found = asyncio.run(measure(srv.url, certificate, args.kind, args.seconds, args.data, runs))
     objective = certificate.kinds[args.kind].objective.p95_s
-    table(
-        f"{args.kind}, within {objective:g} s",
-        ["callers", "held", "turns", "failed", "p50, s", "p95, s", "refusals", "refused in, p50 / p95 ms"],
-        [
-            [name, one["most_held"], one["turns"], one["failed"], one["p50_s"], one["p95_s"], one["refusals"],
-             f"{one['refusal_p50_ms']} / {one['refusal_p95_ms']}"]
-            for name, one in found.items()
-        ],
-    )  # fmt: skip
+    show(f"{args.kind}, within {objective:g} s", found)
     print(f"\nwritten: {save('admission', {'machine': machine(), args.kind: found})}")
 
 

@@ -8,48 +8,39 @@ the models answer in turn on the same machine. A model is a name of `antiphon pu
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import sys
+import re
 import time
-from pathlib import Path
 from typing import Any
 
-import websockets
+from bench.common import HERE, Server, machine, options, percentile, save, server, show, spread
+from bench.driver import CONVERSATION, Session
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import Server, machine, percentile, save, server, table
-from questions import QUESTIONS, is_right
-
+# Each with what a right answer has in it: alternatives with | between them.
+QUESTIONS = [line.split("\t") for line in (HERE / "questions.txt").read_text(encoding="utf-8").splitlines()]
 MODELS = "qwen2.5-coder-0.5b-instruct,qwen2.5-coder-1.5b-instruct"
 TASK = "You are on the phone. Answer in one short sentence."
 
 
+def is_right(answer: str, accepted: str) -> bool:
+    """Whether an answer has one of the alternatives in it, as words of their own, whatever the case."""
+    return any(re.search(rf"(?<!\w){re.escape(one)}(?!\w)", answer, re.IGNORECASE) for one in accepted.split("|"))
+
+
 async def answered(front: Server, question: str) -> tuple[str, float, float, int]:
     """An answer, the seconds to its first word and to its end, and its tokens."""
-    async with websockets.connect(f"{front.ws}/v1/realtime?model=gpt-realtime", max_size=None) as socket:
-
-        async def say(type: str, **fields: Any) -> None:
-            await socket.send(json.dumps({"type": type} | fields))
-
-        session = {"type": "realtime", "output_modalities": ["text"], "instructions": TASK, "max_output_tokens": 80}
-        await say("session.update", session=session)
+    fields = {"type": "realtime", "output_modalities": ["text"], "instructions": TASK, "max_output_tokens": 80}
+    async with Session(front.url, CONVERSATION, {"session": fields}) as session:
         content = [{"type": "input_text", "text": question}]
-        await say("conversation.item.create", item={"type": "message", "role": "user", "content": content})
-        await say("response.create")
-        begun, first_s, text = time.perf_counter(), 0.0, ""
-        while True:
-            event = json.loads(await socket.recv())
-            match event["type"]:
-                case "response.output_text.delta":
-                    first_s = first_s or time.perf_counter() - begun
-                    text += event["delta"]
-                case "response.done":
-                    tokens = event["response"]["usage"]["output_tokens"]
-                    return text, first_s, time.perf_counter() - begun, tokens
-                case "error":
-                    raise RuntimeError(event)
+        await session.send("conversation.item.create", item={"type": "message", "role": "user", "content": content})
+        begun = time.monotonic()
+        await session.send("response.create")
+        ended, done = await session.first(("response.done", "error"), 0, 600)
+        if done["type"] == "error":
+            raise RuntimeError(done)
+        text = "".join(event["delta"] for event in session.of_type("response.output_text.delta"))
+        first = [*session.times("response.output_text.delta"), begun][0]
+        return text, first - begun, ended - begun, done["response"]["usage"]["output_tokens"]
 
 
 def measured(model: str, rounds: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -69,8 +60,7 @@ def measured(model: str, rounds: int) -> tuple[dict[str, Any], list[dict[str, An
     row = {
         "model": model.rpartition("/")[2],
         "right": sum(one["right"] for one in given) / rounds,
-        "first_word_p50_ms": percentile(firsts, 50),
-        "first_word_p95_ms": percentile(firsts, 95),
+        **spread(firsts, "first_word", "ms"),
         "answer_p50_ms": percentile([one["took_ms"] for one in given], 50),
         "tokens_a_s": sum(one["tokens"] for one in given) / sum(one["took_ms"] for one in given) * 1000,
         "rss_mb": memory,
@@ -79,7 +69,7 @@ def measured(model: str, rounds: int) -> tuple[dict[str, Any], list[dict[str, An
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options("antiphon bench answers", __doc__)
     parser.add_argument("--models", default=MODELS)
     parser.add_argument("--rounds", type=int, default=1)
     args = parser.parse_args()
@@ -87,7 +77,7 @@ def main() -> None:
     for model in args.models.split(","):
         row, answers[row["model"]] = measured(model, args.rounds)
         rows.append(row)
-    table("right of 100 answers", list(rows[0]), [list(row.values()) for row in rows])
+    show("right of 100 answers", rows)
     print(f"\nwritten: {save('answers', {'machine': machine(), 'models': rows, 'answers': answers})}")
 
 

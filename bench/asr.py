@@ -18,44 +18,31 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import HERE, Server, machine, save, server
+from bench.common import Server, machine, numbers, options, save, server
 from bench.hearing.beside import beside
 from bench.hearing.client import whole_files
-from bench.hearing.clips import PAUSE, Clip, loaded, made, read_manifest, spread
-from bench.hearing.context import context, joined
+from bench.hearing.clips import PAUSE, Clip, loaded, read_manifest, spread, with_data, with_pauses
 from bench.hearing.files import SOUNDS, cues, levels, no_speech
 from bench.hearing.ghosts import KINDS as GHOST_KINDS
 from bench.hearing.ghosts import ghosts
 from bench.hearing.latency import latency, plot, streams
 from bench.hearing.long_session import long_session
-from bench.hearing.options import keyterms
+from bench.hearing.options import context, joined, keyterms
 from bench.hearing.peers import peers, ratios
 from bench.hearing.quality import languages, quality
-from bench.hearing.silent import MODELS, silent
-from bench.hearing.word_times import word_times
 
 from antiphon.loading.loader import store_of
 from antiphon.settings import load as load_settings
 from antiphon.store.registry import profile
 
 TRANSCRIBING = ("quality", "languages", "ghosts", "files", "keyterms", "context", "latency", "streams")
-TALKING = ("silent", "words")
-SECTIONS = (*TRANSCRIBING, *TALKING, "long", "beside", "peers")
+SECTIONS = (*TRANSCRIBING, "long", "beside", "peers")
 KINDS = (
-    "asr_read",
-    "asr_nonnative",
-    "asr_noisy",
-    "asr_8k_native",
-    "asr_speech",
-    "asr_short",
-    "asr_spontaneous_min",
-    "longform",
-    PAUSE,
+    *("asr_read", "asr_nonnative", "asr_noisy", "asr_8k_native", "asr_speech", "asr_short", "asr_spontaneous_min"),
+    *("longform", PAUSE),
 )
 LANGUAGE_KIND = "asr_multilang"
 ORDER_KIND, READ_KIND, LONG_KIND = "command_slots", "asr_read", "longform"
@@ -69,24 +56,16 @@ NO_VOICE = ("--language-model", "none", "--synthesizer", "none")
 
 def arguments() -> argparse.Namespace:
     """The command line, its sections as a set."""
-    parser = argparse.ArgumentParser(
-        prog="antiphon bench asr", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    data = HERE.parent / "tests" / "data"
-    parser.add_argument("--data", type=Path, default=data, help="folder with a manifest.jsonl")
-    parser.add_argument("--sections", default=",".join(SECTIONS), help=f"of {', '.join(SECTIONS)}; all if not given")
+    parser = with_data(options("antiphon bench asr", __doc__, SECTIONS))
     parser.add_argument("--kinds", default=",".join(KINDS), help="of recordings, in the quality section")
     parser.add_argument("--languages", default="", help="of the languages section; all if empty")
-    parser.add_argument("--clips", type=int, default=0, help="at most so many of a kind, and in latency and peers (30)")
+    parser.add_argument("--clips", type=int, default=0, help="the most of a kind, and in latency and peers (30)")
     parser.add_argument("--speed", type=float, default=1.0, help="times real time, where only words are measured")
     parser.add_argument("--streams", default="1,5,10,15,20", help="numbers of the streams section")
     parser.add_argument("--load-seconds", type=float, default=60.0, help="of each number of streams")
     parser.add_argument("--beside-seconds", type=float, default=600.0, help="of each part of the beside section")
     parser.add_argument("--cue-minutes", type=float, default=12.0, help="length of the file with pauses")
     parser.add_argument("--ghost-minutes", type=float, default=30.0, help="of noise, live and in one file")
-    parser.add_argument("--silent-clients", default="1,3,8", help="numbers of the silent section")
-    parser.add_argument("--silences", default="1.5", help="seconds of silence that they send after a question")
-    parser.add_argument("--questions", type=int, default=30, help="that the silent clients ask in all")
     parser.add_argument("--minutes", type=float, default=60.0, help="length of the long session")
     parser.add_argument("--transcripts", type=Path, help="append what was made of each clip to this file (JSON lines)")
     parser.add_argument("--profile", default="default")
@@ -98,24 +77,19 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def numbers(text: str) -> list[int]:
-    """Numbers with commas between them."""
-    return [int(n) for n in text.split(",")]
-
-
 def judged(args: argparse.Namespace, everything: list[Clip]) -> list[Clip]:
     """The clips of the quality section."""
     clips: list[Clip] = []
     for kind in args.kinds.split(","):
         if kind == PAUSE:
-            clips += made(args.data, kind, args.clips or MADE_CLIPS)
+            clips += with_pauses(args.data, args.clips or MADE_CLIPS)
         else:
             clips += of_kind(everything, kind, args.clips)
     return clips
 
 
 def of_kind(everything: list[Clip], kind: str, most: int) -> list[Clip]:
-    """At most so many clips of a kind, loaded; all if 0."""
+    """At most `most` clips of a kind, loaded; all if 0."""
     return loaded(spread([c for c in everything if c.kind == kind and c.text], most))
 
 
@@ -169,21 +143,6 @@ def plain(everything: list[Clip]) -> list[Clip]:
     )
 
 
-async def beside_others(srv: Server, args: argparse.Namespace, everything: list[Clip]) -> dict[str, Any]:
-    """The section of a server that admits by its headroom."""
-    return await beside(srv, plain(everything), args.beside_seconds)
-
-
-async def talk(srv: Server, args: argparse.Namespace, document: dict[str, Any]) -> None:
-    """The sections of a server that also speaks."""
-    if "silent" in args.sections:
-        document["silent"] = await silent(
-            srv, numbers(args.silent_clients), [float(s) for s in args.silences.split(",")], args.questions
-        )
-    if "words" in args.sections:
-        document["words"] = await word_times(srv, args.clips or 60)
-
-
 def compare(args: argparse.Namespace, everything: list[Clip], document: dict[str, Any]) -> None:
     """The peers, beside what `latency` measured in this run."""
     settings = load_settings({"profile": args.profile}, os.environ)
@@ -201,15 +160,12 @@ def main() -> None:
     if args.sections & {*TRANSCRIBING, "peers"}:
         with server(*chosen, *NO_VOICE) as srv:
             asyncio.run(transcribe(srv, args, everything, document))
-    if args.sections & set(TALKING):
-        with server(*chosen, *MODELS) as srv:
-            asyncio.run(talk(srv, args, document))
     if "long" in args.sections:
         with server(*chosen, *NO_VOICE, "--session-s", "0") as srv:
             document["long"] = asyncio.run(long_session(srv, plain(everything), args.minutes))
     if "beside" in args.sections:
         with server(*chosen, *NO_VOICE, "--headroom") as srv:
-            document["beside"] = asyncio.run(beside_others(srv, args, everything))
+            document["beside"] = asyncio.run(beside(srv, plain(everything), args.beside_seconds))
     if "peers" in args.sections:
         compare(args, everything, document)
     name = "asr" if args.profile == "default" else f"asr-{args.profile}"

@@ -5,8 +5,7 @@
 Each class attacks a fresh server (bench.hostile.stages: or a door with a host) with an attacker's key, from a process
 of its own with the least priority, while a client of another key talks to the server (recordings played in real time
 with --data, else typed turns; for some classes chats or speech) and /health is asked every 20 ms. The same is measured
-before the attack, on the same server. A second table is of models that die or hang (bench.hostile.doomed): the time to
-the first error that names the model, and to the 503 of /ready.
+before the attack, on the same server.
 
 The longest /health is how long the event loop stood still for everybody, or connections were not taken. The server,
 its clients and the attacker share the machine's cores. Memory is that of all the product's processes.
@@ -17,15 +16,11 @@ from __future__ import annotations
 import argparse
 import asyncio
 import http.client
-import json
 import resource
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -33,15 +28,14 @@ from urllib.parse import urlsplit
 
 import httpx
 import psutil
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench.hearing.clips import Clip
-from bench.hostile import death
+from bench.common import RESULTS, machine, options, percentile, save, show, spread
+from bench.driver import Caller, server_vad
+from bench.hearing.clips import Clip, whole_turns
 from bench.hostile.__main__ import CLASSES
-from bench.hostile.stages import PLAIN, STAGES, Staged, staged
-from common import HERE, RESULTS, machine, percentile, save, table
-from talk import Speaker, one_turn, server_vad, whole_turns
+from bench.hostile.stages import PLAIN, STAGES, Staged, attacker, staged
+from bench.talk import one_turn
+
+from antiphon.client.link import SessionEnded
 
 KEYS = ("bystander", "attacker")
 # Loads within seconds, and answers within tenths of one.
@@ -108,6 +102,11 @@ class Talk:
     seconds: list[float] = field(default_factory=list)
     lost: int = 0
 
+    @property
+    def num(self) -> int:
+        """The turns, those that are lost too."""
+        return len(self.seconds) + self.lost
+
     def add(self, took_s: float | None) -> None:
         """Count a turn; None for one that is lost."""
         if took_s is None:
@@ -116,15 +115,10 @@ class Talk:
             self.seconds.append(took_s)
 
     def row(self) -> dict[str, Any]:
-        return {
-            "turns": len(self.seconds) + self.lost,
-            "lost": self.lost,
-            "p50_s": percentile(self.seconds, 50),
-            "p95_s": percentile(self.seconds, 95),
-        }
+        return {"turns": self.num, "lost": self.lost, **spread(self.seconds)}
 
 
-async def typed_turn(speaker: Speaker) -> float | None:
+async def typed_turn(caller: Caller) -> float | None:
     """Ask in writing; seconds to the first sound of the answer, or None where it failed or did not come.
 
     A model may also answer with nothing: then it is asked again.
@@ -133,23 +127,15 @@ async def typed_turn(speaker: Speaker) -> float | None:
         async with asyncio.timeout(TURN_S):
             while True:
                 begun = time.monotonic()
-                since = await speaker.ask(QUESTION, 24)
-                done = await speaker.until("response.done", since, TURN_S)
-                speaker.stop_playing()
-                events = speaker.events[since:]
-                sounds = [at for at, event in events if event["type"] == "response.output_audio.delta"]
-                if sounds:
+                since = await caller.ask(QUESTION, 24)
+                _, done = await caller.first("response.done", since, TURN_S)
+                caller.stop_playing()
+                if sounds := caller.times("response.output_audio.delta", since):
                     return sounds[0] - begun
-                if any(event["response"]["status"] == "failed" for at, event in events if at == done):
+                if done["response"]["status"] == "failed":
                     return None
     except TimeoutError:
         return None
-
-
-async def spoken_turn(speaker: Speaker, clip: Clip) -> float | None:
-    """Play a recording; seconds from its true end to the first sound of the answer, or None where none came."""
-    turn = await one_turn(speaker, clip)
-    return turn.stages.get("sound")
 
 
 class Over:
@@ -159,10 +145,9 @@ class Over:
         self._turns, self._seconds, self._begun = turns, seconds, time.monotonic()
 
     def __call__(self, heard: Talk) -> bool:
-        num = len(heard.seconds) + heard.lost
         if self._seconds is None:
-            return num >= self._turns
-        return num >= min(FEWEST_TURNS, self._turns) and time.monotonic() - self._begun >= self._seconds
+            return heard.num >= self._turns
+        return heard.num >= min(FEWEST_TURNS, self._turns) and time.monotonic() - self._begun >= self._seconds
 
 
 async def converse(srv: Staged, clips: list[Clip], over: Over) -> Talk:
@@ -170,12 +155,14 @@ async def converse(srv: Staged, clips: list[Clip], over: Over) -> Talk:
     heard = Talk()
     while not over(heard):
         try:
-            async with Speaker(srv.ws, server_vad(500), key=KEYS[0]) as speaker:
+            async with Caller(srv.url, server_vad(500), key=KEYS[0]) as caller:
                 while not over(heard):
-                    number = len(heard.seconds) + heard.lost
-                    turn = spoken_turn(speaker, clips[number % len(clips)]) if clips else typed_turn(speaker)
-                    heard.add(await turn)
-        except (OSError, TimeoutError, EOFError) as error:
+                    if clips:
+                        turn = await one_turn(caller, clips[heard.num % len(clips)])
+                        heard.add(turn.stages.get("sound"))
+                    else:
+                        heard.add(await typed_turn(caller))
+        except (OSError, TimeoutError, SessionEnded) as error:
             print(f"the bystander lost a turn: {type(error).__name__}: {error}", file=sys.stderr)
             heard.lost += 1
     return heard
@@ -214,24 +201,6 @@ async def talk(srv: Staged, asks: str, clips: list[Clip], over: Over) -> Talk:
             return await converse(srv, clips, over)
 
 
-@contextmanager
-def attacker(name: str, srv: Staged, quick: bool, log: IO[str]) -> Iterator[dict[str, Any]]:
-    """One class of attack while the block runs. What came of it is in the yielded dict afterwards."""
-    command = [sys.executable, "-m", "bench.hostile", name, srv.url, KEYS[1], "--beside", srv.beside]
-    command += ["--quick"] if quick else []
-    process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=HERE.parent
-    )
-    found: dict[str, Any] = {}
-    assert process.stdout
-    process.stdout.readline()
-    try:
-        yield found
-    finally:
-        out, _ = process.communicate()
-        found |= json.loads(out) if out.strip() else {"tried": 0, "outcomes": {"the attacker failed": 1}}
-
-
 def measure(
     name: str, args: argparse.Namespace, clips: list[Clip], log: IO[str], of_attackers: IO[str]
 ) -> dict[str, Any]:
@@ -244,7 +213,7 @@ def measure(
             alone = asyncio.run(talk(srv, asks, clips, Over(args.turns, args.seconds)))
         idle_mb, logged = srv.rss_mb(), Path(log.name).stat().st_size
         with Watch(srv) as during:
-            with attacker(name, srv, args.quick, of_attackers) as found:
+            with attacker(name, srv.url, KEYS[1], srv.beside, quick=args.quick, log=of_attackers) as found:
                 begun = time.monotonic()
                 beside = asyncio.run(talk(srv, asks, clips, Over(args.turns, args.seconds)))
                 time.sleep(max(0.0, begun + args.least_s - time.monotonic()))
@@ -270,35 +239,33 @@ def measure(
         return row
 
 
-def show(found: dict[str, dict[str, Any]]) -> None:
-    rows = [
-        (
-            name,
-            r["health_alone_s"]["worst"] * 1000,
-            r["health_s"]["worst"] * 1000,
-            r["alone"]["p50_s"],
-            r["beside"]["p50_s"],
-            r["alone"]["p95_s"],
-            r["beside"]["p95_s"],
-            r["beside"]["lost"],
-            *(round(r["rss_mb"][k]) if r["rss_mb"][k] else "died" for k in ("before", "peak", "after")),
-            r["peak_fds"],
-            r["logged_bytes"] // 1000,
-            r["tried"],
-        )
+def print_rows(found: dict[str, dict[str, Any]]) -> None:
+    rows = {
+        name: {
+            "health ms: alone": r["health_alone_s"]["worst"] * 1000,
+            "attacked": r["health_s"]["worst"] * 1000,
+            "p50 s: alone": r["alone"]["p50_s"],
+            "p50 attacked": r["beside"]["p50_s"],
+            "p95 s: alone": r["alone"]["p95_s"],
+            "p95 attacked": r["beside"]["p95_s"],
+            "lost": r["beside"]["lost"],
+            **{f"MB {when}": "died" if mb is None else round(mb) for when, mb in r["rss_mb"].items()},
+            "fds": r["peak_fds"],
+            "log kB": r["logged_bytes"] // 1000,
+            "tried": r["tried"],
+        }
         for name, r in found.items()
-    ]
-    heads = ("class", "health ms: alone", "attacked", "p50 s: alone", "attacked", "p95 s: alone", "attacked", "lost")
-    table("attacks: /health (worst), the bystander's first sound, memory in MB", (
-        *heads, "RSS before", "peak", "after", "fds", "log kB", "tried"), rows)  # fmt: skip
+    }
+    show("attacks: /health (worst), the bystander's first sound, memory", rows)
     for name, r in found.items():
         each = f", {r['bytes_each'] / 1000:.0f} kB each" if "bytes_each" in r else ""
         print(f"{name}: {', '.join(f'{n} x {what}' for what, n in r['outcomes'].items()) or 'no answers'}{each}")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="antiphon bench attack", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--classes", default=",".join(CLASSES), help="of attack; an empty one for none")
+def arguments() -> argparse.Namespace:
+    """The command line, its classes as a list."""
+    parser = options("antiphon bench attack", __doc__)
+    parser.add_argument("--classes", default=",".join(CLASSES), help="of attack")
     parser.add_argument("--data", type=Path, help="folder with a manifest.jsonl: the bystander speaks; else it types")
     parser.add_argument("--turns", type=int, default=20, help="of the bystander: alone, and again under attack")
     parser.add_argument(
@@ -310,17 +277,21 @@ def main() -> None:
     parser.add_argument(
         "--after-s", type=float, default=30.0, help="seconds after an attack until memory is read again"
     )
-    parser.add_argument("--deaths", type=int, default=3, help="times that each model dies in each way")
-    parser.add_argument("--quick", action="store_true", help="small attacks, one turn and one death; writes nothing")
+    parser.add_argument("--quick", action="store_true", help="small attacks and one turn; writes nothing")
     parser.add_argument("--out", type=Path, help="folder for attack.json; of --quick, too")
     args = parser.parse_args()
     if args.quick:
-        args.turns, args.least_s, args.after_s, args.deaths = 1, 3.0, 0.0, min(args.deaths, 1)
+        args.turns, args.least_s, args.after_s = 1, 3.0, 0.0
     elif args.seconds is not None:
         args.least_s, args.after_s = args.seconds, min(args.after_s, args.seconds)
-    names = [name for name in args.classes.split(",") if name]
-    if unknown := set(names) - CLASSES.keys():
+    args.classes = [name for name in args.classes.split(",") if name]
+    if unknown := set(args.classes) - CLASSES.keys():
         parser.error(f"no such class: {', '.join(sorted(unknown))}")
+    return args
+
+
+def main() -> None:
+    args = arguments()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     clips = whole_turns(args.data) if args.data else []
@@ -332,18 +303,13 @@ def main() -> None:
         tempfile.NamedTemporaryFile("w", prefix="attackers-", suffix=".log", delete=False) as of_attackers,
     ):
         print(f"the servers log to {log.name}, the attackers to {of_attackers.name}")
-        for name in names:
+        for name in args.classes:
             found[name] = measure(name, args, clips, log, of_attackers)
-            show({name: found[name]})
+            print_rows({name: found[name]})
             if out:
                 # A class that was measured stays, whatever the next one does.
-                save("attack", document | {"classes": found}, out)
-        if names:
-            show(found)
-        if args.deaths:
-            document["deaths"] = death.measure(args.deaths, MODELS, log)
-    if out:
-        print(f"\nwritten: {save('attack', document | ({'classes': found} if found else {}), out)}")
+                print(f"written: {save('attack', document | {'classes': found}, out)}")
+    print_rows(found)
 
 
 if __name__ == "__main__":

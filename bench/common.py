@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 import os
 import platform
@@ -11,28 +13,23 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
+import numpy as np
 import psutil
+
+T = TypeVar("T")
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 PACKAGES = (
-    "antiphon",
-    "ctranslate2",
-    "hibari-tts",
-    "onnxruntime",
-    "torch",
-    "transformers",
-    "numpy",
-    "uvicorn",
-    "websockets",
-)
+    "antiphon", "ctranslate2", "hibari-tts", "onnxruntime", "torch", "transformers", "numpy", "uvicorn", "websockets",
+)  # fmt: skip
 
 
 def machine() -> dict[str, Any]:
@@ -62,13 +59,24 @@ def _version(package: str) -> str:
 
 def percentile(values: Sequence[float], q: float) -> float:
     """Linear-interpolated percentile; nan for no values."""
-    if not values:
-        return float("nan")
-    ordered = sorted(values)
-    at = (len(ordered) - 1) * q / 100
-    low = int(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+    return float(np.percentile(values, q)) if len(values) else float("nan")
+
+
+def spread(
+    values: Sequence[float], name: str = "", unit: str = "s", qs: Sequence[float] = (50, 95)
+) -> dict[str, float]:
+    """The percentiles `qs` of the values, each under its key in a result: NAME_p50_UNIT."""
+    return {f"{name}_p{q:g}_{unit}".lstrip("_"): percentile(values, q) for q in qs}
+
+
+def changed(before: Sequence[float], after: Sequence[float]) -> list[float]:
+    """What each value has more than the one before it."""
+    return [b - a for a, b in zip(before, after, strict=True)]
+
+
+async def together(count: int, work: Callable[[int], Awaitable[T]]) -> list[T]:
+    """Do `work` of 0 to count - 1 at once."""
+    return list(await asyncio.gather(*map(work, range(count))))
 
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
@@ -81,12 +89,48 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
         print("  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)), flush=True)
 
 
+def show(title: str, rows: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]) -> None:
+    """Print rows of a result as a table whose head is their keys; a mapping's own keys are its first column."""
+    if isinstance(rows, Mapping):
+        rows = [{"": name} | dict(row) for name, row in rows.items()]
+    head = list(dict.fromkeys(key for row in rows for key in row))
+    table(title, [key.replace("_", " ") for key in head], [[row.get(key, "") for key in head] for row in rows])
+
+
 def save(name: str, document: dict[str, Any], folder: Path = RESULTS) -> Path:
     """Write NAME.json into bench/results, or another folder; sections measured earlier and not now are kept."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
     old = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(old | document, indent=1, ensure_ascii=False) + "\n")
+    return path
+
+
+def options(name: str, doc: str | None, sections: Iterable[str] = ()) -> argparse.ArgumentParser:
+    """The command line of a benchmark: the first line of its docstring, and --sections where it has any."""
+    parser = argparse.ArgumentParser(prog=name, description=(doc or "").split("\n")[0])
+    if sections:
+        parser.add_argument("--sections", default=",".join(sections), help="which to measure [%(default)s]")
+    return parser
+
+
+def numbers(text: str) -> list[int]:
+    """A list of numbers as options have it: 1,8,32."""
+    return [int(number) for number in text.split(",")]
+
+
+def measured(name: str, wanted: str, sections: Mapping[str, Callable[[], Any]], **facts: Any) -> Path:
+    """Measure the wanted sections and write each into NAME.json as soon as it is there, with the `facts`.
+
+    What a section gives is kept under its name; None is not.
+    """
+    if unknown := set(wanted.split(",")) - set(sections):
+        raise SystemExit(f"--sections: no {', '.join(sorted(unknown))}; there are {', '.join(sections)}")
+    path = save(name, {"machine": machine()} | facts)
+    for section, measure in sections.items():
+        if section in wanted.split(",") and (found := measure()) is not None:
+            save(name, {section: found})
+    print(f"\nwritten: {path}")
     return path
 
 
@@ -113,6 +157,37 @@ class Server:
         text = urllib.request.urlopen(f"{self.url}/metrics", timeout=10).read().decode()
         found = re.search(rf"^{re.escape(line)} (\S+)$", text, re.M)
         return float(found[1]) if found else 0.0
+
+
+def peer(name: str, folder: Path, *arguments: str, **inputs: Any) -> Any:
+    """What a peer's driver measures in its own environment; None where `make peers` has not made that.
+
+    `folder`: for what it writes. `inputs`: are given as files of JSON.
+    """
+    python = HERE / "peers" / f".venv-{name}" / "bin" / "python"
+    if not python.is_file():
+        print(f"{name} is not here: make peers")
+        return None
+    out = folder / f"{name}.json"
+    command = [str(python), str(HERE / "peers" / name / "drive.py"), "--out", str(out), *arguments]
+    for key, value in inputs.items():
+        given = folder / f"{name}-{key}.json"
+        given.write_text(json.dumps(value))
+        command += [f"--{key}", str(given)]
+    subprocess.run(command, check=True)
+    return json.loads(out.read_text())
+
+
+@contextmanager
+def beside(module: str, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Run a module of the benchmarks in a process of its own until the end: the first line that it prints, and it."""
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip(), process
+        finally:
+            process.kill()
 
 
 @contextmanager

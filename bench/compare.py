@@ -1,9 +1,9 @@
 """Runs short benchmarks of two revisions in turn, and prints how their figures compare.
 
-    python bench/compare.py BASE [--head REV] [--only talk,asr,engine,tts,video] [--rounds N] [--data DIR]
+    python -m bench.compare BASE [--head REV] [--only talk,asr,engine,tts,video] [--rounds N] [--data DIR]
 
-Both revisions are checked out into temporary git worktrees, and each runs its own `antiphon bench` and its own source
-in this Python's environment; uncommitted changes are not measured. A benchmark runs base, head, base, head … for
+The files of both revisions are put into temporary folders, and each runs its own `antiphon bench` and its own source in
+this Python's environment; uncommitted changes are not measured. A benchmark runs base, head, base, head … for
 --rounds rounds, so that a slow drift of the machine meets both sides alike. A figure that is a list counts as its
 median.
 
@@ -16,26 +16,21 @@ figures of a busy machine say nothing. All of it goes to bench/results/compare.j
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
 import signal
-import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import HERE, RESULTS, machine, table
+from bench.common import HERE, RESULTS, machine, options, percentile, table
+from bench.house import checkout, git
 
 # The smallest language model of the registry: `talk` and `engine` use it on both sides.
 LANGUAGE_MODEL = "smollm2-135m-instruct"
@@ -68,24 +63,8 @@ class Side:
     busy_percent: list[float] = field(default_factory=list)
 
 
-@contextmanager
-def checkout(repo: Path, revision: str) -> Iterator[Side]:
-    """A detached worktree of `revision`, removed at the end."""
-    commit = git(repo, "rev-parse", "--short", "--verify", f"{revision}^{{commit}}")
-    with tempfile.TemporaryDirectory(prefix="compare-") as folder:
-        tree = Path(folder) / commit
-        git(repo, "worktree", "add", "--quiet", "--detach", str(tree), commit)
-        try:
-            yield Side(commit, tree)
-        finally:
-            git(repo, "worktree", "remove", "--force", str(tree))
-
-
-def git(repo: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(repo), *arguments], capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"compare: {done.stderr.strip()}")
-    return done.stdout.strip()
+def commit_of(revision: str) -> str:
+    return git(HERE.parent, "rev-parse", "--short", "--verify", f"{revision}^{{commit}}").decode().strip()
 
 
 def run(side: Side, name: str, data: Path) -> str | None:
@@ -139,7 +118,7 @@ def figures(value: Any, name: str) -> Iterator[tuple[str, float]]:
                 yield from figures(inner, f"{name} / {key}")
     elif isinstance(value, list):
         if value and all(is_number(one) for one in value):
-            yield f"{name} (median)", float(statistics.median(value))
+            yield f"{name} (median)", percentile(value, 50)
     elif is_number(value):
         yield name, float(value)
 
@@ -168,15 +147,20 @@ def fell(figure: str, row: dict[str, Any]) -> bool:
 
 def compared(base: Side, head: Side) -> dict[str, dict[str, Any]]:
     """Each figure that both sides have."""
+
+    def summary(values: list[float]) -> dict[str, Any]:
+        return {"median": percentile(values, 50), "min": min(values), "max": max(values), "values": values}
+
     rows: dict[str, dict[str, Any]] = {}
-    for figure, before in base.values.items():
-        if after := head.values.get(figure):
-            medians = statistics.median(before), statistics.median(after)
+    for figure, values in base.values.items():
+        if figure in head.values:
+            before, after = summary(values), summary(head.values[figure])
             rows[figure] = {
-                "base": {"median": medians[0], "min": min(before), "max": max(before), "values": before},
-                "head": {"median": medians[1], "min": min(after), "max": max(after), "values": after},
-                "ratio": medians[1] / medians[0] if medians[0] else None,
-                "apart": min(len(before), len(after)) > 1 and (max(before) < min(after) or max(after) < min(before)),
+                "base": before,
+                "head": after,
+                "ratio": after["median"] / before["median"] if before["median"] else None,
+                "apart": min(len(before["values"]), len(after["values"])) > 1
+                and (before["max"] < after["min"] or after["max"] < before["min"]),
             }
     return rows
 
@@ -232,14 +216,13 @@ def has_video(data: Path) -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare short benchmarks of two revisions.")
+    parser = options("python -m bench.compare", __doc__)
     parser.add_argument("base", help="the revision to compare with")
     parser.add_argument("--head", default="HEAD", help="the revision to judge [%(default)s]")
     parser.add_argument("--only", default=",".join(QUICK), help="benchmarks to run [%(default)s]")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each benchmark at each revision [%(default)s]")
-    parser.add_argument(
-        "--data", type=Path, default=HERE.parent / "tests" / "data", help="a folder with manifest.jsonl"
-    )
+    recordings = HERE.parent / "tests" / "data"
+    parser.add_argument("--data", type=Path, default=recordings, help="a folder with manifest.jsonl")
     parser.add_argument("--fail", action="store_true", help="exit with 3 where a figure fell by more than noise")
     args = parser.parse_args()
     names = args.only.split(",")
@@ -251,10 +234,11 @@ def main() -> int:
     if NEEDS_VIDEO in names and not has_video(data):
         print(f"{NEEDS_VIDEO} left out: {data} has no clips; name a folder that has with --data", file=sys.stderr)
         names.remove(NEEDS_VIDEO)
-    # An end that is asked for also removes the worktrees and what still runs.
+    # An end that is asked for also removes the folders and what still runs.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    with ExitStack() as stack:
-        base, head = (stack.enter_context(checkout(HERE.parent, revision)) for revision in (args.base, args.head))
+    commits = [commit_of(revision) for revision in (args.base, args.head)]
+    with checkout(HERE.parent, commits[0]) as before, checkout(HERE.parent, commits[1]) as after:
+        base, head = Side(commits[0], before), Side(commits[1], after)
         for side in (base, head):
             check_source(side)
         failed = measure((base, head), names, args.rounds, data)

@@ -9,15 +9,11 @@ The engine runs in this process, as the server runs it; greedy, no stop tokens. 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
-import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from itertools import pairwise
 from pathlib import Path
@@ -26,19 +22,14 @@ from typing import Any
 # Before torch is loaded; see antiphon/cli/main.py.
 os.environ.setdefault("GOMP_SPINCOUNT", "30000")
 
-import psutil
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import HERE, machine, percentile, save, table
+from bench.common import HERE, machine, options, peer, percentile, save, show, together
 
 from antiphon.adapters.causal_lm.checkpoint import prepare
 from antiphon.adapters.causal_lm.model import CausalLm
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.engine.api import EngineSettings, Sampling
 from antiphon.engine.local.engine import LocalEngine, LocalSession
-from antiphon.engine.local.runner import Runner
-from antiphon.engine.local.weights import Int8Linear
 from antiphon.loading.loader import prepare as prepared
 from antiphon.loading.loader import store_of
 from antiphon.loading.selection import LANGUAGE_ROLES, LocalModel, selected_models
@@ -47,11 +38,22 @@ from antiphon.settings import load as load_settings
 TURNS, TURN_TOKENS, ANSWER_TOKENS, COLD_TOKENS = 20, 20, 12, 200
 
 
-def prose(tokenizer: Any, count: int, skip: int = 0) -> list[int]:
+def median(values: Sequence[float]) -> float:
+    return percentile(values, 50)
+
+
+def prose(tokenizer: Any, count: int) -> list[int]:
     """`count` tokens of English, the same in every revision: the licence's text, over and over."""
     text = (HERE.parent / "LICENSE").read_text()
-    ids = tokenizer.encode(text * (1 + (count + skip) * 8 // len(text)), add_special_tokens=False)
-    return list(ids[skip : skip + count])
+    ids = tokenizer.encode(text * (1 + count * 8 // len(text)), add_special_tokens=False)
+    return list(ids[:count])
+
+
+async def told(engine: LocalEngine, ids: list[int], *, number: int = 0) -> LocalSession:
+    """Open a session that is given the ids. Its first token is another by `number`: nothing is shared with others."""
+    session = await engine.open()
+    session.append([ids[0] + number, *ids[1:]])
+    return session
 
 
 async def first_token(session: LocalSession) -> float:
@@ -68,35 +70,28 @@ async def answer(session: LocalSession, count: int) -> list[float]:
 
 
 async def first(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, Any]:
-    cold = []
-    for k in range(trials):
-        session = await engine.open()
-        # Another first token each time: nothing is shared with a session before.
-        session.append([ids[0] + 1 + k, *ids[1:COLD_TOKENS]])
-        cold.append(await first_token(session))
-        session.close()
-    kept, rebuilt = [], []
+    async def anew(prompt: list[int]) -> float:
+        took = []
+        for k in range(trials):
+            session = await told(engine, prompt, number=1 + k)
+            took.append(await first_token(session))
+            session.close()
+        return median(took)
+
+    cold_s, kept, rebuilt, given = await anew(ids[:COLD_TOKENS]), list[float](), list[float](), list[int]()
     session = await engine.open()
-    given: list[int] = []
     for turn in range(TURNS):
-        new = ids[turn * TURN_TOKENS : (turn + 1) * TURN_TOKENS]
-        session.append(new)
+        session.append(ids[turn * TURN_TOKENS : (turn + 1) * TURN_TOKENS])
         kept.append(await first_token(session))
         await answer(session, ANSWER_TOKENS - 1)
         rows = await engine.thread.call(lambda: list(session.scheduled.rows.ids))
         given = [i for i in rows if i is not None]
         if turn in (1, TURNS - 1):
-            again = []
-            for k in range(trials):
-                other = await engine.open()
-                other.append([given[0] + 1 + k, *given[1 : len(given) - ANSWER_TOKENS]])
-                again.append(await first_token(other))
-                other.close()
-            rebuilt.append(statistics.median(again))
+            rebuilt.append(await anew(given[: len(given) - ANSWER_TOKENS]))
     session.close()
-    early, late = statistics.median(kept[1:4]), statistics.median(kept[-3:])
+    early, late = median(kept[1:4]), median(kept[-3:])
     out = {
-        "cold_s": statistics.median(cold),
+        "cold_s": cold_s,
         "turn_2_s": early,
         "turn_20_s": late,
         "ratio": late / early,
@@ -104,192 +99,76 @@ async def first(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, A
         "rebuilt_turn_20_s": rebuilt[1],
         "rows_at_turn_20": len(given),
     }
-    table(
-        "time to first token, s (median)",
-        ("prompt", "kept KV", "rebuilt"),
-        [
-            (f"{COLD_TOKENS} tokens, cold", out["cold_s"], out["cold_s"]),
-            (f"turn 2, {TURN_TOKENS} new", early, rebuilt[0]),
-            (f"turn 20, {TURN_TOKENS} new of {len(given)}", late, rebuilt[1]),
-        ],
-    )
+    show(f"time to first token (median), {TURN_TOKENS} new tokens a turn, {COLD_TOKENS} cold", [out])
     return out
 
 
-def floor_s(runner: Runner, rows: int, trials: int) -> float:
-    """Seconds of a step's matrix products alone."""
-    linear = [m for m in runner.model.modules() if isinstance(m, Int8Linear | torch.nn.Linear)]
-    head = runner.model.get_output_embeddings()
-    inputs: dict[int, torch.Tensor] = {}
-    kind = runner.dtype
-    times = []
-    with torch.inference_mode():
-        for _ in range(trials + 1):
-            began = time.perf_counter()
-            for layer in linear:
-                if isinstance(layer, Int8Linear):
-                    if layer.index:
-                        continue
-                    width = layer.product.width
-                    x = inputs.setdefault(width, torch.randn(rows, width, dtype=kind))
-                    layer.product.times(x)
-                else:
-                    width = layer.in_features
-                    x = inputs.setdefault(width, torch.randn(rows, width, dtype=kind))
-                    layer(x)
-            times.append(time.perf_counter() - began)
-    assert head is not None
-    return statistics.median(times[1:])
-
-
-async def decode(engine: LocalEngine, runner: Runner, ids: list[int], trials: int) -> dict[str, Any]:
+async def decode(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    rows = []
     for count in (1, 2, 4, 8, 16, 32):
-        sessions = [await engine.open() for _ in range(count)]
-        for k, session in enumerate(sessions):
-            session.append([ids[0] + 50 + k, *ids[1:16]])
+        sessions = [await told(engine, ids[:16], number=50 + k) for k in range(count)]
+        for session in sessions:
             await session.settle()
-        before = (runner.stats.steps, runner.stats.step_s, runner.stats.forward_s)
-        stamps = await asyncio.gather(*(answer(s, 40) for s in sessions))
+        stamps = await together(count, lambda n, opened=sessions: answer(opened[n], 40))
         gaps = [b - a for each in stamps for a, b in pairwise(each[1:])]
-        steps, step_s, forward_s = (
-            now - then
-            for now, then in zip((runner.stats.steps, runner.stats.step_s, runner.stats.forward_s), before, strict=True)
-        )
-        gap = statistics.median(gaps)
-        # In the engine's thread: a second team of OpenMP threads would slow both down (engine/threads.py).
-        least = await engine.thread.call(lambda count=count: floor_s(runner, count, trials))
-        out[str(count)] = {
-            "tokens_per_s": count / gap,
-            "gap_p95_s": percentile(gaps, 95),
-            "step_s": gap,
-            "floor_s": least,
-            # What is neither the decoder nor the choice of tokens, of the time between tokens.
-            "outside_model": 1 - forward_s / steps / gap,
-            "outside_step": 1 - step_s / steps / gap,
-        }
-        rows.append((count, count / gap, gap * 1000, least * 1000, gap / least, 100 * (1 - forward_s / steps / gap)))
+        gap = median(gaps)
+        out[str(count)] = {"tokens_per_s": count / gap, "gap_p95_s": percentile(gaps, 95), "step_s": gap}
         for session in sessions:
             session.close()
-    table(
-        "decode, all sessions together",
-        ("sessions", "tokens/s", "step ms", "products alone ms", "ratio", "outside the model %"),
-        rows,
-    )
+    show("decode, all sessions together", out)
     return out
 
 
 async def mixed(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
     """Eight sessions answer while a ninth loads 1,500 tokens and others come with 20."""
-    talking = [await engine.open() for _ in range(8)]
-    for k, session in enumerate(talking):
-        session.append([ids[0] + 90 + k, *ids[1:40]])
+    talking = [await told(engine, ids[:40], number=90 + k) for k in range(8)]
+    for session in talking:
         await session.settle()
-    loading = await engine.open()
     tasks = [asyncio.create_task(answer(s, 80)) for s in talking]
     await asyncio.sleep(1.0)
-    loading.append([ids[0] + 99, *ids[1:1500]])
+    loading = await told(engine, ids[:1500], number=99)
     asked = []
     for k in range(4):
-        short = await engine.open()
-        short.append([ids[0] + 120 + k, *ids[1:20]])
+        short = await told(engine, ids[:20], number=120 + k)
         asked.append(await first_token(short))
         short.close()
     await loading.settle()
-    stamps = await asyncio.gather(*tasks)
-    gaps = [b - a for each in stamps for a, b in pairwise(each)]
+    gaps = [b - a for each in await asyncio.gather(*tasks) for a, b in pairwise(each)]
     for session in (*talking, loading):
         session.close()
-    out = {
-        "gap_p50_s": percentile(gaps, 50),
-        "gap_p95_s": percentile(gaps, 95),
-        "gap_max_s": max(gaps),
-        "asked_s": asked,
-    }
-    table(
-        "eight answer, a ninth loads 1,500 tokens, four ask with 20",
-        ("gap p50 ms", "gap p95 ms", "longest ms", "the four wait ms (median)"),
-        [(out["gap_p50_s"] * 1e3, out["gap_p95_s"] * 1e3, out["gap_max_s"] * 1e3, statistics.median(asked) * 1e3)],
-    )
+    out = {f"gap_p{q}_s": percentile(gaps, q) for q in (50, 95)} | {"gap_max_s": max(gaps), "asked_s": asked}
+    show("eight answer, a ninth loads 1,500 tokens, four ask with 20", [out | {"asked_s": median(asked)}])
     return out
 
 
 async def state(engine: LocalEngine, ids: list[int], trials: int) -> dict[str, Any]:
     cache = engine.scheduler.cache
-    session = await engine.open()
-    session.append(ids[:2000])
+    session = await told(engine, ids[:2000])
     await session.settle()
-    back, park, restore = [], [], []
-    scheduled = session.scheduled
-    for _ in range(trials):
+    scheduled, took = session.scheduled, dict[str, list[float]]()
 
-        def timed(call: Any, into: list[float]) -> None:
+    async def timed(name: str, call: Callable[[], Any]) -> None:
+        def work() -> float:
             began = time.perf_counter()
             call()
-            into.append(time.perf_counter() - began)
+            return (time.perf_counter() - began) * 1000
 
-        await engine.thread.call(lambda: timed(lambda: engine.scheduler.rollback(scheduled, 1990), back))
-        await engine.thread.call(lambda: timed(lambda: cache.park(scheduled.lease, scheduled.rows.computed), park))
-        await engine.thread.call(lambda: timed(lambda: cache.wake(scheduled.lease, scheduled.rows.computed), restore))
+        took.setdefault(name, []).append(await engine.thread.call(work))
+
+    for _ in range(trials):
+        await timed("rollback_ms", lambda: engine.scheduler.rollback(scheduled, 1990))
+        await timed("park_ms", lambda: cache.park(scheduled.lease, scheduled.rows.computed))
+        await timed("restore_ms", lambda: cache.wake(scheduled.lease, scheduled.rows.computed))
         await engine.thread.call(lambda: scheduled.rows.append(ids[1990:2000]))
         await session.settle()
-    disk = LocalEngine(engine.runner, EngineSettings(host_bytes=0))
-    on_disk = await disk.open()
-    on_disk.append(ids[:2000])
-    await on_disk.settle()
-    there, again = [], []
-    for _ in range(trials):
-        await disk.thread.call(lambda: timed(lambda: disk.scheduler.cache.park(on_disk.scheduled.lease, 1999), there))
-        await disk.thread.call(lambda: timed(lambda: disk.scheduler.cache.wake(on_disk.scheduled.lease, 1999), again))
-    disk.close()
     session.close()
-    thousand = await engine.open()
-    thousand.append(ids[:1000])
+    thousand = await told(engine, ids[:1000])
     await thousand.settle()
     held = (await engine.state()).kv_bytes
-    before = psutil.Process().memory_info().rss
-    sessions: list[LocalSession] = []
-    # Forks share their KV: each is made to write, so that it holds its own.
-    for _ in range(50):
-        other = await thousand.fork()
-        other.append(ids[1000:1003])
-        await other.settle()
-        sessions.append(other)
-    grown = psutil.Process().memory_info().rss - before
-    out = {
-        "rollback_ms": statistics.median(back) * 1e3,
-        "park_ms": statistics.median(park) * 1e3,
-        "restore_ms": statistics.median(restore) * 1e3,
-        "park_disk_ms": statistics.median(there) * 1e3,
-        "restore_disk_ms": statistics.median(again) * 1e3,
-        "kv_mb_per_1000": held / 1e6,
-        "rss_mb_per_1000": grown / len(sessions) / 1e6,
-        "sessions_in_2_gb": int((2 << 30) // (held or 1)),
-    }
-    for other in (*sessions, thousand):
-        other.close()
-    table(
-        "state",
-        (
-            "rollback ms",
-            "park/restore 2,000 ms",
-            "the same, disk ms",
-            "MB per 1,000 tokens",
-            "RSS MB",
-            "sessions of 1,000 in 2 GB",
-        ),
-        [
-            (
-                out["rollback_ms"],
-                f"{out['park_ms']:.1f} / {out['restore_ms']:.1f}",
-                f"{out['park_disk_ms']:.1f} / {out['restore_disk_ms']:.1f}",
-                out["kv_mb_per_1000"],
-                out["rss_mb_per_1000"],
-                out["sessions_in_2_gb"],
-            )
-        ],
-    )
+    thousand.close()
+    out = {name: median(values) for name, values in took.items()}
+    out |= {"kv_mb_per_1000": held / 1e6, "sessions_in_2_gb": int((2 << 30) // (held or 1))}
+    show("state: 2,000 tokens rolled back and parked, and sessions of 1,000", [out])
     return out
 
 
@@ -316,7 +195,7 @@ def transformers_generate(folder: Path, ids: list[int], trials: int) -> dict[str
 
     with torch.inference_mode():
         run(ids[:8], 2)
-        cold = statistics.median(run([ids[0] + 1 + k, *ids[1:COLD_TOKENS]], 1)[0] for k in range(trials))
+        cold = [run([ids[0] + 1 + k, *ids[1:COLD_TOKENS]], 1)[0] for k in range(trials)]
         cache, rows, times = None, list[int](), []
         for turn in range(TURNS):
             rows = rows + ids[turn * TURN_TOKENS : (turn + 1) * TURN_TOKENS]
@@ -324,19 +203,10 @@ def transformers_generate(folder: Path, ids: list[int], trials: int) -> dict[str
             times.append(took)
             _, rows, cache = run(rows, ANSWER_TOKENS - 1, cache)
         alone = run(ids[:16], 40)[0] - run(ids[:16], 1)[0]
-    return {
-        "ttft_cold_s": cold,
-        "turn_2_s": statistics.median(times[1:4]),
-        "turn_20_s": statistics.median(times[-3:]),
-        "decode": {"1": 39 / alone},
-    }
+    return {"ttft_cold_s": median(cold), "decode": {"1": 39 / alone}} | _turns(times)
 
 
 def llama(gguf: Path, ids: list[int], trials: int) -> dict[str, Any] | None:
-    python = HERE / "peers" / ".venv-xllamacpp" / "bin" / "python"
-    if not python.exists():
-        print("llama.cpp is not here: make peers")
-        return None
     plan = {
         "cold": ids[:COLD_TOKENS],
         "turns": [ids[t * TURN_TOKENS : (t + 1) * TURN_TOKENS] for t in range(TURNS)],
@@ -345,91 +215,45 @@ def llama(gguf: Path, ids: list[int], trials: int) -> dict[str, Any] | None:
         "trials": trials,
     }
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "plan.json").write_text(json.dumps(plan))
-        out = Path(folder) / "out.json"
-        command = [
-            python,
-            HERE / "peers/xllamacpp/drive.py",
-            "--model",
-            gguf,
-            "--plan",
-            Path(folder) / "plan.json",
-            "--out",
-            out,
-        ]
-        done = subprocess.run([str(c) for c in command], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"llama.cpp: {done.stderr[-2000:]}")
-        found = json.loads(out.read_text())
-    turns = found.pop("ttft_turns_s")
-    return found | {"turn_2_s": statistics.median(turns[1:4]), "turn_20_s": statistics.median(turns[-3:])}
+        found: dict[str, Any] | None = peer("xllamacpp", Path(folder), "--model", str(gguf), plan=plan)
+    return found and found | _turns(found.pop("ttft_turns_s"))
+
+
+def _turns(times: list[float]) -> dict[str, float]:
+    return {"turn_2_s": median(times[1:4]), "turn_20_s": median(times[-3:])}
 
 
 async def measure(model: CausalLm, sections: set[str], trials: int) -> dict[str, Any]:
     engine = model.engine
-    runner = engine.runner
-    assert isinstance(runner, Runner)
     ids = prose(model.tokenizer, 2100)
     # Warm: the first step of each shape is slower.
-    warm = await engine.open()
-    warm.append(ids[:100])
+    warm = await told(engine, ids[:100])
     await answer(warm, 8)
     warm.close()
-    out: dict[str, Any] = {}
-    if "first" in sections:
-        out["first"] = await first(engine, ids, trials)
-    if "decode" in sections:
-        out["decode"] = await decode(engine, runner, ids, trials)
-    if "mixed" in sections:
-        out["mixed"] = await mixed(engine, ids)
-    if "state" in sections:
-        out["state"] = await state(engine, ids, trials)
-    return out
+    work = {
+        "first": lambda: first(engine, ids, trials),
+        "decode": lambda: decode(engine, ids),
+        "mixed": lambda: mixed(engine, ids),
+        "state": lambda: state(engine, ids, trials),
+    }
+    return {name: await run() for name, run in work.items() if name in sections}
 
 
 def versus(document: dict[str, Any]) -> None:
     """Print the peers beside the engine."""
-    peers = document["peers"]
-    names = [n for n in ("transformers", "llama.cpp") if peers.get(n)]
-    mine = {
-        "ttft_cold_s": document["first"]["cold_s"],
-        "turn_2_s": document["first"]["turn_2_s"],
-        "turn_20_s": document["first"]["turn_20_s"],
-        "decode": {k: v["tokens_per_s"] for k, v in document["decode"].items()},
+    own = document["first"] | {"ttft_cold_s": document["first"]["cold_s"]}
+    own["decode"] = {k: v["tokens_per_s"] for k, v in document["decode"].items()}
+    sides = {"antiphon": own} | {name: peer for name, peer in document["peers"].items() if peer}
+    rows = {
+        name: {key: side[key] for key in ("ttft_cold_s", "turn_2_s", "turn_20_s")}
+        | {f"tokens/s, {n} sessions": side["decode"].get(n, "-") for n in ("1", "8", "16")}
+        for name, side in sides.items()
     }
-    sides = [mine, *(peers[n] for n in names)]
-    rows: list[tuple[Any, ...]] = [
-        ("first token, 200 cold, s", *(s["ttft_cold_s"] for s in sides)),
-        ("first token, turn 2, s", *(s["turn_2_s"] for s in sides)),
-        ("first token, turn 20, s", *(s["turn_20_s"] for s in sides)),
-        *((f"{n} sessions, tokens/s", *(s["decode"].get(n, "-") for s in sides)) for n in ("1", "8", "16")),
-    ]
-    table("side by side", ("", "antiphon", *names), rows)
-
-
-def plot(document: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    counts = list(document["decode"])
-    figure, axes = pyplot.subplots(figsize=(6, 3.6))
-    axes.plot([int(c) for c in counts], [document["decode"][c]["tokens_per_s"] for c in counts], "o-", label="antiphon")
-    for name, peer in document.get("peers", {}).items():
-        if peer:
-            axes.plot([int(c) for c in peer["decode"]], list(peer["decode"].values()), "s--", label=name)
-    axes.set_xlabel("sessions at once")
-    axes.set_ylabel("tokens a second, all together")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    show("side by side: first token, s, and tokens a second", rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sections", default="first,decode,mixed,state,peers")
+    parser = options("antiphon bench engine", __doc__, ("first", "decode", "mixed", "state", "peers"))
     parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--language-model", default="")
     parser.add_argument("--weights", default="auto")
@@ -447,15 +271,14 @@ def main() -> None:
     model = CausalLm(folder, source.id, EngineModelOptions(kv))
     document["load_s"] = time.perf_counter() - began
     print(f"{source.id} loaded in {document['load_s']:.1f} s (imports not counted)")
-    measured = asyncio.run(measure(model, sections, args.trials))
-    if kv != EngineSettings():
-        # Beside the figures of the defaults, and not in their place.
-        model.close()
-        print(f"\nwritten: {save('engine', {f'{kv.kv_layout}, {kv.decode_shapes}': measured})}")
-        return
-    document |= measured
+    found = asyncio.run(measure(model, sections, args.trials))
     ids = prose(model.tokenizer, 2100)
     model.close()
+    if kv != EngineSettings():
+        # Beside the figures of the defaults, and not in their place.
+        print(f"\nwritten: {save('engine', {f'{kv.kv_layout}, {kv.decode_shapes}': found})}")
+        return
+    document |= found
     del model
     if "peers" in sections:
         gguf = source.path if isinstance(source, LocalModel) else store.require(source) / "model.gguf"
@@ -465,9 +288,7 @@ def main() -> None:
             "llama.cpp": llama(gguf, ids, args.trials),
         }
         versus(document)
-    path = save("engine", document)
-    plot(json.loads(path.read_text()), path.with_suffix(".png"))
-    print(f"\nwritten: {path}")
+    print(f"\nwritten: {save('engine', document)}")
 
 
 if __name__ == "__main__":

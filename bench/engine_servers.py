@@ -11,33 +11,30 @@ antiphon.
 from __future__ import annotations
 
 import asyncio
-import itertools
-import json
 import random
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, aclosing, contextmanager
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
-import websockets
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import HERE, Server, percentile, server
+from bench.common import Server, beside, percentile, server, spread, together
+from bench.engines import beside_itself, first_event_ms
+from bench.realtime import TEXT_ALONE, talking
 from transformers import AutoTokenizer
 
 from antiphon.adapters.causal_lm.model import CausalLm
 from antiphon.adapters.spec import EngineModelOptions
+from antiphon.client import AudioToPlay, Client, ResponseEnds
 from antiphon.engine.api import Engine, Sampling, Session
 from antiphon.engine.vllm import EngineServers
 
-USER_ROWS, ANSWER_ROWS, TURNS = 20, 12, 20
-TOKENS_A_S, PREFILL_A_S = 120, 20_000
+USER_ROWS, ANSWER_ROWS, TURNS, TOKENS_A_S = 20, 12, 20, 120
+WORDS = range(1000, 9000)
 STORY = (
     "Once upon a time there was a small town by the sea. Nobody knew who had built it, or when. In the mornings the "
     "fog came up from the harbour and lay in the streets until noon. Then the sun came out, and the boats went out."
@@ -47,74 +44,69 @@ STORY = (
 # --- a real vLLM, beside the local engine ----------------------------------------------------------------------------
 
 
-async def first_token(session: Session) -> float:
-    """Milliseconds to the first token of a generation of ANSWER_ROWS."""
-    begun, first = time.perf_counter(), 0.0
-    async with aclosing(session.generate(Sampling(max_tokens=ANSWER_ROWS))) as tokens:
-        async for _ in tokens:
-            first = first or time.perf_counter() - begun
-    return first * 1000
+async def first_token_ms(session: Session, count: int = ANSWER_ROWS) -> float:
+    """Milliseconds to the first of `count` tokens, which are all taken."""
+    begun = time.perf_counter()
+    return ((await stamps(session, count))[0] - begun) * 1000
 
 
-async def kept_rows(engine: Engine, words: range, rounds: int) -> dict[str, list[float]]:
+async def stamps(session: Session, count: int) -> list[float]:
+    """When each of `count` tokens came."""
+    async with aclosing(session.generate(Sampling(max_tokens=count))) as tokens:
+        return [time.perf_counter() async for _ in tokens]
+
+
+def some(draw: random.Random, count: int) -> list[int]:
+    return [draw.choice(WORDS) for _ in range(count)]
+
+
+async def kept_rows(engine: Engine, rounds: int) -> dict[str, list[float]]:
     """First tokens of conversations of TURNS turns, then after rows were taken back and others given."""
     draw, found = random.Random(1), dict[str, list[float]]()
-
-    def some(count: int) -> list[int]:
-        return [draw.choice(words) for _ in range(count)]
-
     for number in range(rounds + 1):
         session = await engine.open(owner=number)
-        session.append(some(40))
+        session.append(some(draw, 40))
         for turn in range(1, TURNS + 1):
-            session.append(some(USER_ROWS))
-            took = await first_token(session)
+            session.append(some(draw, USER_ROWS))
+            took = await first_token_ms(session)
             if number and turn in (2, 10, TURNS):
                 found.setdefault(f"turn {turn}", []).append(took)
         for count in (8, 40, 200):
             session.rollback(session.length - count)
-            session.append(some(USER_ROWS))
-            took = await first_token(session)
+            session.append(some(draw, USER_ROWS))
+            took = await first_token_ms(session)
             if number:
                 found.setdefault(f"rolled back by {count}", []).append(took)
         session.close()
     return found
 
 
-async def streamed(engine: Engine, words: range, sessions: int, loads: int) -> tuple[float, float, float]:
-    """Tokens a second of so many sessions, the longest gap of one, and that while a session loads `loads` rows."""
+async def streamed(engine: Engine, count: int, loads: int) -> tuple[float, float, float]:
+    """Tokens a second of so many sessions, the longest gap of one, and that while a session loads `loads` rows, ms."""
     draw = random.Random(2)
-    opened = [await engine.open() for _ in range(sessions)]
+    opened = [await engine.open() for _ in range(count)]
     for session in opened:
-        session.append([draw.choice(words) for _ in range(60)])
-    times: list[list[float]] = [[] for _ in opened]
+        session.append(some(draw, 60))
 
-    async def read(session: Session, at: list[float]) -> None:
-        async with aclosing(session.generate(Sampling(max_tokens=60))) as tokens:
-            async for _ in tokens:
-                at.append(time.perf_counter())
+    async def read() -> float:
+        times = await together(count, lambda n: stamps(opened[n], 60))
+        return max(b - a for each in times for a, b in pairwise(each)) * 1000
 
     begun = time.perf_counter()
-    await asyncio.gather(*(read(s, at) for s, at in zip(opened, times, strict=True)))
+    longest = await read()
     took = time.perf_counter() - begun
-    longest = max(b - a for at in times for a, b in itertools.pairwise(at))
-    for at in times:
-        at.clear()
 
     async def load() -> None:
         await asyncio.sleep(0.3)
         other = await engine.open()
-        other.append([draw.choice(words) for _ in range(loads)])
-        async with aclosing(other.generate(Sampling(max_tokens=1))) as tokens:
-            async for _ in tokens:
-                pass
+        other.append(some(draw, loads))
+        await stamps(other, 1)
         other.close()
 
-    await asyncio.gather(load(), *(read(s, at) for s, at in zip(opened, times, strict=True)))
-    loading = max(b - a for at in times for a, b in itertools.pairwise(at))
+    _, loading = await asyncio.gather(load(), read())
     for session in opened:
         session.close()
-    return sessions * 60 / took, longest * 1000, loading * 1000
+    return count * 60 / took, longest, loading
 
 
 @contextmanager
@@ -135,7 +127,7 @@ def kept(vllm: str, folder: Path, packed: Path | None, rounds: int) -> list[dict
     rows = []
     with engines(vllm, folder, packed) as made:
         for name, model in made.items():
-            for what, values in asyncio.run(kept_rows(model.engine, range(1000, 9000), rounds)).items():
+            for what, values in asyncio.run(kept_rows(model.engine, rounds)).items():
                 rows.append({"engine": name, "first token at": what, "p50_ms": percentile(values, 50)})
     return rows
 
@@ -145,10 +137,10 @@ def streams(vllm: str, folder: Path, packed: Path | None, rounds: int) -> list[d
     with engines(vllm, folder, packed) as made:
         for model in made.values():
             # The first steps of a shape choose and compile their kernels.
-            asyncio.run(streamed(model.engine, range(1000, 9000), 2, 300))
+            asyncio.run(streamed(model.engine, 2, 300))
         for count in (1, 8, 16):
             for name, model in made.items():
-                rate, gap, loading = asyncio.run(streamed(model.engine, range(1000, 9000), count, 1500))
+                rate, gap, loading = asyncio.run(streamed(model.engine, count, 1500))
                 rows.append(
                     {"engine": name, "sessions": count, "tokens_a_s": rate, "longest_gap_ms": gap}
                     | {"longest_gap_while_1500_load_ms": loading}
@@ -159,16 +151,9 @@ def streams(vllm: str, folder: Path, packed: Path | None, rounds: int) -> list[d
 # --- scripted servers -------------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def scripted(folder: Path, text: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def scripted(folder: Path, text: str) -> AbstractContextManager[tuple[str, subprocess.Popen[str]]]:
     """A scripted vLLM's URL, and its process."""
-    command = [sys.executable, str(HERE / "engine_servers.py"), "--serve", str(folder), text]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        try:
-            yield process.stdout.readline().strip(), process
-        finally:
-            process.kill()
+    return beside("bench.engine_servers", "--serve", str(folder), text)
 
 
 def serve_scripted(folder: Path, text: str) -> None:
@@ -191,93 +176,32 @@ def serve_scripted(folder: Path, text: str) -> None:
     time.sleep(1e6)
 
 
-class Talk:
-    """A conversation in text, or spoken."""
-
-    def __init__(self, socket: websockets.ClientConnection) -> None:
-        self.socket = socket
-
-    async def say(self, type: str, **fields: Any) -> None:
-        await self.socket.send(json.dumps({"type": type} | fields))
-
-    async def until(self, kind: str) -> dict[str, Any]:
-        while (event := json.loads(await self.socket.recv()))["type"] != kind:
-            if event["type"] == "error":
-                raise RuntimeError(event)
-        return event  # type: ignore[no-any-return]
-
-    async def ask(self, text: str) -> None:
-        content = [{"type": "input_text", "text": text}]
-        await self.say("conversation.item.create", item={"type": "message", "role": "user", "content": content})
-        await self.until("conversation.item.done")
-
-    async def first_word(self) -> float:
-        """Milliseconds from a response.create to the first word; the answer is read to its end."""
-        begun = time.perf_counter()
-        await self.say("response.create")
-        await self.until("response.output_text.delta")
-        first = time.perf_counter() - begun
-        await self.until("response.done")
-        return first * 1000
-
-
-async def raw_first_token(client: httpx.AsyncClient, url: str, rows: int) -> float:
-    """Milliseconds to the first token from the server itself, for a prompt of so many rows."""
-    body = {
-        "model": "smollm2",
-        "prompt": [5] * rows,
-        "max_tokens": 20,
-        "stream": True,
-        "return_token_ids": True,
-        "stop_token_ids": [],
-        "ignore_eos": True,
-        "cache_salt": "raw",
-    }
-    begun, first = time.perf_counter(), 0.0
-    async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
-        async for line in answer.aiter_lines():
-            if line.startswith("data: {") and not first:
-                first = time.perf_counter() - begun
-    return first * 1000
-
-
 def added(folder: Path, rounds: int) -> list[dict[str, Any]]:
     """What antiphon adds to the first token of a scripted engine: it has none of its own but its 8 ms a token."""
-    rows = []
+    prompt = {"model": "smollm2", "max_tokens": 20, "return_token_ids": True, "stop_token_ids": [], "ignore_eos": True}
+
+    async def measure(url: str, front: Server, turns: int) -> dict[str, list[float]]:
+        found: dict[str, list[float]] = {"the server itself": [], "conversation": []}
+        body = prompt | {"prompt": [5] * 40 * turns, "cache_salt": "raw"}
+        async with httpx.AsyncClient(timeout=60) as client, talking(front.ws, TEXT_ALONE) as talk:
+            for _ in range(turns):
+                await talk.add("user", "What time is it in the town by the sea, and is it raining there?")
+                await talk.first_word_ms()
+            for _ in range(rounds):
+                found["the server itself"].append(await first_event_ms(client, f"{url}/v1/completions", body))
+                await talk.add("user", "And now?")
+                found["conversation"].append(await talk.first_word_ms())
+        return found
+
     with (
         scripted(folder, "It is noon.") as (url, _),
         server("--engine", f"vllm:{url}", "--language-model", str(folder), "--synthesizer", "none") as front,
     ):
-
-        async def measure(turns: int) -> dict[str, list[float]]:
-            found: dict[str, list[float]] = {"the server itself": [], "conversation": []}
-            async with (
-                httpx.AsyncClient(timeout=60) as client,
-                websockets.connect(f"{front.ws}/v1/realtime?model=gpt-realtime", max_size=None) as socket,
-            ):
-                talk = Talk(socket)
-                await talk.say("session.update", session={"type": "realtime", "output_modalities": ["text"]})
-                await talk.until("session.updated")
-                for _ in range(turns):
-                    await talk.ask("What time is it in the town by the sea, and is it raining there?")
-                    await talk.first_word()
-                for _ in range(rounds):
-                    found["the server itself"].append(await raw_first_token(client, url, 40 * turns))
-                    await talk.ask("And now?")
-                    found["conversation"].append(await talk.first_word())
-            return found
-
-        for turns in (1, 20):
-            found = asyncio.run(measure(turns))
-            itself = found["the server itself"]
-            for name, values in found.items():
-                more = [b - a for a, b in zip(itself, values, strict=True)]
-                rows.append(
-                    {"turns": turns, "asked": name, "rounds": rounds}
-                    | {f"first_token_p{q}_ms": percentile(values, q) for q in (50, 95)}
-                    | {f"added_p{q}_ms": percentile(more, q) for q in (50, 95)}
-                )
-    return rows
+        return [
+            row
+            for turns in (1, 20)
+            for row in beside_itself("first_token", turns, asyncio.run(measure(url, front, turns)))
+        ]
 
 
 def killed(folder: Path, rounds: int) -> list[dict[str, Any]]:
@@ -289,38 +213,29 @@ def killed(folder: Path, rounds: int) -> list[dict[str, Any]]:
             scripted(folder, STORY) as (two, _),
             server("--engine", f"vllm:{one},{two}", "--language-model", str(folder)) as front,
         ):
-            gap, said = asyncio.run(_heard(front.ws, first))
+            gap, said = asyncio.run(_heard(front.url, first))
             gaps.append(gap)
             wrong += said != STORY
-    return [
-        {"answers": len(gaps), "wrong_words": wrong, "gap_p50_ms": statistics.median(gaps), "gap_max_ms": max(gaps)}
-    ]
+    return [{"answers": len(gaps), "wrong_words": wrong, "gap_p50_ms": percentile(gaps, 50), "gap_max_ms": max(gaps)}]
 
 
-async def _heard(ws: str, victim: subprocess.Popen[str]) -> tuple[float, str]:
+async def _heard(url: str, victim: subprocess.Popen[str]) -> tuple[float, str]:
     """The longest silence of a player that plays what has come at once, in milliseconds, and the answer's words."""
-    async with websockets.connect(f"{ws}/v1/realtime?model=gpt-realtime", max_size=None) as socket:
-        talk = Talk(socket)
-        await talk.until("session.created")
-        await talk.ask("Tell me a story.")
-        await talk.say("response.create")
-        plays_until, gap, said, killed_already = 0.0, 0.0, "", False
-        while True:
-            event = json.loads(await socket.recv())
+    plays_until, gap = 0.0, 0.0
+    async with Client(url) as client, client.conversation() as talk:
+        await talk.send_text("Tell me a story.")
+        async for event in talk:
             now = time.perf_counter()
-            match event["type"]:
-                case "response.output_audio.delta":
-                    seconds = len(event["delta"]) * 3 / 4 / 2 / 24_000
+            match event:
+                case AudioToPlay():
                     if plays_until:
                         gap = max(gap, now - plays_until)
-                    plays_until = max(plays_until, now) + seconds
-                    if not killed_already:
+                    else:
                         victim.kill()
-                        killed_already = True
-                case "response.output_audio_transcript.delta":
-                    said += event["delta"]
-                case "response.done":
-                    return max(0.0, gap) * 1000, said
+                    plays_until = max(plays_until, now) + (event.end_ms - event.start_ms) / 1000
+                case ResponseEnds():
+                    return gap * 1000, event.text
+    raise RuntimeError("the conversation ended without an answer")
 
 
 def hundred(folder: Path, rounds: int) -> list[dict[str, Any]]:
@@ -341,30 +256,21 @@ def hundred(folder: Path, rounds: int) -> list[dict[str, Any]]:
 async def _crowd(front: Server, count: int, seconds: float) -> dict[str, Any]:
     draw, firsts = random.Random(3), list[float]()
 
-    async def one() -> None:
-        async with websockets.connect(f"{front.ws}/v1/realtime?model=gpt-realtime", max_size=None) as socket:
-            talk = Talk(socket)
-            await talk.say("session.update", session={"type": "realtime", "output_modalities": ["text"]})
-            await talk.until("session.updated")
+    async def one(_: int) -> None:
+        async with talking(front.ws, TEXT_ALONE) as talk:
             await asyncio.sleep(draw.random() * 6)
             while time.perf_counter() < end:
                 begun = time.perf_counter()
-                await talk.ask("What is it like there at noon?")
-                firsts.append(await talk.first_word())
+                await talk.add("user", "What is it like there at noon?")
+                firsts.append(await talk.first_word_ms())
                 await asyncio.sleep(max(0.0, 6 - (time.perf_counter() - begun)))
 
     end = time.perf_counter() + seconds
     before, begun = front.cpu_s(), time.perf_counter()
-    await asyncio.gather(*(one() for _ in range(count)))
+    await together(count, one)
     cpu = (front.cpu_s() - before) / (time.perf_counter() - begun)
-    return {
-        "conversations": count,
-        "turns": len(firsts),
-        "first_word_p50_ms": percentile(firsts, 50),
-        "first_word_p95_ms": percentile(firsts, 95),
-        "front_cores": cpu,
-        "front_cpu_ms_a_turn": cpu * seconds / max(1, len(firsts)) * 1000,
-    }
+    found = {"conversations": count, "turns": len(firsts)} | spread(firsts, "first_word", "ms")
+    return found | {"front_cores": cpu, "front_cpu_ms_a_turn": cpu * seconds / max(1, len(firsts)) * 1000}
 
 
 SECTIONS: dict[str, Callable[..., list[dict[str, Any]]]] = {

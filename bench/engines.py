@@ -13,25 +13,18 @@ same ones.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
-import subprocess
-import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import websockets
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import HERE, Server, machine, percentile, save, server, table
-from engine_servers import REAL, SECTIONS
+from bench.common import Server, beside, changed, machine, numbers, options, save, server, show, spread
+from bench.realtime import TEXT_ALONE, talking
 
 from antiphon.loading.loader import prepare, store_of
 from antiphon.settings import load
@@ -81,13 +74,8 @@ def _chunk(writer: asyncio.StreamWriter, text: str) -> None:
 @contextmanager
 def backend(text: str = "") -> Iterator[str]:
     """The address of a server that answers at once, with `text` where it is given, in a process of its own."""
-    command = [sys.executable, str(HERE / "engines.py"), "--answer", text]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout
-        try:
-            yield f"http://127.0.0.1:{process.stdout.readline().strip()}/v1#clever"
-        finally:
-            process.terminate()
+    with beside("bench.engines", "--answer", text) as (port, _):
+        yield f"http://127.0.0.1:{port}/v1#clever"
 
 
 def history(turns: int) -> list[dict[str, str]]:
@@ -97,130 +85,89 @@ def history(turns: int) -> list[dict[str, str]]:
     return [*pair * (turns - 1), pair[0]]
 
 
-def has_word(line: str) -> bool:
-    if not line.startswith("data: {"):
-        return False
-    choices = json.loads(line.removeprefix("data: ")).get("choices") or [{}]
-    return bool(choices[0].get("delta", {}).get("content"))
-
-
-async def first_word(client: httpx.AsyncClient, url: str, model: str, turns: int) -> float:
-    """Seconds from a request for chat completions to its first word. The answer is read to its end."""
-    body = {"model": model, "messages": history(turns), "stream": True}
+async def first_event_ms(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> float:
+    """Milliseconds from a request to the first event of its stream that has a word; it is read to its end."""
     begun, first_s = time.perf_counter(), 0.0
-    async with client.stream("POST", f"{url}/chat/completions", json=body) as answer:
+    async with client.stream("POST", url, json={"stream": True} | body) as answer:
         async for line in answer.aiter_lines():
-            if not first_s and has_word(line):
-                first_s = time.perf_counter() - begun
-    return first_s
+            if not first_s and line.startswith("data: {"):
+                choice = (json.loads(line.removeprefix("data: ")).get("choices") or [{}])[0]
+                if choice.get("text") or choice.get("token_ids") or choice.get("delta", {}).get("content"):
+                    first_s = time.perf_counter() - begun
+    return first_s * 1000
 
 
-class Talk:
-    """A conversation in text over /v1/realtime."""
-
-    def __init__(self, socket: websockets.ClientConnection) -> None:
-        self._socket = socket
-
-    async def say(self, type: str, **fields: Any) -> None:
-        await self._socket.send(json.dumps({"type": type} | fields))
-
-    async def until(self, kind: str) -> None:
-        while (event := json.loads(await self._socket.recv()))["type"] != kind:
-            if event["type"] == "error":
-                raise RuntimeError(event)
-
-    async def add(self, role: str, text: str) -> None:
-        kind = "output_text" if role == "assistant" else "input_text"
-        content = [{"type": kind, "text": text}]
-        await self.say("conversation.item.create", item={"type": "message", "role": role, "content": content})
-        await self.until("conversation.item.done")
-
-    async def first_word(self) -> float:
-        """Seconds from a response.create to the first word. The answer leaves the conversation as it was."""
-        begun = time.perf_counter()
-        await self.say("response.create", response={"conversation": "none"})
-        await self.until("response.output_text.delta")
-        first_s = time.perf_counter() - begun
-        await self.until("response.done")
-        return first_s
-
-
-async def talked(server: Server, turns: int) -> AsyncIterator[Talk]:
-    async with websockets.connect(f"{server.ws}/v1/realtime?model=clever", max_size=None) as socket:
-        talk = Talk(socket)
-        await talk.say("session.update", session={"type": "realtime", "output_modalities": ["text"]})
-        await talk.until("session.updated")
-        for message in history(turns):
-            await talk.add(message["role"], message["content"])
-        yield talk
-
-
-async def measured(front: Server, address: str, turns: int, rounds: int) -> dict[str, list[float]]:
+async def first_words(front: Server, address: str, turns: int, rounds: int) -> dict[str, list[float]]:
     """First words in milliseconds, by who was asked; each round asks all of them."""
     url, _, model = address.partition("#")
+    body = {"model": model, "messages": history(turns)}
     found: dict[str, list[float]] = {"the server itself": [], "chat completions": [], "conversation": []}
-    async with httpx.AsyncClient(timeout=60) as client:
-        async for talk in talked(front, turns):
-            for _ in range(WARM_UP + rounds):
-                found["the server itself"].append(await first_word(client, url, model, turns) * 1000)
-                found["chat completions"].append(await first_word(client, f"{front.url}/v1", model, turns) * 1000)
-                found["conversation"].append(await talk.first_word() * 1000)
+    async with httpx.AsyncClient(timeout=60) as client, talking(front.ws, TEXT_ALONE) as talk:
+        for message in body["messages"]:
+            await talk.add(**{"role": message["role"], "text": message["content"]})
+        for _ in range(WARM_UP + rounds):
+            found["the server itself"].append(await first_event_ms(client, f"{url}/chat/completions", body))
+            found["chat completions"].append(await first_event_ms(client, f"{front.url}/v1/chat/completions", body))
+            # The answer leaves the conversation as it was.
+            found["conversation"].append(await talk.first_word_ms(conversation="none"))
     return {name: values[WARM_UP:] for name, values in found.items()}
+
+
+def beside_itself(what: str, turns: int, found: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """A row for each that was asked, and what it adds to the first, which is the server itself."""
+    itself = next(iter(found.values()))
+    return [
+        {"turns": turns, "asked": name, "rounds": len(values)}
+        | spread(values, what, "ms")
+        | spread(changed(itself, values), "added", "ms")
+        for name, values in found.items()
+    ]
 
 
 def run(address: str, turns: list[int], rounds: int) -> list[dict[str, Any]]:
     rows = []
     with server("--language-model", address, "--synthesizer", "none") as front:
         for count in turns:
-            found = asyncio.run(measured(front, address, count, rounds))
-            itself = found["the server itself"]
-            for name, values in found.items():
-                added = [b - a for a, b in zip(itself, values, strict=True)]
-                rows.append(
-                    {"turns": count, "asked": name, "rounds": rounds}
-                    | {f"first_word_p{q}_ms": percentile(values, q) for q in (50, 95)}
-                    | {f"added_p{q}_ms": percentile(added, q) for q in (50, 95)}
-                )
+            rows += beside_itself("first_word", count, asyncio.run(first_words(front, address, count, rounds)))
     return rows
 
 
 def run_sections(names: list[str], vllm: str, folder: Path | None, packed: Path | None, rounds: int) -> None:
     """Measure engine servers. `folder`: of the default language model's, prepared, where it is not given."""
+    from bench.engine_servers import REAL, SECTIONS
+
     if folder is None:
         settings = load({}, os.environ)
         folder = prepare(settings, store_of(settings.models), MODELS["qwen2.5-coder-0.5b-instruct"])
     for name in names:
         rows = SECTIONS[name](vllm, folder, packed, rounds) if name in REAL else SECTIONS[name](folder, rounds)
-        table(name, list(rows[0]), [list(row.values()) for row in rows])
+        show(name, rows)
         print(f"written: {save('engine-servers-' + name, {'machine': machine(), name: rows})}\n", flush=True)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = options("antiphon bench engines", __doc__)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--turns", default="1,20", help="lengths of the conversation")
     parser.add_argument("--backend", default="", help="URL#MODEL of a server to measure with")
-    parser.add_argument("--answer", help=argparse.SUPPRESS)
-    parser.add_argument("--sections", default="", help=", ".join(SECTIONS))
-    parser.add_argument("--vllm", default="", help="URL of a vLLM server, for " + " and ".join(REAL))
+    parser.add_argument("--answer", help="serve answers of this text, or of twenty words, and print the port")
+    parser.add_argument("--sections", default="", help="kept, streams, added, killed, hundred")
+    parser.add_argument("--vllm", default="", help="URL of a vLLM server, for kept and streams")
     parser.add_argument("--folder", type=Path, help="the checkpoint that it serves; for others, one with a tokenizer")
     parser.add_argument("--packed", type=Path, help="the same checkpoint packed as int8, for the local engine")
     args = parser.parse_args()
-    if args.sections:
-        run_sections(args.sections.split(","), args.vllm, args.folder, args.packed, args.rounds)
-        return
     if args.answer is not None:
         asyncio.run(answering(args.answer))
-        return
-    turns = [int(t) for t in args.turns.split(",")]
-    if args.backend:
-        rows = run(args.backend, turns, args.rounds)
+    elif args.sections:
+        run_sections(args.sections.split(","), args.vllm, args.folder, args.packed, args.rounds)
     else:
-        with backend() as address:
-            rows = run(address, turns, args.rounds)
-    head = list(rows[0])
-    table("the first word of a model on another server, and what antiphon adds", head, [list(r.values()) for r in rows])
-    print(f"\nwritten: {save('engines', {'machine': machine(), 'first_word': rows})}")
+        if args.backend:
+            rows = run(args.backend, numbers(args.turns), args.rounds)
+        else:
+            with backend() as address:
+                rows = run(address, numbers(args.turns), args.rounds)
+        show("the first word of a model on another server, and what antiphon adds", rows)
+        print(f"\nwritten: {save('engines', {'machine': machine(), 'first_word': rows})}")
 
 
 if __name__ == "__main__":

@@ -20,9 +20,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import subprocess
-import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,23 +28,19 @@ import httpx
 import numpy as np
 import soxr
 from bench.common import Server, table
+from bench.driver import CHUNK_S, STORY, WIRE_HZ, Caller
 from bench.hearing.client import transcribe_file, wav
-from bench.hearing.clips import Clip, loaded, read_manifest, spread
-from bench.talk import CHUNK_S, INSTRUCTIONS, WIRE_HZ, whole_turns
-from bench.turn_taking.caller import DUPLEX, Caller
+from bench.hearing.clips import PAUSE, Clip, loaded, mixed, read_manifest, spread, whole_turns
 from bench.turn_taking.figures import at_level
 from bench.turn_taking.interruptions import speakers
 from bench.turn_taking.sounds import BACKCHANNEL_DB
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import from_pcm16
 
 # After a turn an answer is waited for, and after an interruption.
 ANSWER_S = 6.0
-ANSWER_TOKENS = 60
 BACKCHANNEL_REPEATS = 4
-PROMPT = "Tell me a very long story about a king and his seven sons."
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +68,18 @@ class Recorded:
 
 def pauses(data: Path) -> list[Item]:
     """Sentences with a pause put into them, up to the end of the turn; then those with real hesitations."""
-    out = []
-    with tempfile.TemporaryDirectory() as folder:
-        tool = [sys.executable, str(data / "tools" / "evalmix.py"), "pause", str(data), folder]
-        subprocess.run([*tool, "--n", "8", "--hold", "0.6,1.2,2.0"], check=True, stdout=subprocess.DEVNULL, timeout=300)
-        for row in map(json.loads, (Path(folder) / "manifest.jsonl").read_text().splitlines()):
-            pcm = decode_all(str(Path(folder) / row["path"]))[: int(row["turn_end"] * SAMPLE_RATE_HZ)]
-            facts = ("pause.json", [{"text": "[PAUSE]", "timestamp": row["pause"]}])
-            out.append(Item("pause_handling", row["id"], pcm, 0.0, facts=facts))
-    for clip in loaded(c for c in read_manifest(data) if c.kind == "hesitation"):
-        pcm = clip.pcm[: int(clip.speech_end * SAMPLE_RATE_HZ)]
-        out.append(Item("pause_handling_real", clip.id, pcm, 0.0))
-    return out
+
+    def item(task: str, clip: Clip, end_s: float, *pause: dict[str, Any]) -> Item:
+        facts = ("pause.json", list(pause)) if pause else ("", [])
+        return Item(task, clip.id, clip.pcm[: int(end_s * SAMPLE_RATE_HZ)], 0.0, facts=facts)
+
+    made = mixed(data, PAUSE, 8, "--hold", "0.6,1.2,2.0")
+    out = [
+        item("pause_handling", clip, row["turn_end"], {"text": "[PAUSE]", "timestamp": row["pause"]})
+        for row, clip in made
+    ]
+    real = loaded(c for c in read_manifest(data) if c.kind == "hesitation")
+    return out + [item("pause_handling_real", clip, clip.speech_end) for clip in real]
 
 
 def turns(data: Path, most: int) -> list[Item]:
@@ -100,7 +93,7 @@ def turns(data: Path, most: int) -> list[Item]:
 
 def interruptions(data: Path, most: int) -> list[Item]:
     def item(clip: Clip) -> Item:
-        about = {"context": PROMPT, "interrupt": clip.text, "timestamp": [clip.speech_start, clip.speech_end]}
+        about = {"context": STORY, "interrupt": clip.text, "timestamp": [clip.speech_start, clip.speech_end]}
         facts = ("interrupt.json", [about])
         return Item("user_interruption", clip.id, clip.pcm, ANSWER_S, over=True, facts=facts, words_from_end=True)
 
@@ -117,8 +110,7 @@ def backchannels(data: Path) -> list[Item]:
 
 async def recorded(srv: Server, item: Item) -> Recorded | None:
     """Hold the conversation of an item; None where the story was over too soon."""
-    short = {"instructions": INSTRUCTIONS, "max_response_output_tokens": ANSWER_TOKENS}
-    async with Caller(srv.ws, DUPLEX, session=None if item.over else short) as caller:
+    async with Caller(srv.url, None, tells=item.over) as caller:
         if item.over and not await caller.story():
             return None
         begun = await caller.say(item.pcm)

@@ -1,6 +1,6 @@
 """The GPU memory that the released models need, computed from their shapes: the tables of docs/gpu.md.
 
-    python bench/gpu_memory.py
+    python -m bench.gpu_memory
 
 Weights are counted in two bytes each, but for vocoders, which are kept in four. KV is in bfloat16. What a step works in
 and what CUDA itself takes is not in it.

@@ -1,6 +1,6 @@
 """Two hosts behind Debian's HAProxy: what it costs, and what reloads of it do to those who talk.
 
-    python bench/haproxy.py [--sections cost,reloads] [--minutes 5]
+    python -m bench.haproxy [--sections cost,reloads] [--minutes 5]
 
 HAProxy, the hosts and the callers' sockets are real, on this machine.
 
@@ -14,7 +14,6 @@ HAProxy, the hosts and the callers' sockets are real, on this machine.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import json
@@ -29,9 +28,7 @@ from typing import Any
 import numpy as np
 import psutil
 import websockets
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import machine, percentile, save, table
+from bench.common import HERE, measured, options, percentile, show, spread, together
 from tests.cluster.balancer import Balancer
 from tests.cluster.callers import ResumingCaller
 from tests.cluster.processes import Cluster, cluster
@@ -39,7 +36,7 @@ from tests.cluster.processes import Cluster, cluster
 from antiphon.audio.containers import decode_all
 from antiphon.audio.pcm import Resampler, to_pcm16
 
-RECORDINGS = Path(__file__).resolve().parents[1] / "tests" / "data" / "audio"
+RECORDINGS = HERE.parent / "tests" / "data" / "audio"
 # Little enough that every partial is computed: what is compared is then the same work.
 CAPTIONS, CAPTIONS_S, CHUNK_S = 2, 60.0, 0.1
 RATE_HZ, PAUSE_S = 24_000, 1.0
@@ -65,13 +62,12 @@ def speech() -> bytes:
 async def caption(url: str, pcm16: bytes, delay_s: float) -> int:
     """Send the sound at its pace; return how many events came."""
     await asyncio.sleep(delay_s)
-    count = 0
+    events = list[Any]()
     async with websockets.connect(f"{url}/v1/realtime?intent=transcription", max_size=None) as socket:
 
         async def read() -> None:
-            nonlocal count
-            async for _ in socket:
-                count += 1
+            async for event in socket:
+                events.append(event)
 
         reader = asyncio.create_task(read())
         session = {"type": "transcription", "audio": {"input": {"transcription": {"model": "default"}}}}
@@ -83,7 +79,7 @@ async def caption(url: str, pcm16: bytes, delay_s: float) -> int:
             await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": chunk}))
         await asyncio.sleep(2.0)
         reader.cancel()
-    return count
+    return len(events)
 
 
 def cpu_s(processes: list[psutil.Process]) -> dict[psutil.Process, float]:
@@ -112,26 +108,20 @@ def balanced(hosts: Cluster, hard_stop_s: int = 1) -> Iterator[tuple[Balancer, l
         balancer.close()
 
 
-def measured(url: str, processes: list[psutil.Process]) -> dict[str, float]:
+def used_by_captions(url: str, processes: list[psutil.Process]) -> dict[str, float]:
     """CPU seconds of these processes a session-minute, while captions of speech are made at `url`."""
     pcm16 = speech()
-
-    async def main() -> list[int]:
-        return await asyncio.gather(*(caption(url, pcm16, 0.7 * n) for n in range(CAPTIONS)))
-
     # What has just started still does so.
     time.sleep(5.0)
     idle_s, before = time.monotonic(), cpu_s(processes)
     time.sleep(10.0)
-    idle = used_s(processes, before) / (time.monotonic() - idle_s) * 60
+    idle = used_s(processes, before) / (time.monotonic() - idle_s)
     began_s, before = time.monotonic(), cpu_s(processes)
-    events = asyncio.run(main())
-    took_s = time.monotonic() - began_s
-    used = used_s(processes, before)
-    minutes = CAPTIONS * CAPTIONS_S / 60
+    events = asyncio.run(together(CAPTIONS, lambda n: caption(url, pcm16, 0.7 * n)))
+    took_s, minutes = time.monotonic() - began_s, CAPTIONS * CAPTIONS_S / 60
     return {
-        "cpu_s_a_session_minute": used / minutes,
-        "of_that_idle": idle / 60 * took_s / minutes,
+        "cpu_s_a_session_minute": used_s(processes, before) / minutes,
+        "of_that_idle": idle * took_s / minutes,
         "events": sum(events),
     }
 
@@ -145,18 +135,18 @@ def captioned(num_hosts: int) -> dict[str, float]:
             host.wait()
         processes = [psutil.Process(host.popen.pid) for host in hosts.hosts if host.popen]
         if num_hosts == 1:
-            return measured(hosts.hosts[0].ws, processes)
+            return used_by_captions(hosts.hosts[0].ws, processes)
         with balanced(hosts) as (balancer, more):
-            return measured(balancer.ws, [*processes, *more])
+            return used_by_captions(balancer.ws, [*processes, *more])
 
 
 def cost() -> dict[str, Any]:
-    runs = [(n, captioned(n)) for n in (1, 2, 2, 1)]
-    return {
-        "captions": CAPTIONS,
-        "one host alone": [found for n, found in runs if n == 1],
-        "two behind HAProxy": [found for n, found in runs if n == 2],
-    }
+    ways = {1: "one host alone", 2: "two behind HAProxy"}
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways.values()}
+    for num_hosts in (1, 2, 2, 1):
+        found[ways[num_hosts]].append(captioned(num_hosts))
+    show("CPU seconds of one session's minute", [{"way": way} | run for way, runs in found.items() for run in runs])
+    return {"captions": CAPTIONS} | found
 
 
 # --- reloads ----------------------------------------------------------------------------------------------------------
@@ -188,17 +178,12 @@ async def talk(callers: list[ResumingCaller], balancer: Balancer, minutes: float
         await asyncio.sleep(3.0)
         over.set()
     resumed_s = [s for caller in callers for s in caller.resumed_s]
-    return {
-        "callers": len(callers),
-        "reloads": reloads,
-        "turns": len(waits_s),
-        "how": dict(Counter(how for caller in callers for how in caller.how)),
-        "resumed_p50_s": percentile(resumed_s, 50),
-        "resumed_p95_s": percentile(resumed_s, 95),
-        "resumed_max_s": max(resumed_s),
-        "turn_p50_s": percentile(waits_s, 50),
-        "turn_max_s": max(waits_s),
-    }
+    found: dict[str, Any] = {"callers": len(callers), "reloads": reloads, "turns": len(waits_s)}
+    found["how"] = dict(Counter(how for caller in callers for how in caller.how))
+    found |= spread(resumed_s, "resumed") | {"resumed_max_s": max(resumed_s)}
+    found |= {"turn_p50_s": percentile(waits_s, 50), "turn_max_s": max(waits_s)}
+    show("reloads", [found])
+    return found
 
 
 def reloaded(minutes: float) -> dict[str, Any]:
@@ -216,25 +201,10 @@ def reloaded(minutes: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--sections", default="cost,reloads")
+    parser = options("python -m bench.haproxy", __doc__, ("cost", "reloads"))
     parser.add_argument("--minutes", type=float, default=5.0, help="of reloads")
-    arguments = parser.parse_args()
-    result: dict[str, Any] = {"machine": machine()}
-    if "cost" in arguments.sections:
-        result["cost"] = found = cost()
-        rows = [
-            [name, *(round(v, 2) for v in run.values())]
-            for name, runs in found.items()
-            if isinstance(runs, list)
-            for run in runs
-        ]
-        table("CPU seconds of one session's minute", ["way", "in all", "of that idle", "events"], rows)
-        save("haproxy", result)
-    if "reloads" in arguments.sections:
-        result["reloads"] = found = reloaded(arguments.minutes)
-        table("reloads", list(found), [list(found.values())])
-        save("haproxy", result)
+    args = parser.parse_args()
+    measured("haproxy", args.sections, {"cost": cost, "reloads": lambda: reloaded(args.minutes)})
 
 
 if __name__ == "__main__":

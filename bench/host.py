@@ -9,43 +9,26 @@ the KV and by shape of the steps, with one thread.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
-from bench.common import machine, percentile, save, table
-from bench.models.qwen3 import SIZES
-from bench.models.weights import filled
+from bench.common import machine, numbers, options, percentile, save, table, together
+from bench.models import SHAPES, filled
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from antiphon.engine.api import EngineSettings, Sampling
-from antiphon.engine.local.engine import LocalEngine, LocalSession
+from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 
-NARROW = SIZES["8B"] | {
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "vocab_size": 256,
-}
+NARROW = SHAPES["Qwen3-8B"] | {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 256}
+NARROW |= {"num_attention_heads": 4, "num_key_value_heads": 2}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "session, exact": {},
     "paged, exact": {"kv_layout": "paged"},
     "paged, bucketed": {"kv_layout": "paged", "decode_shapes": "bucketed"},
 }
 ROUNDS = 3
-
-
-async def say(session: LocalSession, count: int) -> list[float]:
-    """When each of `count` tokens came."""
-    return [time.perf_counter() async for _ in session.generate(Sampling(max_tokens=count))]
 
 
 async def steps_ms(settings: dict[str, Any], count: int, rows: int, tokens: int) -> list[float]:
@@ -57,11 +40,16 @@ async def steps_ms(settings: dict[str, Any], count: int, rows: int, tokens: int)
     for number, session in enumerate(sessions):
         session.append([(number + i) % 250 for i in range(rows)])
         await session.settle()
-    took = list[float]()
-    observed = (engine.runner.stats.steps, engine.runner.stats.step_s)
+    took, stats = list[float](), engine.runner.stats
+    observed = (stats.steps, stats.step_s)
+
+    async def say(number: int) -> None:
+        async for _ in sessions[number].generate(Sampling(max_tokens=tokens)):
+            pass
+
     for _ in range(ROUNDS):
-        await asyncio.gather(*(say(session, tokens) for session in sessions))
-        now = (engine.runner.stats.steps, engine.runner.stats.step_s)
+        await together(count, say)
+        now = (stats.steps, stats.step_s)
         took.append((now[1] - observed[1]) / (now[0] - observed[0]) * 1000)
         observed = now
     engine.close()
@@ -69,13 +57,13 @@ async def steps_ms(settings: dict[str, Any], count: int, rows: int, tokens: int)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="antiphon bench host", description=(__doc__ or "").split("\n")[0])
+    parser = options("antiphon bench host", __doc__)
     parser.add_argument("--sessions", default="1,16,64")
     parser.add_argument("--rows", type=int, default=500, help="of each session's KV")
     parser.add_argument("--tokens", type=int, default=40)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    counts = [int(n) for n in args.sessions.split(",")]
+    counts = numbers(args.sessions)
     found: dict[str, dict[str, float]] = {}
     for label, settings in LAYOUTS.items():
         for count in counts:

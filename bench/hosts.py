@@ -16,23 +16,18 @@ but `real` have scripted models, which repeat a word each tenth of a second as 0
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import json
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import websockets
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import machine, percentile, save, table
+from bench.common import machine, options, save, show, spread
 from tests.cluster.callers import Caller, ResumingCaller, StockCaller
 from tests.cluster.chaos import SERVERS, store_url
 from tests.cluster.processes import INTERNAL_KEY, Host, cluster
@@ -48,10 +43,6 @@ POLL_S = 0.05
 FRAME_CALLERS, FRAMES_PER_S, FRAMES_S = 8, 50, 20.0
 QUESTION = "Tell me a long story about a fox."
 REAL = ("--language-model", "smollm2-135m-instruct", "--synthesizer", "hibari-heart")
-
-
-def spread(values: list[float]) -> dict[str, float]:
-    return {"n": len(values), "p50_s": percentile(values, 50), "p95_s": percentile(values, 95), "max_s": max(values)}
 
 
 async def cut(callers: Sequence[Any], strike: Callable[[], None], question: str = "") -> dict[str, Any]:
@@ -86,7 +77,11 @@ async def cut(callers: Sequence[Any], strike: Callable[[], None], question: str 
         struck_s = time.monotonic()
         await asyncio.to_thread(strike)
         struck.set()
-    return spread(silences)
+    return counted(silences)
+
+
+def counted(values: list[float]) -> dict[str, float]:
+    return {"n": len(values)} | spread(values) | {"max_s": max(values)}
 
 
 def struck(state: str, count: int, number: signal.Signals, *, door: bool, told: bool, real: bool = False) -> Any:
@@ -152,81 +147,53 @@ def upgraded(state: str, count: int) -> dict[str, Any]:
         asyncio.run(main())
         how = sorted({how for caller in callers for how in caller.how})
         gaps = [gap for caller in callers for gap in caller.resumed_s]
-        return {"gap": spread(gaps), "host_s": host_s, "how": how}
-
-
-async def exchanges(urls: Sequence[str], headers: dict[str, str], opening: Sequence[Sequence[str]]) -> list[float]:
-    """Send a message that is answered 50 times a second on each socket. Returns the times of the round trips, in ms."""
-    took: list[float] = []
-
-    async def one(number: int, url: str, first: Sequence[str]) -> None:
-        async with websockets.connect(url, max_size=None, additional_headers=headers) as socket:
-            for frame in first:
-                await socket.send(frame)
-            await socket.recv()
-            await asyncio.sleep(number / len(urls) / FRAMES_PER_S)
-            until_s = time.monotonic() + FRAMES_S
-            while (began_s := time.monotonic()) < until_s:
-                await socket.send(ASKED)
-                while json.loads(await socket.recv())["type"] != "error":
-                    pass
-                took.append((time.monotonic() - began_s) * 1000)
-                await asyncio.sleep(max(0.0, began_s + 1 / FRAMES_PER_S - time.monotonic()))
-
-    async with asyncio.TaskGroup() as group:
-        for number, (url, first) in enumerate(zip(urls, opening, strict=True)):
-            group.create_task(one(number, url, first))
-    return took
+        return {"gap": counted(gaps), "host_s": host_s, "how": how}
 
 
 # 1,280 bytes that are no event: the host answers each with an error.
 ASKED = json.dumps({"type": "x" * 1250})
 # 20 ms of silence at 24 kHz.
 APPENDED = json.dumps({"type": "input_audio_buffer.append", "audio": base64.b64encode(bytes(960)).decode()})
-LISTENS = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
+LISTENS = json.dumps(
+    {"type": "session.update", "session": {"type": "realtime", "audio": {"input": {"turn_detection": None}}}}
+)
 
 
-async def streamed(urls: Sequence[str], headers: dict[str, str], seconds: float = FRAMES_S) -> list[float]:
-    """Send 20 ms of audio 50 times a second on each socket, as who speaks does, and with every tenth a message that is
-    answered. Returns the times of those round trips, in ms.
+async def round_trips(
+    urls: Sequence[str], opening: Sequence[Sequence[str]] = (), *, audio: bool = False
+) -> list[float]:
+    """Send a message that is answered FRAMES_PER_S times a second on each socket, for FRAMES_S. Returns the times of
+    the round trips, in ms.
+
+    `opening`: what is sent first, by socket. `audio`: 20 ms of it are sent instead, as who speaks does, and only each
+    tenth is a message that is answered, on each socket at a time of its own.
     """
     took: list[float] = []
 
-    async def one(number: int, url: str) -> None:
-        async with websockets.connect(url, max_size=None, additional_headers=headers) as socket:
-            await socket.send(json.dumps({"type": "session.update", "session": LISTENS}))
-            while json.loads(await socket.recv())["type"] != "session.updated":
-                pass
-            sent_s = 0.0
-            answered = asyncio.Event()
+    async def ask(socket: websockets.ClientConnection) -> float:
+        began_s = time.monotonic()
+        await socket.send(ASKED)
+        while json.loads(await socket.recv())["type"] != "error":
+            pass
+        return (time.monotonic() - began_s) * 1000
 
-            async def read() -> None:
-                try:
-                    async for frame in socket:
-                        # The first bytes say it; who reads all of each event measures itself.
-                        if frame.startswith('{"type":"error"'):
-                            took.append((time.monotonic() - sent_s) * 1000)
-                            answered.set()
-                finally:
-                    answered.set()
-
-            reader = asyncio.create_task(read())
+    async def one(number: int) -> None:
+        async with websockets.connect(urls[number], max_size=None) as socket:
+            for frame in opening[number] if opening else [LISTENS] if audio else []:
+                await socket.send(frame)
+            # Then all is there that a session begins with.
+            await ask(socket)
             begun_s = time.monotonic() + number / len(urls) / FRAMES_PER_S
-            for count in range(round(seconds * FRAMES_PER_S)):
+            for count in range(round(FRAMES_S * FRAMES_PER_S)):
                 await asyncio.sleep(max(0.0, begun_s + count / FRAMES_PER_S - time.monotonic()))
-                await socket.send(APPENDED)
-                # Each socket at a time of its own.
-                if (count + number) % 10 == 0:
-                    answered.clear()
-                    sent_s = time.monotonic()
-                    await socket.send(ASKED)
-                    await answered.wait()
-                    assert not reader.done(), "the socket was closed"
-            reader.cancel()
+                if audio and (count + number) % 10:
+                    await socket.send(APPENDED)
+                else:
+                    took.append(await ask(socket))
 
     async with asyncio.TaskGroup() as group:
-        for number, url in enumerate(urls):
-            group.create_task(one(number, url))
+        for number in range(len(urls)):
+            group.create_task(one(number))
     return took
 
 
@@ -238,24 +205,18 @@ def carried(state: str, count: int) -> dict[str, Any]:
         gate.wait()
         found: dict[str, Any] = {}
 
-        def measure(name: str, through: Host, urls: Sequence[str], opening: Sequence[Sequence[str]]) -> None:
+        def measure(name: str, through: Host, urls: Sequence[str], opening: Sequence[Sequence[str]] = ()) -> None:
             assert through.popen
             process = psutil.Process(through.popen.pid)
             before = process.cpu_times()
-            took = asyncio.run(exchanges(urls, {}, opening))
+            took = asyncio.run(round_trips(urls, opening))
             after = process.cpu_times()
             cpu_s = after.user + after.system - before.user - before.system
-            found[name] = {
-                "n": len(took),
-                "p50_ms": percentile(took, 50),
-                "p99_ms": percentile(took, 99),
-                "core_share_a_session": cpu_s / FRAMES_S / count,
-            }
+            found[name] = {"n": len(took)} | spread(took, unit="ms", qs=(50, 99))
+            found[name]["core_share_a_session"] = cpu_s / FRAMES_S / count
 
-        nothing: list[list[str]] = [[]] * count
-        plain = f"{one.ws}/v1/realtime"
-        measure("straight", one, [plain] * count, nothing)
-        measure("door", gate, [f"{gate.ws}/v1/realtime"] * count, nothing)
+        measure("straight", one, [f"{one.ws}/v1/realtime"] * count)
+        measure("door", gate, [f"{gate.ws}/v1/realtime"] * count)
         sessions = asyncio.run(_sessions_at(one.ws, count))
         measure("relay", two, [f"{two.ws}/v1/realtime?resume={id}" for id, _ in sessions], [[r] for _, r in sessions])
         for name in ("door", "relay"):
@@ -280,8 +241,7 @@ async def _sessions_at(ws: str, count: int) -> list[tuple[str, str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="antiphon bench hosts", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sections", default="kill,hang,real,upgrade,frames")
+    parser = options("antiphon bench hosts", __doc__, ("kill", "hang", "real", "upgrade", "frames"))
     parser.add_argument("--callers", type=int, default=40)
     parser.add_argument("--store", choices=tuple(SERVERS), default="redis")
     args = parser.parse_args()
@@ -303,12 +263,7 @@ def main() -> None:
             # A store of its own each time, as hosts of before live in it for a while.
             with store_url(args.store) as state:
                 result[name] = found = measure(state)
-            if section == "frames":
-                rows = [[way, *figures.values()] for way, figures in found.items()]
-                table(name, ["way", *found["door"]], [[*row, *[""] * (7 - len(row))] for row in rows])
-            else:
-                figures = found.get("gap", found)
-                table(name, list(figures), [list(figures.values())])
+            show(name, found if section == "frames" else [found.get("gap", found)])
             # A later section that fails takes nothing away.
             save("hosts", result)
     print(f"\nwritten: {save('hosts', result)}")

@@ -1,6 +1,6 @@
 """Lines of code that a user writes for the same three programs, with our client and with others.
 
-    python bench/lines.py [--url http://127.0.0.1:8000]
+    python -m bench.lines [--url http://127.0.0.1:8000]
 
 The programs are in bench/programs: captions of a recording, an agent with a tool, a narrator that is given text in
 pieces. Each of them runs against a server of the default models at that URL, in the environment of `make clients`, and
@@ -10,7 +10,6 @@ Then its lines are counted that are neither blank nor comments, and its imports 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import subprocess
 import sys
@@ -19,9 +18,7 @@ import wave
 from pathlib import Path
 
 import httpx
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import machine, save, table
+from bench.common import machine, options, save, table
 from tests.clients.run import environment
 
 PROGRAMS = Path(__file__).resolve().parent / "programs"
@@ -62,7 +59,7 @@ def works(task: str, name: str, url: str, folder: Path) -> bool:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = options("python -m bench.lines", __doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="of a server with the default models")
     url = parser.parse_args().url
     found: dict[str, dict[str, dict[str, int]]] = {}

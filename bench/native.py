@@ -1,148 +1,192 @@
-"""A model that takes turns by itself: a session of hours, and what a unit costs with MiniCPM-o 4.5's real dimensions.
+"""A model that takes turns by itself: a session of hours, and the tiny model of the tests behind a real server.
 
-    antiphon bench native [--sections hours,answers,worker,released] [--units N] [--sessions 1,2,4,8]
+    antiphon bench native [--sections hours,answers,worker] [--units N] [--clients N] [--seconds N]
 
-`hours`: one session of the tiny random model of the tests, fed as fast as it goes, its window cutting the oldest units:
-does a step late in it cost what one early did, and does memory stay. `released`: the released dimensions with random
-weights on a GPU, every unit spoken to its last token (the most a unit can cost), by several sessions at once: a unit's
-step against the second it may take. Without a GPU it says so. `answers` and `worker`: the tiny model behind a real
-server (native_wire.py): a hundred push-to-talk clients, and ten minutes of the MiniCPM-o demo's player.
+`hours`: one session of the tiny random model, fed as fast as it goes, its window cutting the oldest units: does a step
+late in it cost what one early did, and does memory stay. `answers` and `worker`: the model speaks, with a tone for each
+of its codes (tests/adapters/stand_in), so that a unit costs nothing and what is measured is the server: push-to-talk
+clients that send nothing after their commit, AT_ONCE at once, and the MiniCPM-o demo's scheduled player. What a unit
+costs with the released dimensions on a GPU: `bench/gpu.sh --only minicpmo`.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import gc
 import json
-import sys
+import os
 import tempfile
 import time
+from base64 import b64decode, b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import psutil
-import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from bench.models.minicpmo import Silent, native_model
-from common import RESULTS, machine, percentile, save, table
-from native_wire import answers, worker
+import websockets
+from bench.common import Server, measured, options, percentile, server, show, spread, together
+from bench.models import Silent
 from tests.adapters import tiny_minicpmo as tiny
 
 from antiphon.adapters.minicpmo.model import MiniCpmO
 from antiphon.adapters.spec import EngineModelOptions
+from antiphon.client import AudioToPlay, Client, ResponseEnds, ServerError
 from antiphon.contracts import NativeOptions, Unit
-from antiphon.engine.api import EngineSettings
 from antiphon.events.duplex import NativeSampling
+
+RATE_HZ, AT_ONCE, LIMIT_S = 24_000, 10, 60
+# How long a player waits behind the first result of a turn, for what the network and the model take.
+PLAYER_DELAY_S = 0.2
+# The tiny model speaks on and on: it is told to listen once in TURN_S units.
+TURN_S = 15
 
 
 async def hours(count: int) -> dict[str, Any]:
     """`count` units of one session, the default window's rows scaled to the tiny model's 4,096."""
+    sounds, process = [tiny.sound(i) for i in range(64)], psutil.Process()
+    took, rss, rows = list[float](), list[float](), list[int]()
     with tempfile.TemporaryDirectory() as folder:
-        options = EngineModelOptions(weights="fp32", threads=1)
-        model = MiniCpmO(tiny.write(Path(folder)), "tiny", options, window=(1600, 1200), vocoder=Silent())
+        chosen = EngineModelOptions(weights="fp32", threads=1)
+        model = MiniCpmO(tiny.write(Path(folder)), "tiny", chosen, window=(1600, 1200), vocoder=Silent())
         talk = await model.open(NativeOptions(tiny.PROMPT, sampling=NativeSampling(temperature=0.7, seed=1)))
-        sounds = [tiny.sound(i) for i in range(64)]
-        took, rss, rows = [], [], []
-        process = psutil.Process()
         for number in range(count):
             started = time.perf_counter()
             await talk.append(Unit(sounds[number % 64]))
             await talk.step()
             took.append((time.perf_counter() - started) * 1000)
             rows.append(talk.context_rows)
-            if number % 100 == 99:
-                rss.append(process.memory_info().rss / 1e6)
+            rss.append(process.memory_info().rss / 1e6)
         talk.close()
         held = (await model.engine.state()).kv_bytes
         model.close()
     tenth = count // 10
-    early, late = took[tenth : 2 * tenth], took[-tenth:]
     found = {
         "units": count,
         "hours": round(count / 3600, 2),
-        "step_ms_early": round(percentile(early, 50), 2),
-        "step_ms_late": round(percentile(late, 50), 2),
-        "rss_mb_early": round(rss[len(rss) // 10], 1),
+        "step_ms_early": round(percentile(took[tenth : 2 * tenth], 50), 2),
+        "step_ms_late": round(percentile(took[-tenth:], 50), 2),
+        "rss_mb_early": round(rss[tenth], 1),
         "rss_mb_late": round(rss[-1], 1),
         "rows_most": max(rows),
         "kv_bytes_after_close": held,
     }
-    table(
-        "One session (tiny random model)",
-        ["units", "step early / late", "RSS early / late", "rows at most"],
-        [
-            [
-                count,
-                f"{found['step_ms_early']} / {found['step_ms_late']} ms",
-                f"{found['rss_mb_early']} / {found['rss_mb_late']} MB",
-                found["rows_most"],
-            ]
-        ],
-    )
+    show("one session (tiny random model)", [found])
     return found
 
 
-async def released(sessions: list[int], units: int = 30) -> dict[str, Any] | None:
-    """Unit steps of the real dimensions on a GPU."""
-    if not torch.cuda.is_available():
-        print("\nreleased dimensions: no GPU here, not measured")
-        return None
-    options = EngineModelOptions(EngineSettings(kv_bytes=16 << 30), device="cuda", weights="bf16")
-    model = native_model("4.5", options)
-    rows = []
-    for count in sessions:
-        talks = [
-            await model.open(NativeOptions(tiny.PROMPT, listen_only_units=0, sampling=NativeSampling(seed=i)))
-            for i in range(count)
-        ]
-        took: list[float] = []
+@contextmanager
+def speaking() -> Iterator[Server]:
+    """A server with the tiny model, which speaks."""
+    path = os.pathsep.join(filter(None, (str(tiny.STAND_IN), os.environ.get("PYTHONPATH"))))
+    with patch.dict(os.environ, {"PYTHONPATH": path}), tempfile.TemporaryDirectory() as folder:
+        model = str(tiny.write(Path(folder), voice=True))
+        with server("--partner", model, "--weights", "fp32") as srv:
+            yield srv
 
-        async def hold(talk: Any, took: list[float] = took) -> None:
-            for number in range(units):
-                started = time.perf_counter()
-                await talk.append(Unit(tiny.sound(number)))
-                await talk.step()
-                if number >= 5:
-                    took.append(time.perf_counter() - started)
 
-        await asyncio.gather(*(hold(t) for t in talks))
-        for talk in talks:
-            talk.close()
-        rows.append({"sessions": count, "p50_s": percentile(took, 50), "p95_s": percentile(took, 95)})
-    model.close()
-    gc.collect()
-    table(
-        f"Unit of 1 s, released dimensions, {torch.cuda.get_device_name()}",
-        ["sessions", "p50 s", "p95 s"],
-        [[r["sessions"], round(r["p50_s"], 3), round(r["p95_s"], 3)] for r in rows],
-    )
-    return {"device": torch.cuda.get_device_name(), "rows": rows}
+async def push_to_talk(srv: Server, seed: int, *, asks: bool) -> float:
+    """Say two units, commit, and send nothing more: seconds to the first sound of the answer; infinite without one."""
+    session = {"temperature": 0.7, "turn_detection": None, "extra_body": {"seed": seed}}
+    async with Client(srv.url) as client, client.conversation(instructions=tiny.PROMPT, session=session) as talk:
+        for unit in range(2):
+            await talk.send_audio((tiny.sound(seed + unit) * 32767).astype("<i2").tobytes())
+            await asyncio.sleep(1.0)
+        begun_s = time.perf_counter()
+        await talk.end_turn()
+        if asks:
+            await talk.respond()
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                async for event in talk:
+                    match event:
+                        case AudioToPlay():
+                            return time.perf_counter() - begun_s
+                        case ResponseEnds():
+                            break
+                        case ServerError():
+                            raise RuntimeError(event.message)
+        except TimeoutError:
+            pass
+    return float("inf")
+
+
+async def answers(srv: Server, count: int) -> dict[str, Any]:
+    places, out = asyncio.Semaphore(AT_ONCE), dict[str, dict[str, Any]]()
+    for name, asks in (("commit", False), ("commit, response.create", True)):
+
+        async def one(seed: int, asks: bool = asks) -> float:
+            async with places:
+                return await push_to_talk(srv, seed, asks=asks)
+
+        sounds = [sound_s for sound_s in await together(count, one) if sound_s < float("inf")]
+        most = {"first_sound_most_s": max(sounds, default=float("nan"))}
+        out[name] = {"asked": count, "answered": len(sounds)} | spread(sounds, "first_sound") | most
+    show("push-to-talk: from the commit to the answer (a unit is 1 s)", out)
+    return out
+
+
+async def worker(srv: Server, seconds: int) -> dict[str, Any]:
+    """Play the results of `/ws/duplex` as its front end does: each when the one before has ended."""
+    drifts, lengths, late, turns, spoken = list[float](), set[int](), 0, 0, 0
+    async with websockets.connect(f"{srv.ws}/ws/duplex", max_size=None) as socket:
+        await socket.send(json.dumps({"type": "prepare", "system_prompt": tiny.PROMPT}))
+        await socket.recv()
+        begun_s = time.perf_counter()
+        # When the player has played all it has; None before a turn's first result.
+        until_s: float | None = None
+        scheduled_s = 0.0
+        for second in range(seconds):
+            audio = b64encode(tiny.sound(second % 64).astype("<f4").tobytes()).decode()
+            chunk = {"type": "audio_chunk", "audio_base64": audio, "force_listen": second % TURN_S == TURN_S - 1}
+            await socket.send(json.dumps(chunk))
+            result = json.loads(await socket.recv())
+            now_s = time.perf_counter()
+            if until_s is None:
+                until_s = scheduled_s = now_s + PLAYER_DELAY_S
+            late += now_s > until_s
+            start_s = max(now_s, until_s)
+            drifts.append(start_s - scheduled_s)
+            samples = len(b64decode(result["audio_data"])) // 4
+            spoken += not result["is_listen"]
+            until_s, scheduled_s = start_s + samples / RATE_HZ, scheduled_s + 1.0
+            if result["end_of_turn"]:
+                # The tail is shorter, and what follows it begins anew.
+                turns, until_s = turns + 1, None
+            else:
+                lengths.add(samples)
+            await asyncio.sleep(max(0.0, begun_s + second + 1 - time.perf_counter()))
+        await socket.send(json.dumps({"type": "stop"}))
+    found = {
+        "seconds": seconds,
+        "spoken": spoken,
+        "turns": turns,
+        "results_of_other_length": sorted(lengths - {RATE_HZ}),
+        "late_results": late,
+        "drift_ms_most": 1000 * max(map(abs, drifts)),
+    }
+    show("the demo's player against /ws/duplex", [found])
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="antiphon bench native", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sections", default="hours,answers,worker,released")
+    parser = options("antiphon bench native", __doc__, ("hours", "answers", "worker"))
     parser.add_argument("--units", type=int, default=7200)
-    parser.add_argument("--sessions", default="1,2,4,8")
     parser.add_argument("--clients", type=int, default=100, help="of push-to-talk")
     parser.add_argument("--seconds", type=int, default=600, help="of the worker's player")
     args = parser.parse_args()
-    document: dict[str, Any] = {"machine": machine()}
-    if (before := RESULTS / "native.json").is_file():
-        document = json.loads(before.read_text()) | document
-    wanted = set(args.sections.split(","))
-    if "hours" in wanted:
-        document["hours"] = asyncio.run(hours(args.units))
-    if "answers" in wanted:
-        document["answers"] = answers(args.clients)
-    if "worker" in wanted:
-        document["worker"] = worker(args.seconds)
-    if "released" in wanted and (found := asyncio.run(released([int(n) for n in args.sessions.split(",")]))):
-        document["released"] = found
-    print(f"\nwritten: {save('native', document)}")
+
+    def served(work: Any, size: int) -> dict[str, Any]:
+        with speaking() as srv:
+            found: dict[str, Any] = asyncio.run(work(srv, size))
+        return found
+
+    sections = {
+        "hours": lambda: asyncio.run(hours(args.units)),
+        "answers": lambda: served(answers, args.clients),
+        "worker": lambda: served(worker, args.seconds),
+    }
+    measured("native", args.sections, sections)
 
 
 if __name__ == "__main__":

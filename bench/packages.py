@@ -1,4 +1,4 @@
-"""What each extra takes, and how soon it answers: `python bench/packages.py [--python python3.12 ...] [--cold]`.
+"""What each extra takes, and how soon it answers: `python -m bench.packages [--python python3.12 ...] [--cold]`.
 
 A wheel is built from this checkout and installed with the lock's versions, by each of the Pythons into a new
 environment for each extra. Its server then starts (`--profile light`) and is asked once: without extras it transcribes
@@ -9,7 +9,6 @@ its own. Sizes are those of the files in the environment's site-packages.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import re
@@ -21,13 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import machine, save, table
+from bench.common import HERE, machine, options, save, show
 
 from antiphon.client import AudioToPlay, Client
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = HERE.parent
 BUILD = ROOT / "build" / "packages"
 EXTRAS = ("", "speech", "talk", "all")
 
@@ -37,8 +34,7 @@ def wheel() -> Path:
     shutil.rmtree(BUILD, ignore_errors=True)
     # What setuptools has built once stays beside the source, and would be packed again.
     shutil.rmtree(ROOT / "build" / "lib", ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", BUILD, ROOT]
-    subprocess.run([str(word) for word in command], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--wheel-dir", BUILD, ROOT], check=True)
     return next(BUILD.glob("antiphon-*.whl"))
 
 
@@ -108,7 +104,7 @@ def measured(python: str, extra: str, package: Path, home: str) -> dict[str, Any
 
 def main() -> None:
     """Measure, print a table and write bench/results/packages.json."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = options("python -m bench.packages", __doc__)
     parser.add_argument("--python", nargs="+", default=["python3"])
     parser.add_argument("--extras", nargs="+", default=[e or "base" for e in EXTRAS])
     parser.add_argument("--cold", action="store_true")
@@ -118,10 +114,7 @@ def main() -> None:
         for extra in (e.replace("base", "") for e in args.extras):
             home = str(BUILD / f"home-{extra}") if args.cold else str(Path("~/.cache/antiphon").expanduser())
             rows.append(measured(python, extra, package, home))
-    head = ["Python", "extra", "size (MB)", "install (s)", "server ready (s)", "first answer (s)"]
-    names = ("python", "extra", "size_mb", "install_s", "ready_s", "first_answer_s")
-    title = f"Installed size, and the time to a first answer, models {'fetched' if args.cold else 'there already'}"
-    table(title, head, [[str(row[name]) or "(none)" for name in names] for row in rows])
+    show(f"installed size, and the time to a first answer, models {'fetched' if args.cold else 'there already'}", rows)
     save("packages-cold" if args.cold else "packages", {"machine": machine(), "rows": rows})
 
 

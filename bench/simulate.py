@@ -1,4 +1,4 @@
-"""A thousand hosts on paper: `python bench/simulate.py [--hosts 1000] [--places 64] [--parts placement,scaling,...]`.
+"""A thousand hosts on paper: `python -m bench.simulate [--hosts 1000] [--places 64] [--parts placement,scaling,...]`.
 
 SIMULATION. Nothing here was measured but what is said so. Hosts decide by the code that decides for real (headroom,
 doors, autoscaling, claims), callers and the clock are made up. Parts:
@@ -12,26 +12,22 @@ doors, autoscaling, claims), callers and the clock are made up. Parts:
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import math
 import random
-import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import websockets
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+from bench.common import machine, options, percentile, save, show
+from bench.driver import CONVERSATION, Session
 from bench.simulation.leases import pauses
 from bench.simulation.service import KIND, Counts, Service, certificate_of
-from common import machine, percentile, save, table
 
 from antiphon.capacity.certificate import encode
+from antiphon.client.link import SessionEnded
 from antiphon.cluster.autoscaling import Autoscaler, ScalingRules
 
 PARTS = ("placement", "scaling", "zone", "leases", "two")
@@ -142,12 +138,12 @@ async def callers(url: str, seconds: float) -> dict[str, Any]:
         nonlocal came, refused, inside
         came += counts
         try:
-            async with websockets.connect(f"{url}/v1/realtime?model=gpt-realtime", open_timeout=10):
+            async with Session(url, CONVERSATION):
                 inside += 1
                 await asyncio.sleep(stays_s)
                 inside -= 1
-        except websockets.InvalidStatus as error:
-            if error.response.status_code != 503:
+        except SessionEnded as error:
+            if error.retry_after_s is None:
                 raise
             refused += counts
 
@@ -202,7 +198,7 @@ def two(seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="A thousand hosts on paper. SIMULATION.")
+    parser = options("python -m bench.simulate", __doc__)
     parser.add_argument("--hosts", type=int, default=1000)
     parser.add_argument("--places", type=int, default=64, help="conversations that a host is certified for")
     parser.add_argument("--parts", default=",".join(PARTS))
@@ -218,9 +214,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name in args.parts.split(","):
         found[name] = parts[name]()
-        rows = [(label, *row.values()) for label, row in found[name].items()]
-        heads = max((row for row in found[name].values()), key=len)
-        table(f"{name} (simulated)", ("", *heads), [row + ("",) * (len(heads) + 1 - len(row)) for row in rows])
+        show(f"{name} (simulated)", found[name])
     facts = {"kind": KIND, "hosts": args.hosts, "places": args.places, "talk_s": TALK_S}
     print(f"\nwritten: {save('simulation', {'machine': machine(), 'SIMULATION': facts, **found})}")
 

@@ -9,17 +9,14 @@ Postgres commits each. Both are Debian's, on this machine; a home that is not in
 
 from __future__ import annotations
 
-import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import closing
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import machine, percentile, save, table
-from tests.store.servers import PostgresServer, RedisServer, Server
+from bench.common import machine, options, save, show, spread
+from tests.store.servers import PostgresServer, RedisServer
 
 from antiphon.store.sessions import SessionStore, StoredSession, open_store
 
@@ -51,56 +48,35 @@ def measure(store: SessionStore, writes: int, num_bytes: int) -> dict[str, float
 
     many = [timed_ms(lambda n=n: all_at_once(n)) for n in range(writes // AT_ONCE)]
     claims = [timed_ms(lambda n=n: store.claim("alone", "bench/1", n + 1)) for n in range(writes // 4)]
-    return {
-        "write_p50_ms": percentile(alone, 50),
-        "write_p99_ms": percentile(alone, 99),
-        f"write_{AT_ONCE}_at_once_p50_ms": percentile(many, 50),
-        f"write_{AT_ONCE}_at_once_p99_ms": percentile(many, 99),
-        "claim_p50_ms": percentile(claims, 50),
-        "claim_p99_ms": percentile(claims, 99),
-    }
+    took = {"write": alone, f"write_{AT_ONCE}_at_once": many, "claim": claims}
+    return {key: value for name, ms in took.items() for key, value in spread(ms, name, "ms", qs=(50, 99)).items()}
 
 
-def of_server(server: Server, url: str, writes: int, num_bytes: int, setting: tuple[str, str] | None) -> dict[str, Any]:
-    """Start a server, measure, and delete it. `setting`: of Redis, changed before."""
+def of_server(server: PostgresServer | RedisServer, writes: int, num_bytes: int, appendfsync: str = "") -> Any:
+    """Start a server, measure, and delete it. `appendfsync`: of Redis."""
     server.start()
-    try:
-        if setting and isinstance(server, RedisServer):
+    with closing(server):
+        if isinstance(server, RedisServer):
             with server.client() as client:
-                client.config_set(*setting)
-        store = open_store(url, 3600)
-        try:
+                client.config_set("appendfsync", appendfsync)
+        with closing(open_store(server.url, 3600)) as store:
             return measure(store, writes, num_bytes)
-        finally:
-            store.close()
-    finally:
-        server.close()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="antiphon bench store", description=(__doc__ or "").split("\n")[0])
+    parser = options("antiphon bench store", __doc__)
     parser.add_argument("--writes", type=int, default=1000)
     parser.add_argument("--kb", type=int, default=12, help="size of a snapshot")
     args = parser.parse_args()
     num_bytes = args.kb * 1000
     found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        store = open_store(folder, 3600)
+    with tempfile.TemporaryDirectory() as folder, closing(open_store(folder, 3600)) as store:
         found["sqlite"] = measure(store, args.writes, num_bytes)
-        store.close()
     for fsync in () if RedisServer.missing() else ("everysec", "always"):
-        redis = RedisServer()
-        setting = ("appendfsync", fsync)
-        found[f"redis, {fsync}"] = of_server(redis, redis.url, args.writes, num_bytes, setting)
+        found[f"redis, {fsync}"] = of_server(RedisServer(), args.writes, num_bytes, fsync)
     if not PostgresServer.missing():
-        postgres = PostgresServer()
-        found["postgres"] = of_server(postgres, postgres.url, args.writes, num_bytes, None)
-    figures = list(next(iter(found.values())))
-    table(
-        f"fenced writes of {args.kb} kB and claims, ms",
-        ["home", *(name.removesuffix("_ms").replace("_", " ") for name in figures)],
-        [[home, *(found[home][name] for name in figures)] for home in found],
-    )
+        found["postgres"] = of_server(PostgresServer(), args.writes, num_bytes)
+    show(f"fenced writes of {args.kb} kB and claims", found)
     result = {"machine": machine(), "writes": args.writes, "snapshot_bytes": num_bytes, "homes": found}
     print(f"\nwritten: {save('store', result)}")
 

@@ -1,4 +1,4 @@
-"""What following and sending every turn costs, and how well traces and recordings agree: `python bench/tracing.py`.
+"""What following and sending every turn costs, and how well traces and recordings agree: `python -m bench.tracing`.
 
 Turns of as many events as a conversation's have (50 pieces of sound a second, 60 deltas of an answer), followed and
 sent to an exporter that drops them. The share is of one core, while one session takes a turn every six seconds.
@@ -9,21 +9,16 @@ and for each turn the time from its end to the first word of its answer is read 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench.common import HERE, machine, options, percentile, save, server, show
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import HERE, machine, percentile, save, server, table
 from tests.server.collector import collector
 
 from antiphon.capacity.certify import Certifier
@@ -116,17 +111,16 @@ def agreement(turns: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="What tracing costs, and how well it agrees with recordings.")
+    parser = options("python -m bench.tracing", __doc__)
     parser.add_argument("--turns", type=int, default=12)
     args = parser.parse_args()
     figures: dict[str, Any] = {}
     for name, exporter in (("followed", None), ("followed and sent", TurnExporter("http://nowhere", Dropped()))):
         seconds = min(measure(exporter) for _ in range(3)) if exporter is None else measure(exporter)
         figures[name] = {"cpu_a_turn_ms": round(seconds * 1000, 3), "core_percent": round(100 * seconds / TURN_S, 4)}
-    rows = [(name, f"{f['cpu_a_turn_ms']} ms", f"{f['core_percent']} %") for name, f in figures.items()]
-    table("every turn of one session", ("", "CPU a turn", "of a core"), rows)
+    show("every turn of one session", {n: {k: str(v) for k, v in row.items()} for n, row in figures.items()})
     figures["agreement with recordings"] = apart = agreement(args.turns)
-    table("traces beside recordings", ("turns", "apart, p50, ms", "most, ms"), [tuple(apart.values())])
+    show("traces beside recordings, apart", [apart])
     print(f"\nwritten: {save('tracing', {'machine': machine(), 'tracing': figures})}")
 
 

@@ -22,9 +22,9 @@ import numpy as np
 import websockets
 from aiortc import RTCConfiguration, RTCPeerConnection, RTCSessionDescription
 from aiortc.mediastreams import AudioStreamTrack
-from common import Server, percentile, server, table
-
-from engines import backend
+from bench.common import Server, server, show, spread
+from bench.engines import backend
+from bench.realtime import talking
 
 SENTENCE = "The weather will be mild tomorrow with some rain late in the evening."
 WARM_UP, LIMIT_S = 3, 30
@@ -109,22 +109,15 @@ async def over_websocket(srv: Server) -> tuple[float, float]:
 async def talk_over_websocket(srv: Server) -> tuple[float, float]:
     """A conversation; its connection is set up when its session is configured."""
     begun_s = time.perf_counter()
-    async with websockets.connect(f"{srv.ws}/v1/realtime?model=clever", compression=None, max_size=None) as socket:
-        await socket.send(json.dumps({"type": "session.update", "session": SESSION}))
-        opened_s, player = 0.0, Player()
-        async for frame in socket:
-            event = json.loads(frame)
-            match event["type"]:
-                case "session.updated":
-                    opened_s = time.perf_counter()
-                    for message in ASK:
-                        await socket.send(json.dumps(message))
-                case "response.output_audio.delta":
-                    if heard_s := player.sound_at_s(base64.b64decode(event["delta"])):
-                        return opened_s - begun_s, heard_s - opened_s
-                case "error":
-                    raise RuntimeError(frame)
-    raise RuntimeError("there was no sound")
+    async with talking(srv.ws, SESSION) as talk:
+        opened_s, player = time.perf_counter(), Player()
+        for message in ASK:
+            await talk.send(**message)
+        while True:
+            event = await talk.event()
+            is_sound = event["type"] == "response.output_audio.delta"
+            if is_sound and (heard_s := player.sound_at_s(base64.b64decode(event["delta"]))):
+                return opened_s - begun_s, heard_s - opened_s
 
 
 async def talk_over_webrtc(srv: Server) -> tuple[float, float]:
@@ -191,11 +184,7 @@ async def _trials(srv: Server, trials: int) -> dict[str, Any]:
                 found[name].append(times)
             await asyncio.sleep(0.1)
     return {
-        name: {
-            f"{what}_p{q}_ms": percentile([t[i] * 1000 for t in times], q)
-            for i, what in enumerate(("setup", "first"))
-            for q in (50, 95)
-        }
+        name: spread([s * 1000 for s, _ in times], "setup", "ms") | spread([f * 1000 for _, f in times], "first", "ms")
         for name, times in found.items()
     }
 
@@ -204,9 +193,5 @@ def transports(trials: int) -> dict[str, Any]:
     """Measure all transports with a server of their own, and print a table."""
     with backend(SENTENCE) as url, server("--language-model", url) as srv:
         out = asyncio.run(_trials(srv, trials))
-    table(
-        "connection set-up and first sound of a 12-word sentence, ms",
-        ("", "set-up, p50", "p95", "first sound, p50", "p95"),
-        [(name, *row.values()) for name, row in out.items()],
-    )
+    show("connection set-up and first sound of a 12-word sentence", out)
     return out

@@ -9,37 +9,47 @@ real time: it asks for its next sentence when the last has been heard. `words` a
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
 import random
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import soxr
-import websockets
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from common import HERE, Server, machine, percentile, save, server, table
-from words import score
+from bench.common import (
+    HERE,
+    Server,
+    machine,
+    measured,
+    numbers,
+    options,
+    peer,
+    percentile,
+    save,
+    server,
+    show,
+    spread,
+    together,
+)
+from bench.transports import transports
+from bench.words import score
 
 from antiphon.audio.containers import decode_all
 from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import from_pcm16
+from antiphon.client import Client, ClientSpeech
 from antiphon.contracts import FileOptions, TranscriptSegment, Urgency, VoiceOptions, one_slab
 from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import SPEECH_ROLES, TRANSCRIPTION_ROLES
 from antiphon.settings import load as load_settings
 from antiphon.text.sentences import SentenceSplitter
-from transports import transports
 
 RATE_HZ = 24_000
 SENTENCES = 200
@@ -50,13 +60,10 @@ TWELVE = (
     "We walked along the quiet river and talked about plans for the summer.",
     "Please remember to close every window before you leave the room this evening.",
 )
-CONFIG = {"type": "session.config", "response_format": "pcm", "stream_audio": True}
 
 
 def sentences(data: Path, count: int) -> list[str]:
-    """English sentences of 4 to 30 words, each once:
-    those of sentences.txt and from the transcripts of the recordings.
-    """
+    """English sentences of 4 to 30 words, each once: those of sentences.txt and of the recordings' transcripts."""
     found: dict[str, None] = dict.fromkeys((HERE / "sentences.txt").read_text(encoding="utf-8").splitlines())
     for line in (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -66,14 +73,18 @@ def sentences(data: Path, count: int) -> list[str]:
         for unit in splitter.feed(row["text"]) + splitter.flush():
             if 4 <= len(unit.split()) <= 30:
                 found[unit[0].upper() + unit[1:] + ("" if unit[-1] in ".!?" else ".")] = None
-    spread = sorted(found)
-    random.Random(0).shuffle(spread)
-    return spread[:count]
+    mixed = sorted(found)
+    random.Random(0).shuffle(mixed)
+    return mixed[:count]
 
 
 @dataclass(slots=True)
 class Heard:
-    """What one client got for one utterance, by its own clock."""
+    """What one client got for one utterance, by its own clock.
+
+    `late_s`: how long the player had nothing to play, by chunk. `slack_s`: how much of the last sentence was still to
+    be heard when the next one's first chunk came.
+    """
 
     first_s: float = 0.0
     audio_s: float = 0.0
@@ -82,142 +93,84 @@ class Heard:
     played_until: float = 0.0
 
 
-async def utter(socket: Any, text: str, *, tokens: bool = False) -> Heard:
-    """Send one utterance, play what comes in real time. `late_s`: how long the player had nothing to play, by chunk;
-    `slack_s`: how much of the last sentence was still to be heard when the next one's first chunk came."""
-    heard, began = Heard(), time.perf_counter()
-    if tokens:
-        for word in text.split():
-            await socket.send(json.dumps({"type": "input.text", "text": word + " "}))
-    else:
-        await socket.send(json.dumps({"type": "input.text", "text": text}))
-    await socket.send(json.dumps({"type": "input.done"}))
-    fresh = False
-    async for frame in socket:
-        now = time.perf_counter()
-        if isinstance(frame, bytes):
-            seconds = len(frame) / 2 / RATE_HZ
-            if not heard.audio_s:
-                heard.first_s = now - began
-                heard.played_until = now
-            elif fresh:
-                heard.slack_s.append(heard.played_until - now)
-            if now > heard.played_until:
-                heard.late_s.append(now - heard.played_until)
-                heard.played_until = now
-            fresh = False
-            heard.played_until += seconds
-            heard.audio_s += seconds
-        else:
-            kind = json.loads(frame)["type"]
-            fresh = fresh or (kind == "audio.start" and heard.audio_s > 0)
-            if kind == "session.done":
-                return heard
-            assert kind != "error", frame
-    raise RuntimeError("the server closed the stream")
+async def utter(speech: ClientSpeech, text: str, *, by_word: bool = False) -> Heard:
+    """Send one utterance, play what comes in real time."""
+    heard, began, sentence = Heard(), time.perf_counter(), ""
+    for piece in [word + " " for word in text.split()] if by_word else [text]:
+        await speech.say(piece)
+    await speech.finish()
+    async for audio in speech:
+        now, seconds = time.perf_counter(), len(audio.pcm) / 2 / RATE_HZ
+        if not heard.audio_s:
+            heard.first_s, heard.played_until = now - began, now
+        elif audio.text != sentence:
+            heard.slack_s.append(heard.played_until - now)
+        if now > heard.played_until:
+            heard.late_s.append(now - heard.played_until)
+            heard.played_until = now
+        sentence = audio.text
+        heard.played_until += seconds
+        heard.audio_s += seconds
+    return heard
 
 
-async def client(srv: Server, index: int, until: float, out: list[Heard], texts: tuple[str, ...] = TWELVE) -> None:
-    """Speaks one sentence after another in real time, beginning at a time of its own."""
+async def speak_on(client: Client, index: int, until: float, out: list[Heard]) -> None:
+    """Speak one sentence after another in real time, beginning at a time of its own."""
     chance = random.Random(index)
     await asyncio.sleep(chance.random() * 4.0)
-    async with websockets.connect(f"{srv.ws}/v1/audio/speech/stream", max_size=None, compression=None) as socket:
-        await socket.send(json.dumps(CONFIG))
+    async with client.speech() as speech:
         while time.perf_counter() < until:
-            heard = await utter(socket, texts[chance.randrange(len(texts))])
+            heard = await utter(speech, TWELVE[chance.randrange(len(TWELVE))])
             out.append(heard)
             await asyncio.sleep(max(0.0, heard.played_until - time.perf_counter()) + 0.2 * chance.random())
 
 
-async def crowd(srv: Server, count: int, seconds: float) -> dict[str, float]:
-    """`count` clients for `seconds`."""
-    out: list[Heard] = []
-    cpu, began = srv.cpu_s(), time.perf_counter()
-    until = began + 4.0 + seconds
-    await asyncio.gather(*(client(srv, k, until, out) for k in range(count)))
-    firsts = [h.first_s * 1000 for h in out]
-    return {
-        "utterances": len(out),
-        "first_p50_ms": percentile(firsts, 50),
-        "first_p95_ms": percentile(firsts, 95),
-        "first_max_ms": max(firsts),
-        "late_chunks": sum(len(h.late_s) for h in out),
-        "server_cores": (srv.cpu_s() - cpu) / (time.perf_counter() - began),
-    }
-
-
-async def first(srv: Server, trials: int) -> dict[str, Any]:
+async def first(client: Client, trials: int) -> dict[str, Any]:
     """One client, alone; then 32 that all ask at the same moment."""
-    alone = []
-    async with websockets.connect(f"{srv.ws}/v1/audio/speech/stream", compression=None) as socket:
-        await socket.send(json.dumps(CONFIG))
+    alone, burst = list[float](), list[float]()
+    async with client.speech() as speech:
         for k in range(trials):
-            alone.append((await utter(socket, TWELVE[k % len(TWELVE)])).first_s * 1000)
+            alone.append((await utter(speech, TWELVE[k % len(TWELVE)])).first_s * 1000)
             await asyncio.sleep(0.05)
-    rest = []
-    async with httpx.AsyncClient() as http:
-        for k in range(trials):
-            began = time.perf_counter()
-            body = {"input": TWELVE[k % len(TWELVE)], "response_format": "pcm"}
-            async with http.stream("POST", f"{srv.url}/v1/audio/speech", json=body) as answer:
-                async for data in answer.aiter_bytes():
-                    if data:
-                        rest.append((time.perf_counter() - began) * 1000)
-                        break
-    burst = []
     for _ in range(5):
-        sockets = [
-            await websockets.connect(f"{srv.ws}/v1/audio/speech/stream", max_size=None, compression=None)
-            for _ in range(32)
-        ]
-        for socket in sockets:
-            await socket.send(json.dumps(CONFIG))
-        heard = await asyncio.gather(*(utter(s, TWELVE[k % len(TWELVE)]) for k, s in enumerate(sockets)))
+        async with AsyncExitStack() as stack:
+            opened = [await stack.enter_async_context(client.speech()) for _ in range(32)]
+            heard = await together(32, lambda k, all_of=opened: utter(all_of[k], TWELVE[k % len(TWELVE)]))
         burst += [h.first_s * 1000 for h in heard]
-        for socket in sockets:
-            await socket.close()
-    out = {
-        "alone_p50_ms": percentile(alone, 50),
-        "alone_p95_ms": percentile(alone, 95),
-        "rest_p50_ms": percentile(rest, 50),
-        "burst_32_p50_ms": percentile(burst, 50),
-        "burst_32_p95_ms": percentile(burst, 95),
-    }
-    table(
-        "time to first sound over the socket, 12 words, ms",
-        ("one, p50", "one, p95", "REST, p50", "32 at the same moment, p50", "p95"),
-        [tuple(out.values())],
-    )
+    out = spread(alone, "alone", "ms") | spread(burst, "burst_32", "ms")
+    show("time to first sound over the socket, 12 words: one, and 32 at the same moment", [out])
     return out
 
 
-async def clients(srv: Server, counts: list[int], seconds: float) -> dict[str, Any]:
-    out = {}
+async def clients(srv: Server, client: Client, counts: list[int], seconds: float) -> dict[str, Any]:
+    out: dict[str, Any] = {}
     for count in counts:
-        out[str(count)] = row = await crowd(srv, count, seconds)
-        if not row["utterances"]:
-            break
-    table(
-        "clients in real time, one sentence after another (first sound in ms)",
-        ("clients", *next(iter(out.values())).keys()),
-        [(n, *r.values()) for n, r in out.items()],
-    )
+        heard = list[Heard]()
+        cpu, began = srv.cpu_s(), time.perf_counter()
+        await together(count, lambda k, until=began + 4.0 + seconds, into=heard: speak_on(client, k, until, into))
+        firsts = [h.first_s * 1000 for h in heard]
+        out[str(count)] = {"utterances": len(heard)} | spread(firsts, "first", "ms")
+        out[str(count)] |= {
+            "first_max_ms": max(firsts, default=float("nan")),
+            "late_chunks": sum(len(h.late_s) for h in heard),
+            "server_cores": (srv.cpu_s() - cpu) / (time.perf_counter() - began),
+        }
+    show("clients in real time, one sentence after another", out)
     return out
 
 
-async def gaps(srv: Server, counts: list[int]) -> dict[str, Any]:
+async def gaps(client: Client, counts: list[int]) -> dict[str, Any]:
     """Five sentences, word by word; the least of a sentence that was still to be heard when the next began to come."""
     out: dict[str, Any] = {}
     text = "Yes. " + " ".join(TWELVE) + " Good. Come in. " + TWELVE[0]
 
     async def one(index: int) -> Heard:
         await asyncio.sleep(index * 0.05)
-        async with websockets.connect(f"{srv.ws}/v1/audio/speech/stream", max_size=None, compression=None) as socket:
-            await socket.send(json.dumps(CONFIG))
-            return await utter(socket, text, tokens=True)
+        async with client.speech() as speech:
+            return await utter(speech, text, by_word=True)
 
     for count in counts:
-        heard = [h for _ in range(max(1, 16 // count)) for h in await asyncio.gather(*(one(k) for k in range(count)))]
+        heard = [h for _ in range(max(1, 16 // count)) for h in await together(count, one)]
         slack = [s for h in heard for s in h.slack_s]
         out[str(count)] = {
             "sentences": len(slack),
@@ -225,74 +178,48 @@ async def gaps(srv: Server, counts: list[int]) -> dict[str, Any]:
             "p5_slack_s": percentile(slack, 5),
             "late": sum(len(h.late_s) for h in heard),
         }
-    table(
-        "how much of a sentence is still to be heard when the next one's sound comes, s",
-        ("clients", "sentences", "least", "p5", "late chunks"),
-        [(n, *r.values()) for n, r in out.items()],
-    )
+    show("how much of a sentence is still to be heard when the next one's sound comes, by clients", out)
     return out
 
 
-async def cancel(srv: Server, trials: int) -> dict[str, Any]:
-    """From sending `input.cancel` to the last frame of sound that arrives, alone and beside 32 clients."""
+async def cancel(client: Client, trials: int) -> dict[str, Any]:
+    """From `input.cancel` to the last sound that arrives, and to `session.done`, alone and beside 32 clients."""
     out: dict[str, Any] = {}
-    long = "This sentence goes on and on, " * 600
 
     async def once(delay: float) -> tuple[float, float]:
-        async with websockets.connect(f"{srv.ws}/v1/audio/speech/stream", max_size=None, compression=None) as socket:
-            await socket.send(json.dumps(CONFIG))
-            await socket.send(json.dumps({"type": "input.text", "text": long}))
-            await socket.send(json.dumps({"type": "input.done"}))
-            sent, last, done = 0.0, 0.0, 0.0
-            until = time.perf_counter() + delay
-            async for frame in socket:
+        async with client.speech() as speech:
+            await speech.say("This sentence goes on and on, " * 600)
+            await speech.finish()
+            sent, last, until = 0.0, 0.0, time.perf_counter() + delay
+            async for _ in speech:
                 now = time.perf_counter()
                 if not sent and now > until:
                     sent = now
-                    await socket.send(json.dumps({"type": "input.cancel"}))
-                elif sent and isinstance(frame, bytes):
+                    await speech.cancel()
+                elif sent:
                     last = now
-                elif sent and json.loads(frame)["type"] == "session.done":
-                    done = now
-                    break
-            return max(0.0, last - sent) * 1000, (done - sent) * 1000
+            return max(0.0, last - sent) * 1000, (time.perf_counter() - sent) * 1000
 
     for others in (0, 32):
-        heard: list[Heard] = []
-        until = time.perf_counter() + 8.0
-        crowd = [asyncio.create_task(client(srv, k, until, heard)) for k in range(others)]
+        until, heard = time.perf_counter() + 8.0, list[Heard]()
+        crowd = [asyncio.create_task(speak_on(client, k, until, heard)) for k in range(others)]
         await asyncio.sleep(1.0 if others else 0.0)
-        times = [await once(0.1 + 0.01 * k) for k in range(trials)]
+        last, done = zip(*[await once(0.1 + 0.01 * k) for k in range(trials)], strict=True)
         await asyncio.gather(*crowd)
-        last, done = [t[0] for t in times], [t[1] for t in times]
-        out[str(others)] = {
-            "last_p50_ms": percentile(last, 50),
-            "last_max_ms": max(last),
-            "done_p50_ms": percentile(done, 50),
-        }
-    table(
-        "cancel: ms from sending it to the last sound that arrives (sound on its way included), and to session.done",
-        ("others speaking", "last sound p50", "max", "done p50"),
-        [(n, *r.values()) for n, r in out.items()],
-    )
+        out[str(others)] = {"last_p50_ms": percentile(last, 50), "last_max_ms": max(last)}
+        out[str(others)] |= {"done_p50_ms": percentile(done, 50)}
+    show("cancel, by others who speak: last sound that arrives (sound on its way included), and session.done", out)
     return out
 
 
-async def spoken(srv: Server, texts: list[str]) -> list[np.ndarray]:
+async def spoken(client: Client, texts: list[str]) -> list[np.ndarray]:
     """Each text by the stream, with a seed."""
     out = []
-    async with websockets.connect(f"{srv.ws}/v1/audio/speech/stream", max_size=None, compression=None) as socket:
-        await socket.send(json.dumps(CONFIG | {"seed": 0, "split_granularity": "none"}))
+    async with client.speech(config={"seed": 0, "split_granularity": "none"}) as speech:
         for text in texts:
-            await socket.send(json.dumps({"type": "input.text", "text": text}))
-            await socket.send(json.dumps({"type": "input.done"}))
-            data = b""
-            async for frame in socket:
-                if isinstance(frame, bytes):
-                    data += frame
-                elif json.loads(frame)["type"] == "session.done":
-                    break
-            out.append(from_pcm16(data))
+            await speech.say(text)
+            await speech.finish()
+            out.append(from_pcm16(b"".join([audio.pcm async for audio in speech])))
     return out
 
 
@@ -319,38 +246,27 @@ def at_16k(pcm: np.ndarray, rate_hz: int = RATE_HZ) -> np.ndarray:
     return np.asarray(soxr.resample(pcm, rate_hz, 16_000), np.float32)
 
 
-async def quality(srv: Server, texts: list[str]) -> dict[str, Any]:
-    streamed = await spoken(srv, texts)
-    apart = []
-    async with httpx.AsyncClient(timeout=60) as http:
-        for text, pcm in zip(texts[:30], streamed, strict=False):
-            body = {"input": text, "response_format": "wav", "seed": 0}
-            data = (await http.post(f"{srv.url}/v1/audio/speech", json=body)).content[44:]
-            apart.append(abs(len(data) / 2 - len(pcm)) / len(pcm) * 100)
+async def quality(client: Client, texts: list[str]) -> dict[str, Any]:
+    streamed = await spoken(client, texts)
     heard = await transcripts([at_16k(p) for p in streamed])
     out = {
         "sentences": len(texts),
         "words": sum(len(t.split()) for t in texts),
         "audio_s": sum(map(len, streamed)) / RATE_HZ,
         "wer": error_rate(texts, heard),
-        "stream_against_file_max_percent": max(apart),
     }
-    table(
-        "intelligibility: word errors of the loaded Whisper, %; the stream's length against the file's, %",
-        tuple(out),
-        [tuple(out.values())],
-    )
+    show("intelligibility: word errors of the loaded Whisper, %", [out])
     return out
 
 
-async def word_times(srv: Server, texts: list[str], folder: Path) -> dict[str, Any]:
+async def word_times(texts: list[str], folder: Path) -> dict[str, Any] | None:
     """Against PocketSphinx; and the loaded Whisper's alignment, which serves voices that do not tell."""
     settings = load_settings({}, os.environ)
     models = load(settings, store_of(settings.models), roles=(*TRANSCRIPTION_ROLES, *SPEECH_ROLES))
-    options = VoiceOptions(models.required_synthesizer.profile.voices[0], 1.0, 0)
+    voice = VoiceOptions(models.required_synthesizer.profile.voices[0], 1.0, 0)
     clips, own, attended = [], [], []
     for k, text in enumerate(texts):
-        sounds = [s async for s in models.required_synthesizer.speak(text, options, lambda: Urgency.BULK)]
+        sounds = [s async for s in models.required_synthesizer.speak(text, voice, lambda: Urgency.BULK)]
         pcm = at_16k(np.concatenate([s.pcm for s in sounds]))
         encoder = Encoder("wav", 16_000, whole=True)
         encoder.feed(pcm)
@@ -360,7 +276,8 @@ async def word_times(srv: Server, texts: list[str], folder: Path) -> dict[str, A
         own.append([w for s in sounds for w in s.words])
         attended.append(await models.required_transcriber.align(pcm, text.split(), "en"))
     models.close()
-    judged = peer("pocketsphinx", {"clips": clips}, folder)
+    if (judged := peer("pocketsphinx", folder, clips=clips)) is None:
+        return None
     out: dict[str, Any] = {}
     for name, mine in (("durations", own), ("whisper", attended)):
         starts, ends = [], []
@@ -369,119 +286,66 @@ async def word_times(srv: Server, texts: list[str], folder: Path) -> dict[str, A
                 continue
             starts += [abs(w.start_s - s[0]) * 1000 for w, s in zip(words, spans, strict=True)]
             ends += [abs(w.end_s - s[1]) * 1000 for w, s in zip(words, spans, strict=True)]
-        out[name] = {
-            "words": len(starts),
-            "start_median_ms": percentile(starts, 50),
-            "start_p95_ms": percentile(starts, 95),
-            "end_median_ms": percentile(ends, 50),
-            "end_p95_ms": percentile(ends, 95),
-        }
-    table(
-        "word times against forced alignment by PocketSphinx, ms apart",
-        ("source", *next(iter(out.values())).keys()),
-        [(n, *r.values()) for n, r in out.items()],
-    )
+        out[name] = {"words": len(starts)}
+        for end, values in (("start", starts), ("end", ends)):
+            out[name] |= {f"{end}_median_ms": percentile(values, 50), f"{end}_p95_ms": percentile(values, 95)}
+    show("word times against forced alignment by PocketSphinx, apart", out)
     return out
 
 
-def peer(name: str, inputs: dict[str, Any], folder: Path) -> Any:
-    """Run a peer's driver in its own environment; None where it is not set up."""
-    python = HERE / "peers" / f".venv-{name}" / "bin" / "python"
-    if not python.is_file():
-        raise SystemExit(f"{name} is not set up: make peers")
-    command = [str(python), str(HERE / "peers" / name / "drive.py"), "--out", str(folder / f"{name}.json")]
-    for key, value in inputs.items():
-        path = folder / f"{name}-{key}.json"
-        path.write_text(json.dumps(value))
-        command += [f"--{key}", str(path)]
-    subprocess.run(command, check=True)
-    return json.loads((folder / f"{name}.json").read_text())
-
-
-async def peers(srv: Server, texts: list[str], folder: Path) -> dict[str, Any]:
+async def peers(client: Client, texts: list[str], folder: Path) -> dict[str, Any] | None:
     """Piper in a process of its own, without a socket, on one thread; ours over the socket, one client."""
-    theirs = peer("piper", {"sentences": texts}, folder)["results"]
+    if (found := peer("piper", folder, sentences=texts)) is None:
+        return None
+    theirs = found["results"]
     heard = await transcripts([decode_all(r["path"]) for r in theirs])
     ours = []
-    async with websockets.connect(f"{srv.ws}/v1/audio/speech/stream", max_size=None, compression=None) as socket:
-        await socket.send(json.dumps(CONFIG | {"split_granularity": "none"}))
+    async with client.speech(config={"split_granularity": "none"}) as speech:
         for text in texts:
             began = time.perf_counter()
-            got = await utter(socket, text)
-            ours.append((got.first_s, time.perf_counter() - began, got.audio_s))
-    mine = await transcripts([at_16k(p) for p in await spoken(srv, texts)])
+            got = await utter(speech, text)
+            ours.append({"first_s": got.first_s, "took_s": time.perf_counter() - began, "audio_s": got.audio_s})
+    mine = await transcripts([at_16k(p) for p in await spoken(client, texts)])
     out = {
-        "antiphon": {
-            "first_p50_ms": percentile([o[0] * 1000 for o in ours], 50),
-            "seconds_a_second": sum(o[1] for o in ours) / sum(o[2] for o in ours),
-            "wer": error_rate(texts, mine),
-        },
-        "piper": {
-            "first_p50_ms": percentile([r["first_s"] * 1000 for r in theirs], 50),
-            "seconds_a_second": sum(r["took_s"] for r in theirs) / sum(r["audio_s"] for r in theirs),
-            "wer": error_rate(texts, heard),
-        },
+        name: {
+            "first_p50_ms": percentile([r["first_s"] * 1000 for r in results], 50),
+            "seconds_a_second": sum(r["took_s"] for r in results) / sum(r["audio_s"] for r in results),
+            "wer": error_rate(texts, words),
+        }
+        for name, results, words in (("antiphon", ours, mine), ("piper", theirs, heard))
     }
-    table(
-        "side by side, sentence by sentence",
-        ("", "first sound p50, ms", "seconds of work a second of sound", "word errors of Whisper, %"),
-        [(n, r["first_p50_ms"], f"{r['seconds_a_second']:.4f}", r["wer"]) for n, r in out.items()],
-    )
+    show("sentence by sentence: first sound, seconds of work a second of sound, word errors of Whisper, %", out)
     return out
 
 
-def plot(document: dict[str, Any]) -> None:
-    """bench/results/tts-clients.png: time to first sound against clients."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = document.get("clients")
-    if not rows:
-        return
-    counts = [int(n) for n in rows]
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    for key, label in (("first_p50_ms", "p50"), ("first_p95_ms", "p95")):
-        axes.plot(counts, [r[key] for r in rows.values()], marker="o", label=label)
-    axes.set(
-        xlabel="clients speaking at once in real time",
-        ylabel="first sound, ms",
-        title="Speech on two shared cores (the clients on them too)",
-        yscale="log",
-    )
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(HERE / "results" / "tts-clients.png", dpi=110)
-
-
-async def measure(srv: Server, args: argparse.Namespace, document: dict[str, Any]) -> None:
-    wanted = set(args.sections.split(","))
+def measure(srv: Server, args: Any, folder: Path) -> None:
     texts = sentences(args.data, SENTENCES)
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        if "first" in wanted:
-            document["first"] = await first(srv, args.trials)
-        if "gaps" in wanted:
-            document["gaps"] = await gaps(srv, [1, 8, 32])
-        if "cancel" in wanted:
-            document["cancel"] = await cancel(srv, 20)
-        if "clients" in wanted:
-            document["clients"] = await clients(srv, [int(n) for n in args.clients.split(",")], args.seconds)
-        if "quality" in wanted:
-            document["quality"] = await quality(srv, texts)
-        if "words" in wanted:
-            document["words"] = await word_times(srv, texts, folder)
-        if "peers" in wanted:
-            document["peers"] = await peers(srv, texts[:60], folder)
+
+    def asked(work: Callable[[Client], Any]) -> Any:
+        """What `work` finds with a client of the server."""
+
+        async def main() -> Any:
+            async with Client(srv.url) as client:
+                return await work(client)
+
+        return asyncio.run(main())
+
+    sections = {
+        "first": lambda: asked(lambda client: first(client, args.trials)),
+        "gaps": lambda: asked(lambda client: gaps(client, [1, 8, 32])),
+        "cancel": lambda: asked(lambda client: cancel(client, 20)),
+        "clients": lambda: asked(lambda client: clients(srv, client, numbers(args.clients), args.seconds)),
+        "quality": lambda: asked(lambda client: quality(client, texts)),
+        "words": lambda: asyncio.run(word_times(texts, folder)),
+        "peers": lambda: asked(lambda client: peers(client, texts[:60], folder)),
+    }
+    measured("tts", args.sections, sections, data=args.data.name)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="antiphon bench tts", description=__doc__.split("\n")[0] if __doc__ else "")
-    parser.add_argument(
-        "--data", type=Path, default=HERE.parent / "tests" / "data", help="folder with a manifest.jsonl"
-    )
-    parser.add_argument("--sections", default="first,gaps,cancel,clients,quality,words,peers")
+    parser = options("antiphon bench tts", __doc__, ("first", "gaps", "cancel", "clients", "quality", "words", "peers"))
+    recordings = HERE.parent / "tests" / "data"
+    parser.add_argument("--data", type=Path, default=recordings, help="folder with a manifest.jsonl")
     parser.add_argument("--clients", default="1,8,32,64,96,128,160,192")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each number of clients")
     parser.add_argument("--trials", type=int, default=40)
@@ -491,12 +355,9 @@ def main() -> None:
         found = {"machine": machine(), "transports": transports(args.trials)}
         print(f"\nwritten: {save('tts-transports', found)}")
         return
-    document: dict[str, Any] = {"machine": machine(), "data": args.data.name}
-    with server("--language-model", "none", "--max-sessions", "2000", "--sessions-per-key", "2000") as srv:
-        asyncio.run(measure(srv, args, document))
-    path = save("tts", document)
-    plot(json.loads(path.read_text()))
-    print(f"\nwritten: {path}")
+    flags = ("--language-model", "none", "--max-sessions", "2000", "--sessions-per-key", "2000")
+    with server(*flags) as srv, tempfile.TemporaryDirectory() as folder:
+        measure(srv, args, Path(folder))
 
 
 if __name__ == "__main__":

@@ -1,15 +1,14 @@
 """Turn-taking: when turns end, how soon an answer falls silent for somebody who speaks, and what does not end it.
 
-    antiphon bench turns [--data DIR] [--sections curve,barge-in,sounds,voices,eight]
+    antiphon bench turns [--data DIR] [--sections curve,barge-in,sounds,voices]
     antiphon bench turns --data DIR --sections full-duplex-bench --items FOLDER
 
-- `curve`: silence alone, Smart Turn alone, and the end-of-turn model, over the pauses of bench/results/
+- `curve`: Smart Turn alone, and the end-of-turn model by eagerness, over the pauses of bench/results/
   turns-pauses.json, of speakers that the model was never fitted to. Without a server and without audio;
   bench/turn_taking/pauses.py makes that file, and bench/turn_taking/fit.py fits the model to it.
 - `barge-in`: from the onset of a voice over an answer to the client's silence, and to the decision that it interrupts.
 - `sounds`: acknowledgements, sneezes, music, noise, and the answer's own echo, over an answer.
 - `voices`: turns of another voice with `primary_speaker` `auto`. Needs the default speaker encoder in the model folder.
-- `eight`: voice to voice with one, four and eight conversations at once.
 - `full-duplex-bench`: conversations for that benchmark's scorers (bench/full_duplex_bench.py); only where it is named.
 
 All but `curve` play real recordings in real time to a real server with the default models, at the defaults of each mode
@@ -22,17 +21,15 @@ import argparse
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from bench.common import HERE, RESULTS, Server, machine, save, server
+from bench.common import RESULTS, Server, machine, options, save, server
+from bench.driver import MODES
 from bench.full_duplex_bench import full_duplex_bench
-from bench.turn_taking.caller import MODES
-from bench.turn_taking.curve import curve, plot
-from bench.turn_taking.eight import eight
+from bench.hearing.clips import with_data
+from bench.turn_taking.curve import curve
 from bench.turn_taking.interruptions import barge_in
 from bench.turn_taking.sounds import over_an_answer
 from bench.turn_taking.voices import voices
@@ -65,7 +62,6 @@ SECTIONS: dict[str, Section] = {
     "barge-in": live(lambda srv, args: barge_in(srv, args.data, args.speakers, args.modes.split(","))),
     "sounds": live(lambda srv, args: over_an_answer(srv, args.data, args.modes.split(","))),
     "voices": lambda args: voices(args.data, args.sessions),
-    "eight": live(lambda srv, args: eight(srv, args.data, args.turns)),
     "full-duplex-bench": live(lambda srv, args: full_duplex_bench(srv, args.data, args.items, 20)),
 }
 # It writes a folder, and measures nothing by itself.
@@ -73,16 +69,11 @@ DEFAULT = tuple(name for name in SECTIONS if name != "full-duplex-bench")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="antiphon bench turns", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--sections", default=",".join(DEFAULT))
-    parser.add_argument(
-        "--data", type=Path, default=HERE.parent / "tests" / "data", help="folder with a manifest.jsonl"
-    )
+    parser = with_data(options("antiphon bench turns", __doc__, DEFAULT))
     parser.add_argument("--words-ms", type=float, default=400, help="`curve`: the silence at which the words are known")
     parser.add_argument("--speakers", type=int, default=26, help="`barge-in`: speakers, each once a mode")
     parser.add_argument("--modes", default=",".join(MODES), help="of `barge-in` and `sounds`; others stay as measured")
     parser.add_argument("--sessions", type=int, default=24, help="`voices`: sessions, of a user each")
-    parser.add_argument("--turns", type=int, default=12, help="`eight`: turns of each conversation")
     parser.add_argument("--items", type=Path, help="`full-duplex-bench`: the folder to write")
     args = parser.parse_args()
     wanted = args.sections.split(",")
@@ -90,20 +81,14 @@ def main() -> None:
         parser.error(f"--sections: there is no section {', '.join(sorted(unknown))}. It takes {', '.join(SECTIONS)}")
     if "full-duplex-bench" in wanted and args.items is None:
         parser.error("--sections full-duplex-bench needs --items FOLDER, which it writes")
-    for name, section in SECTIONS.items():
-        if name not in wanted:
-            continue
+    for name in wanted:
         load_before = os.getloadavg()[0]
-        found = earlier(name) | section(args) if name in ("barge-in", "sounds") else section(args)
+        found = (earlier(name) if name in ("barge-in", "sounds") else {}) | SECTIONS[name](args)
         document = {"machine": machine(), name: found}
         if name != "curve":
             loads = {"load_before": load_before, "load_after": os.getloadavg()[0], "niceness": os.nice(0)}
             document |= {"data": args.data.name} | loads
-        # A section that was measured stays, whatever the next one does.
-        path = save(f"turns-{name}", document)
-        if name == "curve":
-            plot(document, RESULTS)
-        print(f"\nwritten: {path}")
+        print(f"\nwritten: {save(f'turns-{name}', document)}")
 
 
 if __name__ == "__main__":

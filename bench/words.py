@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from antiphon.capacity.yardstick import num_word_errors
+
 ABBREVIATIONS = {"mr": "mister", "mrs": "missus", "dr": "doctor", "st": "saint", "ok": "okay", "etc": "et cetera"}
 SPELLINGS = {
     "colour": "color", "favour": "favor", "honour": "honor", "labour": "labor", "neighbour": "neighbor",
@@ -16,27 +18,9 @@ SPELLINGS = {
     "counsellor": "counselor", "licence": "license", "defence": "defense", "to-day": "today",
 }  # fmt: skip
 ONES = [
-    "zero",
-    "one",
-    "two",
-    "three",
-    "four",
-    "five",
-    "six",
-    "seven",
-    "eight",
-    "nine",
-    "ten",
-    "eleven",
-    "twelve",
-    "thirteen",
-    "fourteen",
-    "fifteen",
-    "sixteen",
-    "seventeen",
-    "eighteen",
-    "nineteen",
-]
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve",
+    "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen",
+]  # fmt: skip
 TENS = ["-", "-", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 UNSPACED = ("zh", "ja", "ko", "yue")
 
@@ -70,19 +54,8 @@ def norm(text: str, language: str = "en", *, digit_by_digit: bool = False) -> li
     return " ".join(SPELLINGS.get(w, w) for w in (ABBREVIATIONS.get(w, w) for w in words)).split()
 
 
-def distance(reference: list[str], heard: list[str]) -> int:
-    """Levenshtein distance in words."""
-    row = list(range(len(heard) + 1))
-    for i, a in enumerate(reference, 1):
-        new = [i]
-        for j, b in enumerate(heard, 1):
-            new.append(min(row[j] + 1, new[-1] + 1, row[j - 1] + (a != b)))
-        row = new
-    return row[-1]
-
-
 def score(reference: str, heard: str, language: str = "en") -> tuple[int, int]:
     """(errors, words of the reference). The numerals of `heard` count as numbers or digit by digit, as suits best."""
     a = norm(reference, language)
     readings = (norm(heard, language, digit_by_digit=one_by_one) for one_by_one in (False, True))
-    return min(distance(a, b) for b in readings), len(a)
+    return min(num_word_errors(a, b) for b in readings), len(a)

@@ -1,4 +1,4 @@
-"""The figures of `antiphon bench asr`: what counts as an error, a first word, a whole question, and a difference."""
+"""The figures of `antiphon bench asr`: what counts as an error, a first word, and a difference."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from bench.hearing.client import FileText, Heard
 from bench.hearing.clips import Clip, spread
 from bench.hearing.figures import difference, errors_row, first_words_s, matches, readings, word_delays
 from bench.hearing.ghosts import FLOORS, pieces_of
-from bench.hearing.silent import judged
-from bench.hearing.word_times import apart_ms
 from bench.words import score
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -84,20 +82,6 @@ def test_matches_are_in_order():
     assert matches(["a", "b", "c"], ["b", "x", "c"]) == [(1, 0), (2, 2)]
 
 
-@pytest.mark.parametrize(
-    ("turns", "whole"),
-    [
-        (("What is 2 plus 2?",), True),
-        (("What's two plus two?",), True),
-        (("What is it?",), False),
-        (("What is two", "plus two?"), False),
-        ((), False),
-    ],
-)
-def test_question_is_whole_as_one_turn_with_the_words_of_the_text_or_of_its_file(turns: tuple[str, ...], whole: bool):
-    assert judged(clip("What is two plus two?"), final(*turns), "What's two plus two?").whole is whole
-
-
 def test_noise_lasts_the_minutes_and_repeats_after_every_clip_was_heard():
     clips = [clip("", str(k)) for k in range(5)]
     for one in clips:
@@ -107,11 +91,6 @@ def test_noise_lasts_the_minutes_and_repeats_after_every_clip_was_heard():
     one_round = len(clips) + len(FLOORS)
     assert len({name for name, _ in pieces[:one_round]}) == one_round
     assert [n for n, _ in pieces[one_round : 2 * one_round]] != [n for n, _ in pieces[:one_round]]
-
-
-def test_word_times_are_compared_for_words_in_common():
-    truth = [("The", 0.0, 0.25), ("cat", 0.25, 0.5), ("sat.", 0.5, 1.0)]
-    assert apart_ms([("The", 0.0, 0.5), ("sat", 0.75, 1.0)], truth) == [(0.0, 250.0), (250.0, 0.0)]
 
 
 def test_spread_takes_clips_from_all_over():

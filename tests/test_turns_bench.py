@@ -10,7 +10,7 @@ import pytest
 from bench.common import RESULTS
 from bench.turn_taking.fit import fit, log_normal, logistic
 from bench.turn_taking.pauses import Pause, deepest_gap, is_whole, noise_like, read, speaker_of
-from bench.turn_taking.replay import is_fitted, listening, outcome, silence_alone, turn_detector_alone
+from bench.turn_taking.replay import is_fitted, listening, outcome, turn_detector_alone
 
 from antiphon.turns.ending.end_of_turn_table import (
     LOGISTIC,
@@ -81,7 +81,7 @@ def test_the_survival_fit_finds_the_median_and_the_spread():
 
 def test_outcomes_count_pauses_that_a_rule_ends_and_waits_at_ends():
     inner, ends = [pause(0.25), pause(0.5), pause(1.0)], [pause(None), pause(None, 0.1)]
-    found = outcome(silence_alone(500), inner, ends)
+    found = outcome(lambda pause: 500.0, inner, ends)
     assert (found.cut_off, found.wait_p50_s) == (pytest.approx(2 / 3), 0.5)
     found = outcome(turn_detector_alone(0.5), inner, ends)
     assert (found.cut_off, found.wait_p50_s) == (pytest.approx(2 / 3), pytest.approx(2.15))

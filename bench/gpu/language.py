@@ -2,7 +2,7 @@
 
 A turn is TURN_ROWS rows behind a long conversation that is in the KV already, as it is at a conversation's 150th turn:
 `first token` is the time from the turn's arrival to its first token, `tokens a second` what all sessions are then given
-together.
+together. `agreement` is whether the engine says on the GPU what it says on the CPU, in each of its settings.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import importlib.util
 import json
 import tempfile
 import time
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any
 
 import torch
-from bench.common import percentile
-from bench.gpu.suite import Plan, Recorder
-from bench.models.qwen3 import SIZES, language_model
+from bench.common import percentile, together
+from bench.gpu.suite import Plan, Recorder, counted
+from bench.models import SHAPES, language_model
 
 from antiphon.engine.api import EngineSettings, Sampling, Session
 from antiphon.engine.local.engine import LocalEngine
@@ -31,21 +31,14 @@ TURN_ROWS = 64
 SPARE_BYTES = 10 << 30
 # As its makers sample without thinking (generation_config.json).
 SAMPLING = Sampling(temperature=0.7, top_k=20, top_p=0.8, seed=1)
-
-
-def size_of(plan: Plan) -> str:
-    """Return the size of the model to measure."""
-    return "tiny" if plan.dry else "8B"
+# `agreement`: sessions of so many rows, told apart by their lengths; the tokens of each turn; and the rows that their
+# KV is cut back to before their second turn.
+LENGTHS, TOKENS, KEPT = (3, 17, 64, 200, 511, 1025), 48, 3
 
 
 def name(plan: Plan) -> str:
     """Return the model's name in the figures."""
-    return f"Qwen3-{size_of(plan)}"
-
-
-def dtype_of(plan: Plan) -> torch.dtype:
-    """Return the type of its weights and its KV."""
-    return torch.float32 if plan.dry else torch.bfloat16
+    return plan.pick("Qwen3-tiny", "Qwen3-8B")
 
 
 def loads(plan: Plan) -> list[tuple[int, int, int]]:
@@ -80,15 +73,15 @@ def engine(plan: Plan, recorder: Recorder) -> None:
 
 def new_engine(plan: Plan, **settings: Any) -> LocalEngine:
     """Return an engine with the model, and the KV memory that is left beside it."""
-    model, device = language_model(size_of(plan), plan.device, dtype_of(plan)), torch.device(plan.device)
+    size, dtype, device = *plan.pick(("tiny", torch.float32), ("8B", torch.bfloat16)), torch.device(plan.device)
+    model = language_model(size, plan.device, dtype)
     room = 64 << 20 if plan.dry else torch.cuda.mem_get_info()[0] - SPARE_BYTES
-    runner = Runner(model, device, dtype_of(plan), dtype_of(plan), rotate_half=True)
+    runner = Runner(model, device, dtype, dtype, rotate_half=True)
     return LocalEngine(runner, EngineSettings(**{"kv_bytes": room, "park_after_s": 3600.0} | plan.engine | settings))
 
 
 async def _measure_engine(plan: Plan, recorder: Recorder, label: str, settings: dict[str, Any]) -> None:
-    model = new_engine(plan, **settings)
-    try:
+    with closing(new_engine(plan, **settings)) as model:
         row_bytes = model.scheduler.cache.storage.row_bytes
         for rows, sessions, num_tokens in loads(plan):
             # The conversation that the sessions are branched from holds its rows too.
@@ -97,10 +90,8 @@ async def _measure_engine(plan: Plan, recorder: Recorder, label: str, settings: 
             if count < 1 or (count < sessions and (rows, count) in {(r, s) for r, s, _ in loads(plan)}):
                 recorder.note(f"{label}: {sessions} sessions of {rows} rows have no room")
                 continue
-            load = f"{count} session{'s' if count > 1 else ''}, {short(rows)} rows, {label}"
+            load = f"{counted(count, 'session')}, {short(rows)} rows, {label}"
             await _measure_load(plan, model, recorder, (rows, count, num_tokens), load)
-    finally:
-        model.close()
 
 
 async def _measure_load(
@@ -119,9 +110,7 @@ async def _measure_load(
         session.append(tokens(model, TURN_ROWS, 1 + number))
     await asyncio.gather(*(session.settle() for session in sessions))
     began = time.perf_counter()
-    times = await asyncio.gather(
-        *(turn(session, tokens(model, TURN_ROWS, 1000 + n), num_tokens) for n, session in enumerate(sessions))
-    )
+    times = await together(count, lambda n: turn(sessions[n], tokens(model, TURN_ROWS, 1000 + n), num_tokens))
     for session in sessions:
         session.close()
     firsts, lasts = ([t[i] - began for t in times] for i in (0, 1))
@@ -143,8 +132,12 @@ async def turn(session: Session, ids: list[int], num_tokens: int) -> tuple[float
 
 def tokens(model: LocalEngine, count: int, seed: int) -> list[int]:
     """Return tokens that no other seed has: sessions that begin alike would share their KV."""
-    drawn = torch.randint(0, 250, (count,), generator=torch.Generator().manual_seed(seed))
-    return [int(i) % model.vocabulary_size for i in drawn]
+    return [i % model.vocabulary_size for i in drawn(count, seed)]
+
+
+def drawn(count: int, seed: int) -> list[int]:
+    """Return random numbers below 250."""
+    return [int(i) for i in torch.randint(0, 250, (count,), generator=torch.Generator().manual_seed(seed))]
 
 
 def short(rows: int) -> str:
@@ -162,7 +155,7 @@ def vllm(plan: Plan, recorder: Recorder) -> None:
         return
     from vllm import LLM, SamplingParams
 
-    config = SIZES[size_of(plan)] | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
+    config = SHAPES[name(plan)] | {"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3"}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config))
         served = LLM(
@@ -186,15 +179,51 @@ def _measure_vllm(plan: Plan, served: Any, params: Any, recorder: Recorder, size
         served.generate([{"prompt_token_ids": p} for p in prompts], how, use_tqdm=False)
         return time.perf_counter() - began
 
-    def drawn(size: int, seed: int) -> list[int]:
-        return torch.randint(0, 250, (size,), generator=torch.Generator().manual_seed(seed)).tolist()
-
     base = drawn(rows, 0)
     generate([base], 1)
-    load = f"{count} session{'s' if count > 1 else ''}, {short(rows)} rows, vLLM"
+    load = f"{counted(count, 'session')}, {short(rows)} rows, vLLM"
     first_s = generate([base + drawn(TURN_ROWS, 1000 + n) for n in range(count)], 1)
     recorder.figure(name(plan), "first token p50", load, first_s * 1000, "ms")
     whole_s = generate([base + drawn(TURN_ROWS, 2000 + n) for n in range(count)], num_tokens)
     recorder.figure(
         name(plan), "tokens a second", load, count * (num_tokens - 1) / max(1e-9, whole_s - first_s), "tokens/s"
     )
+
+
+def agreement(plan: Plan, recorder: Recorder) -> None:
+    """The section `agreement`: tokens that are others than the CPU's, of all of two turns of several sessions.
+
+    Between the turns each session's KV is cut back, and what follows is appended to it. The model is tiny and its
+    weights and KV are float32, so that the likeliest token is the same wherever it is computed.
+    """
+    expected = asyncio.run(_said("cpu", {}))
+    total = sum(len(said) for said in expected)
+    for label, settings in engine_settings(plan).items():
+        with recorder.part(label):
+            found = asyncio.run(_said(plan.device, settings))
+            differ = sum(
+                sum(a != b for a, b in zip(ours, theirs, strict=False)) + abs(len(ours) - len(theirs))
+                for ours, theirs in zip(found, expected, strict=True)
+            )
+            recorder.figure("Qwen3-tiny", "tokens that differ from the CPU's", label, differ, f"of {total}")
+
+
+async def _said(device: str, settings: dict[str, Any]) -> list[list[int]]:
+    """Return the tokens of every session's two turns, with all sessions at once."""
+    model = language_model("tiny", "cpu", torch.float32).to(device)
+    runner = Runner(model, torch.device(device), torch.float32, torch.float32, rotate_half=True)
+    with closing(LocalEngine(runner, EngineSettings(kv_bytes=64 << 20, **settings))) as engine:
+        sessions = [await engine.open() for _ in LENGTHS]
+
+        async def say(number: int, rows: int, seed: int) -> list[int]:
+            sessions[number].append(tokens(engine, rows, seed))
+            async with aclosing(sessions[number].generate(Sampling(temperature=0.0, max_tokens=TOKENS))) as made:
+                return [token.id async for token in made]
+
+        first = await together(len(LENGTHS), lambda n: say(n, LENGTHS[n], LENGTHS[n]))
+        for session in sessions:
+            session.rollback(KEPT)
+        second = await together(len(LENGTHS), lambda n: say(n, LENGTHS[n] // 2 + 1, LENGTHS[n] + 1))
+        for session in sessions:
+            session.close()
+        return [*first, *second]

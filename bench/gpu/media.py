@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import io
 import time
-from contextlib import aclosing
+from contextlib import aclosing, closing
+from dataclasses import dataclass
 
 import numpy as np
 import torch
-from bench.common import percentile
-from bench.gpu.speech import model_options
-from bench.gpu.suite import Plan, Recorder
-from bench.models import minicpmo, qwen3_asr, qwen3_omni, vision
+from bench import models
+from bench.common import percentile, together
+from bench.gpu.suite import Plan, Recorder, counted
 from PIL import Image
 
-from antiphon.adapters.minicpmo.model import MiniCpmO
+from antiphon.adapters.minicpmo.model import MiniCpmO, MiniCpmOStream
 from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.vlm.session import VisionLanguageModel
 from antiphon.contracts import (
@@ -36,6 +36,8 @@ from antiphon.vision.images import EncodedImage
 UNITS, UNCOUNTED = 12, 2
 # A session that is so many units behind gets no more: all that are left of it are missed.
 FAR_BEHIND = 8
+# Tokens of an answer to speech, at most.
+ANSWER_TOKENS = 24
 # Frames that each video session is shown, of this size.
 FRAMES, WIDTH, HEIGHT = 16, 640, 480
 
@@ -46,23 +48,16 @@ def native(plan: Plan, recorder: Recorder) -> None:
     That is the most a unit can cost; the codes are made, but no audio of them. A unit is missed where its step is not
     done when the next one is there.
     """
-    room = 64 << 20 if plan.dry else 24 << 30
-    model = minicpmo.native_model("tiny" if plan.dry else "4.5", model_options(plan, kv_bytes=room))
-    try:
-        for count in [2] if plan.dry else [1, 32, 8]:
+    with closing(models.native_model(plan.pick("tiny", "4.5"), plan.options(24))) as model:
+        for count in plan.pick([2], [1, 32, 8]):
             with recorder.part(f"{count} sessions"):
                 asyncio.run(_measure_native(plan, recorder, model, count))
-    finally:
-        model.close()
 
 
 async def _measure_native(plan: Plan, recorder: Recorder, model: MiniCpmO, count: int) -> None:
     pace_s, units, uncounted = (0.1, 3, 1) if plan.dry else (model.profile.unit_s, UNITS, UNCOUNTED)
-    streams = [
-        await model.open(NativeOptions(minicpmo.PROMPT, listen_only_units=0, sampling=NativeSampling(seed=i)))
-        for i in range(count)
-    ]
-    sounds, took, began = [minicpmo.sound(n) for n in range(8)], list[float](), time.perf_counter()
+    streams = [await speaking(model, seed) for seed in range(count)]
+    sounds, took, began = [models.unit(n) for n in range(8)], list[float](), time.perf_counter()
 
     async def hold(number: int) -> None:
         for unit in range(units):
@@ -76,74 +71,87 @@ async def _measure_native(plan: Plan, recorder: Recorder, model: MiniCpmO, count
             if unit >= uncounted:
                 took.append(time.perf_counter() - due)
 
-    await asyncio.gather(*(hold(n) for n in range(count)))
+    await together(count, hold)
     for stream in streams:
         stream.close()
-    name, load = f"MiniCPM-o {'tiny' if plan.dry else '4.5'}", f"{count} session{'s' if count > 1 else ''}"
+    name, load = f"MiniCPM-o {plan.pick('tiny', '4.5')}", counted(count, "session")
     for p in (50, 95):
         recorder.figure(name, f"unit p{p}", load, percentile(took, p) * 1000, "ms")
     due = count * (units - uncounted)
     recorder.figure(name, "missed units", load, due - sum(t <= pace_s for t in took), f"of {due}")
 
 
+async def speaking(model: MiniCpmO, seed: int) -> MiniCpmOStream:
+    """Open a session that speaks in every unit."""
+    sampling = NativeSampling(seed=seed)
+    return await model.open(NativeOptions(models.NATIVE_PROMPT, listen_only_units=0, sampling=sampling))
+
+
 def omni(plan: Plan, recorder: Recorder) -> None:
     """The section `omni`: first text and first sound of the answer to a spoken question."""
-    size = "tiny" if plan.dry else "30B-A3B"
-    room = 64 << 20 if plan.dry else 24 << 30
-    model = qwen3_omni.conversation_model(size, model_options(plan, kv_bytes=room))
-    try:
+    size = plan.pick("tiny", "30B-A3B")
+    with closing(models.conversation_model(size, plan.options(24))) as model:
         asyncio.run(_measure_omni(plan, recorder, model, f"Qwen3-Omni {size}"))
-    finally:
-        model.close()
 
 
 async def _measure_omni(plan: Plan, recorder: Recorder, model: Qwen3Omni, name: str) -> None:
     await answer(model, 1)
-    for heard_s, count in [(1, 1), (2, 1)] if plan.dry else [(3, 1), (30, 1), (3, 8), (30, 8)]:
-        found = await asyncio.gather(*(answer(model, heard_s) for _ in range(count)))
-        load = f"{heard_s} s heard, {count} talk{'s' if count > 1 else ''}"
-        recorder.figure(name, "first text p50", load, percentile([t for t, _ in found], 50) * 1000, "ms")
-        recorder.figure(name, "first sound p50", load, percentile([s for _, s in found], 50) * 1000, "ms")
+    for heard_s, count in plan.pick([(1, 1), (2, 1)], [(3, 1), (30, 1), (3, 8), (30, 8)]):
+        found = await together(count, lambda _, heard_s=heard_s: answer(model, heard_s))
+        load = f"{heard_s} s heard, {counted(count, 'talk')}"
+        recorder.figure(name, "first text p50", load, percentile([f.text_s for f in found], 50) * 1000, "ms")
+        recorder.figure(name, "first sound p50", load, percentile([f.sound_s for f in found], 50) * 1000, "ms")
 
 
-async def answer(model: Qwen3Omni, heard_s: int) -> tuple[float, float]:
-    """Ask with so many seconds of speech, and return the seconds to the first text and to the first sound.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of an answer: seconds to its first text and its first sound, and how fast the others followed."""
+
+    text_s: float
+    sound_s: float
+    tokens_a_s: float
+    samples_a_s: float
+
+
+async def answer(model: Qwen3Omni, heard_s: int, samples: int = 0) -> Answer:
+    """Ask with so many seconds of speech, and wait for text and for more than so many samples of sound.
 
     Raises RuntimeError for an answer without either.
     """
     talk, began = await model.open(), time.perf_counter()
-    asked = [Message("user", "", parts=(AudioPart(qwen3_asr.sound(heard_s)), "What was that?"))]
-    options, text, sound = ReplyOptions(max_tokens=24, temperature=0.0), 0.0, 0.0
-    try:
-        async with aclosing(talk.respond(asked, options, VoiceOptions(qwen3_omni.VOICE, seed=1))) as chunks:
-            async for chunk in chunks:
-                if isinstance(chunk, TextDelta):
-                    text = text or time.perf_counter() - began
-                elif isinstance(chunk, ResponseAudio):
-                    sound = sound or time.perf_counter() - began
-                if text and sound:
-                    return text, sound
-    finally:
-        talk.close()
-    raise RuntimeError(f"the answer had {'no sound' if text else 'no text'}")
+    asked = [Message("user", "", parts=(AudioPart(models.sound(heard_s)), "What was that?"))]
+    options, voice = ReplyOptions(max_tokens=ANSWER_TOKENS, temperature=0.0), VoiceOptions(models.OMNI_VOICE, seed=1)
+    text_s, last_s, sound_s, count = 0.0, 0.0, 0.0, 0
+    async with aclosing(talk.respond(asked, options, voice)) as chunks:
+        async for chunk in chunks:
+            now_s = time.perf_counter() - began
+            if isinstance(chunk, TextDelta):
+                text_s, last_s = text_s or now_s, now_s
+            elif isinstance(chunk, ResponseAudio):
+                sound_s, count = sound_s or now_s, count + len(chunk.pcm)
+            if text_s and count > samples:
+                break
+    talk.close()
+    if not text_s or not sound_s:
+        raise RuntimeError(f"the answer had {'no sound' if text_s else 'no text'}")
+    spoken_s = max(1e-9, time.perf_counter() - began - sound_s)
+    return Answer(text_s, sound_s, (ANSWER_TOKENS - 1) / max(1e-9, last_s - text_s), count / spoken_s)
 
 
 def video(plan: Plan, recorder: Recorder) -> None:
     """The section `vision`: frames a second into the KV, from JPEG on, as a live camera's are before a question."""
-    for size in [vision.TINY_SMOL, vision.TINY_QWEN] if plan.dry else [vision.SMOL, vision.QWEN]:
-        with recorder.part(size):
-            room = 64 << 20 if plan.dry else 32 << 30
-            with vision.vision_model(size, model_options(plan, kv_bytes=room)) as model:
-                asyncio.run(_measure_video(plan, recorder, model, size))
+    for size in plan.pick([models.TINY_SMOL, models.TINY_QWEN], [models.SMOL, models.QWEN]):
+        with recorder.part(size), models.vision_model(size, plan.options(32)) as model:
+            asyncio.run(_measure_video(plan, recorder, model, size))
 
 
 async def _measure_video(plan: Plan, recorder: Recorder, model: VisionLanguageModel, name: str) -> None:
     await watch(model, 0, 2)
-    for count in [2] if plan.dry else [1, 8]:
-        frames, began = 2 if plan.dry else FRAMES, time.perf_counter()
-        await asyncio.gather(*(watch(model, n, frames) for n in range(count)))
+    for count in plan.pick([2], [1, 8]):
+        frames, began = plan.pick(2, FRAMES), time.perf_counter()
+        await together(count, lambda n, frames=frames: watch(model, n, frames))
         rate = count * frames / (time.perf_counter() - began)
-        load = f"{count} session{'s' if count > 1 else ''}, {WIDTH} x {HEIGHT}"
+        load = f"{counted(count, 'session')}, {WIDTH} x {HEIGHT}"
         recorder.figure(name, "frames a second", load, rate, "frames/s")
 
 

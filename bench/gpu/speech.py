@@ -8,20 +8,18 @@ import math
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 
 import anyio
 import numpy as np
 import torch
+from bench import models
 from bench.common import percentile
-from bench.gpu.suite import Plan, Recorder
-from bench.models import qwen3_asr, qwen3_tts
+from bench.gpu.suite import Plan, Recorder, counted
 
 from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr
-from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import Synthesizer, Window
-from antiphon.engine.api import EngineSettings
 from antiphon.errors import Refused
 from antiphon.loading.loaded import LoadedModels
 from antiphon.server.metrics import Metrics
@@ -39,46 +37,34 @@ TOKENS_A_S, ROLLED_BACK = 3.5, 5
 WINDOW_S = 12
 
 
-def model_options(plan: Plan, **settings: int) -> EngineModelOptions:
-    """Return the options of a model on the plan's device; `settings` are fields of EngineSettings."""
-    steps = EngineSettings(**settings | plan.engine)
-    if plan.dry:
-        return EngineModelOptions(steps, weights="fp32", threads=1)
-    return EngineModelOptions(steps, device=plan.device, weights="bf16")
-
-
 def tts(plan: Plan, recorder: Recorder) -> None:
     """The section `tts`: first sound, and how much faster than real time texts are spoken, by the texts at once.
 
     The server is antiphon's own with nothing but the synthesizer loaded, on a socket; the client is another process.
     """
-    for size in ["tiny"] if plan.dry else ["0.6B", "1.7B"]:
+    for size in plan.pick(["tiny"], ["0.6B", "1.7B"]):
         with recorder.part(size):
             asyncio.run(_measure_tts(plan, recorder, size))
 
 
 async def _measure_tts(plan: Plan, recorder: Recorder, size: str) -> None:
-    room = 64 << 20 if plan.dry else 16 << 30
-    model = qwen3_tts.synthesizer(size, model_options(plan, kv_bytes=room))
-    name, whole = f"Qwen3-TTS {size}", 8 if plan.dry else TTS_FRAMES
-    try:
+    name, whole = f"Qwen3-TTS {size}", plan.pick(8, TTS_FRAMES)
+    with closing(models.synthesizer(size, plan.options(16))) as model:
         async with serving(model) as url:
-            for count in [2] if plan.dry else [1, 64, 8, 32]:
-                load = f"{count} text{'s' if count > 1 else ''}"
+            for count in plan.pick([2], [1, 64, 8, 32]):
+                load = counted(count, "text")
                 said = await _client(url, count, *[FIRST_FRAMES] * (8 if count == 1 else 0), whole)
                 first_ms = {p: percentile([s["first_s"] for s in said], p) * 1000 for p in (50, 95)}
                 recorder.figure(name, "first sound p50", load, first_ms[50], "ms", texts=len(said))
                 recorder.figure(name, "first sound p95", load, first_ms[95], "ms")
                 factors = [s["last_s"] / s["sound_s"] for s in said[-count:]]
                 recorder.figure(name, "real-time factor p50", load, percentile(factors, 50), "")
-    finally:
-        model.close()
 
 
 @asynccontextmanager
 async def serving(synthesizer: Synthesizer) -> AsyncIterator[str]:
     """Serve a synthesizer on a free port as `antiphon serve` does, and yield the server's ws:// URL."""
-    models = LoadedModels(
+    loaded = LoadedModels(
         transcriber=None,
         vad=None,
         turn_detector=None,
@@ -90,10 +76,10 @@ async def serving(synthesizer: Synthesizer) -> AsyncIterator[str]:
         names=(synthesizer.profile.id,),
         lanes=(),
     )
-    await models.warm()
+    await loaded.warm()
     settings = Settings()
     settings = replace(settings, server=replace(settings.server, sessions_per_key=settings.server.max_sessions))
-    state = ServerState(settings, Metrics(), models)
+    state = ServerState(settings, Metrics(), loaded)
     sock = bind("127.0.0.1", 0)
     http = http_server(state)
     async with anyio.create_task_group() as state.group:
@@ -121,25 +107,19 @@ def asr(plan: Plan, recorder: Recorder) -> None:
 
     A stream's sound goes to the transcriber as a session's does, without the protocol and the voice activity detector.
     """
-    sizes = ["tiny"] if plan.dry else ["0.6B", "1.7B"]
+    sizes = plan.pick(["tiny"], ["0.6B", "1.7B"])
     until = time.monotonic() + 0.9 * plan.seconds
     for number, size in enumerate(sizes):
         with recorder.part(size):
-            _measure_asr(plan, recorder, size, (until - time.monotonic()) / (len(sizes) - number))
-
-
-def _measure_asr(plan: Plan, recorder: Recorder, size: str, seconds: float) -> None:
-    room = 64 << 20 if plan.dry else torch.cuda.mem_get_info()[0] - (20 << 30)
-    model = qwen3_asr.transcriber(size, model_options(plan, kv_bytes=room))
-    try:
-        asyncio.run(_search(plan, recorder, f"Qwen3-ASR {size}", model, seconds))
-    finally:
-        model.close()
+            seconds = (until - time.monotonic()) / (len(sizes) - number)
+            room_gb = 0 if plan.dry else (torch.cuda.mem_get_info()[0] >> 30) - 20
+            with closing(models.transcriber(size, plan.options(room_gb))) as model:
+                asyncio.run(_search(plan, recorder, f"Qwen3-ASR {size}", model, seconds))
 
 
 async def _search(plan: Plan, recorder: Recorder, name: str, model: Qwen3Asr, seconds: float) -> None:
     """Double the number of streams until it is not held, then halve the step, for as long as there is time."""
-    first, most = (2, 4) if plan.dry else (128, 2048)
+    first, most = plan.pick((2, 4), (128, 2048))
     trial = Trial(pace_s=0.05, steps=4, unmeasured=1) if plan.dry else Trial(pace_s=1.0, steps=6, unmeasured=2)
     until, held, failed, count = time.monotonic() + seconds, 0, most + 1, first
     while count <= most and count > held and time.monotonic() + 1.5 * trial.most_s < until:
@@ -158,7 +138,7 @@ class Trial:
 
     def __init__(self, *, pace_s: float, steps: int, unmeasured: int) -> None:
         self._pace_s, self._steps, self._unmeasured = pace_s, steps, unmeasured
-        self._sound = qwen3_asr.sound(WINDOW_S)
+        self._sound = models.sound(WINDOW_S)
 
     @property
     def most_s(self) -> float:

@@ -17,24 +17,23 @@ from functools import partial
 from typing import Any
 
 import torch
+from bench import models
+from bench.common import together
 from bench.gpu import language, media, speech_client
-from bench.gpu.speech import model_options
-from bench.gpu.suite import Plan, Recorder
-from bench.models import minicpmo, qwen3_asr, qwen3_omni, qwen3_tts, vision
+from bench.gpu.suite import Plan, Recorder, counted
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
-from antiphon.adapters.minicpmo.model import MiniCpmOStream
 from antiphon.adapters.minicpmo.sampling import MAX_UNIT_TOKENS
 from antiphon.adapters.minicpmo.speech_decoder import UNIT_CODES
-from antiphon.adapters.qwen3_asr.transcriber import Qwen3AsrStream
-from antiphon.contracts import Message, NativeOptions, ReplyOptions, Unit, Urgency, VoiceOptions, Window
-from antiphon.events.duplex import NativeSampling
+from antiphon.contracts import Message, ReplyOptions, Unit, Urgency, VoiceOptions, Window
 
 # Calls of the CUDA runtime that wait for the device.
 SYNCHRONISATIONS = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize")
 # Of one direction of a copy: more than any cache holds.
 COPY_BYTES = 2 << 30
+# For the KV of each model.
+ROOM_GB = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +77,7 @@ def profile(plan: Plan, recorder: Recorder) -> None:
 
 def measured_bandwidth(plan: Plan) -> float:
     """Return bytes a second of a copy within the device's memory, read and written: the median of five."""
-    size = 16 << 20 if plan.dry else COPY_BYTES
+    size = plan.pick(16 << 20, COPY_BYTES)
     source = torch.zeros(size, dtype=torch.uint8, device=plan.device)
     target, took = torch.empty_like(source), []
     for _ in range(6):
@@ -104,7 +103,7 @@ async def _profile(
         began = time.perf_counter()
         await found.run(steps)
         host_ms = (time.perf_counter() - began) / steps * 1000
-        counts = await counted(plan, found, steps)
+        counts = await counts_of(plan, found, steps)
     load = f"{found.step}, {found.load}"
     floor_ms = found.moved_bytes / bandwidth * 1000
     recorder.figure(found.model, "host time", load, host_ms, "ms")
@@ -114,7 +113,7 @@ async def _profile(
         recorder.figure(found.model, measure, load, count / steps, unit)
 
 
-async def counted(plan: Plan, profiled: Profiled, steps: int) -> dict[str, tuple[float, str]]:
+async def counts_of(plan: Plan, profiled: Profiled, steps: int) -> dict[str, tuple[float, str]]:
     """Return what the profiler counts in so many steps, by measure, with its unit."""
     activities = [ProfilerActivity.CPU] + ([] if plan.dry else [ProfilerActivity.CUDA])
     # The engines' threads are others than this one.
@@ -122,29 +121,32 @@ async def counted(plan: Plan, profiled: Profiled, steps: int) -> dict[str, tuple
     with torch.profiler.profile(activities=activities, experimental_config=all_threads, acc_events=True) as found:
         await profiled.run(steps)
         _wait(plan)
-    events = found.key_averages()
-    host = [e for e in events if e.device_type == DeviceType.CPU]
+    host, device = list[Any](), list[Any]()
+    for event in found.key_averages():
+        (host if event.device_type == DeviceType.CPU else device).append(event)
+
+    def number(events: list[Any]) -> tuple[float, str]:
+        return float(sum(e.count for e in events)), ""
+
     counts = {
-        "operators": (float(sum(e.count for e in host if e.key.startswith("aten::"))), ""),
-        "numbers read on the host": (float(sum(e.count for e in host if e.key == "aten::_local_scalar_dense")), ""),
+        "operators": number([e for e in host if e.key.startswith("aten::")]),
+        "numbers read on the host": number([e for e in host if e.key == "aten::_local_scalar_dense"]),
     }
     if plan.dry:
         return counts
-    device = [e for e in events if e.device_type != DeviceType.CPU]
     kernels = [e for e in device if not e.key.startswith(("Memcpy", "Memset"))]
-    copies = [e for e in device if "DtoH" in e.key]
     return counts | {
-        "kernels": (float(sum(e.count for e in kernels)), ""),
+        "kernels": number(kernels),
         "kernel time": (sum(e.self_device_time_total for e in kernels) / 1000, "ms"),
-        "synchronisations": (float(sum(e.count for e in host if e.key in SYNCHRONISATIONS)), ""),
-        "copies to the host": (float(sum(e.count for e in copies)), ""),
-        "launched graphs": (float(sum(e.count for e in host if e.key == "cudaGraphLaunch")), ""),
+        "synchronisations": number([e for e in host if e.key in SYNCHRONISATIONS]),
+        "copies to the host": number([e for e in device if "DtoH" in e.key]),
+        "launched graphs": number([e for e in host if e.key == "cudaGraphLaunch"]),
     }
 
 
 @asynccontextmanager
 async def _language(plan: Plan, label: str, settings: dict[str, Any]) -> AsyncIterator[Profiled]:
-    rows, sessions = (64, 2) if plan.dry else (2000, 16)
+    rows, sessions = plan.pick((64, 2), (2000, 16))
     with closing(language.new_engine(plan, **settings)) as model:
         opened = [await model.open() for _ in range(sessions)]
         for number, session in enumerate(opened):
@@ -152,7 +154,7 @@ async def _language(plan: Plan, label: str, settings: dict[str, Any]) -> AsyncIt
             await session.settle()
 
         async def run(steps: int) -> None:
-            await asyncio.gather(*(language.turn(session, [number], steps) for number, session in enumerate(opened)))
+            await together(sessions, lambda number: language.turn(opened[number], [number], steps))
 
         kv_bytes = sessions * rows * model.scheduler.cache.storage.row_bytes
         load = f"{sessions} sessions, {language.short(rows)} rows, {label}"
@@ -161,8 +163,8 @@ async def _language(plan: Plan, label: str, settings: dict[str, Any]) -> AsyncIt
 
 @asynccontextmanager
 async def _tts(plan: Plan) -> AsyncIterator[Profiled]:
-    size, texts = "tiny" if plan.dry else "0.6B", 2 if plan.dry else 8
-    with closing(qwen3_tts.synthesizer(size, model_options(plan, kv_bytes=_room(plan)))) as model:
+    size, texts = plan.pick(("tiny", 2), ("0.6B", 8))
+    with closing(models.synthesizer(size, plan.options(ROOM_GB))) as model:
 
         async def say(number: int, frames: int) -> None:
             voice = VoiceOptions(model.profile.voices[0], seed=number, max_frames=frames)
@@ -170,7 +172,7 @@ async def _tts(plan: Plan) -> AsyncIterator[Profiled]:
                 pass
 
         async def run(steps: int) -> None:
-            await asyncio.gather(*(say(number, steps) for number in range(texts)))
+            await together(texts, lambda number: say(number, steps))
 
         predictor = model.parts.code_predictor
         # The predictor's decoder runs once for each code behind the first.
@@ -181,16 +183,16 @@ async def _tts(plan: Plan) -> AsyncIterator[Profiled]:
 
 @asynccontextmanager
 async def _asr(plan: Plan) -> AsyncIterator[Profiled]:
-    size, streams = "tiny" if plan.dry else "0.6B", 2 if plan.dry else 16
-    with closing(qwen3_asr.transcriber(size, model_options(plan, kv_bytes=_room(plan)))) as model:
-        opened, sound, tokens = [model.open() for _ in range(streams)], qwen3_asr.sound(8), 9
+    size, streams = plan.pick(("tiny", 2), ("0.6B", 16))
+    with closing(models.transcriber(size, plan.options(ROOM_GB))) as model:
+        opened, sound, tokens = [model.open() for _ in range(streams)], models.sound(8), 9
 
-        async def hear(stream: Qwen3AsrStream, steps: int) -> None:
+        async def hear(number: int, steps: int) -> None:
             for step in range(steps):
-                await stream.decode(Window(sound[: (4 + step % 4) * 16_000], language="en", max_tokens=tokens))
+                await opened[number].decode(Window(sound[: (4 + step % 4) * 16_000], language="en", max_tokens=tokens))
 
         async def run(steps: int) -> None:
-            await asyncio.gather(*(hear(stream, steps) for stream in opened))
+            await together(streams, lambda number: hear(number, steps))
 
         moved = tokens * weight_bytes(model.parts.decoder)
         yield Profiled(f"Qwen3-ASR {size}", f"{streams} streams", "partial", 4, run, moved)
@@ -198,38 +200,28 @@ async def _asr(plan: Plan) -> AsyncIterator[Profiled]:
 
 @asynccontextmanager
 async def _native(plan: Plan) -> AsyncIterator[Profiled]:
-    size, sessions = ("tiny", 1) if plan.dry else ("4.5", 8)
-    with closing(minicpmo.native_model(size, model_options(plan, kv_bytes=_room(plan)))) as model:
-        options = (
-            NativeOptions(minicpmo.PROMPT, listen_only_units=0, sampling=NativeSampling(seed=n))
-            for n in range(sessions)
-        )
-        opened = [await model.open(one) for one in options]
+    size, sessions = plan.pick(("tiny", 1), ("4.5", 8))
+    with closing(models.native_model(size, plan.options(ROOM_GB))) as model:
+        opened = [await media.speaking(model, seed) for seed in range(sessions)]
 
-        async def hold(stream: MiniCpmOStream, units: int) -> None:
+        async def hold(number: int, units: int) -> None:
             for unit in range(units):
-                await stream.append(Unit(minicpmo.sound(unit)))
-                await stream.step()
+                await opened[number].append(Unit(models.unit(unit)))
+                await opened[number].step()
 
         async def run(steps: int) -> None:
-            await asyncio.gather(*(hold(stream, steps) for stream in opened))
+            await together(sessions, lambda number: hold(number, steps))
 
         parts = model.parts
         moved = (MAX_UNIT_TOKENS + 1) * weight_bytes(parts.decoder) + UNIT_CODES * weight_bytes(parts.code_decoder)
-        yield Profiled(
-            f"MiniCPM-o {size}",
-            f"{sessions} session{'s' if sessions > 1 else ''}",
-            "unit",
-            2,
-            run,
-            moved + weight_bytes(parts.audio_encoder),
-        )
+        moved += weight_bytes(parts.audio_encoder)
+        yield Profiled(f"MiniCPM-o {size}", counted(sessions, "session"), "unit", 2, run, moved)
 
 
 @asynccontextmanager
 async def _omni(plan: Plan) -> AsyncIterator[Profiled]:
-    size = "tiny" if plan.dry else "30B-A3B"
-    with closing(qwen3_omni.conversation_model(size, model_options(plan, kv_bytes=_room(plan)))) as model:
+    size = plan.pick("tiny", "30B-A3B")
+    with closing(models.conversation_model(size, plan.options(ROOM_GB))) as model:
 
         async def run(steps: int) -> None:
             talk = await model.open()
@@ -244,17 +236,13 @@ async def _omni(plan: Plan) -> AsyncIterator[Profiled]:
 
 @asynccontextmanager
 async def _video(plan: Plan) -> AsyncIterator[Profiled]:
-    size = vision.TINY_QWEN if plan.dry else vision.QWEN
-    with vision.vision_model(size, model_options(plan, kv_bytes=_room(plan))) as model:
+    size = plan.pick(models.TINY_QWEN, models.QWEN)
+    with models.vision_model(size, plan.options(ROOM_GB)) as model:
 
         async def run(steps: int) -> None:
             await media.watch(model, 0, steps)
 
         yield Profiled(size, "1 session", "picture", 4, run, weight_bytes(model.family.decoder))
-
-
-def _room(plan: Plan) -> int:
-    return 64 << 20 if plan.dry else 16 << 30
 
 
 # By a name for notes: what opens a model and yields what is profiled of it.

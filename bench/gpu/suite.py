@@ -17,10 +17,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from bench.gpu.report import Figure, Report
+
+from antiphon.adapters.spec import EngineModelOptions
+from antiphon.engine.api import EngineSettings
+
+T = TypeVar("T")
 
 # A section with less than this is not begun.
 LEAST_S = 2.0
@@ -36,7 +41,7 @@ class Section:
 
 
 SECTIONS: dict[str, Section] = {
-    "agreement": Section("bench.gpu.agreement:agreement", 30, "the same tokens on the GPU as on the CPU"),
+    "agreement": Section("bench.gpu.language:agreement", 30, "the same tokens on the GPU as on the CPU"),
     "tts": Section("bench.gpu.speech:tts", 90, "Qwen3-TTS over the socket: first sound, real-time factor"),
     "minicpmo": Section("bench.gpu.media:native", 75, "MiniCPM-o 4.5: units paced one a second, missed ones counted"),
     "asr": Section("bench.gpu.speech:asr", 100, "Qwen3-ASR: live streams held"),
@@ -63,7 +68,19 @@ class Plan:
     @property
     def device(self) -> str:
         """The device to measure on."""
-        return "cpu" if self.dry else "cuda"
+        return self.pick("cpu", "cuda")
+
+    def pick(self, dry: T, real: T) -> T:
+        """Return what is for a dry run, or what is for a real one."""
+        return dry if self.dry else real
+
+    def options(self, kv_gb: int) -> EngineModelOptions:
+        """Return the options of a model on the device, with so much memory for KV."""
+        if self.dry:
+            steps = EngineSettings(**{"kv_bytes": 64 << 20} | self.engine)
+            return EngineModelOptions(steps, weights="fp32", threads=1)
+        steps = EngineSettings(**{"kv_bytes": kv_gb << 30} | self.engine)
+        return EngineModelOptions(steps, device=self.device, weights="bf16")
 
 
 class Recorder:
@@ -95,6 +112,11 @@ class Recorder:
         gc.collect()
         if torch.cuda.is_initialized():
             torch.cuda.empty_cache()
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things as the loads of the table have it."""
+    return f"{count} {noun}{'s' if count > 1 else ''}"
 
 
 def run(names: list[str], report: Report, *, minutes: float, sections: Mapping[str, Section]) -> bool:

@@ -11,18 +11,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-from bench.common import Server, table
-from bench.hearing.client import Client, FileText, Heard, whole_files
+from bench.common import Server, show
+from bench.hearing.client import FileText, Heard, Listener, whole_files
 from bench.hearing.clips import Clip
 from bench.hearing.figures import Reading, errors_row, readings
-from bench.hearing.latency import GAP_S, STREAMS_ENDPOINT_MS, delays_row
-from websockets.exceptions import InvalidStatus
+from bench.hearing.latency import GAP_S, STREAMS_ENDPOINT_MS, delays_row, english
 
-from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.client.link import SessionEnded
 
 CALLERS = 4
-SESSION = {"transcription": {"language": "en"}, "turn_detection": {"silence_duration_ms": STREAMS_ENDPOINT_MS}}
+SESSION = english(STREAMS_ENDPOINT_MS)
 
 
 @contextmanager
@@ -46,17 +44,18 @@ class Caller:
         self.waits_s: list[float] = []
 
     async def call(self, until_s: float) -> None:
-        silence = np.zeros(int(GAP_S * SAMPLE_RATE_HZ), np.float32)
         for clip in self._order:
             while time.monotonic() < until_s:
                 try:
-                    async with Client(self._server, chunk_s=0.1, session=SESSION) as client:
-                        self.heard.append((clip, client.begin()))
-                        await client.play(np.concatenate((clip.pcm, silence)))
-                        await client.drained()
+                    async with Listener(self._server, chunk_s=0.1, session=SESSION) as listener:
+                        self.heard.append((clip, listener.begin()))
+                        await listener.play(clip.pcm, GAP_S)
+                        await listener.drained()
                     break
-                except InvalidStatus as refusal:
-                    self.waits_s.append(float(refusal.response.headers.get("Retry-After", "1")))
+                except SessionEnded as refusal:
+                    if refusal.retry_after_s is None:
+                        raise
+                    self.waits_s.append(refusal.retry_after_s or 1.0)
                     await asyncio.sleep(self.waits_s[-1])
 
 
@@ -86,6 +85,6 @@ async def beside(srv: Server, clips: Sequence[Clip], seconds: float) -> dict[str
     files = await whole_files(srv, list(heard.values()))
     rows = {name: figures(callers, files) for name, callers in runs.items()}
     head = ("clips", "refused", "final_p50", "final_p95", "no_final", "live", "file", "failures")
-    title = f"{CALLERS} captions at once, a session for each clip (seconds; word errors in %)"
-    table(title, ("", *head), [(name, *(row[k] for k in head)) for name, row in rows.items()])
+    shown = {name: {key: row[key] for key in head} for name, row in rows.items()}
+    show(f"{CALLERS} captions at once, a session for each clip (seconds; word errors in %)", shown)
     return rows

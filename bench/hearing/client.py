@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import io
 import json
 import time
@@ -12,25 +11,24 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import numpy as np
-import soxr
-import websockets
 from bench.common import Server
+from bench.driver import WIRE_HZ, Session, on_wire
 from bench.hearing.clips import Clip
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import to_pcm16
 
-WIRE_HZ = 24_000
+TRANSCRIPTION = "/v1/realtime?intent=transcription"
 CHUNK_S = 0.032
 # Silence after a clip: what is heard in it is still the clip's.
 TRAIL_S = 2.5
-# What is heard up to so long before a clip's first sample is the clip's: padding reaches back into the silence.
+# What is heard up to this before a clip's first sample is the clip's: padding reaches back into the silence.
 PADDING_MS = 500
-# Faster than real time, so much audio may wait in the server before more is sent.
+# Faster than real time, this much audio may wait in the server before more is sent.
 MAX_BACKLOG_S = 1.0
 # The longest wait for the transcripts that are due when everything was sent.
 PATIENCE_S = 60.0
@@ -65,30 +63,21 @@ class Heard:
         return " ".join(joined for joined, _ in self.turns if joined)
 
 
-class Client:
-    """One live session, played to. Use it as an async context manager.
+class Listener(Session):
+    """One live transcription, played to, of the OpenAI dialect.
 
     - `session`: fields of `session.audio.input`.
-    - `instructions`: those of a conversation; None for a transcription session.
     - `speed`: how many times faster than real time audio is sent. Above 1 the client also waits whenever the server has
       more than a second of audio waiting, so that nothing overflows. Times then mean nothing, and deltas come from
       fewer partials than in real time.
     """
 
     def __init__(
-        self,
-        srv: Server,
-        *,
-        chunk_s: float = CHUNK_S,
-        session: dict[str, Any] | None = None,
-        instructions: str | None = None,
-        speed: float = 1.0,
+        self, srv: Server, *, chunk_s: float = CHUNK_S, session: dict[str, Any] | None = None, speed: float = 1.0
     ) -> None:
-        self._server = srv
-        self._chunk_s = chunk_s
-        self._session = session or {}
-        self._instructions = instructions
-        self._speed = speed
+        fields = {"type": "transcription", "audio": {"input": session}}
+        super().__init__(srv.url, TRANSCRIPTION, {"session": fields} if session else None)
+        self._server, self._chunk_s, self._speed = srv, chunk_s, speed
         self._partial: dict[str, str] = defaultdict(str)
         self.heard = Heard()
         self._clips = [self.heard]
@@ -99,25 +88,12 @@ class Client:
         # silent for more than half a second takes that for the end of a turn.
         self._may_send = asyncio.Event()
         self._may_send.set()
-        self._tasks: list[asyncio.Task[None]] = []
 
-    async def __aenter__(self) -> Client:
-        query = "intent=transcription" if self._instructions is None else "model=gpt-realtime"
-        self._socket = await websockets.connect(f"{self._server.ws}/v1/realtime?{query}", max_size=None)
-        session: dict[str, Any] = {"type": "transcription", "audio": {"input": self._session}}
-        if self._instructions is not None:
-            session |= {"type": "realtime", "instructions": self._instructions}
-        if self._session:
-            await self._send({"type": "session.update", "session": session})
-        self._tasks = [asyncio.create_task(self._listen())]
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
         if self._speed > 1:
             self._tasks.append(asyncio.create_task(self._watch_backlog()))
         return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await self._socket.close()
 
     async def _watch_backlog(self) -> None:
         while True:
@@ -132,30 +108,25 @@ class Client:
     async def _backlog_s(self) -> float:
         return await asyncio.to_thread(self._server.metric, "antiphon_backlog_seconds")
 
-    async def _send(self, event: dict[str, Any]) -> None:
-        await self._socket.send(json.dumps(event))
-
     def begin(self) -> Heard:
         """Begin a new clip: what is heard of the audio sent from now on is its own. Returns what will hold it."""
         self.heard = Heard(zero=time.monotonic(), from_ms=self._sent_s * 1000)
         self._clips.append(self.heard)
         return self.heard
 
-    async def play(self, pcm: Pcm) -> None:
-        """Send 16 kHz audio at the client's speed: a chunk goes out when its last sample would have been recorded."""
-        wire = to_pcm16(np.asarray(soxr.resample(pcm, SAMPLE_RATE_HZ, WIRE_HZ), np.float32))
+    async def play(self, pcm: Pcm, silence_s: float = 0.0) -> None:
+        """Send 16 kHz audio and silence at the client's speed: a chunk goes out when its last sample would have been
+        recorded.
+        """
+        wire = on_wire(np.concatenate((pcm, np.zeros(int(silence_s * SAMPLE_RATE_HZ), np.float32))))
         step = int(self._chunk_s * WIRE_HZ) * 2
         begun = time.monotonic()
-        self._sent_s += len(pcm) / SAMPLE_RATE_HZ
+        self._sent_s += len(pcm) / SAMPLE_RATE_HZ + silence_s
         for at in range(0, len(wire), step):
             end_s = min(at + step, len(wire)) / 2 / WIRE_HZ
             await asyncio.sleep(max(0.0, begun + end_s / self._speed - time.monotonic()))
             await self._may_send.wait()
             await self.append(wire[at : at + step])
-
-    async def append(self, data: bytes) -> None:
-        """Send audio as it is on the wire, at once."""
-        await self._send({"type": "input_audio_buffer.append", "audio": base64.b64encode(data).decode()})
 
     async def caught_up(self) -> None:
         """Wait until no session of the server has more than a second of audio waiting."""
@@ -167,47 +138,43 @@ class Client:
         end = time.monotonic() + PATIENCE_S
         await self.caught_up()
         await asyncio.sleep(0.5)
-        while self._open and not self._tasks[0].done() and time.monotonic() < end:
+        while self._open and not self._ended and time.monotonic() < end:
             await asyncio.sleep(0.05)
 
-    async def _listen(self) -> None:
-        async for message in self._socket:
-            event = json.loads(message)
-            item = event.get("item_id", "")
-            name = event["type"].removeprefix("conversation.item.input_audio_transcription.")
-            if name == "input_audio_buffer.speech_started":
-                # A transcript belongs to the clip that it was heard in, however late it comes.
-                at_ms = event["audio_start_ms"] + PADDING_MS
-                self._of_item[item] = next(c for c in reversed(self._clips) if c.from_ms <= at_ms)
-                self._open.add(item)
-            heard = self._of_item.get(item, self.heard)
-            now = time.monotonic() - heard.zero
-            if name == "delta":
-                heard.deltas.append((now, event["delta"]))
-                self._partial[item] += event["delta"]
-            elif name == "completed":
-                heard.finals.append((now, event["transcript"]))
-                heard.turns.append((self._partial.pop(item, ""), event["transcript"]))
-            elif name in ("error", "failed"):
-                heard.failures.append(json.dumps(event["error"]))
-            if name in ("completed", "failed"):
-                self._open.discard(item)
+    async def hear(self, at: float, event: dict[str, Any]) -> None:
+        item = event.get("item_id", "")
+        name = event["type"].removeprefix("conversation.item.input_audio_transcription.")
+        if name == "input_audio_buffer.speech_started":
+            # A transcript belongs to the clip that it was heard in, however late it comes.
+            at_ms = event["audio_start_ms"] + PADDING_MS
+            self._of_item[item] = next(c for c in reversed(self._clips) if c.from_ms <= at_ms)
+            self._open.add(item)
+        heard = self._of_item.get(item, self.heard)
+        if name == "delta":
+            heard.deltas.append((at - heard.zero, event["delta"]))
+            self._partial[item] += event["delta"]
+        elif name == "completed":
+            heard.finals.append((at - heard.zero, event["transcript"]))
+            heard.turns.append((self._partial.pop(item, ""), event["transcript"]))
+        elif name in ("error", "failed"):
+            heard.failures.append(json.dumps(event["error"]))
+        if name in ("completed", "failed"):
+            self._open.discard(item)
 
 
 async def play_clips(srv: Server, clips: Sequence[Clip], **options: Any) -> dict[str, Heard]:
-    """Play clips one after another over one session, with silence between them. Options are those of Client."""
+    """Play clips one after another over one session, with silence between them. Options are those of Listener."""
     out: dict[str, Heard] = {}
-    silence = np.zeros(int(TRAIL_S * SAMPLE_RATE_HZ), np.float32)
-    async with Client(srv, **options) as client:
+    async with Listener(srv, **options) as listener:
         for clip in clips:
-            out[clip.id] = client.begin()
-            await client.play(np.concatenate((clip.pcm, silence)))
-        await client.drained()
+            out[clip.id] = listener.begin()
+            await listener.play(clip.pcm, TRAIL_S)
+        await listener.drained()
     return out
 
 
 async def play_shared(srv: Server, clips: Sequence[Clip], streams: int, **options: Any) -> dict[str, Heard]:
-    """Play clips over so many sessions at once, each clip over one of them."""
+    """Play clips over this number of sessions at once, each clip over one of them."""
     parts = await asyncio.gather(*(play_clips(srv, clips[k::streams], **options) for k in range(streams)))
     return {name: heard for part in parts for name, heard in part.items()}
 

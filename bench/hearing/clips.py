@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import subprocess
@@ -10,15 +11,18 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from bench.common import HERE
 
 from antiphon.audio import Pcm
 from antiphon.audio.containers import decode_all
 
-# Clips that tools/evalmix.py makes: read sentences with a pause put between two words, and with noise.
-PAUSE, NOISY = "pause", "noisy"
-MADE = {PAUSE: ("--hold", "0.3,0.5,0.8"), NOISY: ("--snr", "10,5,0")}
+# The kind of clips that tools/evalmix.py makes of read sentences.
+PAUSE = "pause"
+QUIETEST_DBFS = -45.0
+DATA = HERE.parent / "tests" / "data"
 
 
 @dataclass(slots=True)
@@ -45,30 +49,38 @@ class Clip:
     pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
 
 
+def with_data(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """The command line with the folder of recordings."""
+    parser.add_argument("--data", type=Path, default=DATA, help="folder with a manifest.jsonl")
+    return parser
+
+
+def rows_of(data: Path) -> list[dict[str, Any]]:
+    """The rows of a folder's manifest."""
+    return [json.loads(line) for line in (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def clip_of(row: dict[str, Any], data: Path) -> Clip:
+    """The clip of a manifest's row, without its samples."""
+    return Clip(
+        row["id"],
+        data / row["path"],
+        row["seconds"],
+        row.get("text") or "",
+        row.get("language") or "",
+        row["kind"],
+        row.get("speech_start", 0.0),
+        row.get("speech_end", row["seconds"]),
+        row.get("active_dbfs", 0.0),
+        tuple(row.get("slots", {}).values()),
+        row.get("label") or "",
+        row.get("speaker") or "",
+    )
+
+
 def read_manifest(data: Path) -> list[Clip]:
-    """Return the audio clips of a folder, in the manifest's order, without their samples."""
-    clips = []
-    for line in (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
-        if not row["path"].endswith((".flac", ".wav")):
-            continue
-        clips.append(
-            Clip(
-                row["id"],
-                data / row["path"],
-                row["seconds"],
-                row.get("text") or "",
-                row.get("language") or "",
-                row["kind"],
-                row.get("speech_start", 0.0),
-                row.get("speech_end", row["seconds"]),
-                row.get("active_dbfs", 0.0),
-                tuple(row.get("slots", {}).values()),
-                row.get("label") or "",
-                row.get("speaker") or "",
-            )
-        )
-    return clips
+    """The audio clips of a folder, in the manifest's order, without their samples."""
+    return [clip_of(row, data) for row in rows_of(data) if row["path"].endswith((".flac", ".wav"))]
 
 
 def loaded(clips: Iterable[Clip]) -> list[Clip]:
@@ -88,17 +100,38 @@ def spread(clips: Sequence[Clip], most: int) -> list[Clip]:
     return [ordered[k * len(ordered) // most] for k in range(most)]
 
 
-def made(data: Path, kind: str, num_clips: int) -> list[Clip]:
-    """Make clips of PAUSE or NOISY out of so many recordings, three of each, and load them.
+def mixed(data: Path, kind: str, num_clips: int, *options: str) -> list[tuple[dict[str, Any], Clip]]:
+    """Clips that the data's tools/evalmix.py makes out of this number of recordings, with the rows that describe them.
 
-    A pause lasts 0.3, 0.5 or 0.8 s; noise is 10, 5 or 0 dB below the speech, as the end of a clip's id says. The clips
-    are made by the data's tools/evalmix.py, which needs ffmpeg. Returns none, and says why, without them.
+    The tool needs ffmpeg. Returns none, and says why, without them.
     """
     tool = data / "tools" / "evalmix.py"
     if not tool.is_file() or not shutil.which("ffmpeg"):
         print(f"no clips of the kind {kind}: they need {tool} and ffmpeg")
         return []
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(tool), kind, str(data), folder, "--n", str(num_clips), *MADE[kind]]
+        command = [sys.executable, str(tool), kind, str(data), folder, "--n", str(num_clips), *options]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        return loaded(read_manifest(Path(folder)))
+        rows = rows_of(Path(folder))
+        return list(zip(rows, loaded(clip_of(row, Path(folder)) for row in rows), strict=True))
+
+
+def with_pauses(data: Path, num_clips: int) -> list[Clip]:
+    """Sentences with a pause of 0.3, 0.5 or 0.8 s put between two words, three of each recording."""
+    return [clip for _, clip in mixed(data, PAUSE, num_clips, "--hold", "0.3,0.5,0.8")]
+
+
+def whole_turns(data: Path) -> list[Clip]:
+    """Read and spoken English of 2 to 7 s, whose bounds of speech are known; forty or more, spread over all."""
+    clips = [
+        c
+        for c in read_manifest(data)
+        if c.language == "en"
+        and c.text
+        and c.kind.startswith("asr_")
+        and 2 < c.seconds < 7
+        # The bounds of speech are by energy, with a floor at -62 dBFS: of a recording near it they are wrong by half a
+        # second.
+        and c.active_dbfs > QUIETEST_DBFS
+    ]
+    return loaded(sorted(clips, key=lambda c: c.id)[:: max(1, len(clips) // 40)])

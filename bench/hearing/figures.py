@@ -86,12 +86,9 @@ def errors_row(found: Sequence[Reading]) -> dict[str, Any]:
     return row
 
 
-ERRORS_HEAD = ("clips", "words", "live", "shown", "file", "live - file", "shown - live", "turns a clip", "failures")
-
-
-def errors_cells(row: dict[str, Any]) -> list[Any]:
-    """The cells of ERRORS_HEAD."""
-    return [str(Difference(*v)) if isinstance(v, tuple) else v for v in row.values()]
+def cells(row: dict[str, Any]) -> dict[str, Any]:
+    """A row as it is printed: its differences are (points, low, high)."""
+    return {key: str(Difference(*value)) if isinstance(value, tuple) else value for key, value in row.items()}
 
 
 def rate(pairs: Iterable[tuple[Clip, str]]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,15 +10,16 @@ from typing import Any
 
 import httpx
 import numpy as np
-from bench.common import Server, percentile, table
+from bench.common import Server, percentile, show, spread
 from bench.hearing.client import FILE_TIMEOUT_S, transcribe_file, whole_files
 from bench.hearing.clips import Clip
-from bench.hearing.cues import cues_off_s, with_pauses
 from bench.hearing.figures import rate, readings
 from bench.hearing.quality import hear
 
-from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.sessions.transcription.file_segments import MAX_PAUSE_S
 
+PAUSES_S = (0.2, 0.5, 1.0, 1.6, 3.0, 8.0, 20.0, 45.0)
 PEAKS_DB = (-3, -20, -30, -42)
 LANGUAGES = ("en", "de", "ja", "zh", "")
 # Of the sounds without speech, this many of each kind.
@@ -44,10 +46,34 @@ async def levels(srv: Server, clips: Sequence[Clip], *, speed: float) -> dict[st
             "file": rate((r.clip, r.file) for r in found),
             "live": rate((r.clip, r.live) for r in found),
         }
-    table(
-        "word errors in % by peak level in dBFS", ("peak", "file", "live"), [(k, *r.values()) for k, r in rows.items()]
-    )
+    show("word errors in % by peak level in dBFS", rows)
     return {"clips": len(clips), "rows": rows}
+
+
+def with_pauses(clips: Sequence[Pcm], minutes: float) -> tuple[Pcm, list[tuple[float, float]]]:
+    """Return `minutes` of clips in turn, with pauses of PAUSES_S between them, shuffled, and where each clip lies in
+    seconds. Equal for equal clips.
+    """
+    chooser, pieces, spans, end = random.Random(3), list[Pcm](), list[tuple[float, float]](), 0
+    pauses: list[float] = []
+    while end < minutes * 60 * SAMPLE_RATE_HZ:
+        if not pauses:
+            pauses = chooser.sample(PAUSES_S, len(PAUSES_S))
+        clip = clips[len(spans) % len(clips)]
+        pieces += [np.zeros(int(pauses.pop() * SAMPLE_RATE_HZ), np.float32), clip]
+        start = end + len(pieces[-2])
+        end = start + len(clip)
+        spans.append((start / SAMPLE_RATE_HZ, end / SAMPLE_RATE_HZ))
+    return np.concatenate(pieces), spans
+
+
+def cues_off_s(cues_s: Sequence[float], spans: Sequence[tuple[float, float]]) -> list[float]:
+    """Return for each clip the seconds from its start to the nearest cue's, `cues_s`. Only clips behind a pause of
+    MAX_PAUSE_S count: another may be part of the cue before it.
+    """
+    ends = [0.0, *(end for _, end in spans)]
+    starts = [start for (start, _), end in zip(spans, ends, strict=False) if start - end >= MAX_PAUSE_S]
+    return [min(abs(cue_s - start) for cue_s in cues_s) for start in starts]
 
 
 async def cues(srv: Server, clips: Sequence[Clip], minutes: float) -> dict[str, Any]:
@@ -57,8 +83,8 @@ async def cues(srv: Server, clips: Sequence[Clip], minutes: float) -> dict[str, 
     async with httpx.AsyncClient(base_url=srv.url, timeout=FILE_TIMEOUT_S) as http:
         text = await transcribe_file(http, pcm, language="en", word_times=True)
     off_s = cues_off_s([start_s for _, start_s, _ in text.segments], spans)
-    row = {"cues": len(off_s), "p50_s": percentile(off_s, 50), "p95_s": percentile(off_s, 95), "max_s": max(off_s)}
-    table(f"cue starts against speech, {minutes:g} minutes", tuple(row), [tuple(row.values())])
+    row = {"cues": len(off_s), **spread(off_s), "max_s": max(off_s)}
+    show(f"cue starts against speech, {minutes:g} minutes", [row])
     return {"minutes": minutes} | row
 
 
@@ -73,6 +99,5 @@ async def no_speech(srv: Server, sounds: Sequence[Clip]) -> dict[str, Any]:
                 await transcribe_file(http, sound.pcm[: int(SOUND_S * SAMPLE_RATE_HZ)], language=language)
                 took_s.append(time.monotonic() - begun)
             rows[language or "detected"] = {"p50_s": percentile(took_s, 50), "max_s": max(took_s)}
-    title = f"seconds for {SOUND_S:g} s without speech, {len(sounds)} sounds"
-    table(title, ("language", "p50", "max"), [(k, *r.values()) for k, r in rows.items()])
+    show(f"seconds for {SOUND_S:g} s without speech, {len(sounds)} sounds", rows)
     return rows

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import numpy as np
 from bench import words as wer
-from bench.common import Server, table
-from bench.hearing.client import FILE_TIMEOUT_S, Client, transcribe_file, whole_files
+from bench.common import Server, show, table
+from bench.hearing.client import FILE_TIMEOUT_S, Listener, transcribe_file, whole_files
 from bench.hearing.clips import Clip
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -24,7 +24,7 @@ GAP_S = 1.0
 
 
 def pieces_of(clips: list[Clip], minutes: float) -> list[tuple[str, Pcm]]:
-    """Clips and floors in rounds, each round shuffled, until they last so many minutes; a second follows each."""
+    """Clips and floors in rounds, each round shuffled, until they last `minutes`; a second follows each."""
     rng, chooser = np.random.default_rng(2), random.Random(2)
     gap = np.zeros(int(GAP_S * SAMPLE_RATE_HZ), np.float32)
     size = FLOOR_S * SAMPLE_RATE_HZ
@@ -47,11 +47,11 @@ async def live_ghosts(srv: Server, pieces: list[tuple[str, Pcm]], speed: float) 
 
     async def one(part: list[tuple[str, Pcm]]) -> None:
         heard = []
-        async with Client(srv, chunk_s=0.1, speed=speed) as client:
+        async with Listener(srv, chunk_s=0.1, speed=speed) as listener:
             for name, pcm in part:
-                heard.append((name, client.begin()))
-                await client.play(pcm)
-            await client.drained()
+                heard.append((name, listener.begin()))
+                await listener.play(pcm)
+            await listener.drained()
         found.extend((name, h.text or h.shown) for name, h in heard if h.text or h.shown)
 
     await asyncio.gather(*(one(pieces[k::STREAMS]) for k in range(STREAMS)))
@@ -90,8 +90,7 @@ async def ghosts(srv: Server, clips: list[Clip], minutes: float, speed: float) -
             "words_a_minute": num_words * 60 / seconds,
             "heard": heard,
         }
-    head = ("minutes", "sounds_with_words", "words", "words_a_minute")
-    table("words made of noise", ("", *head), [(n, *(r[k] for k in head)) for n, r in rows.items()])
+    show("words made of noise", {name: {k: v for k, v in row.items() if k != "heard"} for name, row in rows.items()})
     heard_rows = [(n, sound, text[:120]) for n, r in rows.items() for sound, text in r["heard"]]
     table("which", ("", "sound", "heard"), heard_rows)
     return {"speed": speed, "rows": rows}

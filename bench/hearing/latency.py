@@ -9,21 +9,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import websockets
 from bench import words as wer
-from bench.common import Server, percentile, table
-from bench.hearing.client import TRAIL_S, Client, FileText, Heard, play_clips
+from bench.common import Server, percentile, show
+from bench.hearing.client import TRAIL_S, FileText, Heard, Listener, play_clips
 from bench.hearing.clips import Clip
 from bench.hearing.figures import Reading, errors_row, first_words_s, rate, readings, word_delays
 
-from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.client.link import SessionEnded
 
 ENDPOINTS_MS = {"default (200 ms)": 200, "500 ms": 500}
 STREAMS_ENDPOINT_MS = 500
 GAP_S = 1.5
 # No more streams are tried once finals come this late.
 TOO_LATE_S = 6.0
+
+
+def english(silence_ms: int) -> dict[str, Any]:
+    """A session whose user speaks English, and whose turns end after this silence."""
+    return {"transcription": {"language": "en"}, "turn_detection": {"silence_duration_ms": silence_ms}}
 
 
 def delays_row(clips: Sequence[Clip], heard: Sequence[Heard]) -> dict[str, float]:
@@ -62,49 +65,40 @@ async def latency(srv: Server, clips: list[Clip], files: dict[str, FileText]) ->
     """One stream, at the default endpoint and at half a second."""
     rows = {}
     for name, silence_ms in ENDPOINTS_MS.items():
-        session = {"transcription": {"language": "en"}, "turn_detection": {"silence_duration_ms": silence_ms}}
         before = srv.cpu_s()
-        row = latency_row(clips, await play_clips(srv, clips, session=session), files)
+        row = latency_row(clips, await play_clips(srv, clips, session=english(silence_ms)), files)
         row["cpu_per_audio_s"] = (srv.cpu_s() - before) / sum(c.seconds + TRAIL_S for c in clips)
         rows[name] = row
     keys = ("first_words_p50", "final_p50", "final_p95", "word_p50", "wer", "wer_shown", "wer_file", "cpu_per_audio_s")
-    table(
-        "one stream in real time, by endpoint silence (seconds; word errors in %)",
-        ("endpoint", *keys),
-        [(n, *(r[k] for k in keys)) for n, r in rows.items()],
-    )
+    shown = {name: {key: row[key] for key in keys} for name, row in rows.items()}
+    show("one stream in real time, by endpoint silence (seconds; word errors in %)", shown)
     return rows
 
 
 async def talk_for(srv: Server, clips: list[Clip], number: int, count: int, seconds: float) -> list[tuple[Clip, Heard]]:
-    """One of `count` streams: clips in an order of its own for so many seconds, beginning at a time of its own."""
+    """One of `count` streams: clips in an order of its own for `seconds`, beginning at a time of its own."""
     heard: list[tuple[Clip, Heard]] = []
     order = random.Random(number).sample(clips, len(clips))
     await asyncio.sleep(number * 2.0 / count)
-    silence = np.zeros(int(GAP_S * SAMPLE_RATE_HZ), np.float32)
-    session = {
-        "transcription": {"language": "en"},
-        "turn_detection": {"silence_duration_ms": STREAMS_ENDPOINT_MS},
-    }
-    async with Client(srv, chunk_s=0.1, session=session) as client:
+    async with Listener(srv, chunk_s=0.1, session=english(STREAMS_ENDPOINT_MS)) as listener:
         end = time.monotonic() + seconds
         try:
             for clip in order:
                 if time.monotonic() > end:
                     break
-                heard.append((clip, client.begin()))
-                await client.play(np.concatenate((clip.pcm, silence)))
-            await client.drained()
-        except websockets.ConnectionClosed as closed:
+                heard.append((clip, listener.begin()))
+                await listener.play(clip.pcm, GAP_S)
+            await listener.drained()
+        except SessionEnded as ended:
             # A server that is too busy may end a session: that is a result.
-            heard[-1][1].failures.append(str(closed))
+            heard[-1][1].failures.append(str(ended))
     return heard
 
 
 async def streams(
     srv: Server, clips: list[Clip], files: dict[str, FileText], counts: Sequence[int], seconds: float
 ) -> dict[str, Any]:
-    """First words, finals and errors at so many streams at once, each for so many seconds."""
+    """First words, finals and errors at each number of streams at once, each for `seconds`."""
     rows: dict[str, Any] = {}
     for count in counts:
         before, began = srv.cpu_s(), time.monotonic()
@@ -121,11 +115,8 @@ async def streams(
             "clips", "first_words_p50", "first_words_p95", "no_first_words", "final_p50", "final_p95", "no_final",
             "live", "shown", "file", "failures", "server_cores",
         )  # fmt: skip
-        table(
-            "streams at once in real time (seconds; errors in %)",
-            ("streams", *head),
-            [(n, *(r[k] for k in head)) for n, r in rows.items()],
-        )
+        shown = {name: {key: row[key] for key in head} for name, row in rows.items()}
+        show("streams at once in real time (seconds; errors in %)", shown)
         if row["final_p95"] > TOO_LATE_S:
             print(f"finals take more than {TOO_LATE_S:g} s: no more streams are tried")
             break

@@ -7,8 +7,8 @@ import random
 from typing import Any
 
 import numpy as np
-from bench.common import Server, table
-from bench.hearing.client import Client
+from bench.common import Server, show
+from bench.hearing.client import Listener
 from bench.hearing.clips import Clip
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -31,7 +31,7 @@ async def long_session(srv: Server, clips: list[Clip], minutes: float) -> dict[s
         ),
         "cpu_per_audio_s": float(np.mean([m["cpu_per_audio_s"] for m in marks])),
     }
-    table("one long session", tuple(row), [tuple(row.values())])
+    show("one long session", [row])
     return row | {"marks": marks}
 
 
@@ -41,21 +41,21 @@ async def feed(srv: Server, clips: list[Clip], seconds: float) -> tuple[list[dic
     marks: list[dict[str, float]] = []
     session = {"transcription": {"language": "en"}, "format": {"type": "audio/pcm", "rate": SAMPLE_RATE_HZ}}
     sent_s = 0.0
-    async with Client(srv, session=session) as client:
+    async with Listener(srv, session=session) as listener:
         cpu_s, next_mark_s = srv.cpu_s(), 60.0
         while sent_s < seconds:
             clip = chooser.choice(clips)
             gap = noise.normal(0, 3e-4, int(chooser.uniform(0.3, 3.0) * SAMPLE_RATE_HZ)).astype(np.float32)
             wire = to_pcm16(np.concatenate((clip.pcm, gap)))
             for at in range(0, len(wire), 2 * SAMPLE_RATE_HZ):
-                await client.append(wire[at : at + 2 * SAMPLE_RATE_HZ])
+                await listener.append(wire[at : at + 2 * SAMPLE_RATE_HZ])
             sent_s += len(wire) / 2 / SAMPLE_RATE_HZ
             # Wait until the session has caught up, so that a minute's cost is its own.
-            await client.caught_up()
+            await listener.caught_up()
             if sent_s >= next_mark_s:
                 now_s = srv.cpu_s()
                 cost = (now_s - cpu_s) / (sent_s - next_mark_s + 60)
                 marks.append({"minute": sent_s / 60, "rss_mb": srv.rss_mb(), "cpu_per_audio_s": cost})
                 cpu_s, next_mark_s = now_s, sent_s + 60.0
         await asyncio.sleep(2.0)
-        return marks, sent_s, len(client.heard.finals)
+        return marks, sent_s, len(listener.heard.finals)

@@ -1,19 +1,33 @@
-"""What keyterms do to a session's words."""
+"""What options do to a session's words: keyterms, and context over pauses in the vLLM dialect."""
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 from bench import words as wer
-from bench.common import Server, table
+from bench.common import Server, show
+from bench.driver import Session
 from bench.hearing.client import Heard
 from bench.hearing.clips import Clip
-from bench.hearing.figures import Difference, difference
+from bench.hearing.figures import cells, difference
 from bench.hearing.quality import hear
 
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.audio.pcm import to_pcm16
+
 ENGLISH = {"language": "en"}
+STREAMS = 2
+# Clips of different speakers that are joined into one session, and the silence between them.
+JOINED, GAP_S = 12, 1.0
+CHUNK_S = 0.1
+TIMEOUT_S = 900.0
 
 
 def text_errors(clip: Clip, heard: Heard) -> tuple[int, int]:
@@ -35,9 +49,8 @@ def compared(errors: Sequence[tuple[int, int]], plain: Sequence[tuple[int, int]]
     return {"clips": len(errors), "errors": rate, "change": (change.points, change.low, change.high)}
 
 
-def show(title: str, rows: dict[str, dict[str, Any]]) -> None:
-    cells = [(n, *(str(Difference(*v)) if isinstance(v, tuple) else v for v in r.values())) for n, r in rows.items()]
-    table(title, ("", *next(iter(rows.values()), {})), cells)
+def show_changes(title: str, rows: dict[str, dict[str, Any]]) -> None:
+    show(title, {name: cells(row) for name, row in rows.items()})
 
 
 async def keyterms(srv: Server, orders: list[Clip], others: list[Clip], *, speed: float) -> dict[str, Any]:
@@ -51,5 +64,62 @@ async def keyterms(srv: Server, orders: list[Clip], others: list[Clip], *, speed
             errors = [errors_of(c, heard[c.id]) for c in clips]
             plain = plain or errors
             rows[f"{name} {'with' if option else 'without'}"] = compared(errors, plain)
-    show(f"{len(terms)} keyterms: errors in %, and their change", rows)
+    show_changes(f"{len(terms)} keyterms: errors in %, and their change", rows)
     return {"speed": speed, "terms": terms, "rows": rows}
+
+
+def joined(clips: Sequence[Clip]) -> list[Clip]:
+    """Sessions of JOINED clips each, said one after another: what one speaker said is no context of the next one's."""
+    gap = np.zeros(int(GAP_S * SAMPLE_RATE_HZ), np.float32)
+    out = []
+    for at in range(0, len(clips), JOINED):
+        part = clips[at : at + JOINED]
+        pcm = np.concatenate([x for c in part for x in (c.pcm, gap)])
+        text = " ".join(c.text for c in part)
+        seconds = len(pcm) / SAMPLE_RATE_HZ
+        out.append(replace(part[0], id=f"joined-{at}", kind="joined", text=text, seconds=seconds, pcm=pcm))
+    return out
+
+
+async def transcribe(srv: Server, clip: Clip, *, keep_context: bool, speed: float) -> str:
+    """The transcript of a clip, sent `speed` times faster than real time and committed at its end.
+
+    Raises RuntimeError for an error of the server's, TimeoutError or SessionEnded where no transcript comes.
+    """
+    data = to_pcm16(np.asarray(clip.pcm, np.float32))
+    step = int(CHUNK_S * SAMPLE_RATE_HZ) * 2
+    opening = {"model": "default", "language": clip.language, "keep_context": keep_context}
+    async with Session(srv.url, "/v1/realtime?dialect=vllm", opening) as session:
+        for at in range(0, len(data), step):
+            await session.append(data[at : at + step])
+            await asyncio.sleep(CHUNK_S / speed)
+        await session.send("input_audio_buffer.commit", final=True)
+        _, event = await session.first(("transcription.done", "error"), 0, TIMEOUT_S)
+        if event["type"] == "error":
+            raise RuntimeError(event["error"])
+        return str(event["text"])
+
+
+async def context(srv: Server, clips: Sequence[Clip], *, speed: float, transcripts: Path | None) -> dict[str, Any]:
+    """Word errors without and with `keep_context`, by kind of recording, and its languages; two sessions at once."""
+    places = asyncio.Semaphore(STREAMS)
+
+    async def errors(clip: Clip, keep_context: bool) -> tuple[int, int]:
+        async with places:
+            text = await transcribe(srv, clip, keep_context=keep_context, speed=speed)
+        if transcripts is not None:
+            with transcripts.open("a", encoding="utf-8") as file:
+                row = {"section": "context", "id": clip.id, "keep_context": keep_context, "text": text}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        return wer.score(clip.text, text, clip.language)
+
+    found = {keep: await asyncio.gather(*(errors(c, keep) for c in clips)) for keep in (False, True)}
+    rows = {}
+    groups = [f"{c.kind} {c.language}" for c in clips]
+    for name in (*dict.fromkeys(groups), *dict.fromkeys(c.kind for c in clips)):
+        mine = [k for k, group in enumerate(groups) if name in (group, clips[k].kind)]
+        for keep, errors_of in found.items():
+            plain = [found[False][k] for k in mine]
+            rows[f"{name} {'with' if keep else 'without'}"] = compared([errors_of[k] for k in mine], plain)
+    show_changes("context over pauses: word errors in %, and their change", rows)
+    return {"speed": speed, "rows": rows}

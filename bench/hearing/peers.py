@@ -1,20 +1,18 @@
-"""Other programs on the same clips and weights: RealtimeSTT and WhisperLiveKit live, faster-whisper on whole files."""
+"""Other programs on the same clips and weights: RealtimeSTT live, faster-whisper on whole files."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-from bench.common import HERE, percentile, table
+from bench.common import peer, percentile, table
 from bench.hearing.client import Heard
 from bench.hearing.clips import Clip
 from bench.hearing.figures import first_words_s, rate
 
-LIVE = ("realtimestt", "whisperlivekit")
+LIVE = "realtimestt"
 FILES = "faster-whisper, whole files"
 KEYS = ("first_words_p50", "final_p50", "final_p95", "wer", "cpu_per_audio_s")
 THREADS = 2
@@ -22,28 +20,11 @@ THREADS = 2
 
 def peers(clips: list[Clip], model: Path) -> dict[str, Any]:
     """Run each peer that is set up (`make peers`) on the clips. model: the folder of the loaded Whisper."""
-    work = HERE / "work"
-    work.mkdir(exist_ok=True)
-    listing = work / "clips.json"
-    listing.write_text(json.dumps([{"id": c.id, "path": str(c.path), "seconds": c.seconds} for c in clips]))
     rows = {FILES: whole_files_row(clips, model)}
-    for peer in LIVE:
-        python = HERE / "peers" / f".venv-{peer}" / "bin" / "python"
-        if not python.exists():
-            print(f"{peer}: not set up (make peers)")
-            continue
-        out = work / f"{peer}.json"
-        command = [str(python), str(HERE / "peers" / peer / "drive.py")]
-        command += ["--clips", str(listing), "--model", str(model), "--out", str(out)]
-        subprocess.run(
-            command,
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"OMP_NUM_THREADS": str(THREADS)},
-        )
-        rows[peer] = peer_row(clips, json.loads(out.read_text()))
-    return rows
+    listing = [{"id": c.id, "path": str(c.path), "seconds": c.seconds} for c in clips]
+    with tempfile.TemporaryDirectory() as folder:
+        result = peer(LIVE, Path(folder), "--model", str(model), clips=listing)
+    return rows | ({LIVE: peer_row(clips, result)} if result else {})
 
 
 def whole_files_row(clips: list[Clip], model: Path) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.common import Server, table
+from bench.common import Server, show
 from bench.hearing.client import Heard, play_shared, whole_files
 from bench.hearing.clips import Clip
-from bench.hearing.figures import ERRORS_HEAD, Reading, errors_cells, errors_row, readings
+from bench.hearing.figures import Reading, cells, errors_row, readings
 
 STREAMS = 4
 FAST_NOTE = ", faster than real time: shown words are not those of a live client"
@@ -57,7 +57,7 @@ async def quality(srv: Server, clips: list[Clip], *, speed: float, transcripts: 
     if told:
         rows["all en"] = errors_row(told)
     title = f"word errors in %, {STREAMS} streams at once, and whole files{FAST_NOTE if speed > 1 else ''}"
-    table(title, ("kind", *ERRORS_HEAD), [(k, *errors_cells(r)) for k, r in rows.items()])
+    show(title, {name: cells(row) for name, row in rows.items()})
     return {"speed": speed, "rows": rows}
 
 
@@ -71,5 +71,5 @@ async def languages(srv: Server, clips: list[Clip], *, speed: float, transcripts
             rows[f"{language} {name}"] = errors_row([r for r in found if r.clip.language == language])
         rows[f"all {name}"] = errors_row(found)
     title = f"errors by language in %{FAST_NOTE if speed > 1 else ''}"
-    table(title, ("language", *ERRORS_HEAD), [(k, *errors_cells(rows[k])) for k in sorted(rows)])
+    show(title, {name: cells(rows[name]) for name in sorted(rows)})
     return {"speed": speed, "rows": rows}

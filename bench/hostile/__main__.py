@@ -14,7 +14,7 @@ import sys
 import traceback
 from collections.abc import Awaitable, Callable
 
-from bench.hostile import bodies, doors, fetches, model_server, models, schemas, sockets
+from bench.hostile import bodies, doors, model_server, sockets
 from bench.hostile.client import Target
 
 CLASSES: dict[str, Callable[[Target], Awaitable[None]]] = {
@@ -33,11 +33,11 @@ CLASSES: dict[str, Callable[[Target], Awaitable[None]]] = {
     "types": sockets.types,
     "two-keys": sockets.two_keys,
     "idle": sockets.idle,
-    "schemas": schemas.schemas,
+    "schemas": bodies.schemas,
     "door-paths": doors.paths,
     "door-bodies": doors.bodies,
-    "fetches": fetches.fetches,
-    **{f"model-{name}": models.chats for name in model_server.CLASSES},
+    "fetches": bodies.fetches,
+    **{f"model-{name}": bodies.chats for name in model_server.CLASSES},
 }
 # Seconds between two rounds of one class, so that a round of refusals does not measure the attacker's own speed.
 PAUSE_S = 0.05

@@ -1,4 +1,6 @@
-"""Attacks with what a request carries: bodies, files, texts, JSON, offers, images."""
+"""Attacks with what a request carries: bodies, files, texts, JSON, offers, images, schemas, URLs; and by way of a
+model's server that misbehaves.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +8,25 @@ import asyncio
 import base64
 import io
 import json
+import random
+import string
 from collections.abc import AsyncIterator
 from typing import Any
 
 import av
+import httpx
 import numpy as np
 from aiortc import RTCConfiguration, RTCPeerConnection
 from aiortc.mediastreams import AudioStreamTrack
-from bench.hostile.client import Target
+from bench.hostile.client import NO_ANSWER, Target, hold
 from PIL import Image
 
 FORM = "multipart/form-data; boundary=B"
 CHAT, FILES = "/v1/chat/completions", "/v1/audio/transcriptions"
 MB = 1 << 20
+# Seconds until a client leaves that has asked for a schema, or that had a bad model's server answer.
+LEAVES_SCHEMA_S, LEAVES_MODEL_S = 3.0, 20.0
+MODEL_CHATS = 4
 
 
 def part(name: str, more: str = "") -> bytes:
@@ -78,19 +86,13 @@ def chat(**fields: Any) -> dict[str, Any]:
 async def text(target: Target) -> None:
     """Words of megabytes for the tokenizer: chat, instructions, items, a transcriber's prompt."""
     word = "a" * ((256 << 10) if target.quick else 3 * MB)
-    async with target.client() as client, target.socket() as socket:
+    async with target.client() as client:
         await target.request(client, "POST", CHAT, json=chat(messages=[{"role": "user", "content": word}]))
         await target.request(client, "POST", "/v1/audio/speech", json={"input": word, "voice": "alloy"})
         small = {"data": {"prompt": word[: 200 << 10]}, "files": {"file": ("a.flac", silence(0.02))}}
         await target.request(client, "POST", FILES, **small)
-        if socket is None:
-            return
-        noting = asyncio.create_task(target.note_errors(socket))
-        for _ in range(1 if target.quick else 8):
-            target.tried += 1
-            await socket.send(json.dumps({"type": "response.create", "response": {"instructions": word * 2}}))
-        await asyncio.wait([noting], timeout=1 if target.quick else 10)
-        noting.cancel()
+    asked = {"type": "response.create", "response": {"instructions": word * 2}}
+    await target.send_all([asked] * (1 if target.quick else 8), 1 if target.quick else 10)
 
 
 async def json_documents(target: Target) -> None:
@@ -111,7 +113,7 @@ async def json_documents(target: Target) -> None:
         {"type": "function", "function": {"name": f"f{n}", "parameters": pattern}}
         for n in range(3 if target.quick else 100)
     ]
-    async with target.client() as client, target.socket() as socket:
+    async with target.client() as client:
         for document in documents:
             await target.request(client, "POST", CHAT, content=document, headers={"Content-Type": "application/json"})
         for fields in (
@@ -121,14 +123,7 @@ async def json_documents(target: Target) -> None:
             {"tools": tools},
         ):
             await target.request(client, "POST", CHAT, json=chat(**fields))
-        if socket is None:
-            return
-        noting = asyncio.create_task(target.note_errors(socket))
-        for document in documents:
-            target.tried += 1
-            await socket.send(document.decode(errors="replace"))
-        await asyncio.wait([noting], timeout=0.5 if target.quick else 2)
-        noting.cancel()
+    await target.send_all((document.decode(errors="replace") for document in documents), 0.5 if target.quick else 2)
 
 
 async def offer() -> str:
@@ -180,33 +175,86 @@ async def images(target: Target) -> None:
     pictures = [picture(side, kind) for side in sides for kind in ("png", "webp")]
 
     async def frames() -> None:
-        async with target.socket("/v1/video/chat/stream") as socket:
-            if socket is None:
-                return
-            noting = asyncio.create_task(target.note_errors(socket))
-            await socket.send(
-                json.dumps({"type": "session.config", "modalities": ["text"], "num_frames": 2, "max_frames": 8})
-            )
-            for uri in pictures * (1 if target.quick else 4):
-                target.tried += 1
-                await socket.send(json.dumps({"type": "video.frame", "data": uri.partition(",")[2]}))
-            await asyncio.wait([noting], timeout=0.5 if target.quick else 5)
-            noting.cancel()
+        config = {"type": "session.config", "modalities": ["text"], "num_frames": 2, "max_frames": 8}
+        shown = [{"type": "video.frame", "data": uri.partition(",")[2]} for uri in pictures]
+        sent = [config, *shown * (1 if target.quick else 4)]
+        await target.send_all(sent, 0.5 if target.quick else 5, "/v1/video/chat/stream")
 
     async def items() -> None:
-        async with target.socket() as socket:
-            if socket is None:
-                return
-            noting = asyncio.create_task(target.note_errors(socket))
-            for uri in pictures:
-                target.tried += 1
-                item = {"type": "message", "role": "user", "content": [{"type": "input_image", "image_url": uri}]}
-                await socket.send(json.dumps({"type": "conversation.item.create", "item": item}))
-            await asyncio.wait([noting], timeout=0.5 if target.quick else 5)
-            noting.cancel()
+        contents = [[{"type": "input_image", "image_url": uri}] for uri in pictures]
+        messages = [{"type": "message", "role": "user", "content": content} for content in contents]
+        sent = [{"type": "conversation.item.create", "item": item} for item in messages]
+        await target.send_all(sent, 0.5 if target.quick else 5)
 
     async with target.client() as client:
         for uri in pictures:
             content = [{"type": "image_url", "image_url": {"url": uri}}, {"type": "text", "text": "What is it?"}]
             await target.request(client, "POST", CHAT, json=chat(messages=[{"role": "user", "content": content}]))
     await asyncio.gather(*(frames() for _ in range(1 if target.quick else 4)), items())
+
+
+def intersection(letters: str) -> dict[str, Any]:
+    """A schema of text that has all these letters: the intersection of its patterns is exponential in their number."""
+    return {"allOf": [{"type": "string", "pattern": f".*{letter}.*"} for letter in letters]}
+
+
+def hidden(schema: dict[str, Any]) -> dict[str, Any]:
+    """The same intersection, whose patterns stand behind references: they are counted by nothing but the library."""
+    patterns = {f"p{i}": inner for i, inner in enumerate(schema["allOf"])}
+    return {"$defs": patterns, "allOf": [{"$ref": f"#/$defs/{name}"} for name in patterns]}
+
+
+def as_format(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+
+
+async def schemas(target: Target) -> None:
+    """Six requests with different intersections of patterns, whose clients leave after 3 s; once.
+
+    One shows its patterns, and five have them behind references.
+    """
+    draw = random.Random(target.tried)
+    number = 14 if target.quick else 20
+    async with target.client() as client:
+        drawn = [intersection("".join(draw.sample(string.ascii_lowercase, number))) for _ in range(6)]
+        wanted = [as_format(each) for each in (drawn[0], *map(hidden, drawn[1:]))]
+        asked = (
+            target.request(client, "POST", CHAT, json=chat(response_format=each), timeout=LEAVES_SCHEMA_S)
+            for each in wanted
+        )
+        await asyncio.gather(*asked)
+    # What they leave behind is what is measured.
+    await hold()
+
+
+async def fetches(target: Target) -> None:
+    """Thirty-two voices at once, whose files come a byte at a time and do not end."""
+
+    async def one(number: int) -> None:
+        body = {
+            "input": "Hello.",
+            "ref_audio": f"{target.beside}/drip/{target.tried}-{number}",
+            "ref_text": "Hello.",
+            "response_format": "pcm",
+        }
+        await target.request(client, "POST", "/v1/audio/speech", json=body)
+
+    async with target.client() as client:
+        await asyncio.gather(*(one(number) for number in range(4 if target.quick else 32)))
+
+
+async def chats(target: Target) -> None:
+    """Four chats at once, each with a tool, whose answers are streamed."""
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    body = chat(max_tokens=1000, tools=[tool], stream=True)
+
+    async def one() -> None:
+        try:
+            async with asyncio.timeout(2.0 if target.quick else LEAVES_MODEL_S):
+                await target.request(client, "POST", CHAT, json=body)
+        except TimeoutError:
+            target.outcomes[NO_ANSWER] += 1
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=target.url, headers=target.headers, timeout=None, limits=limits) as client:
+        await asyncio.gather(*(one() for _ in range(MODEL_CHATS)))

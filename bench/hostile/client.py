@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -117,6 +117,22 @@ class Target:
             pass
         finally:
             connection.transport.abort()
+
+    async def send_all(
+        self, messages: Iterable[str | dict[str, Any]], patience_s: float | None, path: str = "/v1/realtime"
+    ) -> None:
+        """Send messages over a socket of their own, and count the errors that come until `patience_s` after the last,
+        or until the server closes.
+        """
+        async with self.socket(path) as socket:
+            if socket is None:
+                return
+            noting = asyncio.create_task(self.note_errors(socket))
+            for message in messages:
+                self.tried += 1
+                await socket.send(message if isinstance(message, str) else json.dumps(message))
+            await asyncio.wait([noting], timeout=patience_s)
+            noting.cancel()
 
     async def note_errors(self, connection: ClientConnection) -> None:
         """Read until the server closes, and count each error event by its code, and the close by its own."""

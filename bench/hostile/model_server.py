@@ -2,8 +2,7 @@
 
     python -m bench.hostile.model_server CLASS [--quick]
 
-is such a server: it prints its port, and gives every request for an answer that of the class. `measure` has antiphon
-ask each, with one chat that offers a tool, while /health is asked.
+is such a server: it prints its URL, and gives every request for an answer that of the class.
 """
 
 from __future__ import annotations
@@ -12,20 +11,14 @@ import argparse
 import asyncio
 import gzip
 import json
-import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import IO, Any
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Any
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n"
 GZIP = HEAD + b"content-encoding: gzip\r\n\r\n"
 PLAIN = HEAD + b"\r\n"
 MODELS = b'{"object": "list", "data": [{"id": "bad", "max_model_len": 8192}]}'
-ASK_EVERY_S, HEALTH_TIMEOUT_S = 0.02, 60.0
-# Seconds after which a client leaves.
-PATIENCE_S, QUICK_S = 40.0, 5.0
 Parts = AsyncIterator[bytes]
 
 
@@ -174,7 +167,7 @@ CLASSES: dict[str, Callable[[int], Parts]] = {
 
 
 async def serve(name: str, size: int) -> None:
-    """Be the server until standard input ends. `size`: by which the class's numbers are divided."""
+    """Be the server. `size`: by which the class's numbers are divided."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError, asyncio.IncompleteReadError):
@@ -193,23 +186,8 @@ async def serve(name: str, size: int) -> None:
         writer.close()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    server.close()
-
-
-@contextmanager
-def bad_server(name: str, quick: bool, log: IO[str]) -> Iterator[str]:
-    """Such a server in a process of its own; its URL."""
-    command = [sys.executable, "-m", "bench.hostile.model_server", name, *(["--quick"] if quick else [])]
-    root = Path(__file__).resolve().parents[2]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=root)
-    assert process.stdout
-    try:
-        yield f"http://127.0.0.1:{int(process.stdout.readline())}/v1"
-    finally:
-        process.kill()
-        process.communicate()
+    print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
+    await server.serve_forever()
 
 
 if __name__ == "__main__":

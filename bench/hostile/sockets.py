@@ -23,6 +23,10 @@ async def read(socket: ClientConnection) -> dict[str, Any]:
     return event
 
 
+def name_of(answer: dict[str, Any]) -> str:
+    return error_code(answer) if answer["type"] == "error" else str(answer["type"])
+
+
 async def unread(target: Target) -> None:
     """Small events whose answers are large, from a client that reads none of them."""
     size, count = (100 << 10, 20) if target.quick else (5 << 20, 250)
@@ -65,6 +69,18 @@ async def silent(target: Target) -> None:
     await asyncio.gather(*(wait_for_end(reader) for reader, _ in writers))
 
 
+async def resume(at: Target, target: Target, session: tuple[str, str], seq: int) -> None:
+    """Resume a session at a host from an event on, and count the answer by its name."""
+    session_id, token = session
+    ask = {"type": "session.resume", "session_id": session_id, "resume_token": token}
+    # The other host counts what it is sent by itself.
+    target.tried += at is not target
+    async with at.socket(f"/v1/realtime?resume={session_id}") as socket:
+        if socket is not None:
+            await socket.send(json.dumps(ask | {"last_received_server_event_seq": seq}))
+            target.outcomes[name_of(await read(socket))] += 1
+
+
 async def resumes(target: Target) -> None:
     """Sessions that are resumed over and over, half of them by two sockets at once."""
 
@@ -72,23 +88,11 @@ async def resumes(target: Target) -> None:
         async with target.socket("/v1/realtime?resume=1") as socket:
             if socket is None:
                 return
-            session = await read(socket)
+            created = await read(socket)
+        session = created["session"]["id"], created["resume_token"]
         for _ in range(3 if target.quick else 40):
-            await asyncio.gather(*(resume(session) for _ in range(1 + twice)))
-
-    async def resume(session: dict[str, Any]) -> None:
-        ask = {
-            "type": "session.resume",
-            "session_id": session["session"]["id"],
-            "resume_token": session.get("resume_token") or session["session"].get("resume_token"),
-            "last_received_server_event_seq": random.Random(target.tried).choice((0, 1, 5, 10**9)),
-        }
-        async with target.socket(f"/v1/realtime?resume={session['session']['id']}") as socket:
-            if socket is None:
-                return
-            await socket.send(json.dumps(ask))
-            answer = await read(socket)
-            target.outcomes[error_code(answer) if answer["type"] == "error" else answer["type"]] += 1
+            seqs = [random.Random(target.tried + k).choice((0, 1, 5, 10**9)) for k in range(1 + twice)]
+            await asyncio.gather(*(resume(target, target, session, seq) for seq in seqs))
 
     await asyncio.gather(*(one(n % 2 == 0) for n in range(4 if target.quick else 25)))
 
@@ -107,20 +111,8 @@ async def storms(target: Target) -> None:
                 await socket.send('{"type":"session.update","session":{"type":"realtime","instructions":"Be brief."}}')
                 await read(socket)
                 sessions.append((created["session"]["id"], created["resume_token"]))
-    asked = (storm(at[(n + k) % 2], target, session) for n, session in enumerate(sessions) for k in range(at_once))
+    asked = (resume(at[(n + k) % 2], target, session, 0) for n, session in enumerate(sessions) for k in range(at_once))
     await asyncio.gather(*asked)
-
-
-async def storm(at: Target, target: Target, session: tuple[str, str]) -> None:
-    """Resume a session at one of two hosts, and count the answers by name."""
-    session_id, token = session
-    ask = {"type": "session.resume", "session_id": session_id, "resume_token": token}
-    async with at.socket(f"/v1/realtime?resume={session_id}") as socket:
-        if socket is not None:
-            target.tried += 1
-            await socket.send(json.dumps(ask | {"last_received_server_event_seq": 0}))
-            answer = await read(socket)
-            target.outcomes[error_code(answer) if answer["type"] == "error" else answer["type"]] += 1
 
 
 async def first_frames(target: Target) -> None:
@@ -135,20 +127,11 @@ async def first_frames(target: Target) -> None:
 
 async def answers(target: Target) -> None:
     """One session that asks for hundreds of answers beside its conversation, all at once."""
-    async with target.socket() as socket:
-        if socket is None:
-            return
-        noting = asyncio.create_task(target.note_errors(socket))
-        message = {
-            "type": "message",
-            "role": "user",
-            "content": [{"type": "input_text", "text": "Count to a thousand."}],
-        }
-        response = {"conversation": "none", "output_modalities": ["text"], "input": [message], "max_output_tokens": 500}
-        for _ in range(20 if target.quick else 400):
-            target.tried += 1
-            await socket.send(json.dumps({"type": "response.create", "response": response}))
-        await noting
+    content = [{"type": "input_text", "text": "Count to a thousand."}]
+    message = {"type": "message", "role": "user", "content": content}
+    response = {"conversation": "none", "output_modalities": ["text"], "input": [message], "max_output_tokens": 500}
+    asked = {"type": "response.create", "response": response}
+    await target.send_all([asked] * (20 if target.quick else 400), None)
 
 
 async def types(target: Target) -> None:
@@ -156,18 +139,10 @@ async def types(target: Target) -> None:
 
     A connection that is closed is counted by its code (1011: the session failed), and opened anew.
     """
-    per_socket = 20 if target.quick else 300
     for number, (path, frames) in enumerate(recorded_frames().items()):
         draw = random.Random(number)
-        async with target.socket(path) as socket:
-            if socket is None:
-                continue
-            noting = asyncio.create_task(target.note_errors(socket))
-            for _ in range(per_socket):
-                target.tried += 1
-                await socket.send(mutated_frame(frames, draw))
-            await asyncio.wait([noting], timeout=0.2 if target.quick else 2)
-            noting.cancel()
+        mutated = (mutated_frame(frames, draw) for _ in range(20 if target.quick else 300))
+        await target.send_all(mutated, 0.2 if target.quick else 2, path)
 
 
 async def two_keys(target: Target) -> None:

@@ -6,6 +6,7 @@ A class that needs another server beside antiphon, such as a model's server that
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -14,15 +15,14 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Any, Literal
 from urllib.parse import urlsplit
 
 import psutil
+from bench.common import HERE, beside, server
 from bench.hostile import model_server
 from bench.hostile.doors import INTERNAL_KEY
 
-ROOT = Path(__file__).resolve().parents[2]
 # What the bystander asks for: an answer in a conversation, one in a chat, a sentence, or one in the voice of a file.
 Asks = Literal["conversation", "chat", "speech", "clone"]
 
@@ -36,34 +36,42 @@ class Beside:
 
 
 @contextmanager
-def nothing(log: IO[str], quick: bool) -> Iterator[Beside]:
+def nothing(quick: bool) -> Iterator[Beside]:
     yield Beside()
 
 
 @contextmanager
-def site(log: IO[str], quick: bool) -> Iterator[Beside]:
+def site(quick: bool) -> Iterator[Beside]:
     """A site of audio files, from which the server may fetch."""
-    with program("bench.hostile.site", log=log) as url:
+    with beside("bench.hostile.site") as (url, _):
         yield Beside(url, ("--fetch-from", urlsplit(url).netloc))
 
 
 @contextmanager
-def bad_model(name: str, log: IO[str], quick: bool) -> Iterator[Beside]:
+def bad_model(name: str, quick: bool) -> Iterator[Beside]:
     """A language model's server that answers as this class of bench.hostile.model_server."""
-    with model_server.bad_server(name, quick, log) as url:
+    with beside("bench.hostile.model_server", name, *(["--quick"] if quick else [])) as (url, _):
         yield Beside(url, ("--language-model", f"{url}#bad"))
 
 
 @contextmanager
-def program(module: str, *args: str, log: IO[str]) -> Iterator[str]:
-    """A program that prints its URL and runs until the block is over."""
-    command = [sys.executable, "-m", module, *args]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT) as process:
-        try:
-            assert process.stdout
-            yield process.stdout.readline().strip()
-        finally:
-            process.kill()
+def attacker(
+    name: str, url: str, key: str, beside: str = "", *, quick: bool = False, log: IO[str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """One class of attack while the block runs. What came of it is in the yielded dict afterwards."""
+    command = [sys.executable, "-m", "bench.hostile", name, url, key, "--beside", beside]
+    command += ["--quick"] if quick else []
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=HERE.parent
+    )
+    found: dict[str, Any] = {}
+    assert process.stdout
+    process.stdout.readline()
+    try:
+        yield found
+    finally:
+        out, _ = process.communicate()
+        found |= json.loads(out) if out.strip() else {"tried": 0, "outcomes": {"the attacker failed": 1}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +85,7 @@ class Stage:
     module: str = "antiphon"
     has_door: bool = False
     has_second_host: bool = False
-    beside: Callable[[IO[str], bool], AbstractContextManager[Beside]] = nothing
+    beside: Callable[[bool], AbstractContextManager[Beside]] = nothing
 
 
 PLAIN = Stage()
@@ -131,13 +139,10 @@ class Staged:
 @contextmanager
 def staged(name: str, flags: tuple[str, ...], log: IO[str], *, quick: bool = False) -> Iterator[Staged]:
     """Set up the stage of a class, with these flags of every host, until the block is over. `quick`: small numbers."""
-    # Imported here: it is found beside bench/, by the same name as every benchmark finds it.
-    from common import server
-
     stage = STAGES.get(name, PLAIN)
     with ExitStack() as stack:
-        beside = stack.enter_context(stage.beside(log, quick))
-        of_host = [*flags, *stage.flags, *beside.flags]
+        other = stack.enter_context(stage.beside(quick))
+        of_host = [*flags, *stage.flags, *other.flags]
         if stage.has_door or stage.has_second_host:
             of_host += ["--state", stack.enter_context(tempfile.TemporaryDirectory())]
         if stage.has_door:
@@ -147,7 +152,7 @@ def staged(name: str, flags: tuple[str, ...], log: IO[str], *, quick: bool = Fal
             stack.enter_context(server(*of_host, module=stage.module, log=log))
             for _ in range(1 + stage.has_second_host)
         ]
-        attacked, url = started[0].url, beside.url or started[-1].url
+        attacked, url = started[0].url, other.url or started[-1].url
         if stage.has_door:
             started.append(stack.enter_context(server("--role", "door", "--behind", attacked, log=log)))
             attacked = started[-1].url

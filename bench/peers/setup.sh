@@ -1,5 +1,5 @@
 #!/bin/sh
-# Usage: setup.sh PEER      (PEER: realtimestt | whisperlivekit | speech_to_speech | xllamacpp | piper | pocketsphinx)
+# Usage: setup.sh PEER      (PEER: realtimestt | speech_to_speech | xllamacpp | piper | pocketsphinx)
 # Makes .venv-PEER beside this script from PEER/requirements.txt. Running it
 # again does nothing unless that file has changed. PYTHON picks the interpreter
 # (Python 3.11; default python3).

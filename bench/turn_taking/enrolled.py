@@ -12,9 +12,7 @@ profile.
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import os
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,24 +20,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.common import machine, save, table
 from bench.turn_taking.speakers import (
     FIRST_S,
     LENGTHS_S,
     LOST,
     MISTAKEN,
-    MODEL,
     NORMAL,
     SEED,
     Outcome,
     Turn,
     Voice,
     cut,
-    interval,
     listed,
     may_be_same,
     read_noises,
     read_recordings,
+    run,
+    shares,
     with_noise,
 )
 
@@ -47,8 +44,7 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import VoiceActivityDetector
 from antiphon.contracts.speaker import SpeakerModel, SpeakerProfile, VoiceThreshold, shared_s
 from antiphon.events.transcription import EnrolledVoice
-from antiphon.loading.loader import load, store_of
-from antiphon.settings import load as load_settings
+from antiphon.loading.loaded import LoadedModels
 from antiphon.turns.voices.enrolment import enrolment_takes, speech_of
 from antiphon.turns.voices.primary_speaker import PrimarySpeaker, TurnSpeaker
 
@@ -199,41 +195,26 @@ def judged(half: Sequence[Speaker], profile: SpeakerProfile) -> list[tuple[bool,
 
 
 def figures(outcomes: Sequence[tuple[bool, Outcome]]) -> list[dict[str, Any]]:
-    """A row for each reference, noise and length: the shares of own turns lost, and of others ignored, in percent."""
+    """A row for each reference, noise and length."""
     rows = list[dict[str, Any]]()
-    for enrolled in (f"{seconds:.0f} s" for seconds in ENROLLED_S):
-        for recordings, kinds in (("other", (True,)), ("any", (True, False))):
-            for noise in NOISES:
-                for length_s in LENGTHS_S:
-                    wanted = (enrolled, noise, length_s)
-                    part = [o for apart, o in outcomes if apart in kinds and (o.mode, o.noise, o.length_s) == wanted]
-                    own, others = [o for o in part if o.own], [o for o in part if not o.own]
-                    rows.append(
-                        {
-                            "enrolled": enrolled,
-                            "recordings": recordings,
-                            "noise": noise,
-                            "length_s": length_s,
-                            "users": len({o.user for o in own}),
-                            "own_turns": len(own),
-                            "own_lost_percent": round(100 * sum(o.other for o in own) / len(own), 1),
-                            "own_lost_interval": interval(own, lambda o: o.other),
-                            "other_turns": len(others),
-                            "other_ignored_percent": round(100 * sum(o.other for o in others) / len(others), 1),
-                            "other_ignored_interval": interval(others, lambda o: o.other),
-                        }
-                    )
+    enrolled = [f"{seconds:.0f} s" for seconds in ENROLLED_S]
+    recordings = {"other": (True,), "any": (True, False)}
+    for mode, (kind, kinds), noise, length_s in itertools.product(enrolled, recordings.items(), NOISES, LENGTHS_S):
+        wanted = (mode, noise, length_s)
+        part = [o for apart, o in outcomes if apart in kinds and (o.mode, o.noise, o.length_s) == wanted]
+        row = {"enrolled": mode, "recordings": kind, "noise": noise, "length_s": length_s}
+        rows.append(row | {"users": len({o.user for o in part if o.own})} | shares(part))
     return rows
 
 
-async def measure(encoder: SpeakerModel, detector: VoiceActivityDetector, data: Path) -> dict[str, Any]:
+async def measure(models: LoadedModels, data: Path) -> dict[str, Any]:
     """All figures, and the thresholds of each half and of all voices."""
-    speakers = await read_speakers(encoder, detector, data)
+    speakers = await read_speakers(models.speaker_model, models.required_vad, data)
     order = np.random.default_rng(SEED).permutation(len(speakers))
     halves = [[speakers[k] for k in sorted(order[number::2])] for number in (0, 1)]
     thresholds, outcomes = [calibrated(half) for half in halves], list[tuple[bool, Outcome]]()
     for half, chosen in zip(halves, reversed(thresholds), strict=True):
-        outcomes += judged(half, replace(encoder.profile, enrolled=chosen))
+        outcomes += judged(half, replace(models.speaker_model.profile, enrolled=chosen))
     return {
         "voices": len(speakers),
         "rows": figures(outcomes),
@@ -242,51 +223,6 @@ async def measure(encoder: SpeakerModel, detector: VoiceActivityDetector, data: 
     }
 
 
-def measured(data: Path) -> dict[str, Any]:
-    """Load the models and measure them."""
-    settings = load_settings({"speaker_model": MODEL}, os.environ)
-    models = load(settings, store_of(settings.models), roles=("speaker", "vad"))
-    if models.speaker_model is None:
-        raise LookupError("no speaker encoder is loaded")
-    try:
-        return asyncio.run(measure(models.speaker_model, models.required_vad, data))
-    finally:
-        models.close()
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.turn_taking.enrolled", description=__doc__)
-    parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "tests" / "data")
-    args = parser.parse_args()
-    found = measured(args.data)
-    head = (
-        "enrolled",
-        "from",
-        "noise",
-        "turn, s",
-        "users",
-        "own lost, %",
-        "",
-        "others ignored, %",
-        "",
-        "own",
-        "others",
-    )
-    table(
-        "Turns of an enrolled user that are lost, and of other voices that are ignored",
-        head,
-        [
-            (
-                *(row["enrolled"], row["recordings"], row["noise"], row["length_s"], row["users"]),
-                *(row["own_lost_percent"], row["own_lost_interval"]),
-                *(row["other_ignored_percent"], row["other_ignored_interval"], row["own_turns"], row["other_turns"]),
-            )
-            for row in found["rows"]
-        ],
-    )
-    print(f"thresholds {found['thresholds']}")
-    save("turns-enrolled", {"machine": machine(), "enrolled": found})
-
-
 if __name__ == "__main__":
-    main()
+    title = "Turns of an enrolled user that are lost, and of other voices that are ignored"
+    run("enrolled", title, ("speaker", "vad"), measure)

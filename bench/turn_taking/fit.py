@@ -9,15 +9,12 @@ pauses, so that no long reading outweighs the conversations.
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.turn_taking.pauses import Pause, read
 from bench.turn_taking.replay import evidence_of, is_fitted, listening, renamed, scales
 
@@ -52,28 +49,18 @@ def weights_of(pauses: Sequence[Pause]) -> np.ndarray:
     return np.array([1.0 if p.length_s is None else min(1.0, MAX_PAUSES / counts[p.recording]) for p in pauses])
 
 
-def logistic(
-    pauses: Sequence[Pause],
-    *,
-    sound: bool = True,
-    words: bool = True,
-    rows: Sequence[Mapping[str, float]] | None = None,
-    prior: Mapping[str, tuple[float, float]] = PRIOR,
-) -> dict[str, float]:
+def logistic(pauses: Sequence[Pause], *, sound: bool = True, words: bool = True) -> dict[str, float]:
     """The most likely weights by name, given the prior, by Newton's method. Without words, or without sound, the
-    pauses count as if those were not known. rows: the features of each pause; None: those of the model.
+    pauses count as if those were not known.
     """
-    if rows is None:
-        rows = [features(evidence_of(p, sound=sound, words=words)) for p in pauses]
-        # A pause without a transcript has no features of words.
-        kept = [i for i, r in enumerate(rows) if not words or "stop" in r]
-    else:
-        kept = list(range(len(rows)))
-    names = [n for n in prior if any(n in rows[i] for i in kept)]
+    rows = [features(evidence_of(p, sound=sound, words=words)) for p in pauses]
+    # A pause without a transcript has no features of words.
+    kept = [i for i, r in enumerate(rows) if not words or "stop" in r]
+    names = [n for n in PRIOR if any(n in rows[i] for i in kept)]
     x = np.array([[rows[i][n] for n in names] for i in kept])
     y = np.array([pauses[i].length_s is None for i in kept], np.float64)
     weight = weights_of(pauses)[kept]
-    mean, precision = np.array([prior[n][0] for n in names]), np.array([prior[n][1] ** -2.0 for n in names])
+    mean, precision = np.array([PRIOR[n][0] for n in names]), np.array([PRIOR[n][1] ** -2.0 for n in names])
 
     def loss(w: np.ndarray) -> float:
         missed = (weight * np.logaddexp(0, np.where(y == 1, -1, 1) * (x @ w))).sum()
@@ -119,9 +106,9 @@ def shrinkage(inner: Sequence[Pause]) -> float:
     return round(float(np.clip(within / max(between, 1e-3), 1, 50)), 1)
 
 
-def fit(pauses: Sequence[Pause], *, every_speaker: bool = False) -> dict[str, Any]:
-    """The fitted numbers by their names in the table, from the pauses of the speakers that are fitted, or of all."""
-    pauses = [p for p in pauses if every_speaker or is_fitted(p.speaker)]
+def fit(pauses: Sequence[Pause]) -> dict[str, Any]:
+    """The fitted numbers by their names in the table, from the pauses of the speakers that are fitted."""
+    pauses = [p for p in pauses if is_fitted(p.speaker)]
     inner = [p for p in pauses if p.length_s is not None and not p.mixed]
     median_s, spread = log_normal(inner)
     found: dict[str, Any] = {
@@ -130,13 +117,13 @@ def fit(pauses: Sequence[Pause], *, every_speaker: bool = False) -> dict[str, An
         "PAUSE_SPREAD": spread,
         "SPEAKER_SHRINKAGE": shrinkage(inner),
     }
-    return found if every_speaker else found | {"THRESHOLDS": thresholds(pauses, found)}
+    return found | {"THRESHOLDS": thresholds(pauses, found)}
 
 
 def thresholds(pauses: Sequence[Pause], numbers: Mapping[str, Any]) -> dict[str, float]:
     """The probability at which a turn is ended, by eagerness, in steps of 0.01."""
     table = EndOfTurnTable(numbers["LOGISTIC"], numbers["PAUSE_MEDIAN_S"], numbers["PAUSE_SPREAD"])
-    pauses = renamed([p for p in pauses if is_fitted(p.speaker)])
+    pauses = renamed(pauses)
     ends = [p for p in pauses if p.length_s is None]
     own = scales(pauses)
     found = {}

@@ -1,10 +1,8 @@
 """The section `barge-in` of `antiphon bench turns`: how soon a client is silent when somebody speaks over an answer.
 
 One recording of each speaker, each over the first answer of a conversation of its own. The delay counts from where the
-voice begins, which two methods find independently: by energy (the first 10 ms within 15 dB of the level of the speech
-that are not alone), and by a forced alignment of the first word, by the transcriber. The manifest's bounds of speech
-are 35 dB below that level, so that a breath counts as speech. Beside the delays stands what the speech detector takes
-for the same recordings without a server: two frames of speech in a row.
+voice begins by its energy: the first 10 ms within 15 dB of the level of the speech that are not alone. Beside the
+delays stands what the speech detector takes for the same recordings without a server: two frames of speech in a row.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.common import Server, percentile, table
-from bench.hearing.clips import Clip, loaded, read_manifest, spread
-from bench.turn_taking.caller import LEAD_S, LEFT_S, MODES, telling
+from bench.common import Server, show
+from bench.driver import LEAD_S, LEFT_S, MODES, telling
+from bench.hearing.clips import QUIETEST_DBFS, Clip, loaded, read_manifest, spread
 from bench.turn_taking.figures import delays, interrupted_at, silent_from, voice_onset_s, wilson
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -30,21 +28,16 @@ from antiphon.settings import Settings
 
 KINDS = ("asr_read", "asr_speech", "asr_nonnative")
 SHORTEST_S, LONGEST_S = 1.8, 9.0
-QUIETEST_DBFS = -45.0
-# So long after the end of the recording is waited for a decision.
+# How long after the end of the recording a decision is waited for.
 PATIENCE_S = 1.5
-SHOWN = ("detector_alone", "silent", "silent_from_alignment", "decided", "decided_from_alignment")
+SHOWN = ("detector_alone", "silent", "decided")
 
 
 @dataclass(frozen=True, slots=True)
 class Onset:
-    """Where the voice of a recording begins, in seconds: by energy, alignment and the manifest's bounds; and when
-    the speech detector has found it.
-    """
+    """Where the voice of a recording begins, by energy, and when the speech detector has found it, in seconds."""
 
     energy: float
-    aligned: float
-    manifest: float
     detected: float
 
 
@@ -62,17 +55,15 @@ def speakers(data: Path, most: int) -> list[Clip]:
 
 
 async def onsets(clips: Sequence[Clip]) -> list[Onset]:
-    """Where the voice of each recording begins. Loads the default transcriber and detector, and closes them."""
+    """Where the voice of each recording begins. Loads the default detector, and closes it."""
     settings = Settings()
-    models = load(settings, store_of(settings.models), None, ("transcriber", "vad"))
+    models = load(settings, store_of(settings.models), None, ("vad",))
     try:
-        out = []
-        for clip in clips:
-            words = await models.required_transcriber.align(clip.pcm, clip.text.split(), "en")
-            energy = voice_onset_s(clip.pcm)
-            found = await detected_s(models.required_vad, clip.pcm, energy)
-            out.append(Onset(energy, words[0].start_s if words else energy, clip.speech_start, found))
-        return out
+        energies = [voice_onset_s(clip.pcm) for clip in clips]
+        return [
+            Onset(energy, await detected_s(models.required_vad, clip.pcm, energy))
+            for clip, energy in zip(clips, energies, strict=True)
+        ]
     finally:
         models.close()
 
@@ -94,7 +85,7 @@ async def detected_s(detector: VoiceActivityDetector, pcm: Pcm, onset: float) ->
 
 async def trial(srv: Server, mode: str, clip: Clip, onset: Onset) -> dict[str, Any] | None:
     """Speak over a story; None where the answer was over too soon. Seconds from the voice's onset by energy."""
-    async with telling(srv, mode) as caller:
+    async with telling(srv, MODES[mode]) as caller:
         if caller is None:
             return None
         begun = await caller.say(clip.pcm)
@@ -115,14 +106,12 @@ async def trial(srv: Server, mode: str, clip: Clip, onset: Onset) -> dict[str, A
             "silent_s": None if silent is None else silent - at,
             "decided_s": None if decided is None else decided - at,
             "ducked_first": bool(marks) and marks[0].kind == "ducked",
-            "aligned_later_s": onset.aligned - onset.energy,
-            "manifest_later_s": onset.manifest - onset.energy,
             "detector_alone_s": onset.detected - onset.energy,
         }
 
 
 def row(trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The figures of one mode: the client's silence and the decision, from both onsets, and how many were taken."""
+    """The figures of one mode: the client's silence and the decision, and how many were taken."""
     silent = [t for t in trials if t["silent_s"] is not None]
     decided = [t for t in trials if t["decided_s"] is not None]
     return {
@@ -131,13 +120,8 @@ def row(trials: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "taken_interval": [round(100 * v, 1) for v in wilson(len(decided), len(trials))],
         "ducked_first": sum(t["ducked_first"] for t in trials),
         "silent": delays([max(0.0, t["silent_s"]) for t in silent]),
-        "silent_from_alignment": delays([max(0.0, t["silent_s"] - t["aligned_later_s"]) for t in silent]),
-        "silent_from_manifest_p95_ms": round(
-            1000 * percentile([max(0.0, t["silent_s"] - t["manifest_later_s"]) for t in silent], 95)
-        ),
         "detector_alone": delays([t["detector_alone_s"] for t in trials]),
         "decided": delays([max(0.0, t["decided_s"]) for t in decided]),
-        "decided_from_alignment": delays([max(0.0, t["decided_s"] - t["aligned_later_s"]) for t in decided]),
     }
 
 
@@ -151,23 +135,15 @@ async def barge_in(srv: Server, data: Path, most: int, modes: Sequence[str] = tu
     """Every mode at its defaults, one conversation at a time."""
     clips = speakers(data, most)
     found = await onsets(clips)
-    out: dict[str, Any] = {"speakers": len(clips), "onset": "energy within 15 dB of the speech; alignment beside it"}
+    out: dict[str, Any] = {"speakers": len(clips), "onset": "energy within 15 dB of the speech"}
     for mode in modes:
         trials = []
         for clip, onset in zip(clips, found, strict=True):
             if one := await trial(srv, mode, clip, onset):
                 trials.append(one)
         out[mode] = row(trials) | {"each": trials}
-    table(
-        "barge-in: from the voice's onset to the client's silence, and to the decision, p50 / p95 in ms",
-        ("mode", "taken", "detector alone", "silent", "silent, by alignment", "decided", "decided, by alignment"),
-        [
-            (
-                *(mode, f"{r['taken']} of {r['trials']}"),
-                *(shown(r[k]) for k in SHOWN),
-            )
-            for mode, r in out.items()
-            if mode in MODES
-        ],
-    )
+    title = "barge-in: from the voice's onset to the client's silence, and to the decision, p50 / p95 in ms"
+    counts = ("trials", "taken")
+    rows = {mode: {k: out[mode][k] for k in counts} | {k: shown(out[mode][k]) for k in SHOWN} for mode in modes}
+    show(title, rows)
     return out

@@ -24,7 +24,6 @@ import asyncio
 import hashlib
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -32,9 +31,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from bench.common import RESULTS
+from bench.hearing.clips import rows_of
+from bench.turn_taking.figures import frame_levels_db
 
 from antiphon.adapters.silero.detector import FRAME_SAMPLES, SileroDetector
 from antiphon.adapters.smart_turn.turn_detector import SmartTurn
@@ -59,39 +58,14 @@ MAX_CHARS = 160
 ENDS_SENTENCE = (".", "?", "!", "»", "」", "。", "？")
 # Corpora of whole sentences whose texts have no marks.
 WHOLE_SENTENCES = {
-    "AISHELL-1",
-    "AMI",
-    "Common Voice ja",
-    "CosyVoice asset",
-    "FLEURS",
-    "FunASR asset",
-    "LibriSpeech test-clean",
-    "LibriSpeech test-other",
-    "MFA tests",
-    "Picovoice barista",
-    "Picovoice cheetah",
-    "Picovoice leopard",
-    "pocketsphinx cards",
-    "pocketsphinx librivox",
-    "speechocean762",
-    "tau2-bench",
-    "F5-TTS asset",
-}
+    "AISHELL-1", "AMI", "Common Voice ja", "CosyVoice asset", "FLEURS", "FunASR asset", "LibriSpeech test-clean",
+    "LibriSpeech test-other", "MFA tests", "Picovoice barista", "Picovoice cheetah", "Picovoice leopard",
+    "pocketsphinx cards", "pocketsphinx librivox", "speechocean762", "tau2-bench", "F5-TTS asset",
+}  # fmt: skip
 KINDS = (
-    "asr_8k_native",
-    "asr_multilang",
-    "asr_noisy",
-    "asr_nonnative",
-    "asr_read",
-    "asr_short",
-    "asr_speech",
-    "asr_spontaneous_min",
-    "backchannel",
-    "command_slots",
-    "conversation_rttm",
-    "hesitation",
-    "longform",
-)
+    "asr_8k_native", "asr_multilang", "asr_noisy", "asr_nonnative", "asr_read", "asr_short", "asr_speech",
+    "asr_spontaneous_min", "backchannel", "command_slots", "conversation_rttm", "hesitation", "longform",
+)  # fmt: skip
 MIXED_KINDS = ("asr_8k_native", "asr_multilang", "asr_nonnative", "asr_read", "asr_speech", "command_slots")
 
 
@@ -179,8 +153,7 @@ def deepest_gap(pcm: Pcm) -> int | None:
     samples; None where there is none. Stretches of 0.2 s and more are real pauses, and left alone.
     """
     size = SAMPLE_RATE_HZ // 100
-    frames = pcm[: len(pcm) // size * size].reshape(-1, size)
-    level = 10 * np.log10((frames**2).mean(1) + 1e-12)
+    level = frame_levels_db(pcm)
     loud = np.percentile(level, 90)
     best, run = (0, 0), 0
     for i in range(len(level) // 5, len(level) * 4 // 5):
@@ -227,8 +200,7 @@ def own_turns(row: dict[str, Any], pcm: Pcm) -> Iterator[Recording]:
 
 def recordings(data: Path) -> Iterator[Recording]:
     """The recordings of one speaker each, the real ones first, then those with a pause put in."""
-    rows = [json.loads(line) for line in (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines()]
-    rows = [r for r in rows if r["kind"] in KINDS]
+    rows = [row for row in rows_of(data) if row["kind"] in KINDS]
 
     def one(row: dict[str, Any]) -> Recording:
         pcm = decode_all(str(data / row["path"]))

@@ -45,23 +45,14 @@ def evidence_of(pause: Pause, *, sound: bool = True, words: bool = True) -> Paus
     return PauseEvidence(pause.complete if sound else None, pause.text if words else "", pause.language)
 
 
-def silence_alone(silence_ms: float) -> Rule:
-    """A turn ends after so much silence."""
-    return lambda pause: silence_ms
-
-
 def turn_detector_alone(threshold: float, complete_ms: float = 300, patience_ms: float = 4000) -> Rule:
     """A turn that sounds complete ends after `complete_ms`, any other after `patience_ms`."""
     return lambda pause: complete_ms if pause.complete >= threshold else patience_ms
 
 
-def _first_end(
-    pause: Pause, silence_ms: Callable[[PauseEvidence], float], *, words_ms: float, words: bool = True
-) -> float:
+def _first_end(pause: Pause, silence_ms: Callable[[PauseEvidence], float], words_ms: float) -> float:
     early = max(JUDGED_MS, silence_ms(evidence_of(pause, words=False)))
-    if not words or early <= words_ms:
-        return early
-    return max(words_ms, silence_ms(evidence_of(pause)))
+    return early if early <= words_ms else max(words_ms, silence_ms(evidence_of(pause)))
 
 
 def listening(
@@ -69,7 +60,6 @@ def listening(
     table: EndOfTurnTable = FITTED,
     *,
     words_ms: float = WORDS_MS,
-    words: bool = True,
     most_ms: float = 4000,
     scale_of: Callable[[Pause], float] = lambda pause: 1.0,
 ) -> Rule:
@@ -77,12 +67,7 @@ def listening(
 
     def end(pause: Pause) -> float:
         scale = scale_of(pause)
-        return _first_end(
-            pause,
-            lambda e: min(most_ms, silence_for(e, threshold, scale, table)),
-            words_ms=words_ms,
-            words=words,
-        )
+        return _first_end(pause, lambda e: min(most_ms, silence_for(e, threshold, scale, table)), words_ms)
 
     return end
 
@@ -93,7 +78,7 @@ def at_eagerness(eagerness: str, pauses: Sequence[Pause] = (), *, words_ms: floa
 
     def end(pause: Pause) -> float:
         speaker = heard_before(pause, pauses)
-        return _first_end(pause, lambda e: model.silence_ms(e, speaker), words_ms=words_ms)
+        return _first_end(pause, lambda e: model.silence_ms(e, speaker), words_ms)
 
     return end
 
@@ -101,7 +86,8 @@ def at_eagerness(eagerness: str, pauses: Sequence[Pause] = (), *, words_ms: floa
 def heard_before(pause: Pause, pauses: Sequence[Pause]) -> SpeakerPauses:
     """The real pauses of the same speaker that were heard before this one, recordings being in the order of names."""
     speaker = SpeakerPauses()
-    before = [p for p in pauses if is_before(p, pause) and not p.mixed and p.length_s is not None]
+    known = [p for p in pauses if p.speaker == pause.speaker and not p.mixed and p.length_s is not None]
+    before = [p for p in known if (p.recording, p.at_s) < (pause.recording, pause.at_s)]
     for earlier in sorted(before, key=lambda p: (p.recording, p.at_s)):
         assert earlier.length_s is not None
         speaker.add(round(earlier.length_s * 1000))
@@ -112,11 +98,6 @@ def scales(pauses: Sequence[Pause]) -> Callable[[Pause], float]:
     """The scale of the speaker of each of these pauses, by what was heard before it."""
     found = {(p.recording, p.at_s): heard_before(p, pauses).scale for p in pauses}
     return lambda pause: found[pause.recording, pause.at_s]
-
-
-def is_before(earlier: Pause, pause: Pause) -> bool:
-    """Whether a pause is of the same speaker and was heard before another one, recordings being in order of names."""
-    return earlier.speaker == pause.speaker and (earlier.recording, earlier.at_s) < (pause.recording, pause.at_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +131,11 @@ class Outcome:
         }
 
 
-def outcome(rule: Rule, inner: Sequence[Pause], ends: Sequence[Pause], *, interval: bool = True) -> Outcome:
+def outcome(rule: Rule, inner: Sequence[Pause], ends: Sequence[Pause]) -> Outcome:
     """What a rule does in these pauses. The interval is that of a bootstrap over speakers."""
     cut = np.array([rule(p) <= 1000 * (p.length_s or 0) for p in inner], np.float64)
     waits = np.array([rule(p) / 1000 for p in ends], np.float64)
-    low, high = _interval(cut, [p.speaker for p in inner]) if interval else (0.0, 0.0)
+    low, high = _interval(cut, [p.speaker for p in inner])
     p50, p95 = np.percentile(waits, (50, 95))
     return Outcome(float(cut.mean()), low, high, float(p50), float(p95), float(waits.mean()), len(inner), len(ends))
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.common import Server, table
+from bench.common import Server, show
+from bench.driver import CHUNK_S, MODES, Caller, telling
 from bench.hearing.clips import Clip, loaded, read_manifest
-from bench.turn_taking.caller import MODES, Caller, telling
 from bench.turn_taking.figures import at_level, ducks_without_interruption, rate_interval, share
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -24,12 +24,12 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 # In one conversation at a time the machine would do nothing most of the time.
 AT_ONCE = 3
 ACKNOWLEDGEMENT_REPEATS = 4
-# Longer recordings are played in pieces of so many seconds.
+# Longer recordings are played in pieces of this length.
 PIECE_S = 5.0
 # What follows a sound and is still its effect: a decision by its words waits for a transcript.
 AFTER_S = 1.5
 ECHO_DB, ECHO_DELAYS_S = -10.0, (0.06, 0.15, 0.3)
-# Of an answer with echo so much is heard in each conversation.
+# The sound of answers with echo, for each delay.
 ECHO_S = 45.0
 # As tools/evalmix.py duplex has them: speech is -26 dB of full scale.
 BACKCHANNEL_DB, NOISE_DB, SPEECH_DB = -30.0, -34.0, -26.0
@@ -97,7 +97,7 @@ async def over_answers(srv: Server, mode: str, share_of: Sequence[Sound]) -> lis
     """Play the sounds over as many answers as they need."""
     out, left, failures = [], list(share_of), 0
     while left and failures < 10:
-        async with telling(srv, mode) as caller:
+        async with telling(srv, MODES[mode]) as caller:
             played = 0
             while caller and left and caller.goes_on:
                 outcome = await one(caller, left[0])
@@ -116,12 +116,12 @@ async def echoed(srv: Server, mode: str, delay_s: float) -> list[Outcome]:
     """Answers that come back to the microphone, ECHO_S of them; one outcome for each answer."""
     out, heard_s = [], 0.0
     for _ in range(10):
-        async with Caller(srv.ws, mode, echo=(ECHO_DB, delay_s)) as caller:
+        async with Caller(srv.url, MODES[mode], tells=True, echo=(ECHO_DB, delay_s)) as caller:
             await caller.story()
-            while caller.goes_on and heard_s + caller.sounded * 0.02 < ECHO_S:
+            while caller.goes_on and heard_s + caller.sounded * CHUNK_S < ECHO_S:
                 await asyncio.sleep(0.1)
             interrupted = any(mark.kind == "interrupted" for mark in caller.marks)
-            seconds = caller.sounded * 0.02
+            seconds = caller.sounded * CHUNK_S
             ducks = ducks_without_interruption(caller.marks)
             out.append(Outcome("echo", f"delay {delay_s:g} s", interrupted, ducks, seconds))
             heard_s += seconds
@@ -159,17 +159,8 @@ async def over_an_answer(srv: Server, data: Path, modes: Sequence[str] = tuple(M
         parts = await asyncio.gather(*(over_answers(srv, mode, every[k::AT_ONCE]) for k in range(AT_ONCE)))
         echoes = await asyncio.gather(*(echoed(srv, mode, delay_s) for delay_s in ECHO_DELAYS_S))
         out[mode] = rows([o for part in (*parts, *echoes) for o in part])
-    table(
-        "sounds over an answer",
-        ("mode", "sounds", "recordings", "answers ended", "%", "95 %", "minutes", "ducks", "a minute", "95 %"),
-        [
-            (
-                *(mode, kind, r["recordings"], f"{r['ends_an_answer']['count']} of {r['ends_an_answer']['of']}"),
-                *(r["ends_an_answer"]["percent"], r["ends_an_answer"]["interval"], r["minutes"]),
-                *(r["ducks_without_interruption"], r["ducks_a_minute"], r["ducks_interval"]),
-            )
-            for mode, found in out.items()
-            for kind, r in found.items()
-        ],
-    )
+        shown = {kind: row | row["ends_an_answer"] for kind, row in out[mode].items()}
+        for row in shown.values():
+            del row["ends_an_answer"], row["ended_by"]
+        show(f"sounds over an answer, {mode}", shown)
     return out

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
+import itertools
 import math
 import os
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import NormalDist
@@ -26,12 +26,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from bench.common import machine, save, table
+from bench.hearing.clips import rows_of
+from bench.turn_taking.figures import active_level_db, frame_levels_db
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.containers import decode_all
 from antiphon.contracts.speaker import SpeakerModel, SpeakerProfile, VoiceThreshold, shared_s
 from antiphon.events.transcription import EnrolledVoice
+from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
+from antiphon.roles import ModelRole
 from antiphon.settings import load as load_settings
 from antiphon.turns.voices.enrolment import enrolment_takes
 from antiphon.turns.voices.primary_speaker import PrimarySpeaker, TurnSpeaker
@@ -97,17 +101,8 @@ class Session:
 
 def active(pcm: Pcm) -> npt.NDArray[np.bool_]:
     """Which 10 ms of a recording are at most 30 dB below its loud ones."""
-    frames = pcm[: len(pcm) // 160 * 160].reshape(-1, 160)
-    level = 10 * np.log10((frames**2).mean(1) + 1e-12)
+    level = frame_levels_db(pcm)
     return np.asarray(level > np.percentile(level, 95) - 30)
-
-
-def level_db(pcm: Pcm) -> float:
-    """The level of the active speech, as the data's tools/evalmix.py has it, in dB."""
-    frames = pcm[: len(pcm) // 160 * 160].reshape(-1, 160)
-    level = 10 * np.log10((frames**2).mean(1) + 1e-12)
-    loud = level[level > np.percentile(level, 95) - 20]
-    return float(10 * np.log10((10 ** (loud / 10)).mean()))
 
 
 def cut(recordings: Sequence[Pcm], most: int = MOST_TURNS) -> list[Turn]:
@@ -156,7 +151,7 @@ def read_recordings(data: Path) -> dict[tuple[str, str, str], list[Pcm]]:
     unknown crowd are a speaker each.
     """
     found: dict[tuple[str, str, str], list[Pcm]] = defaultdict(list)
-    for row in map(json.loads, (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines()):
+    for row in rows_of(data):
         corpus, kind = row.get("corpus") or "", row["kind"]
         if kind == "conversation_rttm":
             pcm = decode_all(str(data / row["path"]))
@@ -176,8 +171,7 @@ def read_recordings(data: Path) -> dict[tuple[str, str, str], list[Pcm]]:
 
 def read_noises(data: Path) -> list[Pcm]:
     """The recordings without speech of one voice."""
-    rows = map(json.loads, (data / "manifest.jsonl").read_text(encoding="utf-8").splitlines())
-    return [decode_all(str(data / row["path"])) for row in rows if row["kind"] in NOISY]
+    return [decode_all(str(data / row["path"])) for row in rows_of(data) if row["kind"] in NOISY]
 
 
 def read_voices(data: Path) -> list[Voice]:
@@ -230,7 +224,7 @@ def with_noise(pcm: Pcm, noise: Pcm, chance: np.random.Generator) -> Pcm:
     start = int(chance.integers(len(noise)))
     part = repeated[start : start + len(pcm)]
     part_db = 10 * np.log10((part**2).mean() + 1e-12)
-    return np.asarray(pcm + part * 10 ** ((level_db(pcm) - SNR_DB - part_db) / 20), np.float32)
+    return np.asarray(pcm + part * 10 ** ((active_level_db(pcm) - SNR_DB - part_db) / 20), np.float32)
 
 
 async def embed(
@@ -328,31 +322,33 @@ def interval(outcomes: Sequence[Outcome], wanted: Callable[[Outcome], bool]) -> 
     return [round(float(q), 1) for q in np.percentile(100 * drawn[:, 0] / drawn[:, 1], (2.5, 97.5))]
 
 
+def shares(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """The shares of own turns lost, and of others' ignored, in percent."""
+    own, others = [o for o in outcomes if o.own], [o for o in outcomes if not o.own]
+    return {
+        "own_turns": len(own),
+        "own_lost_percent": round(100 * sum(o.other for o in own) / len(own), 1),
+        "own_lost_interval": interval(own, lambda o: o.other),
+        "other_turns": len(others),
+        "other_ignored_percent": round(100 * sum(o.other for o in others) / len(others), 1),
+        "other_ignored_interval": interval(others, lambda o: o.other),
+    }
+
+
 def figures(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
-    """A row for each mode, noise and length: the shares of own turns lost, and of others ignored, in percent."""
+    """A row for each mode, noise and length."""
     rows = []
-    for mode in ("auto", "enrolled"):
-        for noise in NOISES:
-            for length_s in LENGTHS_S:
-                part = [o for o in outcomes if (o.mode, o.noise, o.length_s) == (mode, noise, length_s)]
-                own, others = [o for o in part if o.own], [o for o in part if not o.own]
-                if not own or not others:
-                    continue
-                rows.append(
-                    {
-                        "mode": mode,
-                        "noise": noise,
-                        "length_s": length_s,
-                        "users": len({o.user for o in own}),
-                        "own_turns": len(own),
-                        "own_lost_percent": round(100 * sum(o.other for o in own) / len(own), 1),
-                        "own_lost_interval": interval(own, lambda o: o.other),
-                        "other_turns": len(others),
-                        "other_ignored_percent": round(100 * sum(o.other for o in others) / len(others), 1),
-                        "other_ignored_interval": interval(others, lambda o: o.other),
-                    }
-                )
+    for mode, noise, length_s in itertools.product(("auto", "enrolled"), NOISES, LENGTHS_S):
+        part = [o for o in outcomes if (o.mode, o.noise, o.length_s) == (mode, noise, length_s)]
+        if {o.own for o in part} == {True, False}:
+            users = len({o.user for o in part if o.own})
+            rows.append({"mode": mode, "noise": noise, "length_s": length_s, "users": users} | shares(part))
     return rows
+
+
+def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Print rows of figures."""
+    table(title, tuple(rows[0]), [tuple(row.values()) for row in rows])
 
 
 async def recorded(encoder: SpeakerModel, data: Path) -> tuple[list[list[Session]], dict[str, Any]]:
@@ -407,50 +403,33 @@ def listed(thresholds: Sequence[VoiceThreshold]) -> list[list[float]]:
     return [[one.shared_s, one.other, one.same] for one in thresholds]
 
 
-async def measure(encoder: SpeakerModel, data: Path) -> dict[str, Any]:
+async def measure(models: LoadedModels, data: Path) -> dict[str, Any]:
     """All figures, and what a second of audio costs."""
-    sessions, facts = await recorded(encoder, data)
-    return facts | judged(sessions, encoder.profile)
+    sessions, facts = await recorded(models.speaker_model, data)
+    return facts | judged(sessions, models.speaker_model.profile)
 
 
-def measured(data: Path) -> dict[str, Any]:
-    """Load the encoder and measure it."""
-    settings = load_settings({"speaker_model": MODEL}, os.environ)
-    models = load(settings, store_of(settings.models), roles=("speaker",))
-    if models.speaker_model is None:
-        raise LookupError("no speaker encoder is loaded")
-    try:
-        return asyncio.run(measure(models.speaker_model, data))
-    finally:
-        models.close()
-
-
-def run(data: Path) -> list[dict[str, Any]]:
-    """Return the rows of `figures` for the recordings of a folder. Takes minutes."""
-    rows: list[dict[str, Any]] = measured(data)["rows"]
-    return rows
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.turn_taking.speakers", description=__doc__)
+def run(
+    name: str,
+    title: str,
+    roles: Sequence[ModelRole],
+    measure: Callable[[LoadedModels, Path], Awaitable[dict[str, Any]]],
+) -> None:
+    """Load the models, measure them, print the rows, and write bench/results/turns-NAME.json."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.turn_taking.{name}", description=title)
     parser.add_argument("--data", type=Path, default=Path(__file__).parents[2] / "tests" / "data")
     args = parser.parse_args()
-    found = measured(args.data)
-    head = ("mode", "noise", "turn, s", "own lost, %", "", "others ignored, %", "", "own", "others")
-    table(
-        "Turns of the user that are lost, and of other voices that are ignored",
-        head,
-        [
-            (
-                *(row["mode"], row["noise"], row["length_s"], row["own_lost_percent"], row["own_lost_interval"]),
-                *(row["other_ignored_percent"], row["other_ignored_interval"], row["own_turns"], row["other_turns"]),
-            )
-            for row in found["rows"]
-        ],
-    )
-    print(f"thresholds {found['thresholds']}, {found['embedding_ms_per_s']} ms for a second of audio")
-    save("turns-speakers", {"machine": machine(), "speakers": found})
+    settings = load_settings({"speaker_model": MODEL}, os.environ)
+    models = load(settings, store_of(settings.models), roles=roles)
+    try:
+        found = asyncio.run(measure(models, args.data))
+    finally:
+        models.close()
+    show(title, found["rows"])
+    print({key: value for key, value in found.items() if key not in ("rows", "thresholds_by_half")})
+    save(f"turns-{name}", {"machine": machine(), name: found})
 
 
 if __name__ == "__main__":
-    main()
+    title = "Turns of the user that are lost, and of other voices that are ignored"
+    run("speakers", title, ("speaker",), measure)

@@ -10,20 +10,22 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from bench.common import server, table
-from bench.turn_taking.caller import Caller
+from bench.common import server, show
+from bench.driver import Caller
 from bench.turn_taking.figures import share
 from bench.turn_taking.speakers import LENGTHS_S, MODEL, SEED, Session, Turn, plan, read_voices
 
 from antiphon.audio import SAMPLE_RATE_HZ
 
+TRANSCRIBED = "conversation.item.input_audio_transcription.completed"
 AT_ONCE = 8
-# Of each length and side at most so many turns a session, in which an answer is a few words of text.
+# The most turns of each length and side in a session, in which an answer is a few words of text.
 TURNS_A_SIDE = 2
 SESSION: dict[str, Any] = {
     "type": "realtime",
@@ -38,7 +40,7 @@ SESSION: dict[str, Any] = {
         }
     },
 }
-# So long is waited for a turn's transcript, and then for another part of the turn, which a pause inside it makes.
+# How long a turn's transcript is waited for, and then another part of the turn, which a pause inside it makes.
 TRANSCRIPT_S, REST_S = 4.0, 0.7
 
 
@@ -70,22 +72,26 @@ def fewer(session: Session) -> Session:
 
 async def said(caller: Caller, user: str, own: bool, turn: Turn) -> Said:
     """Play one turn, and wait for what is made of it."""
-    since, before = len(caller.events), len(caller.transcribed)
+    since = len(caller.events)
+
+    def count(type: str) -> int:
+        return len(caller.times(type, since))
+
     await caller.say(turn.pcm)
     await asyncio.sleep(turn.length_s)
-    await caller.transcripts(before + 1, TRANSCRIPT_S)
+    with suppress(TimeoutError):
+        await caller.until(TRANSCRIBED, since, TRANSCRIPT_S)
     quiet_from = time.monotonic()
     while time.monotonic() - quiet_from < REST_S:
-        kinds = [event["type"] for _, event in caller.events[since:]]
-        is_busy = kinds.count("input_audio_buffer.committed") > len(caller.transcribed) - before
-        if is_busy or kinds.count("response.created") > kinds.count("response.done"):
+        is_busy = count("input_audio_buffer.committed") > count(TRANSCRIBED)
+        if is_busy or count("response.created") > count("response.done"):
             quiet_from = time.monotonic()
         await asyncio.sleep(0.02)
-    parts = [e for e in caller.transcribed[before:] if e["transcript"].strip()]
-    kinds = [event["type"] for _, event in caller.events[since:]]
+    found = caller.of_type(TRANSCRIBED, since)
+    parts = [e for e in found if e["transcript"].strip()]
     other = sum(e.get("speaker") == "other" for e in parts)
-    named = tuple(e.get("speaker", "") for e in caller.transcribed[before:])
-    return Said(user, own, turn.length_s, len(parts), other, kinds.count("response.created"), named)
+    named = tuple(e.get("speaker", "") for e in found)
+    return Said(user, own, turn.length_s, len(parts), other, count("response.created"), named)
 
 
 def halves(first: Sequence[Turn]) -> list[Turn]:
@@ -99,7 +105,7 @@ def halves(first: Sequence[Turn]) -> list[Turn]:
 
 async def session_of(url: str, session: Session) -> list[Said]:
     """One session: the first turns, by which the user is learned and which are not counted, and then all others."""
-    async with Caller(url, "server_vad", session=SESSION) as caller:
+    async with Caller(url, {"type": "server_vad"}, session=SESSION) as caller:
         first = [await said(caller, session.user, True, turn) for turn in halves(session.first)]
         print(session.user, [one.speakers for one in first])
         return [await said(caller, session.user, own, turn) for own, turn in session.order]
@@ -137,25 +143,15 @@ async def sessions_of(url: str, sessions: Sequence[Session]) -> list[Said]:
 
 
 def voices(data: Path, most: int) -> dict[str, Any]:
-    """So many sessions, spread over the users of the data, on a server of its own that has a speaker encoder."""
+    """At most `most` sessions, spread over the users of the data, on a server of its own with a speaker encoder."""
     chance = np.random.default_rng(SEED)
     every = [fewer(session) for session in plan(read_voices(data), chance)]
     chosen = [every[k * len(every) // most] for k in range(most)] if len(every) > most else every
     with server("--speaker-model", MODEL) as srv:
-        found = asyncio.run(sessions_of(srv.ws, chosen))
+        found = asyncio.run(sessions_of(srv.url, chosen))
     made = rows(found)
-    table(
-        "turns of another voice, primary_speaker auto",
-        ("turn", "own lost", "of", "%", "95 %", "others ignored", "of", "%", "95 %", "without words"),
-        [
-            (
-                r["turn"],
-                *(r["own_lost"][k] for k in ("count", "of", "percent", "interval")),
-                *(r["others_ignored"][k] for k in ("count", "of", "percent", "interval")),
-                r["without_words"],
-            )
-            for r in made
-        ],
-    )
+    for which in ("own_lost", "others_ignored"):
+        title = f"turns of another voice, primary_speaker auto: {which.replace('_', ' ')}"
+        show(title, {row["turn"]: row[which] for row in made})
     each = [asdict(one) for one in found]
     return {"sessions": len(chosen), "users": len({s.user for s in chosen}), "rows": made, "each": each}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench.hearing.cues import cues_off_s, with_pauses
+from bench.hearing.files import cues_off_s, with_pauses
 from faster_whisper import WhisperModel
 
 from antiphon.audio import Pcm

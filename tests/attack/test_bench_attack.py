@@ -25,7 +25,7 @@ COMES_TO = {
 
 def attacked(name: str, out: Path) -> tuple[dict[str, Any], str]:
     """The document of one class in its small form, and what was printed."""
-    command = [sys.executable, "-m", "antiphon", "bench", "attack", "--quick", "--deaths", "0", "--out", str(out)]
+    command = [sys.executable, "-m", "antiphon", "bench", "attack", "--quick", "--out", str(out)]
     done = subprocess.run([*command, "--classes", name], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads((out / "attack.json").read_text()), done.stdout

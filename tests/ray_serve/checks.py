@@ -398,11 +398,11 @@ def ports() -> None:
 
 def cost() -> None:
     """CPU seconds for a minute of captions: two hosts, a door and all of Ray, beside one host alone."""
-    from bench.haproxy import captioned, measured
+    from bench.haproxy import captioned, used_by_captions
 
     def by_ray() -> dict[str, float]:
         with served("--ray-hosts", "2") as (process, port):
-            return measured(f"ws://127.0.0.1:{port}", [psutil.Process(process.pid)])
+            return used_by_captions(f"ws://127.0.0.1:{port}", [psutil.Process(process.pid)])
 
     def alone() -> dict[str, float]:
         return captioned(1)
@@ -422,7 +422,7 @@ def frames() -> None:
     a message that is answered.
     """
     from bench.common import percentile
-    from bench.hosts import exchanges, streamed
+    from bench.hosts import round_trips
 
     for count, stream in ((8, False), (20, False), (8, True), (40, True)):
         with service() as found:
@@ -433,8 +433,7 @@ def frames() -> None:
             # There and back again, as the machine changes.
             for name in ("straight", "by Serve", "by Serve", "straight"):
                 ws = found.ws if name == "by Serve" else f"ws://{address.ip}:{address.port}"
-                urls = [f"{ws}/v1/realtime"] * count
-                times[name] += asyncio.run(streamed(urls, {}) if stream else exchanges(urls, {}, [[]] * count))
+                times[name] += asyncio.run(round_trips([f"{ws}/v1/realtime"] * count, audio=stream))
             what = "sockets of audio" if stream else "sockets"
             for name, took in times.items():
                 p50, p99 = percentile(took, 50), percentile(took, 99)

@@ -3,17 +3,74 @@
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "2")
 
-import sys
+import argparse
+import json
+import resource
 import threading
 import time
 from importlib.metadata import version
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-import common
+import numpy as np
+import soundfile
 from RealtimeSTT import AudioToTextRecorder
 
+RATE = 16000
+CHUNK = 512  # samples a step: 32 ms
 GRACE = 0.6  # seconds of silence after the clip before "nothing going on" is believed
+# Settings of the recorder that are kept with the result.
+KEPT = (
+    "post_speech_silence_duration", "deactivity_silence_confirmation_duration", "realtime_processing_pause",
+    "init_realtime_after_seconds", "pre_recording_buffer_duration", "min_length_of_recording", "silero_sensitivity",
+    "webrtc_sensitivity", "silero_deactivity_detection", "faster_whisper_vad_filter", "batch_size",
+    "realtime_batch_size",
+)  # fmt: skip
+
+
+def read_pcm(path):
+    """The samples of a 16 kHz mono file as int16."""
+    pcm, rate = soundfile.read(path, dtype="int16")
+    if rate != RATE or pcm.ndim != 1:
+        raise ValueError(f"{path}: wanted 16 kHz mono, got {rate} Hz, shape {pcm.shape}")
+    return pcm
+
+
+def chunk_at(pcm, k):
+    """Step k of the stream, as bytes: the clip, then zeros without end."""
+    piece = pcm[k * CHUNK : (k + 1) * CHUNK]
+    return np.pad(piece, (0, CHUNK - len(piece))).astype("<i2").tobytes()
+
+
+class Clock:
+    """Seconds since the first sample was sent; step k of the stream is due at k * 32 ms."""
+
+    def __init__(self):
+        self.t0 = time.monotonic()
+        self.worst_late = 0.0
+
+    def now(self):
+        return time.monotonic() - self.t0
+
+    def wait_for(self, k):
+        """Seconds to sleep before sending step k (0 when it is already due)."""
+        left = k * CHUNK / RATE - self.now()
+        self.worst_late = max(self.worst_late, -left)
+        return max(0.0, left)
+
+
+def cpu_seconds():
+    a = resource.getrusage(resource.RUSAGE_SELF)
+    b = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return a.ru_utime + a.ru_stime + b.ru_utime + b.ru_stime
+
+
+def one_line(text):
+    return " ".join((text or "").split())
+
+
+def event(t, kind, text, **more):
+    return {"t": round(t, 3), "kind": kind, "text": one_line(text), **more}
 
 
 class Session:
@@ -60,20 +117,7 @@ class Session:
         r = self.recorder
         s = {k: v for k, v in self.options.items() if k not in ("model", "realtime_model_type")}
         s["realtime_model"] = "same folder, loaded a second time"
-        for name in (
-            "post_speech_silence_duration",
-            "deactivity_silence_confirmation_duration",
-            "realtime_processing_pause",
-            "init_realtime_after_seconds",
-            "pre_recording_buffer_duration",
-            "min_length_of_recording",
-            "silero_sensitivity",
-            "webrtc_sensitivity",
-            "silero_deactivity_detection",
-            "faster_whisper_vad_filter",
-            "batch_size",
-            "realtime_batch_size",
-        ):
+        for name in KEPT:
             s[name] = getattr(r, name)
         s["silero_backend"] = r.silero_vad_model.backend
         return s
@@ -90,7 +134,7 @@ class Session:
                     return
                 self.finals += 1
                 if self.clock is not None:
-                    self.events.append(common.event(self.clock.now(), "final", text))
+                    self.events.append(event(self.clock.now(), "final", text))
 
     def on_stable(self, ev):
         self.stable = ev.stable_text
@@ -98,7 +142,7 @@ class Session:
     def on_update(self, text):
         with self.lock:
             if self.clock is not None:
-                self.events.append(common.event(self.clock.now(), "partial", text, stable=common.one_line(self.stable)))
+                self.events.append(event(self.clock.now(), "partial", text, stable=one_line(self.stable)))
 
     def on_stop(self):
         with self.lock:
@@ -120,20 +164,19 @@ class Session:
     def play(self, clip, trail):
         while not (self.quiet() and self.recorder.start_recording_on_voice_activity):
             time.sleep(0.02)
-        pcm = common.read_pcm(clip["path"])
-        seconds = len(pcm) / common.RATE
-        clock = common.Clock()
+        pcm = read_pcm(clip["path"])
+        seconds = len(pcm) / RATE
+        clock = Clock()
         with self.lock:
             self.clock, self.events, self.marks, self.stable = clock, [], [], ""
             stops = self.stops
-        clock.start()
         k = 0
         gave_up = False
         while True:
             time.sleep(clock.wait_for(k))
-            self.recorder.feed_audio(common.chunk_at(pcm, k))
+            self.recorder.feed_audio(chunk_at(pcm, k))
             k += 1
-            over = k * common.CHUNK / common.RATE - seconds
+            over = k * CHUNK / RATE - seconds
             if over > GRACE and self.quiet() and (self.stops > stops or over > trail):
                 break
             if over > trail + 6:
@@ -148,7 +191,7 @@ class Session:
             return {
                 "id": clip["id"],
                 "seconds": round(seconds, 3),
-                "streamed_s": round(k * common.CHUNK / common.RATE, 3),
+                "streamed_s": round(k * CHUNK / RATE, 3),
                 "gave_up": gave_up,
                 "worst_late_s": round(clock.worst_late, 3),
                 "events": self.events,
@@ -162,20 +205,38 @@ class Session:
 
 
 def main():
-    p = common.parser(__doc__)
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--clips", required=True, help="JSON list of {id, path, seconds}")
+    p.add_argument("--model", required=True, help="folder with a CTranslate2 Whisper model")
+    p.add_argument("--out", required=True, help="result file (JSON)")
+    p.add_argument("--trail", type=float, default=4.0, help="seconds of silence after each clip (default 4)")
     p.add_argument(
         "--silence", type=float, default=None, help="post_speech_silence_duration in seconds (default: the peer's own)"
     )
     p.add_argument("--beam", type=int, default=1)
     args = p.parse_args()
-    clips = common.load_clips(args.clips)
+    with open(args.clips, encoding="utf-8") as f:
+        clips = json.load(f)
     session = Session(args)
-    result = common.Result(
-        "RealtimeSTT", version("realtimestt"), dict(session.settings(), trail=args.trail), args.model
-    )
-    for clip in clips:
-        result.add(session.play(clip, args.trail))
-    result.write(args.out)
+    settings = {"trail": args.trail, "chunk_ms": 1000 * CHUNK / RATE}
+    settings["omp_num_threads"] = os.environ.get("OMP_NUM_THREADS")
+    wall0, cpu0 = time.monotonic(), cpu_seconds()
+    found = [session.play(clip, args.trail) for clip in clips]
+    data = {
+        "peer": "RealtimeSTT",
+        "version": version("realtimestt"),
+        "settings": session.settings() | settings,
+        "model": os.path.basename(os.path.normpath(args.model)),
+        "wall_s": round(time.monotonic() - wall0, 3),
+        "cpu_s": round(cpu_seconds() - cpu0, 3),
+        "audio_s": round(sum(c["seconds"] for c in found), 3),
+        "streamed_s": round(sum(c["streamed_s"] for c in found), 3),
+        "max_rss_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1),
+        "clips": found,
+    }
+    with open(args.out, "w", encoding="utf-8") as f:
+        json.dump(data, f, ensure_ascii=False, indent=1)
+        f.write("\n")
     session.close()
 
 

@@ -390,12 +390,13 @@ def _bench(name: str | None, rest: list[str]) -> int:
         print(f"usage: antiphon bench NAME [options]\n\nbenchmarks: {', '.join(BENCHMARKS)}")
         print("\n`antiphon bench NAME --help` shows the options of one.")
         return 0
-    script = Path(__file__).resolve().parents[3] / "bench" / f"{name}.py"
+    root = Path(__file__).resolve().parents[3]
+    script = root / "bench" / f"{name}.py"
     if not script.is_file():
         raise SettingsError(
             "bench runs from a checkout of the repository: there is no bench folder beside this install"
         )
-    sys.argv = [str(script), *rest]
+    sys.argv, sys.path = [str(script), *rest], [str(root), *sys.path]
     runpy.run_path(str(script), run_name="__main__")
     return 0
 
