@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 SRC = Path(__file__).parents[1] / "src" / "antiphon"
-MAX_LINES, MAX_MODULES = 500, 12
+MAX_LINES, MAX_MODULES = 500, 16
 
 BELOW_MODELS = {"audio", "contracts", "errors", "events", "text", "vision"}
 BELOW_SERVER = BELOW_MODELS | {
@@ -208,7 +208,7 @@ def test_a_module_is_documented_and_of_bounded_size(path: Path) -> None:
     assert ast.get_docstring(parsed(path))
 
 
-def test_a_folder_holds_at_most_a_dozen_modules() -> None:
+def test_a_folder_holds_at_most_sixteen_modules() -> None:
     folders: dict[Path, int] = {}
     for path in MODULES:
         if path.name != "__init__.py":

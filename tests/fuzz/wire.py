@@ -170,7 +170,7 @@ def site() -> Site:
         (),
     )
     url, state, _ = stack.enter_context(serving(settings, models=loaded))
-    state.address = url.replace("ws", "http", 1)
+    state.sessions.address = url.replace("ws", "http", 1)
     in_front = stack.enter_context(door(Server(url, state, None, None)))  # type: ignore[arg-type]
     failures = Failures()
     logging.getLogger().addHandler(failures)

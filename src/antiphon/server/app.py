@@ -82,7 +82,7 @@ def build(state: ServerState) -> Starlette:
         Middleware(BasePath),
         Middleware(AccessLog, ROUTES),
         Middleware(CloseUnread),
-        Middleware(CutRequests, state),
+        Middleware(CutRequests, state.sessions),
         Middleware(CheckedPaths, partial(error_response, 400, code="invalid_path")),
         Middleware(OriginCheck, server),
     ]

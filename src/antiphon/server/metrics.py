@@ -102,7 +102,7 @@ class Metrics:
         """Report what clients make the server hold, read anew for each /metrics. Call it once."""
         self.registry.register(_Memory(memory))
 
-    def watch_headroom(self, headroom: Headroom, held: Callable[[], Mapping[Kind, int]]) -> None:
+    def watch_headroom(self, headroom: Headroom, held: Mapping[Kind, int]) -> None:
         """Report load, capacity, room and lights, read anew for each /metrics. Call it once."""
         self.registry.register(_Headroom(headroom, held))
 
@@ -185,11 +185,11 @@ class _Kv(Collector):
 
 
 class _Headroom(Collector):
-    def __init__(self, headroom: Headroom, held: Callable[[], Mapping[Kind, int]]) -> None:
+    def __init__(self, headroom: Headroom, held: Mapping[Kind, int]) -> None:
         self._headroom, self._held = headroom, held
 
     def collect(self) -> Iterable[Metric]:
-        held, certificate = self._held(), self._headroom.certificate
+        held, certificate = self._held, self._headroom.certificate
         load = GaugeMetricFamily("antiphon_load", "Taken part of what the machine holds; only with a certificate.")
         if (taken := self._headroom.load(held)) is not None:
             load.add_metric([], taken)

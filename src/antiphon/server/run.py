@@ -94,8 +94,8 @@ async def _serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     log_failed_accepts(asyncio.get_running_loop())
     state = ServerState(settings, Metrics(), started_s=int(time.time()))
-    quiet_log(lambda: state.draining)
-    state.address = settings.cluster.advertise or (
+    quiet_log(lambda: state.admission.draining)
+    state.sessions.address = settings.cluster.advertise or (
         "" if is_wildcard(settings.server.host) else base_url(settings.server, sock)
     )
     sessions = _open_session_store(state)
@@ -130,7 +130,7 @@ async def _serve(
     finally:
         sock.close()
         if sessions:
-            sessions.close(state.host_name)
+            sessions.close(state.sessions.host_name)
         with anyio.move_on_after(CLOSE_TRACES_S, shield=True):
             await anyio.to_thread.run_sync(state.turns.close, abandon_on_cancel=True)
         if models:
@@ -151,12 +151,12 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
     server = state.settings.server
     state.models = models
     state.stop = stop.set
-    state.metrics.watch(models.lanes, state.backlog_s, models.language_model, models.workers)
+    state.metrics.watch(models.lanes, state.sessions.backlog_s, models.language_model, models.workers)
     on_lost = stop.set if server.exit_on_model_loss else lambda: None
     assert state.group
     state.group.start_soon(reclaim_excess, state.memory)
     state.group.start_soon(watch_loop, state.metrics.lagged)
-    state.asks_headroom = server.headroom
+    state.admission.asks_headroom = server.headroom
     if server.headroom:
         state.group.start_soon(watch_headroom, state, models)
     state.group.start_soon(watch_models, models.workers, server.stall_s, on_lost)
@@ -221,6 +221,6 @@ def _open_session_store(state: ServerState) -> SessionStore | None:
         store.close()
         raise
     state.metrics.state_degraded.set_function(lambda: float(store.degraded is not None))
-    state.session_store = store
-    log.info("this server is the host %s of its store", state.host_name)
+    state.sessions.store = store
+    log.info("this server is the host %s of its store", state.sessions.host_name)
     return store

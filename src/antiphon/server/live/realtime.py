@@ -38,6 +38,7 @@ from antiphon.protocols.connection import Command, Event, WireConnection
 from antiphon.protocols.resume.control import Control, HowResumed, moving_frame, state_degraded_frame
 from antiphon.protocols.resume.journal import ResumeToken, SentFrame
 from antiphon.protocols.wire import Frame
+from antiphon.server.credentials import Caller
 from antiphon.server.live.command_bounds import CommandBounds
 from antiphon.server.live.moving.boundary import wait_for_boundary
 from antiphon.server.live.moving.continuation import MOVED, STORED_AFTER, Continuation, Progress, keeps_turn, recovered
@@ -62,7 +63,7 @@ from antiphon.server.live.session import (
     refusal_in,
 )
 from antiphon.server.live.witness import Witness
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.sessions.inbox import Inbox
 from antiphon.store.sessions import StoredSession
 from antiphon.transports.attachment import Attachment, ClientData

@@ -8,8 +8,9 @@ from typing import Protocol
 from antiphon.events.conversation import ConfigureConversation, ConversationCommand, CreateResponse
 from antiphon.events.transcription import ConfigureTranscription
 from antiphon.protocols.connection import WireConnection
+from antiphon.server.credentials import Caller
 from antiphon.server.live.witness import Witness
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.session import ConversationSession

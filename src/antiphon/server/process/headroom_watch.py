@@ -25,16 +25,16 @@ WINDOWS = {"wait": Evidence(5.0, 5.0), "final": Evidence(30.0, 10.0)}
 
 async def watch_headroom(state: ServerState, models: LoadedModels) -> None:
     """Show the signals to the server's headroom until cancelled, and log each light that changes."""
-    if state.headroom.certificate is None:
+    if state.admission.headroom.certificate is None:
         log.info(
             "no certificate: sessions are admitted by live headroom alone, %d in a burst (antiphon certify)",
-            state.headroom.burst,
+            state.admission.headroom.burst,
         )
-    elif others := await anyio.to_thread.run_sync(differs, state.headroom.certificate.machine):
+    elif others := await anyio.to_thread.run_sync(differs, state.admission.headroom.certificate.machine):
         log.warning("the certificate is of another machine: its %s differ", ", ".join(others))
     before: dict[str, bool] = {}
     while True:
-        lights = state.headroom.lights
+        lights = state.admission.headroom.lights
         lights.see(signals(state, models), time.monotonic(), falls_s(state))
         states = lights.states()
         for name, red in states.items():
@@ -60,7 +60,7 @@ def signals(state: ServerState, models: LoadedModels) -> dict[str, float]:
 
 def falls_s(state: ServerState) -> dict[str, float]:
     """Return for each signal over a window when it is low again, in seconds, if nothing is added."""
-    recent, green = state.metrics.recent, state.headroom.lights.green_below
+    recent, green = state.metrics.recent, state.admission.headroom.lights.green_below
     return {
         "loop": LOOP_S,
         "wait": recent.falls_s("wait", WINDOWS["wait"], green("wait")),

@@ -19,8 +19,8 @@ def as_host(state: ServerState) -> Host:
     """Return what other hosts, and doors, are told of this server. One that still loads is as good as one that drains:
     no session is for it while there is another.
     """
-    takes_none, load = state.draining or state.models is None, state.load()
-    return Host(state.host_name, state.address, None if load is None else min(load, 1.0), takes_none)
+    takes_none, load = state.admission.draining or state.models is None, state.admission.load()
+    return Host(state.sessions.host_name, state.sessions.address, None if load is None else min(load, 1.0), takes_none)
 
 
 async def keep_registered(state: ServerState, store: SessionStore) -> None:

@@ -10,6 +10,7 @@ from antiphon.protocols.dialects import DIALECTS, dialect_of
 from antiphon.protocols.opening import TRUE_VALUES, Opening
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.auth import identify
+from antiphon.server.credentials import Caller
 from antiphon.server.live.handshake import (
     accept,
     check_query,
@@ -21,7 +22,7 @@ from antiphon.server.live.handshake import (
 )
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.transports.websocket import WebSocketTransport
 
 PATHS = tuple(path for dialect in DIALECTS for path in dialect.paths)
@@ -44,7 +45,7 @@ async def realtime(websocket: WebSocket) -> None:
     if dialect.client_first or (dialect.resume is not Resume.NEVER and names_session(websocket)):
         await serve_by_first_frame(state, caller, websocket, dialect, opening)
         return
-    with state.admit(caller, kind_of(dialect, opening)):
+    with state.admission.admit(caller, kind_of(dialect, opening)):
         token = ResumeToken() if dialect.resume is Resume.ON_REQUEST and wants_token(websocket) else None
         wire = dialect.connect(opening, context_of(state, caller, resume_token=token.renew() if token else None))
         await accept(websocket, dialect)

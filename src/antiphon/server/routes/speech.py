@@ -28,10 +28,11 @@ from antiphon.protocols.speech.rest import BatchItem, BatchResults, SpeechReques
 from antiphon.server.access_log import current_request
 from antiphon.server.auth import identify
 from antiphon.server.body import FORM_BYTES, json_response, limited, limited_form
+from antiphon.server.credentials import Caller
 from antiphon.server.disconnect import unless_disconnected
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.live.speech_catalog import speech_catalog, with_sample
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.sessions.speech.render import EncodedSpeech, speak
 from antiphon.shares.threads import FILE_THREADS, in_thread
 from antiphon.store.voices import StoredVoice
@@ -114,7 +115,7 @@ async def _speech(request: Request, state: ServerState) -> Response:
 async def _synthesized(
     state: ServerState, caller: Caller, synthesizer: Synthesizer, asked: SpeechRequest
 ) -> AsyncGenerator[EncodedSpeech, None]:
-    with state.admit(caller, "speech"):
+    with state.admission.admit(caller, "speech"):
         started_s, begun = time.monotonic(), False
         config = await with_sample(state, asked.config)
         async with aclosing(speak(synthesizer, plain(asked.text), config)) as chunks:
@@ -182,7 +183,7 @@ async def _batch(request: Request, state: ServerState) -> Response:
             results[index] = await _result(state, synthesizer, index, item, budget)
 
     async def respond() -> Response:
-        with state.admit(caller, "speech"):
+        with state.admission.admit(caller, "speech"):
             async with anyio.create_task_group() as group:
                 for index, item in enumerate(asked):
                     group.start_soon(one, index, item)

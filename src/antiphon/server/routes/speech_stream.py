@@ -26,7 +26,7 @@ async def speech_stream(websocket: WebSocket) -> None:
     if names_session(websocket):
         await serve_resumed(state, caller, websocket)
         return
-    with state.admit(caller, "speech"):
+    with state.admission.admit(caller, "speech"):
         await websocket.accept()
         token = ResumeToken() if wants_token(websocket) else None
         await LiveSpeech(WebSocketTransport(websocket), state, caller, token).run()

@@ -27,7 +27,7 @@ async def video_stream(websocket: WebSocket) -> None:
     if names_session(websocket):
         await serve_resumed(state, caller, websocket)
         return
-    with state.admit(caller, "video"):
+    with state.admission.admit(caller, "video"):
         await accept(websocket)
         token = ResumeToken() if wants_token(websocket) else None
         ga = websocket.query_params.get("events") == "ga"

@@ -51,7 +51,7 @@ async def drain_host(request: Request) -> Response:
     state = _opened(request)
     log.info("asked to drain")
     state.stop()
-    return json_response(Draining("draining", state.num_sessions), 202)
+    return json_response(Draining("draining", state.admission.num_sessions), 202)
 
 
 async def list_hosts(request: Request) -> Response:
@@ -87,6 +87,6 @@ def _opened(request: Request) -> ServerState:
 
 
 def _store(state: ServerState) -> SessionStore:
-    if state.session_store is None:
+    if state.sessions.store is None:
         raise HTTPException(404, "This server shares no store with other hosts (--state).")
-    return state.session_store
+    return state.sessions.store
