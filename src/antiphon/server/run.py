@@ -27,11 +27,8 @@ from antiphon.server.origin import is_loopback
 from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit, log_failed_accepts
 from antiphon.server.process.drain import drain
 from antiphon.server.process.forwarded import ForwardedClients, TrustedProxies
-from antiphon.server.process.headroom_watch import watch_headroom
-from antiphon.server.process.host_key import as_host, keep_registered
 from antiphon.server.process.listening import QuietServer, base_url, bind, is_wildcard, quiet_log, stop_on_signals
-from antiphon.server.process.loop_watch import watch_loop
-from antiphon.server.process.model_watch import watch_models
+from antiphon.server.process.watches import as_host, keep_registered, watch_headroom, watch_loop, watch_models
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from antiphon.signals import unless_set

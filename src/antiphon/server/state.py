@@ -20,8 +20,7 @@ from antiphon.server.credentials import Caller, Credentials
 from antiphon.server.fetch import Fetcher
 from antiphon.server.live.enrolled_voices import EnrolledVoices
 from antiphon.server.memory import MemoryLedger
-from antiphon.server.metrics import Metrics
-from antiphon.server.process.turn_reports import TurnReports
+from antiphon.server.metrics import Metrics, TurnReports
 from antiphon.server.registry import SessionRegistry, host_name
 from antiphon.settings import Settings
 from antiphon.store.voices import VoiceStore

@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed
 from antiphon.errors import StoreError, SupersededError
 from antiphon.server.live.moving import persistence
 from antiphon.server.live.moving.suspects import MAX_IDLE_RESTORES
-from antiphon.server.process.host_key import as_host, keep_registered
+from antiphon.server.process.watches import as_host, keep_registered
 from antiphon.server.state import ServerState
 from antiphon.store.sessions import ClaimRefusal, SessionStore, StoredSession, open_store
 from antiphon.store.sessions.sqlite import FILE
