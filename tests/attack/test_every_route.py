@@ -21,8 +21,8 @@ import websockets
 from starlette.routing import Route, WebSocketRoute
 
 from antiphon.loading.loaded import LoadedModels
-from antiphon.server.app import ROUTES
 from antiphon.server.process.watches import as_host
+from antiphon.server.routes.table import ROUTES
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from antiphon.store.sessions import open_store

@@ -1,4 +1,4 @@
-"""What is watched while a server serves: its headroom, its event loop, the threads of its models, and its key as a host.
+"""What is watched while a server serves: headroom, the event loop, the threads of its models, and its key as a host.
 
 All of these run until cancelled.
 """
