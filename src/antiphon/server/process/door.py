@@ -14,8 +14,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from antiphon.cluster.door.app import Door, build
-from antiphon.cluster.door.hosts import Hosts
-from antiphon.cluster.door.watch import host_urls, watching
+from antiphon.cluster.door.hosts import Hosts, host_urls, watching
 from antiphon.errors import SettingsError
 from antiphon.server.errors import Forbidden, error_response
 from antiphon.server.origin import Origins, is_loopback
