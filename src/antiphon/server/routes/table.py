@@ -12,8 +12,9 @@ from antiphon.server.routes.operations.control import bury, drain_host, list_hos
 from antiphon.server.routes.operations.health import health, metrics, ready
 from antiphon.server.routes.page import asset, client_module, root
 from antiphon.server.routes.sockets import PATHS, realtime, speech_stream, video_stream
-from antiphon.server.routes.speech import batch, speech, voice, voices
+from antiphon.server.routes.speech import batch, speech
 from antiphon.server.routes.transcriptions import transcriptions, translations
+from antiphon.server.routes.voices import voice, voices
 
 ROUTES: tuple[BaseRoute, ...] = (
     Route("/", root),
