@@ -28,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from common import HERE, machine, percentile, save, server, table
 
 from antiphon.capacity.certificate import Certificate, Kind, read
-from antiphon.capacity.clients import Turn
-from antiphon.capacity.worker import Work
+from antiphon.capacity.clients import Turn, Work
 
 FACTORS = (1.0, 1.5, 3.0)
 BYSTANDER, ATTACKER = "bystander", "attacker"
@@ -40,7 +39,7 @@ WARM_S, KNOCK_EVERY_S = 15.0, 0.5
 async def crowd(url: str, kind: Kind, count: int, seconds: float, data: Path) -> list[Turn]:
     """The turns of so many clients in so many seconds, refusals and the first seconds left out."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "antiphon.capacity.worker", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "antiphon.capacity.clients", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdin
     assert process.stdout

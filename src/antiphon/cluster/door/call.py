@@ -106,6 +106,7 @@ class _AudioDelta(msgspec.Struct):
 
     @property
     def place(self) -> ContentPosition:
+        """Where the sound belongs."""
         return ContentPosition(self.response_id, self.item_id, self.output_index, self.content_index)
 
 
@@ -316,7 +317,7 @@ def _read(data: str | bytes, kind: type[T]) -> T:
         return kind()
 
 
-def _raw(value: Mapping[str, object]) -> msgspec.Raw:
+def _raw(value: Mapping[str, msgspec.Raw | str | _Fields]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
 
 
