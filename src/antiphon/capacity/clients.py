@@ -364,7 +364,9 @@ _CLIENTS = {"captions": _captions, "conversation": _conversation, "speech": _spe
 
 
 class Work(msgspec.Struct, frozen=True):
-    """What a process of clients does, as a line of JSON on its input: so many `sessions` of each kind, at a server, with the recordings of a folder."""
+    """What a process of clients reads, as one line of JSON: the `sessions` of each kind that it holds at a server, with
+    the recordings of a folder.
+    """
 
     url: str
     key: str
