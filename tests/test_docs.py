@@ -44,6 +44,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "server/routes/client_secrets.py": ("client-secrets",),
     "server/routes/operations/health.py": ("bridges", "index"),
     "server/routes/speech.py": ("speech",),
+    "server/routes/voices.py": ("speech",),
     "server/routes/transcriptions.py": ("transcriptions",),
 }
 # Names that stand in the source and never on the wire.

@@ -21,8 +21,8 @@ import websockets
 from starlette.routing import Route, WebSocketRoute
 
 from antiphon.loading.loaded import LoadedModels
-from antiphon.server.app import ROUTES
-from antiphon.server.process.host_key import as_host
+from antiphon.server.process.watches import as_host
+from antiphon.server.routes.table import ROUTES
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from antiphon.store.sessions import open_store
@@ -151,7 +151,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
     )
     store = open_store(str(tmp_path / "state"), 3600, 1000.0)
     with serving(settings, models=loaded) as (ws, state, _):
-        state.session_store = store
+        state.sessions.store = store
         store.renew(as_host(state))
         yield Host(ws, state)
     store.close()
@@ -321,8 +321,8 @@ def test_when_a_session_names_what_another_has_then_it_is_not_found_and_stays_as
                     assert [frame for frame in wire.seen if hers.seen_in(json.dumps(frame), json.dumps(fields))] == []
                     wire.seen.clear()
             await still_there(hers)
-            assert hers.session_id in host.state.resumable
-            assert hers.call_id in host.state.calls
+            assert hers.session_id in host.state.sessions.resumable
+            assert hers.call_id in host.state.sessions.calls
 
     asyncio.run(main())
 

@@ -20,9 +20,9 @@ from antiphon.contracts import Hypothesis, Window
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError, StoreError
 from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.server.credentials import Caller
 from antiphon.server.live.moving import persistence
 from antiphon.server.live.moving.persistence import caller_hash
-from antiphon.server.state import Caller
 from antiphon.store.sessions import ClaimRefusal, Hold, Host, StoredSession
 from tests.scripted import ScriptedTranscriber, speech
 from tests.server.clients import Wire, connect
@@ -104,9 +104,9 @@ def test_when_a_stored_session_cannot_be_read_then_resuming_it_is_refused_by_nam
         assert await is_ready(ws)
 
     with serving() as (ws, state, _):
-        state.session_store = FaultyStore(stored)  # type: ignore[assignment]
+        state.sessions.store = FaultyStore(stored)  # type: ignore[assignment]
         asyncio.run(main(ws))
-        assert state.num_sessions == 0
+        assert state.admission.num_sessions == 0
 
 
 @pytest.mark.parametrize("write", [StoreError("no space left"), False])
@@ -126,7 +126,7 @@ def test_when_a_write_fails_or_hangs_then_the_client_is_told_before_its_item_is_
             assert await is_ready(ws)
 
     with serving() as (ws, state, _):
-        state.session_store = FaultyStore(write=write)  # type: ignore[assignment]
+        state.sessions.store = FaultyStore(write=write)  # type: ignore[assignment]
         asyncio.run(main(ws))
 
 
@@ -208,5 +208,5 @@ def test_when_a_file_fails_inside_then_it_is_a_500_by_name_and_its_place_is_free
         assert answer.status_code == 500
         assert answer.json()["error"]["code"] in ("processing_error", "server_error")
         assert "codec" not in answer.text
-        assert state.num_sessions == 0
+        assert state.admission.num_sessions == 0
         assert asyncio.run(is_ready(ws))

@@ -160,13 +160,13 @@ def test_when_a_sender_leaves_then_its_work_stops_and_its_place_is_given_back(st
             raw.sendall(f"POST {PATH} HTTP/1.1\r\n{head}\r\n".encode() + request.content)
             assert transcriber.begun.wait(LIMIT_S)
             # A file holds a place as a session does.
-            assert state.num_sessions == 1
+            assert state.admission.num_sessions == 1
             refused = post(url, data)
             assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
         assert transcriber.left.wait(LIMIT_S)
         assert len(transcriber.seconds) == 1
         transcriber.hold = False
-        while state.num_sessions:
+        while state.admission.num_sessions:
             httpx.get(f"{url}/health", timeout=LIMIT_S)
         assert post(url, data).status_code == 200
 

@@ -87,7 +87,7 @@ def test_when_an_offer_has_no_audio_then_it_is_a_400_and_holds_no_place(
     body = {"files": {"sdp": (None, sdp)}} if multipart else {"content": sdp, "headers": SDP}
     response = httpx.post(f"{url}/v1/realtime/calls", timeout=LIMIT_S, **body)  # type: ignore[arg-type]
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_offer")
-    assert state.num_sessions == 0
+    assert state.admission.num_sessions == 0
 
 
 @pytest.mark.parametrize("multipart", [False, True])
@@ -108,4 +108,4 @@ def test_when_an_offer_would_take_long_to_parse_then_it_is_refused_by_name(
     body = {"files": {"sdp": ("offer", sdp)}} if multipart else {"content": sdp, "headers": SDP}
     response = httpx.post(f"{url}/v1/realtime/calls", timeout=LIMIT_S, **body)  # type: ignore[arg-type]
     assert (response.status_code, response.json()["error"]["code"]) == (status, code)
-    assert state.num_sessions == 0
+    assert state.admission.num_sessions == 0

@@ -25,15 +25,17 @@ from antiphon.capacity.certificate import (
     Kind,
     Objective,
     Step,
+    differs,
     encode,
+    machine,
     read,
 )
 from antiphon.capacity.certify import HOPELESS, Certifier, Counted, certify, plan
-from antiphon.capacity.clients import OBJECTIVES, Loudspeaker, Turn, wire_pcm
-from antiphon.capacity.machine import differs, machine
+from antiphon.capacity.clients import OBJECTIVES, Turn
 from antiphon.capacity.page import page
 from antiphon.capacity.recordings import read_recordings, speech_end_s
 from antiphon.capacity.search import ALLOWED, EDGE_TURNS, SessionSearch, Trial, is_lost, percentile
+from antiphon.capacity.wire import Event, Loudspeaker, wire_pcm
 from antiphon.cli.operating.certify import RECORDINGS, kinds_of
 from antiphon.errors import SettingsError
 from tests.conftest import DATA, SMALL, VOICE, Serve
@@ -130,7 +132,7 @@ def test_a_step_ends_early_only_where_it_cannot_be_met() -> None:
 
 
 def test_sound_that_comes_late_is_seen_and_sound_that_comes_ahead_is_not() -> None:
-    second = {"delta": "A" * 64_000, "item_id": "i"}
+    second = Event(delta="A" * 64_000, item_id="i")
     speaker = Loudspeaker()
     for at_s in (10.0, 10.1, 10.2, 12.9):
         speaker.take(second, at_s)

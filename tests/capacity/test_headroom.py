@@ -12,16 +12,21 @@ from hypothesis import strategies as st
 from antiphon.capacity.certificate import KINDS, Certificate, CertifiedKind, Kind, Objective
 from antiphon.capacity.headroom import (
     DEPARTURES_S,
+    FAR,
+    GREEN,
+    GREEN_AFTER_S,
     LIMITS,
     MAX_RETRY_S,
     MIN_RETRY_S,
     MOST_YOUNG,
+    RED_AFTER_S,
     RETURN_S,
+    SHEDS_S,
     YOUNG_PART,
     YOUNG_S,
     Headroom,
+    Light,
 )
-from antiphon.capacity.lights import FAR, GREEN, GREEN_AFTER_S, RED_AFTER_S, SHEDS_S, Light
 from antiphon.errors import Refused
 
 

@@ -15,8 +15,9 @@ import pytest
 import websockets
 
 from antiphon.capacity.certificate import Part, Spread, Yardstick
-from antiphon.capacity.clients import Failed, Loudspeaker, begin, captions_sessions, connected
+from antiphon.capacity.clients import captions_sessions
 from antiphon.capacity.recordings import Recording, read_recordings, speech_begin_s
+from antiphon.capacity.wire import Event, Failed, Loudspeaker, begin, connected
 from antiphon.capacity.yardstick import (
     HESITATION_S,
     SoleCaller,
@@ -76,7 +77,7 @@ def test_silence_at_the_head_of_an_answer_is_not_heard_as_sound() -> None:
     speaker = Loudspeaker()
     for at_s, samples in ((10.0, np.zeros(12_000)), (10.1, np.concatenate([np.zeros(2_400), np.full(100, 3_000)]))):
         delta = base64.b64encode(samples.astype("<i2").tobytes()).decode()
-        speaker.take({"delta": delta, "item_id": "i"}, at_s)
+        speaker.take(Event(delta=delta, item_id="i"), at_s)
     assert speaker.begun_s == 10.0
     # Half a second of silence is played first, and a tenth more.
     assert speaker.audible_s == pytest.approx(10.6)

@@ -14,7 +14,7 @@ import pytest
 from antiphon.adapters.causal_lm.checkpoint import _in_own_process
 from antiphon.cli.main import main
 from antiphon.cli.say import SayRequest, _Player, check_request
-from antiphon.cli.start import checks
+from antiphon.cli.start import preparation
 from antiphon.cli.start.models import fetch, pull_command
 from antiphon.errors import ModelError, SettingsError, StoreError
 from antiphon.loading.loader import store_of
@@ -81,7 +81,7 @@ def test_when_a_folder_cannot_be_had_then_serve_stops_at_once(refused: Refused, 
 
 
 def test_when_recordings_can_be_written_then_nothing_is_left_of_the_trial(tmp_path: Path) -> None:
-    checks.check_writable(str(tmp_path / "a" / "b"), "--record")
+    preparation.check_writable(str(tmp_path / "a" / "b"), "--record")
     assert list((tmp_path / "a" / "b").iterdir()) == []
 
 
@@ -153,26 +153,26 @@ def test_when_a_device_is_not_there_then_it_is_named_with_what_there_is(
     monkeypatch: pytest.MonkeyPatch, refused: Refused, tmp_path: Path
 ) -> None:
     serve = ("serve", "--port", "0", "--home", str(tmp_path))
-    monkeypatch.setattr(checks, "_num_torch_devices", lambda: 0)
+    monkeypatch.setattr(preparation, "_num_torch_devices", lambda: 0)
     assert "only its CPU: use --device cpu" in refused(*serve, "--device", "cuda", status=2)
     told = refused(*serve, "--placement", "synthesizer=cuda:3", status=2)
     assert "--placement synthesizer=cuda:3: " in told
     assert "use --placement synthesizer=cpu" in told
-    monkeypatch.setattr(checks, "_num_torch_devices", lambda: 2)
+    monkeypatch.setattr(preparation, "_num_torch_devices", lambda: 2)
     told = refused(*serve, "--device", "cuda", "--placement", "synthesizer=cuda:3", status=2)
     assert "but cuda:0, cuda:1: use one of them" in told
     there = replace(Settings().models, device="cuda", placement="language=cuda:1")
-    checks.check_models(replace(Settings(), models=there))
+    preparation.check_models(replace(Settings(), models=there))
 
 
 def test_when_only_ctranslate2_sees_a_gpu_then_whisper_may_run_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_num_torch_devices", lambda: 0)
+    monkeypatch.setattr(preparation, "_num_torch_devices", lambda: 0)
     monkeypatch.setattr("ctranslate2.get_cuda_device_count", lambda: 1)
     on_gpu = replace(Settings(), models=replace(Settings().models, device="cuda"))
-    checks.check_models(on_gpu, ("transcriber", "vad"))
-    checks.check_models(replace(Settings(), models=replace(Settings().models, placement="transcriber=cuda")))
+    preparation.check_models(on_gpu, ("transcriber", "vad"))
+    preparation.check_models(replace(Settings(), models=replace(Settings().models, placement="transcriber=cuda")))
     with pytest.raises(SettingsError, match="--device cuda"):
-        checks.check_models(on_gpu)
+        preparation.check_models(on_gpu)
 
 
 def test_when_a_file_is_missing_then_the_command_that_mends_it_has_the_options_that_matter() -> None:
@@ -279,8 +279,8 @@ def test_checks_import_torch_only_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     def never(name: str) -> None:
         raise AssertionError(name)
 
-    monkeypatch.setattr(checks, "import_module", never)
-    checks.check_models(Settings())
+    monkeypatch.setattr(preparation, "import_module", never)
+    preparation.check_models(Settings())
 
 
 def test_when_models_are_fetched_then_each_ends_with_where_it_came_from(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.cli.voices import lines, wanted
+from antiphon.cli.say import voice_lines, with_voices
 from antiphon.errors import SettingsError
 from antiphon.loading.selection import SPEECH_ROLES, selected_models
 from antiphon.settings import Settings, load
@@ -24,7 +24,7 @@ def antiphon(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_voice_has_a_line_and_what_is_missing_says_how_it_is_fetched(tmp_path: Path) -> None:
-    found = lines(load({"home": str(tmp_path)}, {}))
+    found = voice_lines(load({"home": str(tmp_path)}, {}))
     assert [line.split()[0] for line in found[:5]] == list(NAMES)
     assert all(
         line.endswith(f"missing: antiphon voices --add {name}") for line, name in zip(found, NAMES, strict=False)
@@ -36,7 +36,10 @@ def test_every_voice_has_a_line_and_what_is_missing_says_how_it_is_fetched(tmp_p
 
 def test_where_there_is_no_fallback_voice_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("antiphon.adapters.espeak_ng.synthesizer.PROGRAM", "no-such-program")
-    assert lines(Settings())[-1] == "no fallback voice: no-such-program is not installed (apt install no-such-program)"
+    assert (
+        voice_lines(Settings())[-1]
+        == "no fallback voice: no-such-program is not installed (apt install no-such-program)"
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,13 +49,13 @@ def test_where_there_is_no_fallback_voice_it_is_said_how_to_get_it(monkeypatch: 
 def test_the_voices_that_are_named_are_loaded_beside_the_default_one(
     names: tuple[str, ...], loaded: tuple[str, ...]
 ) -> None:
-    models = selected_models(wanted(Settings(), names), SPEECH_ROLES)
+    models = selected_models(with_voices(Settings(), names), SPEECH_ROLES)
     assert tuple(m.id.removeprefix("hibari-") for m in models) == loaded
 
 
 def test_a_name_of_no_voice_is_refused_with_those_there_are() -> None:
     with pytest.raises(SettingsError, match="there is no voice nobody; there are heart, emma"):
-        wanted(Settings(), ("nobody",))
+        with_voices(Settings(), ("nobody",))
 
 
 @pytest.mark.server

@@ -68,7 +68,7 @@ def test_a_conversation_is_as_over_a_network_and_opens_no_socket() -> None:
             await talk.send_audio(speech(1, 3, silence_frames=30))
             seen = await until(talk, ResponseEnds)
             assert len(psutil.Process().net_connections()) == before
-            assert state.num_under_way == 1
+            assert state.admission.num_under_way == 1
         return seen
 
     seen = in_process(use)

@@ -44,7 +44,7 @@ def hosts(tmp_path: Path) -> Iterator[list[Server]]:
 @contextmanager
 def door(*hosts: Server) -> Iterator[str]:
     """The ws:// URL of a door in front of these hosts."""
-    app = build(Door(Hosts(tuple(host.state.address for host in hosts), time.monotonic), grace_s=20.0))
+    app = build(Door(Hosts(tuple(host.state.sessions.address for host in hosts), time.monotonic), grace_s=20.0))
     sock = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, log_config=None, access_log=False, ws="websockets-sansio", lifespan="on")
     server = uvicorn.Server(config)
@@ -60,8 +60,8 @@ def door(*hosts: Server) -> Iterator[str]:
 
 def dies(host: Server, supervisor: Server) -> None:
     """The host's sockets break, and a supervisor says that it is dead; it is cut off from the store from then on."""
-    host.state.session_store = None
-    supervisor.store.unregister(host.state.host_name)
+    host.state.sessions.store = None
+    supervisor.store.unregister(host.state.sessions.host_name)
 
 
 def spoken(frames: list[dict[str, Any]]) -> list[str]:
@@ -81,7 +81,7 @@ def test_when_a_client_resumes_at_another_host_then_it_is_relayed_and_the_owner_
                 missed = await second.until("response.done")
                 assert missed["response"]["output"][0]["content"][0]["text"] == "one two"
                 assert await answer(second, "three") == "three"
-                assert (one.state.num_sessions, two.state.num_sessions) == (1, 0)
+                assert (one.state.admission.num_sessions, two.state.admission.num_sessions) == (1, 0)
                 assert one.row(session_id).fence == 1
                 # The owner ends: the relayed client is told, and may resume.
                 await asyncio.to_thread(one.stop.close)
@@ -202,7 +202,7 @@ def test_when_a_host_drains_then_a_client_of_a_door_goes_on_at_another_and_knows
             await wire.say("session.update", session=MANUAL)
             assert await answer(wire, "one two") == "one two"
             for word in ("three", "four"):
-                (owner,) = (h for h in hosts if h.state.num_sessions)
+                (owner,) = (h for h in hosts if h.state.admission.num_sessions)
                 await asyncio.to_thread(owner.stop.close)
                 assert await answer(wire, word) == word
             assert all("server_event_seq" not in frame for frame in wire.seen)
@@ -221,9 +221,9 @@ def test_when_a_client_of_a_door_leaves_then_its_session_ends_at_once(hosts: lis
             await wire.read()
             await wire.say("session.update", session=MANUAL)
             await wire.until("session.updated")
-            assert sum(h.state.num_sessions for h in hosts) == 1
+            assert sum(h.state.admission.num_sessions for h in hosts) == 1
         for _ in range(200):
-            if not sum(h.state.num_sessions for h in hosts):
+            if not sum(h.state.admission.num_sessions for h in hosts):
                 return
             await asyncio.sleep(0.02)
         raise AssertionError("the session waits for a client that will not come back")

@@ -81,8 +81,8 @@ def test_when_200_connections_resume_20_sessions_at_once_then_each_is_answered_a
     async def main() -> None:
         sessions = [await begun(one, f"session-{n}") for n in range(NUM_SESSIONS)]
         if dies:
-            one.state.session_store = None
-            at[0].store.unregister(one.state.host_name)
+            one.state.sessions.store = None
+            at[0].store.unregister(one.state.sessions.host_name)
         async with asyncio.timeout(LIMIT_S), AsyncExitStack() as stack:
             asked = [
                 storm(stack, at[(n + k) % len(at)], session)
@@ -98,8 +98,8 @@ def test_when_200_connections_resume_20_sessions_at_once_then_each_is_answered_a
                 served.append(sum([await alive(wire) for wire in wires]))
             # Of those that got it one after the other, the last has it.
             assert served == [1] * NUM_SESSIONS, (served, outcomes)
-            owners = Counter(session_id for host in at for session_id in host.state.resumable)
+            owners = Counter(session_id for host in at for session_id in host.state.sessions.resumable)
             assert owners == Counter(session_id for session_id, _, _ in sessions)
-            assert not any(host.state.restoring for host in at)
+            assert not any(host.state.sessions.restoring for host in at)
 
     asyncio.run(main())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.server.app import ROUTES
+from antiphon.server.routes.table import ROUTES
 from antiphon.transports.paths import FOR_CLIENTS, is_for_clients
 from tests.attack.doors import UPGRADE
 from tests.cluster import balancer

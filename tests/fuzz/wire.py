@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 from starlette.routing import Route, WebSocketRoute
 
 from antiphon.loading.loaded import LoadedModels
-from antiphon.server.app import ROUTES
+from antiphon.server.routes.table import ROUTES
 from antiphon.settings import Settings
 from tests.cluster.test_moving import door
 from tests.fuzz.mutations import mutated_frame, mutated_text, recorded_bodies
@@ -170,7 +170,7 @@ def site() -> Site:
         (),
     )
     url, state, _ = stack.enter_context(serving(settings, models=loaded))
-    state.address = url.replace("ws", "http", 1)
+    state.sessions.address = url.replace("ws", "http", 1)
     in_front = stack.enter_context(door(Server(url, state, None, None)))  # type: ignore[arg-type]
     failures = Failures()
     logging.getLogger().addHandler(failures)

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from antiphon.cli.log_format import JsonLines
+from antiphon.cli.main import JsonLines
 from antiphon.server.access_log import AccessLog, current_request
 from antiphon.transports.http import REFUSED_LINES, REFUSED_WINDOW_S
 

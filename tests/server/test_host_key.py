@@ -7,13 +7,20 @@ from typing import Any
 
 import pytest
 
-from antiphon.server.process.host_key import as_host
+from antiphon.server.process.watches import as_host
+from antiphon.server.registry import SessionRegistry
+
+
+def state(load: float | None, draining: bool = False, models: str | None = "loaded") -> Any:
+    admission = SimpleNamespace(load=lambda: load, draining=draining)
+    return SimpleNamespace(
+        sessions=SessionRegistry("host-1/a", address="http://h:1"), admission=admission, models=models
+    )
 
 
 @pytest.mark.parametrize(("load", "told"), [(1.5, 1.0), (0.0, 0.0), (None, None)])
 def test_a_host_tells_its_load_where_it_is_known(load: float | None, told: float | None) -> None:
-    state: Any = SimpleNamespace(host_name="a/1", address="", load=lambda: load, draining=False, models="loaded")
-    assert as_host(state).load == told
+    assert as_host(state(load)).load == told
 
 
 @pytest.mark.parametrize(
@@ -22,8 +29,5 @@ def test_a_host_tells_its_load_where_it_is_known(load: float | None, told: float
 def test_a_host_takes_sessions_once_it_has_loaded_and_until_it_drains(
     models: str | None, draining: bool, takes_none: bool
 ) -> None:
-    state: Any = SimpleNamespace(
-        host_name="host-1/a", address="http://h:1", load=lambda: 1.5, draining=draining, models=models
-    )
-    host = as_host(state)
+    host = as_host(state(1.5, draining, models))
     assert (host.name, host.address, host.load, host.draining) == ("host-1/a", "http://h:1", 1.0, takes_none)

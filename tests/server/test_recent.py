@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from antiphon.server.process.recent import Evidence, Recent
+from antiphon.server.metrics import Evidence, Recent
 
 FINALS = Evidence(long_s=30.0, short_s=10.0)
 

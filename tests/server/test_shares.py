@@ -10,7 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.credentials import Caller
+from antiphon.server.state import ServerState
 from antiphon.settings import load
 from antiphon.store.voices import StoredVoice, VoiceStore
 from tests.server.live.test_enrolled_voices import ScriptedVoices

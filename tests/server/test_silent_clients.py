@@ -18,8 +18,13 @@ from websockets.client import ClientProtocol
 from websockets.frames import OP_CLOSE, OP_PING, Close, Frame
 from websockets.uri import parse_uri
 
-from antiphon.server.process.connections import BoundedConfig, Connections
-from antiphon.server.process.lifesigns import PING_INTERVAL_S, SILENCE_S, SLOWEST_BYTES_PER_S
+from antiphon.server.process.connections import (
+    PING_INTERVAL_S,
+    SILENCE_S,
+    SLOWEST_BYTES_PER_S,
+    BoundedConfig,
+    Connections,
+)
 
 MESSAGE = "x" * 16_000
 MAX_JUMP_S = 2.0

@@ -461,8 +461,8 @@ class Stage:
 
     def drain(self) -> None:
         """Tell the server to finish, as a signal does."""
-        self._state.draining = True
-        for live in list(self._state.live):
+        self._state.admission.draining = True
+        for live in list(self._state.sessions.live):
             live.drain(DRAIN_S)
 
     async def finish(self) -> None:
@@ -512,7 +512,7 @@ def scenario(*, native: bool = False, speaks: bool = True, **sections: Mapping[s
 
                 def serve(kept: Kept) -> ServerState:
                     state = ServerState(settings_of(**sections), Metrics(), loaded, started_s=EPOCH_S)
-                    state.group, state.session_store = group, kept  # type: ignore[assignment]
+                    state.group, state.sessions.store = group, kept  # type: ignore[assignment]
                     return state
 
                 stage = Stage(trace, serve)

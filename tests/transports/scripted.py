@@ -11,7 +11,7 @@ import anyio.lowlevel
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.resume.control import control, refused_frame, replaced_frame, resumed_frame
-from antiphon.server.state import Caller
+from antiphon.server.credentials import Caller
 from antiphon.signals import Signal
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.routing import Route, WebSocketRoute
 
-from antiphon.server.app import ROUTES
+from antiphon.server.routes.table import ROUTES
 from antiphon.transports.paths import FOR_CLIENTS, MAX_PATH_BYTES, flaw, is_for_clients
 from tests.cluster.spellings import HIDDEN, SERVED, is_hidden, spelled
 

@@ -1,14 +1,18 @@
 """A certificate: how many sessions of each kind a machine was measured to hold, within which objectives. Pure, but for
-`read`, which reads a file.
+`read`, which reads a file, and `machine`, which looks at this one.
 
 The file is JSON, versioned. `antiphon certify` writes it, `antiphon serve --certificate` admits by it.
 """
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+import subprocess
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, TypedDict, get_args
 
 import msgspec
 
@@ -110,6 +114,26 @@ class Yardstick(msgspec.Struct, frozen=True):
     errors: tuple[str, ...] = ()
 
 
+class Machine(TypedDict, total=False):
+    """What a certificate says of the machine that it is of: its CPU, the cores that a process may use, and so on."""
+
+    cpu: str
+    cores: int
+    memory_gb: float
+    gpus: list[str]
+    python: str
+
+
+class Given(TypedDict, total=False):
+    """What the server was started with."""
+
+    flags: list[str]
+
+
+# What of a machine may not be another than was certified.
+COMPARED: tuple[Literal["cpu", "cores", "gpus"], ...] = ("cpu", "cores", "gpus")
+
+
 class Certificate(msgspec.Struct, frozen=True):
     """What `antiphon certify` found on a machine, on a day.
 
@@ -120,9 +144,9 @@ class Certificate(msgspec.Struct, frozen=True):
 
     version: int
     date: str
-    machine: dict[str, Any]
+    machine: Machine
     models: tuple[str, ...]
-    settings: dict[str, Any]
+    settings: Given
     kinds: dict[str, CertifiedKind]
     mixed: float | None = None
     mixtures: tuple[Mixture, ...] = ()
@@ -175,3 +199,41 @@ def load_of(held: Mapping[Kind, int], certificate: Certificate | None, max_sessi
         share = certificate.share(kind) if certificate else None
         total += count * (share if share is not None else 1.0 / max_sessions)
     return total
+
+
+# --- this machine -----------------------------------------------------------------------------------------------------
+
+
+def machine() -> Machine:
+    """Return the CPU, the cores that this process may use, memory in GB, and the GPUs by name."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
+        "gpus": _gpus(),
+        "python": platform.python_version(),
+    }
+
+
+def differs(certified: Machine) -> list[str]:
+    """Return what of this machine is another than was certified, of CPU, cores and GPUs."""
+    if not certified:
+        return []
+    here = machine()
+    return [name for name in COMPARED if name in certified and certified[name] != here[name]]
+
+
+def _cpu() -> str:
+    try:
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+    except OSError:
+        found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def _gpus() -> list[str]:
+    query = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.splitlines()
+    except (OSError, subprocess.SubprocessError):
+        return []

@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequen
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import httpx
 import msgspec
@@ -27,12 +26,11 @@ from antiphon.capacity.certificate import (
     Objective,
     Step,
     Yardstick,
+    machine,
 )
-from antiphon.capacity.clients import OBJECTIVES, Turn
-from antiphon.capacity.machine import machine
+from antiphon.capacity.clients import OBJECTIVES, Turn, Work
 from antiphon.capacity.recordings import read_recordings
 from antiphon.capacity.search import EDGE_TURNS, SEARCH_TURNS, SessionSearch, Trial, is_lost, percentile
-from antiphon.capacity.worker import Work
 from antiphon.capacity.yardstick import YARDSTICK_KINDS, SoleCaller, lines_of
 from antiphon.errors import RemoteError
 
@@ -276,7 +274,7 @@ async def _working(work: Work) -> AsyncIterator[AsyncIterator[bytes]]:
         sys.executable,
         "-P",
         "-m",
-        "antiphon.capacity.worker",
+        "antiphon.capacity.clients",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )
@@ -343,13 +341,12 @@ async def certify(
     found = {kind: await certifier.kind(kind) for kind in kinds} if certifier.minutes > 0 else {}
     mixtures = await certifier.mixture(found) if mixed else ()
     best = max((m.load for m in mixtures if m.met), default=None)
-    settings: dict[str, Any] = {"flags": list(flags)}
     return Certificate(
         VERSION,
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         {} if url else machine(),
         await certifier.models(),
-        settings,
+        {"flags": list(flags)},
         {str(kind): one for kind, one in found.items()},
         # Less than the least that was tried and did not hold.
         mixed=min(1.0, best) if best else min(m.load for m in mixtures) / 2 if mixtures else None,

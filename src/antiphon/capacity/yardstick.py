@@ -25,24 +25,27 @@ from antiphon.capacity.clients import (
     CAPTIONS_PATH,
     CONVERSATION_PATH,
     ODD,
-    PATIENCE_S,
     SOUND,
     Chances,
+    Turn,
+    answered,
+    captioned,
+    captions_sessions,
+    conversation_session,
+)
+from antiphon.capacity.recordings import Recording, speech_begin_s
+from antiphon.capacity.search import percentile
+from antiphon.capacity.wire import (
+    PATIENCE_S,
+    Event,
     Events,
     Failed,
     Loudspeaker,
     Microphone,
-    Turn,
-    answered,
     begin,
-    captioned,
-    captions_sessions,
     connected,
-    conversation_session,
     while_running,
 )
-from antiphon.capacity.recordings import Recording, speech_begin_s
-from antiphon.capacity.search import percentile
 
 # What one caller is measured at.
 YARDSTICK_KINDS: tuple[Kind, ...] = ("captions", "conversation")
@@ -203,7 +206,7 @@ class SoleCaller:
     async def _turns_of(
         self,
         path: str,
-        sessions: Sequence[dict[str, Any]],
+        sessions: Sequence[str],
         turn: Callable[[Any, Microphone, Events], Awaitable[None]],
         turns: int | None = None,
     ) -> bool:
@@ -255,12 +258,12 @@ async def _is_taken_over(end_s: float, events: Events) -> bool:
                 # That was its only answer.
                 return True
             raise
-        if event["type"] in SOUND:
+        if event.type in SOUND:
             early = early or at_s < end_s
             speaker.take(event, at_s)
-        elif event["type"] == "input_audio_buffer.speech_started":
+        elif event.type == "input_audio_buffer.speech_started":
             speaker = Loudspeaker()
-        elif event["type"] == "response.done" and speaker.begun_s is not None and at_s > end_s:
+        elif event.type == "response.done" and speaker.begun_s is not None and at_s > end_s:
             await asyncio.sleep(max(0.0, speaker.heard_by_s - time.monotonic()))
             return early
 
@@ -290,7 +293,7 @@ async def _cut(
                 return None
             continue
         answer.take(event, at_s)
-        is_cut = event["type"] == "input_audio_buffer.speech_started" or answer.is_cancelled
+        is_cut = event.type == "input_audio_buffer.speech_started" or answer.is_cancelled
         if onset_s is None:
             if is_cut:
                 # The question went on: this was not its answer.
@@ -314,8 +317,8 @@ async def _kept(socket: Any, events: Events, answer: _Answer, noticed_s: float) 
         while kept is None:
             at_s, event = await events.next(until_s)
             answer.take(event, at_s)
-            if event["type"] == "conversation.item.retrieved" and event["item"]["id"] == answer.item_id:
-                texts = [c.get("transcript") or c.get("text") or "" for c in event["item"].get("content") or []]
+            if event.type == "conversation.item.retrieved" and event.item and event.item.id == answer.item_id:
+                texts = [part.transcript or part.text or "" for part in event.item.content or []]
                 kept = len(words_of(" ".join(texts))) / max(1, len(words_of(answer.text)))
     except Failed:
         # The server tells nothing of its history.
@@ -329,14 +332,14 @@ class _Answer:
     def __init__(self) -> None:
         self.speaker, self.text, self.item_id, self.is_cancelled = Loudspeaker(), "", "", False
 
-    def take(self, event: dict[str, Any], at_s: float) -> None:
-        if event["type"] in SOUND:
+    def take(self, event: Event, at_s: float) -> None:
+        if event.type in SOUND:
             self.speaker.take(event, at_s)
-            self.item_id = event.get("item_id", self.item_id)
-        elif event["type"] in _WORDS:
-            self.text += event["delta"]
-        elif event["type"] == "response.done":
-            self.is_cancelled = event.get("response", {}).get("status") == "cancelled"
+            self.item_id = event.item_id or self.item_id
+        elif event.type in _WORDS:
+            self.text += event.delta
+        elif event.type == "response.done":
+            self.is_cancelled = event.response is not None and event.response.status == "cancelled"
 
 
 def lines_of(found: Yardstick) -> list[tuple[str, str]]:

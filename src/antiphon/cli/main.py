@@ -6,31 +6,31 @@ What a command needs is imported by the command itself, so that the others start
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import runpy
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
 from antiphon.cli.arguments import BENCHMARKS, argument_parser, meant
-from antiphon.cli.log_format import formatter
 from antiphon.errors import AntiphonError, SettingsError, StoreError
 from antiphon.settings import Settings, load, options
 
 if TYPE_CHECKING:
     from antiphon.cli.say import SayRequest
-    from antiphon.roles import ModelRole
 
 
 log = logging.getLogger(__name__)
 
+LOG_TEXT = "%(asctime)s %(levelname)-7s %(name)s %(message)s"
 # The threads of one matrix product wait for each other awake for a tenth of a millisecond before they sleep. Where they
 # sleep at once, a step of the language model takes 68 ms instead of 49 (112 instead of 62 with eight sessions). The
 # variable is read when OpenMP is first loaded.
@@ -78,7 +78,7 @@ def _status(args: argparse.Namespace, rest: list[str]) -> int:
             return _bench(args.name, rest)
         settings = _settings_of(args)
         handler = logging.StreamHandler()
-        handler.setFormatter(formatter(settings.server.log_format))
+        handler.setFormatter(JsonLines() if settings.server.log_format == "json" else logging.Formatter(LOG_TEXT))
         logging.basicConfig(level=settings.server.log_level.upper(), handlers=[handler])
         # Request lines carry query strings, which are the client's; sessions log their own start and end.
         for name in ("aioice", "aiortc", "httpx", "faster_whisper", "uvicorn"):
@@ -96,6 +96,26 @@ def _status(args: argparse.Namespace, rest: list[str]) -> int:
         # The reader of our output has closed it, as `head` does: that is no failure.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+class JsonLines(logging.Formatter):
+    """Writes each record as one JSON object on one line: `time` (UTC), `level`, `logger`, `message`, and its fields.
+
+    A traceback is in `traceback`. What a record carries as `event` and `fields`, as lines about requests and sessions
+    do, stands in `message` and as members of the object.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, without its end. Characters beyond ASCII are escaped, so that no text can add a line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": getattr(record, "event", None) or record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(getattr(record, "fields", {}) | line)
 
 
 def _settings_of(args: argparse.Namespace) -> Settings:
@@ -164,29 +184,9 @@ def _serve_ray(serve_here: Callable[..., None], settings: Settings, args: argpar
     return 0
 
 
-def _fetch(settings: Settings, roles: Collection[ModelRole] | None = None, *, chooses: bool = False) -> Settings:
-    """Check what the settings name, and have the models of these roles (None: all) here and prepared.
-
-    Returns the settings; `chooses`: with a profile that is chosen by now.
-    """
-    from antiphon.cli.start.checks import check_models
-    from antiphon.cli.start.models import fetch
-    from antiphon.cli.start.preparation import check_home, with_profile
-    from antiphon.loading.selection import ALL_ROLES
-
-    roles = ALL_ROLES if roles is None else roles
-    check_home(settings, create=True)
-    check_models(settings, roles)
-    if chooses:
-        settings = with_profile(settings)
-    fetch(settings, roles)
-    return settings
-
-
 def _pull(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.start.checks import check_names
     from antiphon.cli.start.models import check_extras, fetch_models, registered, store_for
-    from antiphon.cli.start.preparation import check_home, with_profile
+    from antiphon.cli.start.preparation import check_home, check_names, with_profile
     from antiphon.loading.loader import prepare
     from antiphon.loading.selection import local_models
     from antiphon.store.registry import MODELS, PROFILES
@@ -218,11 +218,12 @@ def _pull(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cli.start.preparation import fetch_checked
     from antiphon.cli.transcribe import OutputStyle, check_source, transcribe_file
     from antiphon.loading.selection import TRANSCRIPTION_ROLES
 
     check_source(args.file)
-    _fetch(settings, TRANSCRIPTION_ROLES)
+    fetch_checked(settings, TRANSCRIPTION_ROLES)
     style = OutputStyle.JSON if args.json else OutputStyle.SRT if args.srt else OutputStyle.TEXT
     anyio.run(transcribe_file, settings, args.file, args.language, args.prompt, style)
     return 0
@@ -237,57 +238,59 @@ def _say(settings: Settings, args: argparse.Namespace) -> int:
 
 def _speak(settings: Settings, request: SayRequest) -> int:
     from antiphon.cli.say import check_request, say
-    from antiphon.cli.start.checks import check_names
     from antiphon.cli.start.models import check_extras
+    from antiphon.cli.start.preparation import check_names, fetch_checked
     from antiphon.loading.selection import SPEECH_ROLES
 
     # Packages come first: a machine that cannot speak needs no player.
     check_names(settings, SPEECH_ROLES)
     check_extras(settings, SPEECH_ROLES)
     check_request(request)
-    _fetch(settings, SPEECH_ROLES)
+    fetch_checked(settings, SPEECH_ROLES)
     anyio.run(say, settings, request)
     return 0
 
 
 def _voices(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.say import SayRequest
-    from antiphon.cli.voices import SAMPLE, lines, wanted
+    from antiphon.cli.say import SAMPLE, SayRequest, voice_lines, with_voices
+    from antiphon.cli.start.preparation import fetch_checked
     from antiphon.loading.selection import SPEECH_ROLES
 
     if args.output and not args.hear:
         raise SettingsError("-o: with --hear alone")
     if args.hear:
-        settings = wanted(settings, [args.hear])
+        settings = with_voices(settings, [args.hear])
         request = SayRequest(SAMPLE.format(name=args.hear), args.output, not args.output, args.hear)
         return _speak(settings, request)
     if args.add:
-        _fetch(wanted(settings, [args.add]), SPEECH_ROLES)
-    print("\n".join(lines(settings)))
+        fetch_checked(with_voices(settings, [args.add]), SPEECH_ROLES)
+    print("\n".join(voice_lines(settings)))
     return 0
 
 
 def _watch(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cli.start.preparation import fetch_checked
     from antiphon.cli.watch import WatchRequest, check_source, watch
     from antiphon.loading.selection import LANGUAGE_ROLES
 
     if args.fps <= 0:
         raise SettingsError("--fps: above 0")
     check_source(args.source)
-    settings = _fetch(settings, (*LANGUAGE_ROLES, "transcriber"), chooses=True)
+    settings = fetch_checked(settings, (*LANGUAGE_ROLES, "transcriber"), chooses=True)
     anyio.run(watch, settings, WatchRequest(args.source, tuple(args.ask), args.fps, args.seconds))
     return 0
 
 
 def _chat(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.chat import chat
+    from antiphon.cli.start.preparation import fetch_checked
     from antiphon.loading.selection import LANGUAGE_ROLES
 
     if args.max_tokens is not None and args.max_tokens < 1:
         raise SettingsError("--max-tokens: at least 1")
     if args.temperature is not None and args.temperature < 0:
         raise SettingsError("--temperature: at least 0")
-    settings = _fetch(settings, LANGUAGE_ROLES, chooses=True)
+    settings = fetch_checked(settings, LANGUAGE_ROLES, chooses=True)
     anyio.run(chat, settings, args.system, args.max_tokens, args.temperature)
     return 0
 

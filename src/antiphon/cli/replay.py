@@ -24,10 +24,11 @@ from antiphon.loading.loader import load, store_of
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.opening import Opening
 from antiphon.recording.tape import RecordedAudio, RecordedEvent, RecordedTurn, Tape, turns
+from antiphon.server.credentials import Caller
 from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.metrics import Metrics
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 
 # Seconds that the session may go on after the recording's last entry, for what the client has asked for.

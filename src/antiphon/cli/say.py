@@ -1,4 +1,6 @@
-"""`antiphon say`: speaks a text, or what arrives on standard input, to a file, a player or standard output."""
+"""`antiphon say`: speaks a text, or what arrives on standard input, to a file, a player or standard output; and
+`antiphon voices`: the voices there are, which of them are here, and how each one sounds.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO, cast, get_args
 
@@ -23,13 +25,15 @@ from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import from_pcm16
 from antiphon.audio.playback_clock import PlaybackClock
 from antiphon.audio.wav import wav_header
+from antiphon.cli.start.models import store_for
 from antiphon.contracts import Synthesizer
 from antiphon.errors import ModelError, RemoteProtocolError, SettingsError, StoreError
 from antiphon.events.speech import SpeechConfig
-from antiphon.loading.loader import load, store_of
-from antiphon.loading.selection import SPEECH_ROLES
+from antiphon.loading.loader import fallback_profile, load, store_of
+from antiphon.loading.selection import ALL_VOICES, SPEECH_ROLES
 from antiphon.sessions.speech.render import speak
 from antiphon.settings import Settings
+from antiphon.store import MODELS, Model
 from antiphon.text.markup import MarkupReader, plain, without_pauses
 from antiphon.text.sentences import SentenceSplitter
 
@@ -43,6 +47,8 @@ PLAYERS: dict[str, Callable[[int], list[str]]] = {
 }
 
 
+# What a voice says of itself.
+SAMPLE = "Hello, I am {name}. The weather will be mild tomorrow, with some rain late in the evening."
 # What ffplay says of a machine without a sound device.
 NO_DEVICE = "audio open failed"
 # Of a text that is shown in an error.
@@ -287,3 +293,37 @@ def _format_of(file: str) -> SpeechFormat:
     if format not in get_args(SpeechFormat):
         raise SettingsError(f"-o {file}: the name must end in one of {', '.join(get_args(SpeechFormat))}")
     return cast(SpeechFormat, format)
+
+
+# --- voices -----------------------------------------------------------------------------------------------------------
+
+
+def voice_lines(settings: Settings) -> list[str]:
+    """A line for each voice: its name, what it is like, and whether it is here."""
+    store = store_for(settings)
+    out = []
+    for name, model in _voices().items():
+        state = f"missing: antiphon voices --add {name}" if store.missing(model) else "here"
+        out.append(f"{name:12} {model.summary:36} {state}")
+    try:
+        profile = fallback_profile(settings)
+    except ModelError as error:
+        return [*out, f"no fallback voice: {error}"]
+    languages = ", ".join(code for code in profile.languages if code != "en")
+    return [*out, f"{profile.id:12} {'by rules, a fallback for':36} here", f"{'':12} {languages}"]
+
+
+def with_voices(settings: Settings, names: Sequence[str]) -> Settings:
+    """The settings with these voices of the registry, or `all` of them. Raises SettingsError for a name of none."""
+    known = _voices()
+    for name in names:
+        if name not in known and name != ALL_VOICES:
+            raise SettingsError(f"there is no voice {name}; there are {', '.join(known)}, and {ALL_VOICES}")
+    default = next(iter(known))
+    further = (ALL_VOICES,) if ALL_VOICES in names else tuple(name for name in names if name != default)
+    return replace(settings, speech=replace(settings.speech, voices=further))
+
+
+def _voices() -> dict[str, Model]:
+    """The registry's voices, by the names that they have as voices."""
+    return {m.id.removeprefix(f"{m.adapter}-"): m for m in MODELS.values() if m.role == "synthesizer"}

@@ -40,8 +40,7 @@ from starlette.applications import Starlette
 from antiphon.cluster.autoscaling import Autoscaler, ScalingRules
 from antiphon.cluster.door.app import Door
 from antiphon.cluster.door.app import build as build_door
-from antiphon.cluster.door.hosts import Hosts
-from antiphon.cluster.door.watch import watching
+from antiphon.cluster.door.hosts import Hosts, watching
 from antiphon.cluster.ray_loopback import LOOPBACK, keep_replica_on_loopback, listens_on_loopback, write_launcher
 from antiphon.errors import SettingsError
 from antiphon.settings import Settings, environment_of, load, options

@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon.errors import Unauthorized
@@ -18,19 +18,7 @@ from antiphon.server.body import CloseUnread, HeldBody
 from antiphon.server.errors import HANDLERS, error_response, response_to
 from antiphon.server.origin import OriginCheck, cors
 from antiphon.server.process.drain import CutRequests
-from antiphon.server.routes.calls import calls, hang_up
-from antiphon.server.routes.chat import chat_completions
-from antiphon.server.routes.client_secrets import client_secrets, sessions
-from antiphon.server.routes.models import model, models, speech_models
-from antiphon.server.routes.operations.health import health, metrics, ready
-from antiphon.server.routes.operations.internal import bury, drain_host, list_hosts
-from antiphon.server.routes.operations.profiling import start_profile, stop_profile
-from antiphon.server.routes.page import asset, client_module, root
-from antiphon.server.routes.realtime import PATHS, realtime
-from antiphon.server.routes.speech import batch, speech, voice, voices
-from antiphon.server.routes.speech_stream import speech_stream
-from antiphon.server.routes.transcriptions import transcriptions, translations
-from antiphon.server.routes.video_stream import video_stream
+from antiphon.server.routes.table import ROUTES
 from antiphon.server.state import ServerState
 from antiphon.transports.paths import BasePath, CheckedPaths, is_for_clients
 
@@ -39,36 +27,6 @@ from antiphon.transports.paths import BasePath, CheckedPaths, is_for_clients
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/v1/realtime/calls"})
 # Of a path, in an error.
 MAX_SHOWN_CHARS = 100
-ROUTES: tuple[BaseRoute, ...] = (
-    Route("/", root),
-    Route("/web/{name}", asset),
-    Route("/web/client/{name}", client_module),
-    Route("/health", health),
-    Route("/ready", ready),
-    Route("/metrics", metrics),
-    Route("/internal/drain", drain_host, methods=["POST"]),
-    Route("/internal/hosts", list_hosts, methods=["GET"]),
-    Route("/internal/hosts/{name:path}", bury, methods=["DELETE"]),
-    Route("/start_profile", start_profile, methods=["POST"]),
-    Route("/stop_profile", stop_profile, methods=["POST"]),
-    Route("/v1/models", models),
-    Route("/v1/audio/models", speech_models),
-    Route("/v1/models/{id:path}", model),
-    Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
-    Route("/v1/audio/translations", translations, methods=["POST"]),
-    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
-    Route("/v1/audio/speech", speech, methods=["POST"]),
-    Route("/v1/audio/speech/batch", batch, methods=["POST"]),
-    Route("/v1/audio/voices", voices, methods=["GET", "POST"]),
-    Route("/v1/audio/voices/{name:path}", voice, methods=["DELETE"]),
-    WebSocketRoute("/v1/audio/speech/stream", speech_stream),
-    WebSocketRoute("/v1/video/chat/stream", video_stream),
-    Route("/v1/realtime/calls", calls, methods=["POST"]),
-    Route("/v1/realtime/calls/{id}/hangup", hang_up, methods=["POST"]),
-    Route("/v1/realtime/client_secrets", client_secrets, methods=["POST"]),
-    Route("/v1/realtime/sessions", sessions, methods=["POST"]),
-    *(WebSocketRoute(path, realtime) for path in PATHS),
-)
 
 
 def build(state: ServerState) -> Starlette:
@@ -81,7 +39,7 @@ def build(state: ServerState) -> Starlette:
         Middleware(BasePath),
         Middleware(AccessLog, ROUTES),
         Middleware(CloseUnread),
-        Middleware(CutRequests, state),
+        Middleware(CutRequests, state.sessions),
         Middleware(CheckedPaths, partial(error_response, 400, code="invalid_path")),
         Middleware(OriginCheck, server),
     ]

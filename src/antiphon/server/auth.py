@@ -9,7 +9,7 @@ from starlette.requests import HTTPConnection
 
 from antiphon.errors import Unauthorized
 from antiphon.server.access_log import current_request
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.credentials import Caller, Credentials
 from antiphon.shares.owner import current_owner
 
 # A browser cannot set headers on a WebSocket; OpenAI's clients offer a subprotocol that begins so and ends in the key.
@@ -41,9 +41,9 @@ def identify(connection: HTTPConnection, *, short: bool = False) -> Caller:
     With `short`, a short-lived key is accepted too; the route has to check that it opens what is asked for. Raises
     Unauthorized for a key that is missing, unknown or expired.
     """
-    state: ServerState = connection.app.state.antiphon
+    credentials: Credentials = connection.app.state.antiphon.credentials
     key = bearer(connection.headers)
-    caller = state.caller(key, short=short)
+    caller = credentials.caller(key, short=short)
     if caller is None:
         raise Unauthorized(WRONG_KEY if key else NO_KEY)
     caller = replace(caller, address=connection.client.host if connection.client else "")

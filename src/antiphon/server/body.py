@@ -102,7 +102,7 @@ class HeldBody:
         state: ServerState = scope["app"].state.antiphon
         headers = Headers(scope=scope)
         is_form = headers.get("content-type", "").startswith("multipart/")
-        caller = state.caller(bearer(headers), short=True)
+        caller = state.credentials.caller(bearer(headers), short=True)
         with state.memory.opened(caller.key if caller else "") as account:
 
             async def counting_receive() -> Message:

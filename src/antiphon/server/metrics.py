@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,11 +19,69 @@ from antiphon.contracts import LanguageModel, Urgency
 from antiphon.engine.lane import Lane
 from antiphon.loading.loaded import ModelWorker
 from antiphon.server.memory import MemoryLedger
-from antiphon.server.process.recent import Recent
+from antiphon.settings import ServerSettings
 from antiphon.tracing.turns import TurnTrace
+
+if TYPE_CHECKING:
+    from antiphon.tracing.otel import TurnExporter
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 _LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+# Of recent measurements of one name, the newest that are kept.
+MOST_RECENT = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """When measurements are evidence, in seconds: `enough` of them within `long_s`, or two within `short_s`."""
+
+    long_s: float
+    short_s: float
+    enough: int = 20
+
+
+class Recent:
+    """Measurements of the last seconds by name, each with its time; histograms only ever add up. Values are added from
+    any thread. `clock`: monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._values: dict[str, deque[tuple[float, float]]] = {}
+
+    def add(self, name: str, value: float) -> None:
+        """Add one measurement, of now."""
+        self._values.setdefault(name, deque(maxlen=MOST_RECENT)).append((self._clock(), value))
+
+    def p95(self, name: str, within_s: float) -> float:
+        """Return the 95th percentile of the values of the last `within_s` seconds; 0 where there are none."""
+        found = sorted(value for _, value in self._within(name, within_s))
+        return found[int(0.95 * (len(found) - 1))] if found else 0.0
+
+    def sustained(self, name: str, evidence: Evidence) -> float:
+        """Return a value that enough measurements reach to blame the load, not chance.
+
+        It is the larger of two: the 95th percentile of `long_s`, where that has `enough` values, and the
+        second largest value of `short_s`.
+        """
+        late = sorted(value for _, value in self._within(name, evidence.short_s))[-2:]
+        second = late[0] if len(late) == 2 else 0.0
+        enough = len(self._within(name, evidence.long_s)) >= evidence.enough
+        return max(second, self.p95(name, evidence.long_s) if enough else 0.0)
+
+    def falls_s(self, name: str, evidence: Evidence, limit: float) -> float:
+        """Return the seconds until `sustained` is below `limit`, if no more measurements come."""
+        now_s, values = self._clock(), self._within(name, evidence.long_s)
+        late = [at_s for at_s, value in values if value >= limit]
+        spared = int(0.05 * len(values)) if len(values) >= evidence.enough else len(late)
+        # The second newest late value leaves the short window, and the newest that is not spared the long one.
+        ends = [at_s + evidence.short_s for at_s in late[-2:-1]]
+        ends += [at_s + evidence.long_s for at_s in late[: len(late) - spared]]
+        return max(0.0, max(ends, default=now_s) - now_s)
+
+    def _within(self, name: str, within_s: float) -> list[tuple[float, float]]:
+        since_s = self._clock() - within_s
+        return [pair for pair in tuple(self._values.get(name, ())) if pair[0] >= since_s]
 
 
 class Metrics:
@@ -102,7 +163,7 @@ class Metrics:
         """Report what clients make the server hold, read anew for each /metrics. Call it once."""
         self.registry.register(_Memory(memory))
 
-    def watch_headroom(self, headroom: Headroom, held: Callable[[], Mapping[Kind, int]]) -> None:
+    def watch_headroom(self, headroom: Headroom, held: Mapping[Kind, int]) -> None:
         """Report load, capacity, room and lights, read anew for each /metrics. Call it once."""
         self.registry.register(_Headroom(headroom, held))
 
@@ -166,6 +227,39 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+class TurnReports:
+    """Reports each turn of a conversation that is over: metrics, and a trace where one is asked for.
+
+    Raises SettingsError where traces are asked for and OpenTelemetry is not installed.
+    """
+
+    def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
+        self._settings, self._metrics = settings, metrics
+        self._exporter: TurnExporter | None = None
+        if settings.otel_endpoint:
+            from antiphon.tracing.otel import TurnExporter
+
+            self._exporter = TurnExporter(settings.otel_endpoint)
+
+    def ended(self, trace: TurnTrace, *, session: str, dialect: str, client: str) -> None:
+        """Report a turn that is over. `client`: the `traceparent` that the session was opened with, or "".
+
+        Does not wait.
+        """
+        self._metrics.turn(trace)
+        if self._exporter is None:
+            return
+        from antiphon.tracing.otel import is_kept
+
+        if is_kept(trace, self._settings.otel_objective_s, self._settings.otel_sample):
+            self._exporter.send(trace, {"antiphon.session": session, "antiphon.dialect": dialect}, client)
+
+    def close(self) -> None:
+        """Send what waits. Blocks for seconds at most."""
+        if self._exporter:
+            self._exporter.close()
+
+
 class _Kv(Collector):
     def __init__(self, language: LanguageModel) -> None:
         self._language = language
@@ -185,11 +279,11 @@ class _Kv(Collector):
 
 
 class _Headroom(Collector):
-    def __init__(self, headroom: Headroom, held: Callable[[], Mapping[Kind, int]]) -> None:
+    def __init__(self, headroom: Headroom, held: Mapping[Kind, int]) -> None:
         self._headroom, self._held = headroom, held
 
     def collect(self) -> Iterable[Metric]:
-        held, certificate = self._held(), self._headroom.certificate
+        held, certificate = self._held, self._headroom.certificate
         load = GaugeMetricFamily("antiphon_load", "Taken part of what the machine holds; only with a certificate.")
         if (taken := self._headroom.load(held)) is not None:
             load.add_metric([], taken)

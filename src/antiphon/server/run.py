@@ -14,7 +14,6 @@ from typing import cast
 
 import anyio
 import anyio.to_thread
-import uvicorn
 from starlette.types import ASGIApp
 
 from antiphon.errors import AntiphonError, ModelLost, SettingsError, StoreError
@@ -24,22 +23,16 @@ from antiphon.server.app import build
 from antiphon.server.memory import reclaim_excess, settle_garbage
 from antiphon.server.metrics import Metrics
 from antiphon.server.origin import is_loopback
-from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit, log_failed_accepts
+from antiphon.server.process.connections import log_failed_accepts
 from antiphon.server.process.drain import drain
-from antiphon.server.process.forwarded import ForwardedClients, TrustedProxies
-from antiphon.server.process.headroom_watch import watch_headroom
-from antiphon.server.process.host_key import as_host, keep_registered
 from antiphon.server.process.listening import QuietServer, base_url, bind, is_wildcard, quiet_log, stop_on_signals
-from antiphon.server.process.loop_watch import watch_loop
-from antiphon.server.process.model_watch import watch_models
+from antiphon.server.process.watches import as_host, keep_registered, watch_headroom, watch_loop, watch_models
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from antiphon.signals import unless_set
 from antiphon.store.sessions import SessionStore, open_store
 
 log = logging.getLogger(__name__)
-# Frames above the limit get an answer up to this; beyond it the connection is closed with 1009.
-HARD_FRAME_FACTOR = 2
 # What models get to finish their steps when the server stops.
 CLOSE_MODELS_S = 2.0
 # What waits of traces has this long to be sent.
@@ -94,8 +87,8 @@ async def _serve(
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     log_failed_accepts(asyncio.get_running_loop())
     state = ServerState(settings, Metrics(), started_s=int(time.time()))
-    quiet_log(lambda: state.draining)
-    state.address = settings.cluster.advertise or (
+    quiet_log(lambda: state.admission.draining)
+    state.sessions.address = settings.cluster.advertise or (
         "" if is_wildcard(settings.server.host) else base_url(settings.server, sock)
     )
     sessions = _open_session_store(state)
@@ -106,7 +99,7 @@ async def _serve(
         with contextlib.nullcontext(ends) if ends else stop_on_signals() as (stop, now):
             async with anyio.create_task_group() as group:
                 state.group = group
-                group.start_soon(_serve_http, http, sock, group.cancel_scope)
+                group.start_soon(http.serve_on, sock, group.cancel_scope)
                 if sessions:
                     group.start_soon(keep_registered, state, sessions)
                 try:
@@ -130,7 +123,7 @@ async def _serve(
     finally:
         sock.close()
         if sessions:
-            sessions.close(state.host_name)
+            sessions.close(state.sessions.host_name)
         with anyio.move_on_after(CLOSE_TRACES_S, shield=True):
             await anyio.to_thread.run_sync(state.turns.close, abandon_on_cancel=True)
         if models:
@@ -151,12 +144,12 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
     server = state.settings.server
     state.models = models
     state.stop = stop.set
-    state.metrics.watch(models.lanes, state.backlog_s, models.language_model, models.workers)
+    state.metrics.watch(models.lanes, state.sessions.backlog_s, models.language_model, models.workers)
     on_lost = stop.set if server.exit_on_model_loss else lambda: None
     assert state.group
     state.group.start_soon(reclaim_excess, state.memory)
     state.group.start_soon(watch_loop, state.metrics.lagged)
-    state.asks_headroom = server.headroom
+    state.admission.asks_headroom = server.headroom
     if server.headroom:
         state.group.start_soon(watch_headroom, state, models)
     state.group.start_soon(watch_models, models.workers, server.stall_s, on_lost)
@@ -164,37 +157,15 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
         log.info("no API key is set: %s may use this server", _reaching(server.host))
 
 
-def http_server(state: ServerState) -> uvicorn.Server:
+def http_server(state: ServerState) -> QuietServer:
     """Return a server of the application over `state`, which installs no signal handlers. Its `serve` takes sockets."""
-    server = state.settings.server
-    proxies = TrustedProxies(server.trusted_proxies)
-    connections = Connections(
-        connection_limit(server.max_sessions),
-        server.connections_per_address,
-        state.metrics.refused.labels("connections").inc,
-        proxies,
-    )
-    state.metrics.connections.set_function(lambda: float(connections.num_open))
-    config = BoundedConfig(
-        ForwardedClients(build(state), proxies, connections),
-        connections,
-        server.head_timeout_s,
-        log_config=None,
-        access_log=False,
-        ws_max_size=state.settings.audio.max_frame_bytes * HARD_FRAME_FACTOR,
-        ws_per_message_deflate=False,
-        lifespan="off",
-    )
-    return QuietServer(config)
+    http = QuietServer(build(state), state.settings, state.metrics.refused.labels("connections").inc)
+    state.metrics.connections.set_function(lambda: float(http.connections.num_open))
+    return http
 
 
 def _reaching(host: str) -> str:
     return "every program on this machine" if is_loopback(host) else f"everyone who reaches {host}"
-
-
-async def _serve_http(http: uvicorn.Server, sock: socket.socket, scope: anyio.CancelScope) -> None:
-    await http.serve(sockets=[sock])
-    scope.cancel()
 
 
 def first_cause(failure: Exception) -> Exception:
@@ -221,6 +192,6 @@ def _open_session_store(state: ServerState) -> SessionStore | None:
         store.close()
         raise
     state.metrics.state_degraded.set_function(lambda: float(store.degraded is not None))
-    state.session_store = store
-    log.info("this server is the host %s of its store", state.host_name)
+    state.sessions.store = store
+    log.info("this server is the host %s of its store", state.sessions.host_name)
     return store

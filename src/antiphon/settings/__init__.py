@@ -5,7 +5,6 @@ Each field states its default and its help once (`sections.py`); the flag (`--ma
 A name or value that is not known fails at start and names the key.
 """
 
-from antiphon.settings.page import markdown
 from antiphon.settings.sections import (
     WEIGHTS,
     AudioSettings,
@@ -19,7 +18,7 @@ from antiphon.settings.sections import (
     SpeechSettings,
     VideoSettings,
 )
-from antiphon.settings.sources import Option, environment_of, load, options
+from antiphon.settings.sources import Option, environment_of, load, markdown, options
 
 __all__ = [
     "WEIGHTS",

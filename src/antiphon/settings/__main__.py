@@ -1,6 +1,6 @@
 """`python -m antiphon.settings > docs/settings.md`."""
 
-from antiphon.settings.page import markdown
+from antiphon.settings import markdown
 
 if __name__ == "__main__":
     print(markdown(), end="")

@@ -28,13 +28,14 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.server.credentials import Caller
 from antiphon.server.live import enrolled_voices
 from antiphon.server.live.enrolled_voices import EnrolledVoices
 from antiphon.server.live.moving.continuation import Continuation
 from antiphon.server.live.moving.persistence import restored, stored_session
 from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.metrics import Metrics
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.settings import load
 from antiphon.shares.owner import current_owner
 from antiphon.signals import become

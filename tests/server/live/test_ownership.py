@@ -20,7 +20,7 @@ from websockets.exceptions import ConnectionClosed
 from antiphon.errors import StoreError, SupersededError
 from antiphon.server.live.moving import persistence
 from antiphon.server.live.moving.take_up import MAX_IDLE_RESTORES
-from antiphon.server.process.host_key import as_host, keep_registered
+from antiphon.server.process.watches import as_host, keep_registered
 from antiphon.server.state import ServerState
 from antiphon.store.sessions import ClaimRefusal, SessionStore, StoredSession, open_store
 from antiphon.store.sessions.sqlite import FILE
@@ -62,8 +62,8 @@ def sharing(folder: Path, count: int, *, reachable: bool = False) -> Iterator[li
             stack.callback(store.close)
             stop = stack.enter_context(ExitStack())
             ws, state, _ = stop.enter_context(serving())
-            state.session_store = store
-            state.address = ws.replace("ws", "http", 1) if reachable else ""
+            state.sessions.store = store
+            state.sessions.address = ws.replace("ws", "http", 1) if reachable else ""
             store.renew(as_host(state))
             found.append(Server(ws, state, store, stop))
         yield found
@@ -123,12 +123,12 @@ def test_when_the_owner_lives_then_another_server_refuses_its_session_and_it_goe
     async def main() -> None:
         async with conversation(one) as (wire, session_id, token):
             row = one.row(session_id)
-            assert (row.owner, row.fence, row.restores) == (one.state.host_name, 1, 0)
+            assert (row.owner, row.fence, row.restores) == (one.state.sessions.host_name, 1, 0)
             assert row.received.events == 3
             error, code = await refusal(two, session_id, token)
             assert (error["code"], error["retryable"], code) == ("session_elsewhere", True, 1013)
             assert one.row(session_id) == row
-            assert two.state.num_sessions == 0
+            assert two.state.admission.num_sessions == 0
             assert await answer(wire, "three") == "three"
 
     asyncio.run(main())
@@ -142,11 +142,11 @@ def test_when_the_owner_is_dead_for_others_then_it_ends_its_session_and_acknowle
 
     async def main() -> None:
         async with conversation(one) as (wire, session_id, token):
-            two.store.unregister(one.state.host_name)
+            two.store.unregister(one.state.sessions.host_name)
             async with resuming(two, session_id, token, last_seq(wire)) as (second, resumed):
                 assert (resumed["type"], resumed["restored"], resumed["num_items"]) == ("session.resumed", True, 2)
                 claimed = two.row(session_id)
-                assert (claimed.owner, claimed.fence, claimed.restores) == (two.state.host_name, 2, 1)
+                assert (claimed.owner, claimed.fence, claimed.restores) == (two.state.sessions.host_name, 2, 1)
                 await say(wire, "lost")
                 seen = len(wire.seen)
                 replaced = await wire.until("session.replaced")
@@ -161,7 +161,7 @@ def test_when_the_owner_is_dead_for_others_then_it_ends_its_session_and_acknowle
                 assert latest.received.events == claimed.received.events + 2
                 assert b"lost" not in latest.snapshot
                 # What the first server had is deleted by nobody.
-                assert one.state.num_sessions == 0
+                assert one.state.admission.num_sessions == 0
                 assert two.store.get(session_id)
 
     asyncio.run(main())
@@ -177,7 +177,7 @@ def test_when_a_client_comes_back_to_a_server_that_lost_its_session_then_it_is_c
         async def main() -> None:
             async with conversation(one) as (wire, session_id, token):
                 wire.socket.transport.abort()
-                two.store.unregister(one.state.host_name)
+                two.store.unregister(one.state.sessions.host_name)
                 async with resuming(two, session_id, token, last_seq(wire)) as (second, resumed):
                     assert resumed["how"] == "claimed"
                     if is_heard:
@@ -188,8 +188,8 @@ def test_when_a_client_comes_back_to_a_server_that_lost_its_session_then_it_is_c
                     async with resuming(one, session_id, token, last) as (third, again):
                         assert (again["type"], again.get("how")) == ("session.resumed", "relayed")
                         assert await answer(third, "four") == "four"
-                assert two.row(session_id).owner == two.state.host_name
-                assert session_id not in one.state.resumable
+                assert two.row(session_id).owner == two.state.sessions.host_name
+                assert session_id not in one.state.sessions.resumable
 
         asyncio.run(main())
 
@@ -222,7 +222,7 @@ def test_when_a_server_drains_then_the_next_one_has_its_sessions_at_once(servers
             await wire.until("session.moving")
             row = two.row(session_id)
             assert (row.owner, row.fence) == ("", 1)
-            assert two.store.host(one.state.host_name)
+            assert two.store.host(one.state.sessions.host_name)
             async with resuming(two, session_id, token) as (second, resumed):
                 assert (resumed["num_items"], resumed["how"]) == (2, "handed_over")
                 assert two.row(session_id).fence == 2
@@ -250,11 +250,11 @@ def test_when_a_hand_over_is_replayed_then_it_is_refused_and_the_session_goes_on
                 assert error["code"] == "invalid_resume_token"
                 assert isinstance(two.store.claim(session_id, "another/1", before.fence), ClaimRefusal)
                 for fence in (1, 2):
-                    stale = replace(before, owner=one.state.host_name, fence=fence)
+                    stale = replace(before, owner=one.state.sessions.host_name, fence=fence)
                     with pytest.raises(SupersededError):
                         two.store.put(stale).result(10)
                 assert await answer(second, "four") == "four"
-                assert (two.row(session_id).fence, two.row(session_id).owner) == (2, two.state.host_name)
+                assert (two.row(session_id).fence, two.row(session_id).owner) == (2, two.state.sessions.host_name)
 
     asyncio.run(main())
 
@@ -268,7 +268,7 @@ def test_a_session_in_which_nobody_speaks_counts_as_harmless_in_time(
 
     async def main() -> None:
         async with conversation(one) as (wire, session_id, token):
-            two.store.unregister(one.state.host_name)
+            two.store.unregister(one.state.sessions.host_name)
             async with resuming(two, session_id, token, last_seq(wire)) as (_, resumed):
                 assert resumed["how"] == "claimed"
                 assert two.row(session_id).restores == restores
@@ -294,7 +294,7 @@ def test_when_a_row_is_bad_or_of_others_then_it_is_refused_by_name_and_stays(
 
     async def main() -> None:
         async with conversation(one) as (_, session_id, token), conversation(one) as (other, *_):
-            one.store.unregister(one.state.host_name)
+            one.store.unregister(one.state.sessions.host_name)
             with closing(sqlite3.connect(tmp_path / FILE)) as db:
                 db.execute(f"update sessions set {column} = ? where id = ?", (value, session_id))
                 db.commit()
@@ -303,7 +303,7 @@ def test_when_a_row_is_bad_or_of_others_then_it_is_refused_by_name_and_stays(
             with closing(sqlite3.connect(tmp_path / FILE)) as db:
                 found = db.execute(f"select {column} from sessions where id = ?", (session_id,)).fetchone()
             assert found == (value,)
-            assert two.state.num_sessions == 0
+            assert two.state.admission.num_sessions == 0
             assert await answer(other, "still here") == "still here"
 
     asyncio.run(main())
@@ -333,7 +333,7 @@ def test_when_another_key_names_a_session_then_its_owners_resume_does_not_wait_f
             await wire.say("session.update", session=SESSION)
             await answer(wire, "one two")
             session_id, token, seq = created["session"]["id"], created["resume_token"], last_seq(wire)
-            one.store.unregister(one.state.host_name)
+            one.store.unregister(one.state.sessions.host_name)
             monkeypatch.setattr(two.store, "get", slow_at_first)
             async with as_key(two, "bob", "?duplex=1") as stranger, as_key(two, "alice", "?duplex=1") as owner:
                 await stranger.say("session.resume", session_id=session_id, resume_token="x" * 32)
@@ -363,9 +363,9 @@ def test_when_the_store_can_be_had_again_then_the_host_is_registered_again(
             other.execute("begin immediate")
             task = asyncio.create_task(keep_registered(state, store))
             await asyncio.to_thread(until, lambda: "cannot be renewed" in caplog.text)
-            assert store.host(state.host_name) is None
+            assert store.host(state.sessions.host_name) is None
             other.execute("rollback")
-            await asyncio.to_thread(until, lambda: store.host(state.host_name))
+            await asyncio.to_thread(until, lambda: store.host(state.sessions.host_name))
             task.cancel()
 
         caplog.set_level(logging.ERROR)

@@ -305,7 +305,7 @@ def test_an_attempt_that_its_client_has_given_up_replaces_nobody(
         url, state, _ = scripted
         client = await opened(url)
         await turn(client)
-        used, attachment = client.token, state.resumable[client.session_id].attachment
+        used, attachment = client.token, state.sessions.resumable[client.session_id].attachment
         client.cut()
         await client.come_back()
         # The client has not said anything over its new connection, so its earlier token might be all that it has.
@@ -455,7 +455,7 @@ def test_when_the_grace_period_is_over_then_the_session_is_unknown() -> None:
         client.cut()
         for _ in range(500):
             await asyncio.sleep(0.02)
-            if not state.live:
+            if not state.sessions.live:
                 break
         assert (await client.come_back())["error"]["code"] == "unknown_session"
 
@@ -480,9 +480,9 @@ def test_when_the_journal_is_too_small_then_a_resume_names_the_gap_or_the_overfl
         client.cut()
         for _ in range(6000):
             await asyncio.sleep(0.02)
-            if state.overflowed.get("", client.session_id):
+            if state.sessions.overflowed.get("", client.session_id):
                 break
-        assert not state.resumable.get(client.session_id)
+        assert not state.sessions.resumable.get(client.session_id)
         overflow = await attempt(url, client.session_id, client.token, client.last)
         return gap["reason"], overflow["reason"]
 

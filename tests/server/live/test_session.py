@@ -102,8 +102,8 @@ def run(play: Callable[[Stage, anyio.abc.TaskGroup], Awaitable[None]], **options
 
     stage = asyncio.run(main())
     assert stage.live.lifecycle is Lifecycle.CLOSED
-    assert not stage.state.live
-    assert not stage.state.resumable
+    assert not stage.state.sessions.live
+    assert not stage.state.sessions.resumable
     return stage
 
 

@@ -11,9 +11,10 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from antiphon.server.credentials import Caller
 from antiphon.server.live.speech_catalog import speech_catalog
 from antiphon.server.metrics import Metrics
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.settings import load
 from antiphon.store.voices import StoredVoice
 

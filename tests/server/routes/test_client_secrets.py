@@ -11,9 +11,6 @@ import openai
 import pytest
 import websockets
 
-from antiphon.server.metrics import Metrics
-from antiphon.server.state import MAX_SECRETS, ClientSecret, ServerState
-from antiphon.settings import Settings
 from tests.conftest import SMALL, VOICE, Process, Serve
 
 KEY = {"Authorization": "Bearer long-key"}
@@ -86,14 +83,3 @@ def test_when_the_stock_client_asks_then_it_gets_a_key(locked: Process) -> None:
         made = client.realtime.client_secrets.create(session={"type": "realtime", "model": "gpt-realtime"})
     assert made.value.startswith("ek_")
     assert made.session.type == "realtime"
-
-
-@pytest.mark.slow
-def test_when_keys_expire_or_are_too_many_then_the_oldest_are_gone() -> None:
-    state = ServerState(Settings(), Metrics())
-    state.add_secret("old", ClientSecret("me", 0.0, {}))
-    assert state.secret("old") is None
-    for k in range(MAX_SECRETS + 5):
-        state.add_secret(f"ek_{k}", ClientSecret("me", float("inf"), {}))
-    # The five oldest are gone, and no other one.
-    assert [k for k in range(MAX_SECRETS + 5) if state.secret(f"ek_{k}") is None] == [0, 1, 2, 3, 4]

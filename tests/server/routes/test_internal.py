@@ -12,7 +12,7 @@ import pytest
 
 from antiphon.cluster.door.app import Door, build
 from antiphon.cluster.door.hosts import Hosts
-from antiphon.server.process.host_key import as_host
+from antiphon.server.process.watches import as_host
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from antiphon.store.sessions import Host, SessionStore, open_store
@@ -33,7 +33,7 @@ def settings(key: str = INTERNAL_KEY) -> Settings:
 def host(tmp_path: Path) -> Iterator[tuple[str, ServerState, SessionStore]]:
     """A host with an internal key, and another one in its store."""
     with serving(settings()) as (ws, state, _):
-        state.session_store = store = open_store(str(tmp_path), 3600, 1000.0)
+        state.sessions.store = store = open_store(str(tmp_path), 3600, 1000.0)
         store.renew(as_host(state))
         store.renew(Host("other/1", "http://127.0.0.1:9", 0.25))
         yield ws.replace("ws", "http", 1), state, store
@@ -53,8 +53,8 @@ def test_when_a_key_is_not_the_internal_one_then_nothing_is_done(
     url, state, store = host
     refused = ask(url, method, path, key)
     assert (refused.status_code, refused.json()["error"]["type"]) == (401, "authentication_error")
-    assert not state.draining
-    assert {h.name.split("/")[0] for h in store.hosts()} == {"other", state.host_name.split("/")[0]}
+    assert not state.admission.draining
+    assert {h.name.split("/")[0] for h in store.hosts()} == {"other", state.sessions.host_name.split("/")[0]}
 
 
 def test_the_internal_key_opens_nothing_else(host: tuple[str, ServerState, SessionStore]) -> None:
@@ -72,7 +72,7 @@ def test_hosts_are_listed_and_buried_by_name(host: tuple[str, ServerState, Sessi
     listed = ask(url, "GET", "/internal/hosts").json()["data"]
     assert listed[0] == {"name": "other/1", "address": "http://127.0.0.1:9", "load": 0.25, "draining": False}
     assert ask(url, "DELETE", "/internal/hosts/other").json() == {"name": "other", "was_alive": True}
-    assert [h.name for h in store.hosts()] == [state.host_name]
+    assert [h.name for h in store.hosts()] == [state.sessions.host_name]
     assert ask(url, "DELETE", "/internal/hosts/other/1").json() == {"name": "other/1", "was_alive": False}
 
 

@@ -26,7 +26,7 @@ def test_a_language_model_that_is_away_leaves_the_server_ready_and_is_named(is_a
     others: Any = dict.fromkeys(("turn_detector", "synthesizer", "image_reader", "partner", "watcher"))
     hears = {"transcriber": ScriptedTranscriber(), "vad": ScriptedDetector()}
     models = LoadedModels(**others, **hears, language_model=language, names={}, lanes=())
-    state: Any = SimpleNamespace(draining=False, models=models, num_sessions=0)
+    state: Any = SimpleNamespace(admission=SimpleNamespace(draining=False, num_sessions=0), models=models)
     app = SimpleNamespace(state=SimpleNamespace(antiphon=state))
     answer = asyncio.run(ready(Request({"type": "http", "app": app})))
     body = json.loads(bytes(answer.body))

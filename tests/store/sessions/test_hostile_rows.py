@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from antiphon.errors import RowError, StoreError, SupersededError
-from antiphon.server.process.host_key import as_host
+from antiphon.server.process.watches import as_host
 from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession, TailChunk, writer
 from antiphon.store.sessions.api import MAX_SNAPSHOT_BYTES
 from antiphon.store.sessions.postgres import PostgresHome
@@ -231,7 +231,7 @@ def test_when_much_waits_after_an_outage_then_it_is_written_a_part_at_a_time(
 def hosting(store: SessionStore) -> Iterator[Server]:
     """A server over this store."""
     with serving() as (ws, state, _):
-        state.session_store = store
+        state.sessions.store = store
         store.renew(as_host(state))
         yield Server(ws, state, store, None)  # type: ignore[arg-type]
 
@@ -288,7 +288,7 @@ def test_when_a_stored_snapshot_is_odd_then_it_is_refused_by_name_or_restored_an
 
     with hosting(store) as host:
         asyncio.run(main())
-        until(lambda: not host.state.live or all(s.attachment.token for s in host.state.live))
+        until(lambda: not host.state.sessions.live or all(s.attachment.token for s in host.state.sessions.live))
     # No host writes so large a row: a home may not give it in its time, of which the client is told.
     assert found.pop("60 MB") in ("session.resumed", "resource_exhausted")
     assert found == {name: told for name, (_, told) in SNAPSHOTS.items() if name != "60 MB"}

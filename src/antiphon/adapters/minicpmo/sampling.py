@@ -211,8 +211,9 @@ def _shaped(choosers: Sequence[UnitChooser], logits: torch.Tensor) -> tuple[torc
     params = [c.params for c in choosers]
     recent = [set(c._recent) if c.params.repetition_penalty != 1.0 else () for c in choosers]
     no_words = (*ids.terminators, ids.turn_eos, ids.speak)
-    no_word = flat_places([no_words if c._is_first_word else () for c in choosers], size)
-    never, no_word, repeated = copied_to(device, np.int64, choosers[0].forbidden, no_word, flat_places(recent, size))
+    first_words = flat_places([no_words if c._is_first_word else () for c in choosers], size)
+    places = (choosers[0].forbidden, first_words, flat_places(recent, size))
+    never, no_word, repeated = copied_to(device, np.int64, *places)
     penalties = [p.repetition_penalty for p, some in zip(params, recent, strict=True) for _ in some]
     rows = ([p.turn_penalty for p in params], [p.listen_scale for p in params], [p.listen_top_k for p in params])
     by, turn, scale, ranks = copied_to(device, np.float32, penalties, *rows)
@@ -252,8 +253,8 @@ class CodeChooser:
         """Return the next code of each conversation, or NO_TOKEN."""
         device, size = logits.device, logits.shape[1]
         times = [Counter(c.codes[-c.window :]) for c in choosers]
-        too_early = flat_places([(size - 1,) if len(c.codes) < c.min_codes else () for c in choosers], size)
-        repeated, too_early = copied_to(device, np.int64, flat_places(times, size), too_early)
+        ends = flat_places([(size - 1,) if len(c.codes) < c.min_codes else () for c in choosers], size)
+        repeated, too_early = copied_to(device, np.int64, flat_places(times, size), ends)
         penalties = [c.repetition_penalty**n for c, found in zip(choosers, times, strict=True) for n in found.values()]
         by, temperature = copied_to(device, np.float32, penalties, [c.temperature for c in choosers])
         shaped = logits / temperature[:, None]

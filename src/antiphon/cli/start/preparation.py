@@ -1,15 +1,30 @@
-"""What precedes serving: settings that are checked, a profile that is chosen, models that are here and prepared."""
+"""What precedes a command's own work: settings that are checked, a profile that is chosen, models that are here and
+prepared. What can be found wrong is found before anything is fetched, measured, converted or loaded.
+"""
 
 from __future__ import annotations
 
 import logging
+import tempfile
+from collections.abc import Collection
 from dataclasses import replace
+from functools import cache
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
 
-from antiphon.cli.start.checks import check_certificate, check_models, check_state, check_writable
+from antiphon.capacity.certificate import read
 from antiphon.cli.start.models import fetch, require
+from antiphon.errors import SettingsError, StoreError
+from antiphon.extras import missing_packages
 from antiphon.loading.loader import store_of
+from antiphon.loading.placement import placement
 from antiphon.loading.profile_choice import choose_profile
+from antiphon.loading.selection import ALL_ROLES, TRANSCRIPTION_ROLES, selected_models
+from antiphon.roles import ModelRole
 from antiphon.settings import Settings
+from antiphon.store import MODELS
+from antiphon.store.sessions import open_store
 
 log = logging.getLogger("antiphon.cli.main")
 
@@ -34,6 +49,19 @@ def prepare_to_serve(settings: Settings, *, fetches: bool) -> Settings:
     return settings
 
 
+def fetch_checked(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES, *, chooses: bool = False) -> Settings:
+    """Check what the settings name, and have the models of these roles here and prepared.
+
+    Returns the settings; `chooses`: with a profile that is chosen by now.
+    """
+    check_home(settings, create=True)
+    check_models(settings, roles)
+    if chooses:
+        settings = with_profile(settings)
+    fetch(settings, roles)
+    return settings
+
+
 def check_home(settings: Settings, *, create: bool) -> None:
     """Raise StoreError where models cannot be kept. `create`: make the folder where it is missing."""
     store_of(settings.models).check_home(create=create and not settings.models.offline)
@@ -45,3 +73,107 @@ def with_profile(settings: Settings, *, fetches: bool = True) -> Settings:
     choice = choose_profile(replace(settings, models=replace(settings.models, offline=offline)))
     log.info("profile %s: %s", choice.profile, choice.reason)
     return choice.applied(settings)
+
+
+def check_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
+    """Raise SettingsError as `check_names` does, and for a device that this machine has not."""
+    check_names(settings, roles)
+    _check_devices(settings, roles)
+
+
+def check_names(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
+    """Raise SettingsError for a name of no model and a folder of no checkpoint. What is in one is not looked at."""
+    if (folder := settings.models.models_from) and not Path(folder).expanduser().is_dir():
+        raise SettingsError(f"--models-from {folder}: there is no such folder")
+    if "transcriber" in roles:
+        _check_transcriber(settings.models.transcriber)
+    if "synthesizer" in roles:
+        _check_synthesizer(settings.speech.synthesizer)
+    if "language" in roles:
+        _check_language_model(settings.engine.language_model)
+    selected_models(settings, roles)
+
+
+def check_writable(folder: str, flag: str) -> None:
+    """Make a folder where there is none, and write a file into it that is gone at once. Raises StoreError."""
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path) as file:
+            file.write(b".")
+    except OSError as error:
+        raise StoreError(f"{flag} {folder}: {error.strerror}; a folder is needed that can be written to") from None
+
+
+def check_certificate(settings: Settings) -> None:
+    """Read the certificate that the settings name. Raises SettingsError for a file that is none."""
+    if file := settings.server.certificate:
+        read(Path(file).expanduser())
+
+
+def check_state(settings: Settings) -> None:
+    """Open the store of conversations that outlive the server, and close it again. Raises StoreError, SettingsError."""
+    resume = settings.resume
+    if not resume.state:
+        return
+    try:
+        open_store(resume.state, resume.state_hours * 3600, resume.host_ttl_s).close()
+    except StoreError as error:
+        raise StoreError(f"--state: {error}") from None
+
+
+def _check_transcriber(name: str) -> None:
+    if name and name not in MODELS and not Path(name).expanduser().exists():
+        known = ", ".join(m.id for m in MODELS.values() if m.role == "transcriber")
+        raise SettingsError(f"--transcriber: there is no transcriber {name}, and no such folder; there are {known}")
+
+
+def _check_synthesizer(name: str) -> None:
+    path = Path(name).expanduser()
+    if name and name not in MODELS and path.is_dir() and not (path / "config.json").is_file():
+        raise SettingsError(f"--synthesizer {name}: no checkpoint's folder (it has no config.json)")
+
+
+def _check_language_model(name: str) -> None:
+    path = Path(name).expanduser()
+    if not name or name == "none" or name in MODELS or not path.exists():
+        return
+    if path.is_dir() and not any((path / file).is_file() for file in ("config.json", "model.gguf")):
+        raise SettingsError(f"--language-model {name}: no checkpoint's folder (it has no config.json, no model.gguf)")
+    if path.is_file() and path.suffix != ".gguf":
+        raise SettingsError(f"--language-model {name}: neither a checkpoint's folder nor a .gguf file")
+
+
+def _check_devices(settings: Settings, roles: Collection[ModelRole]) -> None:
+    places = placement(settings)
+    # Whisper runs on CTranslate2, which may see a GPU that this PyTorch is not built for.
+    by_ear = set(roles) <= set(TRANSCRIPTION_ROLES)
+    _check_device(places.device, f"--device {places.device}", "--device cpu", with_ctranslate2=by_ear)
+    for role, (device, _) in places.placed.items():
+        asked, instead = f"--placement {role}={device}", f"--placement {role}=cpu"
+        _check_device(device, asked, instead, with_ctranslate2=role == "transcriber")
+
+
+def _check_device(device: str, asked: str, instead: str, *, with_ctranslate2: bool) -> None:
+    kind, _, number = device.partition(":")
+    if kind == "cpu":
+        return
+    there = max(_num_torch_devices(), _num_ctranslate2_devices() if with_ctranslate2 else 0)
+    if int(number or 0) < there:
+        return
+    if there:
+        names = ", ".join(f"cuda:{k}" for k in range(there))
+        raise SettingsError(f"{asked}: this machine has no such device, but {names}: use one of them, or {instead}")
+    pytorch = "PyTorch, which is not installed," if missing_packages("talk") else f"PyTorch {version('torch')}"
+    raise SettingsError(f"{asked}: this machine has no CUDA device that {pytorch} finds, only its CPU: use {instead}")
+
+
+@cache
+def _num_torch_devices() -> int:
+    # Imported by name, as the loader does it, and only where a GPU is asked for: it takes two seconds.
+    return 0 if missing_packages("talk") else int(import_module("torch").cuda.device_count())
+
+
+@cache
+def _num_ctranslate2_devices() -> int:
+    return int(import_module("ctranslate2").get_cuda_device_count())

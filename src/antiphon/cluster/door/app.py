@@ -23,13 +23,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
 from antiphon.cluster.connect import FORWARDED_HEADERS, forwarded
-from antiphon.cluster.door.carry import Carrier, HostRefused
-from antiphon.cluster.door.client import WebSocketClient
+from antiphon.cluster.door.carry import Carrier, DoorMetrics, HostRefused
 from antiphon.cluster.door.hosts import Hosts
-from antiphon.cluster.door.metrics import DoorMetrics
+from antiphon.protocols.opening import TRUE_VALUES
 from antiphon.signals import Signal
 from antiphon.transports.http import CutStream, LineLimit, in_time
 from antiphon.transports.paths import BasePath, CheckedPaths, is_for_clients, raw_path, respond
+from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 # What those who watch a door ask for.
@@ -87,6 +87,34 @@ class Door:
         """Wait until there is none."""
         while self._num_open:
             await self._changed.wait()
+
+
+class WebSocketClient:
+    """A client on a WebSocket, as a DoorClient. It is accepted once a host has taken its session."""
+
+    def __init__(self, websocket: WebSocket) -> None:
+        self.connection = self._websocket = websocket
+        self.path, self.query = raw_path(websocket.scope), websocket.query_params
+        # It asks for it, or its dialect always does.
+        asks = bool(self.query.get("resume")) or self.query.get("duplex") in TRUE_VALUES
+        self.resumes_itself = asks or self.path == "/v1/duplex"
+        self._transport = WebSocketTransport(websocket)
+
+    async def accept(self, subprotocol: str | None) -> None:
+        """As DoorClient says."""
+        await self._websocket.accept(subprotocol=subprotocol)
+
+    async def receive(self) -> str | bytes | None:
+        """As DoorClient says."""
+        return await self._transport.receive()
+
+    async def send(self, frame: str | bytes) -> None:
+        """As DoorClient says."""
+        await self._transport.send(frame)
+
+    async def close(self, code: int, reason: str) -> None:
+        """As DoorClient says."""
+        await self._transport.close(code, reason)
 
 
 def refused_response(refused: HostRefused) -> Response:

@@ -13,8 +13,9 @@ import base64
 import itertools
 import json
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 import msgspec
@@ -23,7 +24,7 @@ from starlette.requests import HTTPConnection
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.audio.pcm import Resampler, from_pcm16, to_pcm16
-from antiphon.client.held_session import fields_of, message
+from antiphon.client.held_session import message
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import ContentPart, ContentPartDone, ContentPosition, ResponseAudioDelta
 from antiphon.events.playback import PlaybackStarted, PlaybackStopped
@@ -36,7 +37,9 @@ if TYPE_CHECKING:
 
 # What the door and its hosts send each other: the default of both sides of a session.
 WIRE_HZ = 24_000
-PCM = {"type": "audio/pcm", "rate": WIRE_HZ}
+PCM = msgspec.Raw(b'{"type":"audio/pcm","rate":%d}' % WIRE_HZ)
+BETA_FORMATS = {"input_audio_format", "output_audio_format"}
+PCM_BETA, TRUE = msgspec.Raw(b'"pcm16"'), msgspec.Raw(b"true")
 # The door's own messages; their errors are not the caller's.
 OWN = "door_"
 CONFIGURATION = f"{OWN}configuration"
@@ -46,12 +49,90 @@ MAX_HOLD_S = 4.0
 DROPPED_HEADERS = (b"openai-beta",)
 # By their prefix, events that are passed on unread.
 UNREAD = ('{"type":"conversation.', '{"type":"rate_limits.', '{"type":"response.output_audio_transcript.delta')
+T = TypeVar("T", bound=msgspec.Struct)
+# A JSON object whose values are passed on as they are.
+_Fields = dict[str, msgspec.Raw]
+
+
+# --- what a door reads of messages ------------------------------------------------------------------------------------
+
+
+class _Tagged(msgspec.Struct):
+    type: str = ""
+
+
+class _Asked(msgspec.Struct):
+    model: str = ""
+
+
+class _TurnDetection(msgspec.Struct):
+    interrupt_response: bool | None = True
+
+
+class _Input(msgspec.Struct):
+    turn_detection: _TurnDetection | None = None
+
+
+class _Audio(msgspec.Struct):
+    input: _Input | None = None
+
+
+class _HostSession(_Input):
+    """A session in the names of the GA, or of the beta, which has its turn detection outside of `audio`."""
+
+    id: str = ""
+    type: str = "realtime"
+    audio: _Audio = msgspec.field(default_factory=_Audio)
+
+
+class _HostError(msgspec.Struct):
+    code: str | None = None
+    message: str | None = None
+    param: str | None = None
+    event_id: str | None = None
+
+
+class _Failed(msgspec.Struct):
+    error: _HostError
+
+
+class _AudioDelta(msgspec.Struct):
+    response_id: str
+    item_id: str
+    output_index: int
+    content_index: int
+    # In base64; "" at the end of the part.
+    delta: str = ""
+
+    @property
+    def place(self) -> ContentPosition:
+        """Where the sound belongs."""
+        return ContentPosition(self.response_id, self.item_id, self.output_index, self.content_index)
+
+
+class _Details(msgspec.Struct):
+    reason: str | None = None
+
+
+class _HostResponse(msgspec.Struct):
+    status: str | None = None
+    status_details: _Details | None = None
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether what is heard of a response ends with it: what the caller cancels is heard until it clears it."""
+        reason = self.status_details.reason if self.status_details else None
+        return self.status == "cancelled" and reason != "client_cancelled"
+
+
+class _Done(msgspec.Struct):
+    response: _HostResponse
 
 
 class CallClient:
     """One call as a DoorClient. It is configured before it is answered.
 
-    `session`: what the call asks for, as a session's JSON; None for the default. `decided` is set once a host has taken
+    `session`: what the call asks for, a JSON object; None for the default. `decided` is set once a host has taken
     or refused that: `session_id` is the session's, or `refusal` says why there is none. `call` is its maker's, to be
     answered then, and to be ended with `hang_up` whatever comes of it.
     """
@@ -59,19 +140,19 @@ class CallClient:
     path = "/v1/realtime"
     resumes_itself = False
 
-    def __init__(self, request: HTTPConnection, call: WebRtcCall, session: dict[str, Any] | None) -> None:
+    def __init__(self, request: HTTPConnection, call: WebRtcCall, session: msgspec.Raw | None) -> None:
         headers = [h for h in request.scope["headers"] if h[0] not in DROPPED_HEADERS]
         self.connection = HTTPConnection({**request.scope, "headers": headers})
         # What else a WebSocket may ask for is not for calls.
-        model = request.query_params.get("model") or (session or {}).get("model")
-        self.query = QueryParams({"model": model} if isinstance(model, str) else {})
+        model = request.query_params.get("model") or _read(b"{}" if session is None else session, _Asked).model
+        self.query = QueryParams({"model": model} if model else {})
         self.decided = anyio.Event()
         self.session_id = ""
         self.refusal: RemoteProtocolError | None = None
         self._call = call
         self._asked = session
-        # What a host was last told of the session, once it has made one.
-        self._created: dict[str, Any] | None = None
+        # The type of the session, once a host has made one.
+        self._kind = ""
         self._made = anyio.Event()
         self._is_configured = False
         self._interrupts = True
@@ -90,7 +171,8 @@ class CallClient:
         if not self._is_configured:
             await self._made.wait()
             self._is_configured = True
-            return message(type="session.update", event_id=CONFIGURATION, session=self._configuration())
+            update = {"type": "session.update", "event_id": CONFIGURATION, "session": self._configuration()}
+            return msgspec.json.encode(update).decode()
         while (item := await self._call.receive()) is not None:
             if not isinstance(item, AppendAudio):
                 if (frame := self._from_caller(item)) is not None:
@@ -100,21 +182,20 @@ class CallClient:
                 return json.dumps({"type": "input_audio_buffer.append", "audio": audio})
         return None
 
-    def _configuration(self) -> dict[str, Any]:
+    def _configuration(self) -> msgspec.Raw:
         """What the host is asked for: what the caller has asked for, in the door's formats of audio."""
-        assert self._created
-        kind = self._created.get("type", "realtime")
-        return _in_own_formats({"type": kind} if self._asked is None else self._asked)
+        return _in_own_formats(_raw({"type": self._kind}) if self._asked is None else self._asked)
 
     def _from_caller(self, frame: str | bytes) -> str | bytes | None:
         """What the host gets of a frame of the caller; None: nothing."""
-        event = fields_of(frame)
-        match event.get("type"):
+        match _read(frame, _Tagged).type:
             case "output_audio_buffer.clear":
                 self._silence()
                 return None
-            case "session.update" | "transcription_session.update" if isinstance(session := event.get("session"), dict):
-                return json.dumps(event | {"session": _in_own_formats(session)})
+            case "session.update" | "transcription_session.update":
+                event = msgspec.json.decode(frame, type=_Fields)
+                if "session" in event:
+                    return msgspec.json.encode(event | {"session": _in_own_formats(event["session"])}).decode()
         return frame
 
     # --- DoorClient: from the host ------------------------------------------------------------------------------------
@@ -137,45 +218,48 @@ class CallClient:
 
     def _from_host(self, frame: str) -> str | None:
         """Take an event of the session, and return what the caller gets; None: nothing."""
-        event = fields_of(frame)
-        match event.get("type"):
+        match _read(frame, _Tagged).type:
             case "session.created" | "session.updated":
-                return self._session_told(event, frame)
-            case "error" if not self.decided.is_set():
-                error = event["error"]
-                code, text = str(error.get("code") or "invalid_value"), str(error.get("message"))
-                self.refusal = RemoteProtocolError(code, text, error.get("param"))
-                self.decided.set()
-                return None
-            case "error" if str(event["error"].get("event_id")).startswith(OWN):
-                return None
+                return self._session_told(frame)
+            case "error":
+                return self._failed(msgspec.json.decode(frame, type=_Failed).error, frame)
             case "response.output_audio.delta" | "response.audio.delta":
-                pcm = from_pcm16(base64.b64decode(event["delta"]))
-                self._call.playback.send(ResponseAudioDelta(_place(event), pcm, WIRE_HZ))
+                event = msgspec.json.decode(frame, type=_AudioDelta)
+                pcm = from_pcm16(base64.b64decode(event.delta))
+                self._call.playback.send(ResponseAudioDelta(event.place, pcm, WIRE_HZ))
                 return None
             case "response.output_audio.done" | "response.audio.done":
-                self._call.playback.send(ContentPartDone(_place(event), ContentPart("output_audio")))
-            case "output_audio_buffer.ducked" | "output_audio_buffer.unducked":
-                self._hold(event["type"].endswith(".ducked"))
+                place = msgspec.json.decode(frame, type=_AudioDelta).place
+                self._call.playback.send(ContentPartDone(place, ContentPart("output_audio")))
+            case "output_audio_buffer.ducked" | "output_audio_buffer.unducked" as kind:
+                self._hold(kind.endswith(".ducked"))
                 return None
-            case "response.done" if _is_broken_off(event["response"]):
+            case "response.done" if msgspec.json.decode(frame, type=_Done).response.is_broken_off:
                 self._silence()
         return frame
 
-    def _session_told(self, event: dict[str, Any], frame: str) -> str | None:
-        session = event["session"]
-        found = session.get("audio", {}).get("input", session).get("turn_detection")
-        self._interrupts = found is None or found.get("interrupt_response", True)
-        created, self._created = self._created, session
-        if created is None:
+    def _failed(self, error: _HostError, frame: str) -> str | None:
+        if not self.decided.is_set():
+            self.refusal = RemoteProtocolError(error.code or "invalid_value", f"{error.message}", error.param)
+            self.decided.set()
+            return None
+        return None if (error.event_id or "").startswith(OWN) else frame
+
+    def _session_told(self, frame: str) -> str | None:
+        event = msgspec.json.decode(frame, type=_Fields)
+        session = msgspec.json.decode(event["session"], type=_HostSession)
+        found = (session.audio.input or session).turn_detection
+        self._interrupts = found is None or bool(found.interrupt_response)
+        if not self._kind:
+            self._kind = session.type
             self._made.set()
             return None
         if self.decided.is_set():
             return frame
         # The caller's session begins as it was asked for.
-        self.session_id = session["id"]
+        self.session_id = session.id
         self.decided.set()
-        return json.dumps(event | {"type": "session.created"}, separators=(",", ":"), ensure_ascii=False)
+        return msgspec.json.encode(event | {"type": "session.created"}).decode()
 
     async def close(self, code: int, reason: str) -> None:
         """As DoorClient says. WebRTC has no close codes."""
@@ -225,34 +309,31 @@ class CallClient:
             self._send_now(message(type=kind, event_id=f"event_{secrets.token_hex(10)}", response_id=response_id))
 
 
-def _in_own_formats(session: dict[str, Any]) -> dict[str, Any]:
+def _read(data: str | bytes, kind: type[T]) -> T:
+    """Read what is known of a JSON object; nothing of what is none, or has a field of another type."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (ValueError, RecursionError):
+        return kind()
+
+
+def _raw(value: Mapping[str, msgspec.Raw | str | _Fields]) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _in_own_formats(session: msgspec.Raw) -> msgspec.Raw:
     """A session, or an update of one, as it is asked of a host: in the door's formats of audio, and with ducking.
 
     What is of no shape that has formats is left for the host to refuse.
     """
-    if "type" not in session and _is_beta(session):
-        return session | {name: "pcm16" for name in ("input_audio_format", "output_audio_format") if name in session}
-    audio = session.get("audio", {})
-    if not isinstance(audio, dict) or not all(isinstance(side, dict) for side in audio.values()):
-        return session
-    sides = {"input": audio.get("input", {}) | {"format": PCM}}
-    if session.get("type") != "transcription":
-        sides["output"] = audio.get("output", {}) | {"format": PCM, "ducking": True}
-    return session | {"audio": audio | sides}
-
-
-def _is_beta(session: dict[str, Any]) -> bool:
     try:
-        return uses_beta_names(msgspec.Raw(msgspec.json.encode(session)))
-    except RemoteProtocolError:
-        return False
-
-
-def _is_broken_off(response: dict[str, Any]) -> bool:
-    """Whether what is heard of a response ends with it: what the caller cancels is heard until it clears it."""
-    details = response.get("status_details") or {}
-    return response.get("status") == "cancelled" and details.get("reason") != "client_cancelled"
-
-
-def _place(event: dict[str, Any]) -> ContentPosition:
-    return ContentPosition(event["response_id"], event["item_id"], event["output_index"], event["content_index"])
+        fields = msgspec.json.decode(session, type=_Fields)
+        if "type" not in fields and uses_beta_names(session):
+            return _raw(fields | dict.fromkeys(fields.keys() & BETA_FORMATS, PCM_BETA))
+        sides = msgspec.json.decode(fields.get("audio", b"{}"), type=dict[str, _Fields])
+    except (ValueError, RecursionError, RemoteProtocolError):
+        return session
+    sides["input"] = sides.get("input", {}) | {"format": PCM}
+    if _read(session, _Tagged).type != "transcription":
+        sides["output"] = sides.get("output", {}) | {"format": PCM, "ducking": TRUE}
+    return _raw(fields | {"audio": _raw(sides)})

@@ -12,19 +12,20 @@ import logging
 import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from typing import Protocol
 from urllib.parse import urlencode
 
 import anyio
 import anyio.abc
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.datastructures import QueryParams
+from starlette.requests import HTTPConnection
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from antiphon.client.held_session import END, CannotResume, HeldSession
 from antiphon.cluster.connect import close_of, connect_to_host
-from antiphon.cluster.door.client import DoorClient
 from antiphon.cluster.door.hosts import Hosts
-from antiphon.cluster.door.metrics import DoorMetrics
 from antiphon.signals import Signal
 from antiphon.transports.transport import TransportClosed
 
@@ -38,6 +39,8 @@ MOVED, HOST_LOST = 1012, (1011, "host_lost")
 # What a host gets to say that it closes its connection, in seconds.
 CLOSE_S = 2.0
 RETRY_S = (0.05, 0.1, 0.2, 0.4, 0.8)
+# Pauses that a client hears: from a local restart to a host that nobody has reported dead.
+PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 class HostRefused(Exception):
@@ -46,6 +49,62 @@ class HostRefused(Exception):
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         super().__init__(f"the hosts have refused the upgrade with {status}")
         self.status, self.headers, self.body = status, headers, body
+
+
+class DoorClient(Protocol):
+    """One client of a door. One task receives and one sends.
+
+    - `connection`: what it has opened; hosts get its headers.
+    - `path` (percent-encoded), `query`: of the WebSocket that a host is to serve for it.
+    - `resumes_itself`: it takes its session up again by itself, and is only passed on.
+    """
+
+    @property
+    def connection(self) -> HTTPConnection: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def query(self) -> QueryParams: ...
+
+    @property
+    def resumes_itself(self) -> bool: ...
+
+    async def accept(self, subprotocol: str | None) -> None:
+        """A host has taken the session."""
+        ...
+
+    async def receive(self) -> str | bytes | None:
+        """Wait for the next frame for the host. None: the client has left."""
+        ...
+
+    async def send(self, frame: str | bytes) -> None:
+        """Take a frame of the host's session, waiting while the client does not read. Raises TransportClosed."""
+        ...
+
+    async def close(self, code: int, reason: str) -> None:
+        """Close the connection, in WebSocket's codes. Raises TransportClosed if the client has closed it first."""
+        ...
+
+
+class DoorMetrics:
+    """The counters of one door, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self._registry = registry = CollectorRegistry()
+        self.connections = Gauge("antiphon_door_connections", "WebSockets of clients that are open", registry=registry)
+        self.pauses_s = Histogram(
+            "antiphon_door_pause_seconds",
+            "From the loss of a host until its session goes on",
+            buckets=PAUSES_S,
+            registry=registry,
+        )
+        self.lost = Counter("antiphon_door_lost", "Sessions that no host could resume", registry=registry)
+
+    def exposed(self) -> bytes:
+        """Return all of them in Prometheus's text format."""
+        return generate_latest(self._registry)
 
 
 class Carrier:

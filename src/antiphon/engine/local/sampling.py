@@ -148,7 +148,7 @@ def shape_rows(logits: torch.Tensor, edits: Sequence[RowEdits]) -> torch.Tensor:
     restricted = [i for i, e in enumerate(edits) if e.allowed is not None]
     ruled = [i for i, e in enumerate(edits) if e.words is not None]
     lists = (repeated, lowered, biased, allowed, forbidden, restricted, ruled)
-    if not any(map(len, lists)):
+    if not any(len(each) for each in lists):
         return logits
     out = logits.clone()
     flat = out.view(-1)
@@ -252,7 +252,8 @@ def copied_to(device: torch.device, dtype: Any, *arrays: Any) -> tuple[torch.Ten
     `dtype`: of numpy.
     """
     joined = np.concatenate([np.asarray(each, dtype) for each in arrays])
-    return torch.from_numpy(joined).to(device, non_blocking=True).split([len(each) for each in arrays])
+    copied = torch.from_numpy(joined).to(device, non_blocking=True)
+    return torch.split(copied, [len(each) for each in arrays])
 
 
 def _barred(

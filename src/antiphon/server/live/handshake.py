@@ -34,12 +34,13 @@ from antiphon.protocols.resume.control import (
 )
 from antiphon.protocols.resume.journal import JournalGap, ResumeToken
 from antiphon.protocols.wire import Frame, random_id
+from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.take_up import is_lost, is_unknown, take_up
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
 from antiphon.server.process.connections import limit_first_message
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
@@ -129,8 +130,8 @@ async def serve_by_first_frame(
     upgrade where there is neither room nor a session to resume; after it, what goes wrong is answered in frames.
     """
     query, resumes = websocket.query_params, names_session(websocket)
-    if dialect is not None and opening is not None and not resumes:
-        state.refuse_early(caller, kind_of(dialect, opening))
+    if dialect is not None and opening is not None and not resumes and not state.sessions.may_resume:
+        state.admission.refuse_early(caller, kind_of(dialect, opening))
     await accept(websocket, dialect)
     transport = WebSocketTransport(websocket)
     if resumes and await is_unknown(state, caller, query["resume"]):
@@ -166,7 +167,7 @@ async def serve_by_first_frame(
 
 async def _first_frame(state: ServerState, caller: Caller, transport: WebSocketTransport) -> str | bytes | None:
     """Wait for the first frame; None: the client has left. Raises Refused, RemoteProtocolError (`config_timeout`)."""
-    with state.await_first_event(caller), anyio.move_on_after(FIRST_FRAME_S):
+    with state.admission.await_first_event(caller), anyio.move_on_after(FIRST_FRAME_S):
         return await transport.receive()
     raise RemoteProtocolError("config_timeout", f"No event came within {FIRST_FRAME_S:.0f} s.")
 
@@ -202,7 +203,7 @@ async def _serve_new(
     autostart: bool,
 ) -> None:
     try:
-        with state.admit(caller, kind_of(dialect, opening)):
+        with state.admission.admit(caller, kind_of(dialect, opening)):
             token = ResumeToken()
             wire = dialect.connect(opening, context_of(state, caller, resume_token=token.renew(), autostart=autostart))
             await prepare_voices(state, caller, opening.session)
@@ -227,12 +228,13 @@ async def _resume(
     """
     try:
         request = resume_from(message)
-        if state.overflowed.get(caller.key, request.session_id):
+        sessions = state.sessions
+        if sessions.overflowed.get(caller.key, request.session_id):
             raise JournalGap("journal_overflow")
-        is_here = request.session_id in state.resumable and not await is_lost(state, caller, request.session_id)
+        is_here = request.session_id in sessions.resumable and not await is_lost(state, caller, request.session_id)
         if not is_here and await take_up(state, caller, request, websocket, first):
             return
-        session = state.resumable.get(request.session_id)
+        session = sessions.resumable.get(request.session_id)
         if session is None or session.caller != caller:
             raise unknown_session("session_id")
         how: HowResumed = "relayed" if websocket.headers.get(RELAYED_HEADER) else "attached"

@@ -18,7 +18,8 @@ from antiphon.protocols.connection import Context, WireConnection
 from antiphon.protocols.realtime.input_fields import named_voices
 from antiphon.protocols.realtime.items import take_tools
 from antiphon.protocols.wire import Frame
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.credentials import Caller
+from antiphon.server.state import ServerState
 from antiphon.shares.threads import GRAMMAR_THREADS, THREADS, in_thread
 
 Read = TypeVar("Read")

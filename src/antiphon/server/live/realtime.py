@@ -23,6 +23,7 @@ from antiphon.protocols.connection import Command, Event, WireConnection
 from antiphon.protocols.resume.control import Control, HowResumed
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame
+from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import Persistence
 from antiphon.server.live.moving.stored_copy import Restored, StoredCopy
 from antiphon.server.live.open_wire import is_slow, prepare_voices, read_slow
@@ -45,7 +46,7 @@ from antiphon.server.live.session import (
     refusal_in,
 )
 from antiphon.server.live.witness import Witness
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.sessions.inbox import Inbox
 from antiphon.transports.transport import ClientData, Transport
 

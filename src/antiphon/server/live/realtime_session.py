@@ -22,9 +22,10 @@ from antiphon.events.duplex import AcknowledgePlayback, BargeIn, CancelInput
 from antiphon.events.size import num_bytes
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription
 from antiphon.protocols.connection import Command, WireConnection
+from antiphon.server.credentials import Caller
 from antiphon.server.live.witness import Witness
 from antiphon.server.memory import MemoryAccount
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession

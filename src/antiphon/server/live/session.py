@@ -20,7 +20,9 @@ from antiphon.capacity.certificate import Kind
 from antiphon.errors import Refused
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.server.access_log import Fields, current_request, log_fields
-from antiphon.server.state import Caller, ServerState, current_place
+from antiphon.server.admission import current_place
+from antiphon.server.credentials import Caller
+from antiphon.server.state import ServerState
 from antiphon.signals import become
 from antiphon.transports.attachment import AttachedSession, Attachment
 from antiphon.transports.lifecycle import Lifecycle, LifecycleEvent, new_lifecycle
@@ -97,7 +99,7 @@ class LiveSession:
 
         Meanwhile the session is in the server's state. The tasks are cancelled at the end.
         """
-        self._state.enter(self._session)
+        self._state.sessions.enter(self._session)
         self._request.session = self._session.id
         try:
             async with anyio.create_task_group() as self._group:
@@ -107,7 +109,7 @@ class LiveSession:
                 self._group.cancel_scope.cancel()
         finally:
             self.attachment.abandon()
-            self._state.leave(self._session)
+            self._state.sessions.leave(self._session)
             self.memory.close()
             for label in self._labels:
                 self._state.metrics.sessions.labels(label).dec()
@@ -216,7 +218,7 @@ class LiveSession:
     def _overflowed(self) -> None:
         """Close a session that produced more while its client was away than the journal keeps."""
         log.info("session %s: more waits for its client than the journal keeps", self._session.id)
-        self._state.overflowed.put(self._caller.key, self._session.id, True)
+        self._state.sessions.overflowed.put(self._caller.key, self._session.id, True)
         self.attachment.abandon()
 
 

@@ -12,10 +12,11 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import ConfigureSpeech, SentenceAudio
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.speech.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, SpeechDialect
+from antiphon.server.credentials import Caller
 from antiphon.server.live.session import CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY
 from antiphon.server.live.speech_catalog import speech_catalog, with_sample
 from antiphon.server.live.stream import LiveStream
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.sessions.speech.session import SpeechSession
 from antiphon.shares.threads import in_thread
 from antiphon.transports.websocket import WebSocketTransport

@@ -12,7 +12,8 @@ from pathlib import Path
 from antiphon.events.speech import SpeechConfig, VoiceSample
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.speech.fields import MAX_SAMPLE_BYTES, SpeechCatalog
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.credentials import Caller
+from antiphon.server.state import ServerState
 from antiphon.shares.fair_cache import FairCache
 from antiphon.shares.owner import current_owner
 from antiphon.store.voices import VoiceStore

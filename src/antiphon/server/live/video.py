@@ -12,9 +12,10 @@ from antiphon.events.video import FinishVideo, VideoConfig, VideoEvent
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.video.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, VideoDialect
 from antiphon.protocols.wire import random_id
+from antiphon.server.credentials import Caller
 from antiphon.server.live.session import CLOSE_INTERNAL
 from antiphon.server.live.stream import LiveStream
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.sessions.video.session import VideoSession
 from antiphon.transports.websocket import WebSocketTransport
 

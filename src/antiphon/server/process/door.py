@@ -14,13 +14,11 @@ from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
 from antiphon.cluster.door.app import Door, build
-from antiphon.cluster.door.hosts import Hosts
-from antiphon.cluster.door.watch import host_urls, watching
+from antiphon.cluster.door.hosts import Hosts, host_urls, watching
 from antiphon.errors import SettingsError
 from antiphon.server.errors import Forbidden, error_response
 from antiphon.server.origin import Origins, is_loopback
-from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit, log_failed_accepts
-from antiphon.server.process.forwarded import ForwardedClients, TrustedProxies
+from antiphon.server.process.connections import log_failed_accepts
 from antiphon.server.process.listening import QuietServer, base_url, bind, quiet_log, stop_on_signals
 from antiphon.server.routes.door_calls import DoorCalls
 from antiphon.settings import ServerSettings, Settings
@@ -47,23 +45,10 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
     quiet_log(lambda: True)
     log_failed_accepts(asyncio.get_running_loop())
     sock = bind(server.host, server.port)
-    proxies = TrustedProxies(server.trusted_proxies)
-    most = connection_limit(server.max_sessions)
-    connections = Connections(most, server.connections_per_address, lambda: None, proxies)
-    config = BoundedConfig(
-        ForwardedClients(app, proxies, connections),
-        connections,
-        server.head_timeout_s,
-        log_config=None,
-        access_log=False,
-        ws_max_size=settings.audio.max_frame_bytes * 2,
-        ws_per_message_deflate=False,
-        lifespan="on",
-    )
-    http = QuietServer(config)
+    http = QuietServer(app, settings, lifespan="on")
     with contextlib.closing(sock), stop_on_signals() as (stop, now):
         async with watching(settings.resume, hosts), anyio.create_task_group() as group:
-            group.start_soon(_serve_http, http, sock, group.cancel_scope)
+            group.start_soon(http.serve_on, sock, group.cancel_scope)
             await http.listens.wait()
             on_ready(base_url(server, sock))
             await stop.wait()
@@ -86,8 +71,3 @@ def _foreign(origins: Origins, request: HTTPConnection) -> Response | None:
     except Forbidden as error:
         return error_response(error.status_code, error.detail, code=error.code)
     return None
-
-
-async def _serve_http(http: QuietServer, sock: object, scope: anyio.CancelScope) -> None:
-    await http.serve(sockets=[sock])  # type: ignore[list-item]
-    scope.cancel()

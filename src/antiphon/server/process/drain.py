@@ -7,7 +7,9 @@ import logging
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from antiphon.server.admission import Admission
 from antiphon.server.errors import error_response
+from antiphon.server.registry import SessionRegistry
 from antiphon.server.state import ServerState
 from antiphon.signals import unless_set
 
@@ -24,28 +26,28 @@ async def drain(state: ServerState, seconds: float, now: anyio.Event | None = No
     What is not finished after `seconds`, or when `now` is set, is cut off: requests are answered with 503, and sessions
     send what waits and close. Those whose clients do not read that within LAST_WORDS_S are abandoned.
     """
-    state.draining = True
+    state.admission.draining = True
     state.metrics.drained.set(1)
-    if state.num_under_way:
-        log.info("draining %d sessions and requests", state.num_under_way)
-    for live in list(state.live):
+    if state.admission.num_under_way:
+        log.info("draining %d sessions and requests", state.admission.num_under_way)
+    for live in list(state.sessions.live):
         live.drain(seconds)
-    await _wait_for_all(state, seconds, now or anyio.Event())
-    if state.num_under_way:
-        log.warning("%d sessions and requests are cut off", state.num_under_way)
-    for request in list(state.requests):
+    await _wait_for_all(state.admission, seconds, now or anyio.Event())
+    if state.admission.num_under_way:
+        log.warning("%d sessions and requests are cut off", state.admission.num_under_way)
+    for request in list(state.sessions.requests):
         request.cancel()
-    for live in list(state.live):
+    for live in list(state.sessions.live):
         live.finish()
-    await _wait_for_all(state, LAST_WORDS_S, anyio.Event())
-    for live in list(state.live):
+    await _wait_for_all(state.admission, LAST_WORDS_S, anyio.Event())
+    for live in list(state.sessions.live):
         live.attachment.abandon()
 
 
-async def _wait_for_all(state: ServerState, seconds: float, now: anyio.Event) -> None:
-    """Wait until no session is live and no place is held, at most `seconds`, and not after `now`."""
+async def _wait_for_all(admission: Admission, seconds: float, now: anyio.Event) -> None:
+    """Wait until no place is held, at most `seconds`, and not after `now`."""
     with anyio.move_on_after(seconds):
-        await unless_set(now, state.all_left)
+        await unless_set(now, admission.all_left)
 
 
 class CutRequests:
@@ -55,9 +57,9 @@ class CutRequests:
     other body that has begun is cut off, which its client sees by the missing end of the chunked encoding.
     """
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+    def __init__(self, app: ASGIApp, sessions: SessionRegistry) -> None:
         self._app = app
-        self._state = state
+        self._sessions = sessions
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -74,11 +76,11 @@ class CutRequests:
             await send(message)
 
         with anyio.CancelScope() as work:
-            self._state.requests.add(work)
+            self._sessions.requests.add(work)
             try:
                 await self._app(scope, receive, noting_send)
             finally:
-                self._state.requests.discard(work)
+                self._sessions.requests.discard(work)
         if not work.cancelled_caught or complete:
             return
         response = error_response(503, MESSAGE, code=CODE, retry_after_s=5)

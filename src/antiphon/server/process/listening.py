@@ -9,15 +9,21 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import anyio
 import uvicorn
+from starlette.types import ASGIApp
 
 from antiphon.errors import SettingsError
-from antiphon.settings import ServerSettings
+from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit
+from antiphon.server.process.forwarded import ForwardedClients, TrustedProxies
+from antiphon.settings import ServerSettings, Settings
 from antiphon.transports.http import LineLimit
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Frames above the limit get an answer up to this; beyond it the connection is closed with 1009.
+HARD_FRAME_FACTOR = 2
 # What clients get to read the rest of their responses when the server stops.
 CLOSE_TIMEOUT_S = 3.0
 # uvicorn 0.54 logs this error after every upgrade that was answered with an HTTP status, as a 401 has to be.
@@ -51,9 +57,35 @@ class QuietServer(uvicorn.Server):
     `listens` is set once its sockets take connections.
     """
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        on_refused: Callable[[], None] = lambda: None,
+        lifespan: Literal["on", "off"] = "off",
+    ) -> None:
+        """`on_refused` is called for each connection that finds no place."""
+        server = settings.server
+        proxies = TrustedProxies(server.trusted_proxies)
+        most = connection_limit(server.max_sessions)
+        self.connections = Connections(most, server.connections_per_address, on_refused, proxies)
+        config = BoundedConfig(
+            ForwardedClients(app, proxies, self.connections),
+            self.connections,
+            server.head_timeout_s,
+            log_config=None,
+            access_log=False,
+            ws_max_size=settings.audio.max_frame_bytes * HARD_FRAME_FACTOR,
+            ws_per_message_deflate=False,
+            lifespan=lifespan,
+        )
         super().__init__(config)
         self.listens = anyio.Event()
+
+    async def serve_on(self, sock: socket.socket, scope: anyio.CancelScope) -> None:
+        """Serve on an open socket until `should_exit` is set; then cancel `scope`."""
+        await self.serve(sockets=[sock])
+        scope.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Open the sockets."""

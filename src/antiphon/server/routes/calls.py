@@ -57,7 +57,7 @@ async def calls(request: Request) -> Response:
     wire = dialect.connect(opening, context_of(state, caller))
     first_frames = await open_wire(wire)
     with ExitStack() as stack:
-        stack.enter_context(state.admit(caller, kind_of(dialect, opening)))
+        stack.enter_context(state.admission.admit(caller, kind_of(dialect, opening)))
         call = await new_call(state.settings.server.ice_servers)
         try:
             answer = await call.answer(offer)
@@ -77,7 +77,7 @@ async def _serve(state: ServerState, live: LiveRealtime, call: WebRtcCall, place
     try:
         with anyio.fail_after(STALL_S):
             await call.opened.wait()
-        state.calls[live.id] = live
+        state.sessions.calls[live.id] = live
         await live.run()
     except TimeoutError:
         log.info("call %s: nobody came", live.id)
@@ -85,7 +85,7 @@ async def _serve(state: ServerState, live: LiveRealtime, call: WebRtcCall, place
         # The call's edge: whatever failed in it ends this call alone.
         log.exception("call %s failed", live.id)
     finally:
-        state.calls.pop(live.id, None)
+        state.sessions.calls.pop(live.id, None)
         place.close()
         await call.hang_up()
 
@@ -96,7 +96,7 @@ async def hang_up(request: Request) -> Response:
     404 (`call_not_found`) for an id that is no connected call, or one of another key.
     """
     state: ServerState = request.app.state.antiphon
-    live = state.calls.get(request.path_params["id"])
+    live = state.sessions.calls.get(request.path_params["id"])
     if live is None or live.caller.key != identify(request).key:
         return error_response(404, "There is no such call.", code="call_not_found")
     live.hang_up()

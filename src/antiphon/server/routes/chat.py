@@ -22,9 +22,10 @@ from antiphon.protocols.rest import chat as openai_chat
 from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
+from antiphon.server.credentials import Caller
 from antiphon.server.disconnect import CLIENT_CLOSED_REQUEST, LiveEvents, unless_disconnected
 from antiphon.server.live.open_wire import check_fits, check_tools
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
 
 log = logging.getLogger(__name__)
@@ -80,7 +81,7 @@ def _language_model(state: ServerState) -> LanguageModel:
 async def _replies(
     state: ServerState, caller: Caller, model: LanguageModel, asked: ChatRequest
 ) -> AsyncGenerator[Reply, None]:
-    with state.admit(caller, "conversation"):
+    with state.admission.admit(caller, "conversation"):
         started_s = time.monotonic()
         stream: LanguageStream = await model.open(caller.key)
         try:

@@ -17,8 +17,9 @@ from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import NULL, Opening
 from antiphon.server.auth import identify
 from antiphon.server.body import limited
+from antiphon.server.credentials import ClientSecret
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
-from antiphon.server.state import ClientSecret, ServerState
+from antiphon.server.state import ServerState
 
 MAX_BODY_BYTES = 1 << 20
 # How long a key is valid, in seconds.
@@ -60,7 +61,7 @@ async def _respond(request: Request, *, beta: bool) -> Response:
     await open_wire(connection)
     session = msgspec.json.decode(msgspec.json.encode(connection.session()))
     value, expires_at = f"ek_{secrets.token_hex(24)}", int(time.time() + seconds)
-    state.add_secret(value, ClientSecret(caller.key, time.monotonic() + seconds, config))
+    state.credentials.add(value, ClientSecret(caller.key, time.monotonic() + seconds, config))
     if beta:
         return JSONResponse(session | {"client_secret": {"value": value, "expires_at": expires_at}})
     return JSONResponse({"value": value, "expires_at": expires_at, "session": session})

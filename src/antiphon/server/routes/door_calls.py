@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
@@ -59,7 +60,10 @@ class DoorCalls:
             if self._door.draining:
                 raise HostRefused(503, {"retry-after": "5"}, b"")
             offer, asked = await read_offer(request)
-            return await self._answer(request, offer, None if asked is None else any_value(asked, "session"))
+            if asked is not None:
+                # What no host could read is refused before one is asked.
+                any_value(asked, "session")
+            return await self._answer(request, offer, asked)
         except HostRefused as refused:
             return refused_response(refused)
         except RemoteProtocolError as error:
@@ -70,7 +74,7 @@ class DoorCalls:
         except HTTPException as error:
             return error_response(error.status_code, error.detail, code="invalid_value")
 
-    async def _answer(self, request: Request, offer: str, session: dict[str, Any] | None) -> Response:
+    async def _answer(self, request: Request, offer: str, session: msgspec.Raw | None) -> Response:
         """Raises HostRefused, and RemoteProtocolError for a session or an offer that is wrong."""
         call = await new_call(self._server.ice_servers)
         client = CallClient(request, call, session)

@@ -54,7 +54,7 @@ async def root(request: Request) -> Response:
         "WS   /v1/video/chat/stream         frames and sound in, answers out",
         "GET  /v1/models  /health  /ready  /metrics",
         "",
-        f"ready: {'yes' if state.models and not state.draining else 'no'}",
+        f"ready: {'yes' if state.models and not state.admission.draining else 'no'}",
     ]
     return PlainTextResponse("\n".join(lines) + "\n")
 

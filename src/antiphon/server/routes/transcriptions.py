@@ -55,7 +55,7 @@ async def _respond(request: Request, task: TranscriptionTask) -> Response:
     models = state.loaded()
     transcriber = models.required_transcriber
     async with AsyncExitStack() as stack:
-        stack.enter_context(state.admit(identify(request), kind="captions"))
+        stack.enter_context(state.admission.admit(identify(request), kind="captions"))
         asked, file = await _read(request, state, transcriber, stack)
         if task == "translate" and (not transcriber.profile.translates or transcriber.profile.languages == ("en",)):
             raise RemoteProtocolError("invalid_value", "The loaded model does not translate.", "model")

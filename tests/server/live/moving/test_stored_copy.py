@@ -31,13 +31,14 @@ from antiphon.protocols.connection import WireSnapshot
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame, message
+from antiphon.server.credentials import Caller
 from antiphon.server.live.moving import stored_copy
 from antiphon.server.live.moving.continuation import Continuation
 from antiphon.server.live.moving.persistence import Persistence
 from antiphon.server.live.moving.stored_copy import Restored, StoredCopy
 from antiphon.server.live.session import LiveSession
 from antiphon.server.metrics import Metrics
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.sessions.inbox import Inbox
 from antiphon.settings import Settings
 from antiphon.settings.sections import ResumeSettings
@@ -106,7 +107,7 @@ class Stage:
     def __init__(self, restored: Restored | None = None, *, first: tuple[Frame, ...] = ()) -> None:
         self.store = Store()
         self.state = ServerState(Settings(resume=ResumeSettings(store_speech=True)), Metrics())
-        self.state.session_store = cast(Any, self.store)
+        self.state.sessions.store = cast(Any, self.store)
         self.session = ScriptedSession()
         token = ResumeToken()
         token.renew()

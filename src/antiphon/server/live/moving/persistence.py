@@ -25,10 +25,11 @@ from antiphon.protocols.connection import WireConnection, WireSnapshot
 from antiphon.protocols.dialects import dialect_named
 from antiphon.protocols.opening import NULL, Opening
 from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.continuation import Continuation, check_counts
 from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.open_wire import context_of
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.store.sessions import ReceivedCounts, StoredSession
 
@@ -173,7 +174,7 @@ class Persistence:
         `audio_ms`: what this host has taken of the client's audio. `turn_kept`: a turn has ended, and `items` have it,
         so that the session has ended no host.
         """
-        store = self._state.session_store
+        store = self._state.sessions.store
         if store is None or token is None or self.kept is Kept.SUPERSEDED:
             return None
         row = stored_session(self._caller, self._wire, token, items, continued)
@@ -182,7 +183,7 @@ class Persistence:
         if turn_kept or time.monotonic() - self._since_s >= HARMLESS_S:
             self._restores = 0
         counts = ReceivedCounts(continued.received, self._before.audio_ms + audio_ms)
-        owner, fence = (self._hold.owner, self._hold.fence) if self._hold else (self._state.host_name, 1)
+        owner, fence = (self._hold.owner, self._hold.fence) if self._hold else (self._state.sessions.host_name, 1)
         row = replace(row, owner=owner, fence=fence, received=counts, restores=self._restores)
         self._hold, self._is_stored = row.hold, True
         written = store.put(row, turn_kept=turn_kept)
@@ -191,7 +192,7 @@ class Persistence:
 
     def append_speech(self) -> None:
         """Write what no chunk of the tail has yet. Does not wait."""
-        store, speech = self._state.session_store, self.speech
+        store, speech = self._state.sessions.store, self.speech
         if store and speech and self._hold and self.is_stored and (chunk := speech.chunk(self._before.audio_ms)):
             store.append_tail(self._hold, chunk)
 
@@ -227,7 +228,7 @@ class Persistence:
     @property
     def is_on(self) -> bool:
         """Whether the server has a store."""
-        return self._state.session_store is not None
+        return self._state.sessions.store is not None
 
     @property
     def is_stored(self) -> bool:
@@ -241,7 +242,7 @@ class Persistence:
 
     async def release(self) -> bool:
         """Give the session away, and wait until any host may have it; False where that could not be written in time."""
-        store = self._state.session_store
+        store = self._state.sessions.store
         if store is None or self._hold is None or not self.can_move:
             return False
         # The snapshot before has emptied the tail, and the turn that is open goes along.
@@ -255,9 +256,9 @@ class Persistence:
 
     def end(self) -> None:
         """The session is over here: delete it, or give it away if the server stops. Does not wait."""
-        store = self._state.session_store
+        store = self._state.sessions.store
         if store and self._hold and self.is_stored:
-            if self._state.draining:
+            if self._state.admission.draining:
                 store.release(self._hold)
             else:
                 store.forget(self._hold)

@@ -30,13 +30,14 @@ from antiphon.errors import Refused, RemoteProtocolError, RowError, StoreError
 from antiphon.events.conversation import Item
 from antiphon.protocols.resume.control import HowResumed, ResumeRequest, session_elsewhere
 from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.continuation import Continuation, OpenResponse, recovered, with_missed
 from antiphon.server.live.moving.persistence import caller_hash, restored
 from antiphon.server.live.moving.stored_copy import Restored
 from antiphon.server.live.moving.tail import messages_of
 from antiphon.server.live.open_wire import prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.state import ServerState
 from antiphon.shares.threads import in_thread
 from antiphon.signals import become
 from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession, TailChunk
@@ -62,7 +63,7 @@ async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
     cannot be read says nothing: the session stays. Raises RemoteProtocolError (`session_elsewhere`) where it takes
     longer than GONE_WITHIN_S to end.
     """
-    session, store = state.resumable.get(session_id), state.session_store
+    session, store = state.sessions.resumable.get(session_id), state.sessions.store
     if session is None or store is None or session.caller != caller:
         return False
     try:
@@ -70,20 +71,20 @@ async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
     except StoreError as error:
         log.warning("session %s: who has it cannot be read: %s", session_id, error)
         return False
-    if row is None or row.owner in ("", state.host_name):
+    if row is None or row.owner in ("", state.sessions.host_name):
         return False
     log.warning("session %s is the host's %s by now", session_id, row.owner)
     session.attachment.abandon()
     with anyio.move_on_after(GONE_WITHIN_S):
-        await become(lambda: state.resumable.get(session_id) is not session, GONE_S)
+        await become(lambda: state.sessions.resumable.get(session_id) is not session, GONE_S)
         return True
     raise session_elsewhere()
 
 
 async def is_unknown(state: ServerState, caller: Caller, session_id: str) -> bool:
     """Whether no host has such a session that `caller` may resume. False where the store cannot be read."""
-    session, store = state.resumable.get(session_id), state.session_store
-    if session is not None or state.overflowed.get(caller.key, session_id):
+    session, store = state.sessions.resumable.get(session_id), state.sessions.store
+    if session is not None or state.sessions.overflowed.get(caller.key, session_id):
         return session is not None and session.caller != caller
     if store is None:
         return True
@@ -103,7 +104,7 @@ async def take_up(
     Waits while the host that has it can neither be reached nor counts as dead. Raises RemoteProtocolError for a wrong
     token, for a session that no host can take up, and where that waits for too long; Refused.
     """
-    store = state.session_store
+    store = state.sessions.store
     if store is None:
         return False
     is_first = True
@@ -112,19 +113,19 @@ async def take_up(
         has_waited = False
         while anyio.current_time() < until_s:
             row = await _asked(partial(store.get, request.session_id))
-            if row is None or row.key_hash != caller_hash(caller) or request.session_id in state.resumable:
+            if row is None or row.key_hash != caller_hash(caller) or request.session_id in state.sessions.resumable:
                 return False
             if not ResumeToken.stored(row.token).matches(request.token):
                 raise RemoteProtocolError(
                     "invalid_resume_token", "The token does not resume this session.", "resume_token"
                 )
-            if is_first and state.restoring.setdefault(request.session_id, request) is not request:
+            if is_first and state.sessions.restoring.setdefault(request.session_id, request) is not request:
                 # Another connection of this client waits for it here.
                 raise session_elsewhere()
             is_first = False
             ask_owner = partial(_asked, partial(store.host, row.owner))
-            is_elsewhere = row.owner not in ("", state.host_name)
-            if is_elsewhere and (owner := await state.alive_hosts.host(row.owner, ask_owner)):
+            is_elsewhere = row.owner not in ("", state.sessions.host_name)
+            if is_elsewhere and (owner := await state.sessions.alive_hosts.host(row.owner, ask_owner)):
                 if websocket.headers.get(RELAYED_HEADER):
                     break
                 if connection := await _reach(state, owner, row, websocket):
@@ -141,7 +142,7 @@ async def take_up(
                 served = await _claim(state, store, caller, request, websocket, row)
                 if served is not None:
                     return served
-            await state.alive_hosts.until_gone(row.owner, ask_owner, RETRY_S)
+            await state.sessions.alive_hosts.until_gone(row.owner, ask_owner, RETRY_S)
         raise session_elsewhere()
     finally:
         _is_restored(state, request)
@@ -149,8 +150,8 @@ async def take_up(
 
 def _is_restored(state: ServerState, request: ResumeRequest) -> None:
     """Let other connections restore the session again, unless one of them does by now."""
-    if state.restoring.get(request.session_id) is request:
-        del state.restoring[request.session_id]
+    if state.sessions.restoring.get(request.session_id) is request:
+        del state.sessions.restoring[request.session_id]
 
 
 async def _reach(state: ServerState, owner: Host, row: StoredSession, websocket: WebSocket) -> ClientConnection | None:
@@ -158,7 +159,7 @@ async def _reach(state: ServerState, owner: Host, row: StoredSession, websocket:
     if not owner.address:
         return None
     try:
-        return await open_relay(websocket, owner.address, state.host_name)
+        return await open_relay(websocket, owner.address, state.sessions.host_name)
     except (OSError, TimeoutError, InvalidHandshake) as error:
         log.warning("session %s: its host %s cannot be reached: %s", row.id, owner.name, error)
         return None
@@ -173,8 +174,8 @@ async def _claim(
     row: StoredSession,
 ) -> bool | None:
     """Claim a session that no host has and serve it; None where another host was faster, False where there is none."""
-    with state.admit(caller, "conversation", resumes=True):
-        claimed, tail = await _asked(partial(_claim_with_tail, store, row, state.host_name))
+    with state.admission.admit(caller, "conversation", resumes=True):
+        claimed, tail = await _asked(partial(_claim_with_tail, store, row, state.sessions.host_name))
         if claimed is ClaimRefusal.UNKNOWN:
             return False
         if isinstance(claimed, ClaimRefusal):

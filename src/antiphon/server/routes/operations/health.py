@@ -63,17 +63,17 @@ async def ready(request: Request) -> Response:
     none, and all hosts behind a balancer would turn at once.
     """
     state: ServerState = request.app.state.antiphon
-    if state.draining:
-        return json_response(Readiness("draining", sessions=state.num_sessions), 503)
+    if state.admission.draining:
+        return json_response(Readiness("draining", sessions=state.admission.num_sessions), 503)
     if state.models is None:
         return json_response(Readiness("loading"), 503)
     if lost := state.models.lost():
         names = list(state.models.names)
-        return json_response(Readiness("model_lost", names, sessions=state.num_sessions, lost=lost), 503)
+        return json_response(Readiness("model_lost", names, sessions=state.admission.num_sessions, lost=lost), 503)
     models = state.models
     degraded = models.degraded() or UNSET
     names, kinds = list(models.names), served_kinds(models)
-    return json_response(Readiness("ready", names, kinds, state.num_sessions, degraded=degraded))
+    return json_response(Readiness("ready", names, kinds, state.admission.num_sessions, degraded=degraded))
 
 
 def served_kinds(models: LoadedModels) -> tuple[Kind, ...]:
@@ -110,8 +110,8 @@ def _health(state: ServerState) -> Health:
     return Health(
         status="ok",
         version=__version__,
-        worker_status="loading" if state.models is None else "duplex_active" if state.live else "idle",
+        worker_status="loading" if state.models is None else "duplex_active" if state.sessions.live else "idle",
         current_session_id=None,
-        total_requests=state.num_admitted,
+        total_requests=state.admission.num_admitted,
         avg_inference_time_ms=round(busy_s / num_jobs * 1000, 2) if num_jobs else 0.0,
     )

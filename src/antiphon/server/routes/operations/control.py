@@ -1,7 +1,8 @@
-"""For those who run hosts: POST /internal/drain, GET /internal/hosts, DELETE /internal/hosts/{name}.
+"""For those who run hosts: POST /internal/drain, GET /internal/hosts, DELETE /internal/hosts/{name}; and traces of
+what the models compute: POST /start_profile and /stop_profile.
 
-They are there where the setting `internal_key` is, and want it as a bearer token. No other key opens them, and this
-one opens nothing else.
+The paths under /internal/ are there where the setting `internal_key` is, and want it as a bearer token. No other key
+opens them, and this one opens nothing else. Profiles are recorded where `--torch-profiler-dir` allows it.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from antiphon.errors import Unauthorized
+from antiphon.engine.profiling import Profiler
+from antiphon.errors import EngineError, Unauthorized
 from antiphon.server.auth import bearer
 from antiphon.server.body import json_response
 from antiphon.server.state import ServerState
@@ -51,7 +53,7 @@ async def drain_host(request: Request) -> Response:
     state = _opened(request)
     log.info("asked to drain")
     state.stop()
-    return json_response(Draining("draining", state.num_sessions), 202)
+    return json_response(Draining("draining", state.admission.num_sessions), 202)
 
 
 async def list_hosts(request: Request) -> Response:
@@ -87,6 +89,43 @@ def _opened(request: Request) -> ServerState:
 
 
 def _store(state: ServerState) -> SessionStore:
-    if state.session_store is None:
+    if state.sessions.store is None:
         raise HTTPException(404, "This server shares no store with other hosts (--state).")
-    return state.session_store
+    return state.sessions.store
+
+
+# --- profiles ---------------------------------------------------------------------------------------------------------
+
+
+class ProfileState(msgspec.Struct):
+    """The body of both. `trace`: the file that was written; None for a profile that has begun."""
+
+    recording: bool
+    trace: str | None = None
+
+
+async def start_profile(request: Request) -> Response:
+    """Begin a trace. 404 without the setting, 409 where one is being recorded, 507 where the folder cannot be had."""
+    try:
+        await anyio.to_thread.run_sync(_profiler(request).start)
+    except EngineError as error:
+        raise HTTPException(409, f"{error}".capitalize() + ".") from None
+    return json_response(ProfileState(recording=True))
+
+
+async def stop_profile(request: Request) -> Response:
+    """End the trace and write it. 404 without the setting, 409 where none is being recorded, 507 where it cannot be
+    written.
+    """
+    try:
+        path = await anyio.to_thread.run_sync(_profiler(request).stop)
+    except EngineError as error:
+        raise HTTPException(409, f"{error}".capitalize() + ".") from None
+    return json_response(ProfileState(recording=False, trace=str(path)))
+
+
+def _profiler(request: Request) -> Profiler:
+    profiler: Profiler | None = request.app.state.antiphon.profiler
+    if profiler is None:
+        raise HTTPException(404, "Profiling is off: the server was started without --torch-profiler-dir.")
+    return profiler

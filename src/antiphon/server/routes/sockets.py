@@ -1,4 +1,8 @@
-"""The WebSockets of realtime sessions: those of /v1/realtime, and of the dialects that have URLs of their own."""
+"""The WebSockets: realtime sessions of all dialects, the speech stream and the video stream.
+
+Without an admissible key, without the model that it is about, or while models load, an upgrade is refused over HTTP
+(`server/errors.py`).
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from antiphon.protocols.dialects import DIALECTS, dialect_of
 from antiphon.protocols.opening import TRUE_VALUES, Opening
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.auth import identify
+from antiphon.server.credentials import Caller
 from antiphon.server.live.handshake import (
     accept,
     check_query,
@@ -17,11 +22,14 @@ from antiphon.server.live.handshake import (
     names_session,
     refuse,
     serve_by_first_frame,
+    serve_resumed,
     wants_token,
 )
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
-from antiphon.server.state import Caller, ServerState
+from antiphon.server.live.speech import LiveSpeech
+from antiphon.server.live.video import LiveVideo
+from antiphon.server.state import ServerState
 from antiphon.transports.websocket import WebSocketTransport
 
 PATHS = tuple(path for dialect in DIALECTS for path in dialect.paths)
@@ -30,8 +38,7 @@ PATHS = tuple(path for dialect in DIALECTS for path in dialect.paths)
 async def realtime(websocket: WebSocket) -> None:
     """Serve one WebSocket of a realtime session, in the dialect that its URL asks for, until it is closed.
 
-    Without an admissible key, with a client secret for another session, or while models load, the upgrade is refused
-    over HTTP (`server/errors.py`).
+    A client secret for another session is refused over HTTP, too.
     """
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket, short=True)
@@ -44,7 +51,7 @@ async def realtime(websocket: WebSocket) -> None:
     if dialect.client_first or (dialect.resume is not Resume.NEVER and names_session(websocket)):
         await serve_by_first_frame(state, caller, websocket, dialect, opening)
         return
-    with state.admit(caller, kind_of(dialect, opening)):
+    with state.admission.admit(caller, kind_of(dialect, opening)):
         token = ResumeToken() if dialect.resume is Resume.ON_REQUEST and wants_token(websocket) else None
         wire = dialect.connect(opening, context_of(state, caller, resume_token=token.renew() if token else None))
         await accept(websocket, dialect)
@@ -71,3 +78,37 @@ def _opening(caller: Caller, websocket: WebSocket) -> Opening:
         mode=query.get("mode", ""),
         consents=query.get("record") in TRUE_VALUES,
     )
+
+
+async def speech_stream(websocket: WebSocket) -> None:
+    """Serve one speech stream, new or resumed, until it is closed."""
+    state: ServerState = websocket.app.state.antiphon
+    caller = identify(websocket)
+    if state.loaded().synthesizer is None:
+        raise RemoteProtocolError("model_not_found", "No speech synthesizer is loaded.")
+    check_query(websocket.query_params)
+    if names_session(websocket):
+        await serve_resumed(state, caller, websocket)
+        return
+    with state.admission.admit(caller, "speech"):
+        await websocket.accept()
+        token = ResumeToken() if wants_token(websocket) else None
+        await LiveSpeech(WebSocketTransport(websocket), state, caller, token).run()
+
+
+async def video_stream(websocket: WebSocket) -> None:
+    """Serve one video stream, new or resumed, until it is closed."""
+    state: ServerState = websocket.app.state.antiphon
+    caller = identify(websocket)
+    model = state.loaded().video_model
+    if model is None:
+        raise RemoteProtocolError("model_not_found", "No language model is loaded.")
+    check_query(websocket.query_params)
+    if names_session(websocket):
+        await serve_resumed(state, caller, websocket)
+        return
+    with state.admission.admit(caller, "video"):
+        await accept(websocket)
+        token = ResumeToken() if wants_token(websocket) else None
+        ga = websocket.query_params.get("events") == "ga"
+        await LiveVideo(WebSocketTransport(websocket), state, caller, model, token, ga=ga).run()

@@ -1,0 +1,156 @@
+"""Which sessions and requests a server takes in: a place for each, by limits, memory and headroom."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from pathlib import Path
+
+from antiphon.capacity import certificate as certificates
+from antiphon.capacity.certificate import Kind
+from antiphon.capacity.headroom import MOST_YOUNG, MOST_YOUNG_GPU, Headroom
+from antiphon.errors import Refused
+from antiphon.server.credentials import Caller
+from antiphon.server.memory import MemoryLedger
+from antiphon.settings import Settings
+from antiphon.signals import Signal
+
+
+@dataclass(slots=True)
+class Place:
+    """The place that one session or request holds, and what it is for."""
+
+    kind: Kind
+    _held: Counter[Kind]
+
+    def becomes(self, kind: Kind) -> None:
+        """Say that it is for something else than its upgrade told: nobody is refused for it."""
+        self.release()
+        self.kind = kind
+        self._held[kind] += 1
+
+    def release(self) -> None:
+        """Count it no more. For the owner, once."""
+        self._held[self.kind] -= 1
+        if not self._held[self.kind]:
+            del self._held[self.kind]
+
+
+_current_place: ContextVar[Place] = ContextVar("place")
+
+
+def current_place() -> Place | None:
+    """Return the place that this task's session or request holds; None outside of any."""
+    return _current_place.get(None)
+
+
+class Admission:
+    """The places of one server. Raises SettingsError for a certificate that cannot be read."""
+
+    def __init__(self, settings: Settings, memory: MemoryLedger) -> None:
+        self._server, self._memory = settings.server, memory
+        server = settings.server
+        certificate = certificates.read(Path(server.certificate).expanduser()) if server.certificate else None
+        by_device = MOST_YOUNG if settings.models.device == "cpu" else MOST_YOUNG_GPU
+        # Whether one more session fits. It is asked once its signals are watched.
+        self.headroom = Headroom(certificate, server.max_sessions, burst=server.burst_sessions or by_device)
+        self.asks_headroom = False
+        # Set once, on the first signal to stop: no session is admitted any more.
+        self.draining = False
+        # Sessions admitted since the start.
+        self.num_admitted = 0
+        # Places that are taken, by key: of sessions and requests, and of WebSockets that have yet to say what they are
+        # for.
+        self._by_key: Counter[str] = Counter()
+        self._awaiting: Counter[str] = Counter()
+        # The same places as `_by_key`, by what they are for.
+        self.by_kind: Counter[Kind] = Counter()
+        self._left = Signal()
+
+    @contextmanager
+    def admit(self, caller: Caller, kind: Kind, *, resumes: bool = False) -> Iterator[None]:
+        """Hold a place for one session of the caller's API key while the block runs; `current_place` returns it there.
+
+        `resumes`: it is a session that another host had, and is taken in even while headroom is short. Raises Refused
+        where the server, or this caller, has no place left (`--max-sessions`, `--sessions-per-key`, headroom) or holds
+        all the memory that it may, and when the server drains. Waits for nothing: a burst is admitted one by one.
+        """
+        self.refuse_if_draining()
+        with self._memory.opened(caller.key) as account:
+            account.check(0)
+        with self._place(self._by_key, caller, "sessions"):
+            now_s, client = time.monotonic(), caller.client
+            if self.asks_headroom:
+                self.headroom.admit(kind, self.by_kind, now_s, resumes=resumes, client=client)
+            self.num_admitted += 1
+            self.by_kind[kind] += 1
+            place = Place(kind, self.by_kind)
+            token = _current_place.set(place)
+            try:
+                yield
+            finally:
+                place.release()
+                self.headroom.left(now_s, time.monotonic(), kind, client)
+                with suppress(ValueError):
+                    # Left in another task than the one that came: a call outlives its request.
+                    _current_place.reset(token)
+
+    def refuse_if_draining(self) -> None:
+        """Raise Refused where no session is admitted any more."""
+        if self.draining:
+            raise Refused("the server is shutting down", 5.0)
+
+    def refuse_early(self, caller: Caller, kind: Kind) -> None:
+        """Raise Refused where a new session of this kind would find no headroom now. Takes no place."""
+        if self.asks_headroom:
+            self.headroom.check(kind, self.by_kind, time.monotonic(), client=caller.client)
+
+    @contextmanager
+    def await_first_event(self, caller: Caller) -> Iterator[None]:
+        """Hold a place for one WebSocket that has yet to say what it is for, while the block runs.
+
+        There are as many of these as places of sessions, and they are counted apart from them: a client has to be able
+        to resume its session where no new one finds a place. Raises Refused as `admit` does.
+        """
+        with self._place(self._awaiting, caller, "connections without a first event"):
+            yield
+
+    @contextmanager
+    def _place(self, held: Counter[str], caller: Caller, what: str) -> Iterator[None]:
+        server = self._server
+        if held.total() >= server.max_sessions:
+            raise Refused(f"the server holds {server.max_sessions} {what}", self.headroom.next_end_s(time.monotonic()))
+        if held[caller.key] >= server.sessions_per_key:
+            retry_s = self.headroom.next_end_s(time.monotonic())
+            raise Refused(f"this key holds {server.sessions_per_key} {what}", retry_s, by_own_limit=True)
+        held[caller.key] += 1
+        try:
+            yield
+        finally:
+            held[caller.key] -= 1
+            if not held[caller.key]:
+                del held[caller.key]
+            self._left.notify()
+
+    async def all_left(self) -> None:
+        """Wait until no session and no request holds a place. Returns at once where that is so."""
+        while self._by_key:
+            await self._left.wait()
+
+    @property
+    def num_sessions(self) -> int:
+        """Places taken: live sessions, REST requests that hold a place, and handshakes."""
+        return self.num_under_way + self._awaiting.total()
+
+    @property
+    def num_under_way(self) -> int:
+        """Places taken by what a drain waits for: sessions, and REST requests that hold a place."""
+        return self._by_key.total()
+
+    def load(self) -> float | None:
+        """Return what part of the machine the places that are taken fill; None without a certificate."""
+        return self.headroom.load(self.by_kind)

@@ -1,0 +1,112 @@
+"""Who calls: API keys, and the client secrets that are made with them."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from antiphon.errors import Refused
+from antiphon.protocols.opening import NULL
+from antiphon.server.memory import MemoryAccount, MemoryLedger
+
+# Client secrets of one key, and the memory that each takes beside its session.
+MAX_SECRETS, SECRET_BYTES = 10_000, 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What a request shows of who sent it.
+
+    `key`: an API key, or the one that a client secret was made with; "" where the server asks for none. `granted`: the
+    session that the client secret opens, as JSON; None for an API key, which may open anything. `address`: where the
+    connection comes from: the client's, or that of the proxy in front.
+    """
+
+    key: str = ""
+    granted: msgspec.Raw | None = None
+    address: str = field(default="", compare=False)
+
+    @property
+    def client(self) -> str:
+        """The address and the key: who comes back, as well as a server can tell."""
+        return f"{self.address} {self.key}"
+
+    @property
+    def label(self) -> str:
+        """A short hash of the key, to tell callers apart in logs; "-" without a key. It does not show the key."""
+        return hashlib.sha256(self.key.encode()).hexdigest()[:12] if self.key else "-"
+
+    @property
+    def session(self) -> msgspec.Raw:
+        """The session of the client secret, for an Opening; null for an API key."""
+        return NULL if self.granted is None else self.granted
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSecret:
+    """A short-lived key: the API key that it was made with, its expiry in monotonic seconds, and the session that it
+    opens, as JSON.
+    """
+
+    key: str
+    until_s: float
+    session: msgspec.Raw
+
+
+class Credentials:
+    """The keys that a server accepts. `api_keys`: none of them where everybody may call."""
+
+    def __init__(self, api_keys: Sequence[str], memory: MemoryLedger) -> None:
+        self._api_keys, self._memory = api_keys, memory
+        self._secrets: dict[str, tuple[ClientSecret, MemoryAccount]] = {}
+        # Of each API key, the client secrets that were made with it, oldest first, and their expiry.
+        self._secrets_of: dict[str, dict[str, float]] = {}
+
+    def add(self, value: str, secret: ClientSecret) -> None:
+        """Let the short-lived key `value` open sessions until it expires.
+
+        An API key has at most MAX_SECRETS of them; the oldest go first. Raises Refused where it has no memory left.
+        """
+        now_s = time.monotonic()
+        own = self._secrets_of.setdefault(secret.key, {})
+        for expired in [k for k, until_s in own.items() if until_s <= now_s]:
+            self._drop(expired)
+        account = self._memory.open(secret.key)
+        size = SECRET_BYTES + len(bytes(secret.session))
+        try:
+            account.check(size)
+        except Refused:
+            account.close()
+            raise
+        account.hold(size)
+        while len(own) >= MAX_SECRETS:
+            self._drop(next(iter(own)))
+        self._secrets[value], own[value] = (secret, account), secret.until_s
+
+    def _drop(self, value: str) -> None:
+        secret, account = self._secrets.pop(value)
+        del self._secrets_of[secret.key][value]
+        account.close()
+
+    def secret(self, key: str | None) -> ClientSecret | None:
+        """Return what a short-lived key stands for; None for one that has expired, and for any other key."""
+        found, _ = self._secrets.get(key or "", (None, None))
+        return found if found and found.until_s > time.monotonic() else None
+
+    def caller(self, key: str | None, *, short: bool = False) -> Caller | None:
+        """Return the caller that an API key stands for; None for a key that is missing or unknown.
+
+        With `short`, a short-lived key is accepted too. A client secret is nothing else than that: without `short` it
+        stands for nobody, even where the server asks for no key. Keys are compared in constant time.
+        """
+        if secret := self.secret(key):
+            return Caller(secret.key, secret.session) if short else None
+        if not self._api_keys:
+            return Caller()
+        given = (key or "").encode()
+        return next((Caller(k) for k in self._api_keys if hmac.compare_digest(k.encode(), given)), None)

@@ -1,0 +1,48 @@
+"""Which URL is served by which function."""
+
+from __future__ import annotations
+
+from starlette.routing import BaseRoute, Route, WebSocketRoute
+
+from antiphon.server.routes.calls import calls, hang_up
+from antiphon.server.routes.chat import chat_completions
+from antiphon.server.routes.client_secrets import client_secrets, sessions
+from antiphon.server.routes.models import model, models, speech_models
+from antiphon.server.routes.operations.control import bury, drain_host, list_hosts, start_profile, stop_profile
+from antiphon.server.routes.operations.health import health, metrics, ready
+from antiphon.server.routes.page import asset, client_module, root
+from antiphon.server.routes.sockets import PATHS, realtime, speech_stream, video_stream
+from antiphon.server.routes.speech import batch, speech
+from antiphon.server.routes.transcriptions import transcriptions, translations
+from antiphon.server.routes.voices import voice, voices
+
+ROUTES: tuple[BaseRoute, ...] = (
+    Route("/", root),
+    Route("/web/{name}", asset),
+    Route("/web/client/{name}", client_module),
+    Route("/health", health),
+    Route("/ready", ready),
+    Route("/metrics", metrics),
+    Route("/internal/drain", drain_host, methods=["POST"]),
+    Route("/internal/hosts", list_hosts, methods=["GET"]),
+    Route("/internal/hosts/{name:path}", bury, methods=["DELETE"]),
+    Route("/start_profile", start_profile, methods=["POST"]),
+    Route("/stop_profile", stop_profile, methods=["POST"]),
+    Route("/v1/models", models),
+    Route("/v1/audio/models", speech_models),
+    Route("/v1/models/{id:path}", model),
+    Route("/v1/audio/transcriptions", transcriptions, methods=["POST"]),
+    Route("/v1/audio/translations", translations, methods=["POST"]),
+    Route("/v1/chat/completions", chat_completions, methods=["POST"]),
+    Route("/v1/audio/speech", speech, methods=["POST"]),
+    Route("/v1/audio/speech/batch", batch, methods=["POST"]),
+    Route("/v1/audio/voices", voices, methods=["GET", "POST"]),
+    Route("/v1/audio/voices/{name:path}", voice, methods=["DELETE"]),
+    WebSocketRoute("/v1/audio/speech/stream", speech_stream),
+    WebSocketRoute("/v1/video/chat/stream", video_stream),
+    Route("/v1/realtime/calls", calls, methods=["POST"]),
+    Route("/v1/realtime/calls/{id}/hangup", hang_up, methods=["POST"]),
+    Route("/v1/realtime/client_secrets", client_secrets, methods=["POST"]),
+    Route("/v1/realtime/sessions", sessions, methods=["POST"]),
+    *(WebSocketRoute(path, realtime) for path in PATHS),
+)
