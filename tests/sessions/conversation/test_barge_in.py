@@ -33,8 +33,6 @@ from antiphon.events.transcription import (
     TranscriptPartial,
 )
 from antiphon.events.words import Word
-from antiphon.sessions.conversation.responses.playout import Playout
-from antiphon.turns.echo import EchoGuard
 from tests.scripted import ScriptedTranscriber, speech, text
 from tests.sessions.conversation.scripted import Scene, ScriptedModel, play
 
@@ -297,29 +295,6 @@ def test_when_somebody_speaks_over_a_response_then_it_pauses_until_it_is_known_w
     assert scene.counted["ducks"] == 1
     assert scene.counted["ducks_without_interruption"] == holds.count(False)
     assert [o for o in scene.out if isinstance(o, PlaybackHoldChanged)] == (told if reports else [])
-
-
-def test_the_playout_does_not_shrink_while_it_is_paused() -> None:
-    clock = 0.0
-    playout = Playout(EchoGuard(), lambda: clock)
-    playout.add(ResponseAudioDelta(ContentPosition("r", "i", 0), np.zeros(24_000, np.float32), 24_000, ()), 0)
-    clock = 0.4
-    playout.hold(True)
-    playout.hold(True)
-    clock = 5.0
-    assert playout.left_s == pytest.approx(0.6)
-    playout.hold(False)
-    clock = 5.5
-    assert playout.left_s == pytest.approx(0.1)
-    clock = 7.0
-    # A pause when nothing plays changes nothing.
-    playout.hold(True)
-    clock = 8.0
-    playout.hold(False)
-    assert playout.left_s == 0
-    playout.hold(True)
-    playout.stop(0)
-    assert playout.left_s == 0
 
 
 def test_when_the_floor_is_not_taken_after_all_then_what_was_paused_goes_on() -> None:

@@ -168,6 +168,18 @@ class TranscriptionSession:
         """
         return self._microphone.now(self._clock(), self._num_received())
 
+    def expect_echo(self, pcm: Pcm) -> None:
+        """Expect the echo of audio that is about to be sent: float32 [num_samples], 16 kHz, behind what was sent
+        before. Without an echo guard it does nothing.
+        """
+        if self._echo_guard:
+            self._echo_guard.add_reference(pcm, self.now)
+
+    def expect_silence(self) -> None:
+        """Expect no echo of what was not played by now."""
+        if self._echo_guard:
+            self._echo_guard.cut_reference(self.now)
+
     @property
     def settled_ms(self) -> float:
         """The millisecond of the session's audio before which everything has its transcript, or nobody spoke. It lags
