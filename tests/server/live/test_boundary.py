@@ -22,6 +22,10 @@ class Conversation:
     interrupted: list[str] = field(default_factory=list)
 
     @property
+    def progress(self) -> Conversation:
+        return self
+
+    @property
     def answering(self) -> bool:
         self.looks -= 1
         return self.looks >= 0

@@ -91,7 +91,7 @@ def test_when_a_backchannel_overlaps_a_response_then_response_and_history_stay_a
             before = len(scene.out)
             await scene.say("Mm-hm.")
             assert scene.out[before:] == []
-            assert scene.session.answering
+            assert scene.session.progress.answering
             scene.model.end.set()
             await scene.settle()
         return scene
@@ -156,9 +156,9 @@ class Watched(Scene):
         self.noted: list[tuple[Any, float, list[str]]] = []
 
     async def emit(self, output: Any) -> None:
-        unread = self.session.unread_items
+        unread = self.session.progress.unread_items
         kept = [i.text for i in self.session.conversation.items if i.role == "user" and i.id not in unread]
-        self.noted.append((output, self.session.settled_ms, kept))
+        self.noted.append((output, self.session.progress.settled_ms, kept))
         await super().emit(output)
 
 

@@ -375,7 +375,7 @@ def test_when_the_user_goes_on_after_a_commit_then_the_silence_ends() -> None:
         await scene.inbox.put(CommitAudio())
         await scene.until(lambda: len(native.units) == 1)
         await scene.hears(0.25)
-        await scene.until(lambda: scene.session.audio_s >= 0.75 * UNIT / 16_000)
+        await scene.until(lambda: scene.session.progress.audio_s >= 0.75 * UNIT / 16_000)
         native.held = False
         for _ in range(50):
             native.go.release()

@@ -151,7 +151,7 @@ class LiveRealtime:
     @property
     def audio_s(self) -> float:
         """Seconds of audio received from the client, those that wait in the inbox included."""
-        return (self._session.audio_s if self._session else 0.0) + self._inbox.backlog_s
+        return (self._session.progress.audio_s if self._session else 0.0) + self._inbox.backlog_s
 
     async def run(self) -> None:
         """Serve until the session is over: ended by either side, or not resumed within the grace period.
@@ -165,9 +165,9 @@ class LiveRealtime:
         finally:
             self._persistence.end()
             self._witness.close()
-            self._live.log_end(self._session.audio_s if self._session else 0.0)
+            self._live.log_end(self._session.progress.audio_s if self._session else 0.0)
             if self._session:
-                self._state.metrics.audio_s.labels("live").inc(self._session.audio_s)
+                self._state.metrics.audio_s.labels("live").inc(self._session.progress.audio_s)
 
     async def _expire(self) -> None:
         await anyio.sleep(self._state.settings.server.session_s or math.inf)
@@ -213,7 +213,7 @@ class LiveRealtime:
             self._live.start(partial(self._move, self._conversation, within_s))
         else:
             end = partial(self._end, "server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
-            self._live.end_once(lambda: not self._session or self._session.is_silent, within_s, end)
+            self._live.end_once(lambda: not self._session or self._session.progress.is_silent, within_s, end)
 
     async def _move(self, conversation: RealtimeConversation, within_s: float) -> None:
         """Give the session away at a boundary; `_give_away` tells its client once it has ended here."""
@@ -311,7 +311,8 @@ class LiveRealtime:
                     continue
             conversation = self._conversation
             if conversation and (
-                isinstance(command, URGENT) or (isinstance(command, CancelResponse) and conversation.can_cancel)
+                isinstance(command, URGENT)
+                or (isinstance(command, CancelResponse) and conversation.progress.can_cancel)
             ):
                 await conversation.handle(command)
                 continue

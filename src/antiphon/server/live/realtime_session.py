@@ -5,13 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Protocol
 
-from antiphon.events.conversation import ConfigureConversation, ConversationCommand, CreateResponse
+from antiphon.events.conversation import ConfigureConversation, ConversationCommand
 from antiphon.events.transcription import ConfigureTranscription
 from antiphon.protocols.connection import WireConnection
 from antiphon.server.live.witness import Witness
 from antiphon.server.state import Caller, ServerState
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.sessions.conversation.progress import ConversationProgress
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
@@ -20,8 +21,8 @@ from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.transports.transport import AudioPlayer
 
 
-class RealtimeSession(Protocol):
-    """What a LiveRealtime asks of its session, of whatever kind. Commands reach it through the inbox."""
+class SessionProgress(Protocol):
+    """How far a session has come."""
 
     @property
     def audio_s(self) -> float:
@@ -35,6 +36,13 @@ class RealtimeSession(Protocol):
         """
         ...
 
+
+class RealtimeSession(Protocol):
+    """What a LiveRealtime asks of its session, of whatever kind. Commands reach it through the inbox."""
+
+    @property
+    def progress(self) -> SessionProgress: ...
+
     async def run(self) -> None:
         """Run until the inbox is closed and what was in it is worked off. Whatever it raises ends the live session with
         `server_error`, and no other session.
@@ -43,49 +51,16 @@ class RealtimeSession(Protocol):
 
 
 class RealtimeConversation(RealtimeSession, Protocol):
-    """What it asks besides of a session that holds a conversation."""
+    """What it asks besides of a session that holds a conversation.
+
+    `conversation`: the history, restored before `run` is called, and stored whenever an event says that it has changed.
+    """
 
     @property
-    def conversation(self) -> ConversationHistory:
-        """The history: restored before `run` is called, and stored whenever an event says that it has changed."""
-        ...
+    def conversation(self) -> ConversationHistory: ...
 
     @property
-    def settled_ms(self) -> float:
-        """The millisecond of its audio before which everything is in the history, or nobody spoke."""
-        ...
-
-    @property
-    def unread_items(self) -> list[str]:
-        """The items of the history that have no transcript yet, by their ids."""
-        ...
-
-    @property
-    def owed_responses(self) -> list[CreateResponse]:
-        """The responses that are under way, due to the user's turns, or waiting."""
-        ...
-
-    @property
-    def answering(self) -> bool:
-        """Whether a response is being produced."""
-        ...
-
-    @property
-    def can_cancel(self) -> bool:
-        """Whether a response is being produced that was not cancelled yet. Only then is a CancelResponse handled at
-        once; else it may be about a response that a command in the inbox has still to begin.
-        """
-        ...
-
-    @property
-    def user_speaks(self) -> bool:
-        """Whether the user speaks, as far as it was reported."""
-        ...
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether audio that was sent is still being played."""
-        ...
+    def progress(self) -> ConversationProgress: ...
 
     def leave_open_turn(self) -> None:
         """Let the end of the inbox end no turn: another host hears again what is open then."""

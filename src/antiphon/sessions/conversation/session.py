@@ -54,13 +54,14 @@ from antiphon.events.transcription import (
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation, rejected
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.overlap_timing import DISMISSAL_S, OverlapHolder
+from antiphon.sessions.conversation.progress import ConversationProgress
 from antiphon.sessions.conversation.responses.heard import Heard
 from antiphon.sessions.conversation.responses.queue import ResponseQueue
 from antiphon.sessions.conversation.turn_audio import TurnAudio, drop_old_media
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.echo import EchoGuard
-from antiphon.turns.floor import Floor, TurnStage
+from antiphon.turns.floor import Floor
 
 
 class ConversationSession:
@@ -72,7 +73,7 @@ class ConversationSession:
     - `handle_other`: gets the commands that come out of the inbox in place of `handle`, which it has to call.
     - `left_s`: returns the seconds of sent audio still to be played, where that is known better than by the clock.
 
-    `config` is the present configuration and `conversation` the history. All of it runs in one event loop.
+    `conversation` is the history, and `progress` says how far the session has come. All of it runs in one event loop.
     """
 
     def __init__(
@@ -113,66 +114,12 @@ class ConversationSession:
         self._heard = Heard(self.conversation, self._listener, context, emit, playback=playback, left_s=left_s)
         self._queue = ResponseQueue(config, context, self.conversation, self._floor, self._listener, self._heard, emit)
         self._responder, self._native = self._queue.responder, self._queue.native
+        self.progress = ConversationProgress(self._listener, self._floor, self._queue, self._heard)
 
     @property
     def config(self) -> ConversationConfig:
         """The present configuration."""
         return self._responder.config
-
-    @property
-    def audio_s(self) -> float:
-        """Seconds of audio that the session has listened to so far. Audio that waits in the inbox does not count."""
-        return self._listener.audio_s
-
-    @property
-    def num_open_turns(self) -> int:
-        """Turns without a transcript, or whose audio is kept until they have one: 0 once all are transcribed."""
-        return len(self._floor.turns.keys() | (self._turn_audio.open_turns if self._turn_audio else set()))
-
-    @property
-    def settled_ms(self) -> float:
-        """The millisecond of audio before which everything is in the history, or nobody spoke. With a model that takes
-        turns by itself that is all it was given.
-        """
-        return self.audio_s * 1000 if self._native else self._listener.settled_ms
-
-    @property
-    def unread_items(self) -> list[str]:
-        """The items of the history that have no transcript yet, by their ids."""
-        return [turn.item.id for turn in self._floor.turns.values() if turn.stage is TurnStage.COMMITTED]
-
-    @property
-    def owed_responses(self) -> list[CreateResponse]:
-        """The responses that are under way, due to the user's turns, or waiting. A model that takes turns by itself
-        owes none.
-        """
-        return self._queue.owed
-
-    @property
-    def user_speaks(self) -> bool:
-        """Whether the user speaks, as far as it was reported."""
-        return self._floor.user_speaks
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether audio that was sent is still being played."""
-        return self._heard.left_s > 0
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether neither side speaks, and nothing that was said or asked for waits to be transcribed or answered."""
-        is_owed = self.user_speaks or self.unread_items or self.owed_responses
-        return self._listener.is_silent and not (is_owed or self.answering or self.is_heard)
-
-    @property
-    def answering(self) -> bool:
-        """Whether a response of the conversation is being produced. One out of band, or one still heard, is not."""
-        return self._responder.active is not None
-
-    @property
-    def can_cancel(self) -> bool:
-        """Whether a response of the conversation is being produced that was not cancelled yet."""
-        return self._responder.active is not None and not self._responder.active.cancelled
 
     async def run(self) -> None:
         """Run until the inbox is closed and its audio is transcribed; responses under way are cancelled then.
@@ -205,8 +152,8 @@ class ConversationSession:
         """Let the client decide whether the speech over a response takes the floor. A decision that it does not holds
         for what is said in the next DISMISSAL_S of audio.
         """
-        self._floor.dismiss(0.0 if takes_floor else self.audio_s + DISMISSAL_S)
-        if takes_floor and self._native and (self._native.is_waiting or not self.answering):
+        self._floor.dismiss(0.0 if takes_floor else self._listener.audio_s + DISMISSAL_S)
+        if takes_floor and self._native and (self._native.is_waiting or not self.progress.answering):
             # A turn that the model is about to speak is dropped; a response under way is ended as any other.
             self._native.interrupt()
         decider = self._overlaps.decider
@@ -234,7 +181,7 @@ class ConversationSession:
     @property
     def interruptible(self) -> bool:
         """Whether speech that begins now ends a response: by the configuration, and by the client's last decision."""
-        return self.config.interrupt_response and not self._floor.is_dismissed(self.audio_s)
+        return self.config.interrupt_response and not self._floor.is_dismissed(self._listener.audio_s)
 
     async def handle(self, command: ConversationCommand) -> None:
         """Handle one command, only while `run` runs; it waits for `emit`, not for a response that the command begins.
@@ -294,7 +241,7 @@ class ConversationSession:
         """Whether speech that begins now is an overlap to be decided: a response is heard for a while yet."""
         is_held = self.config.allows_backchannels or self._listener.speakers.is_on
         decides = self.config.transcription.vad and is_held and self.interruptible
-        return bool(decides) and (self._heard.goes_on or self.answering)
+        return bool(decides) and (self._heard.goes_on or self.progress.answering)
 
     async def _apply_all(self, events: list[TranscriptionEvent]) -> None:
         for event in events if not self._floor.is_closed else ():

@@ -200,6 +200,11 @@ class TranscriptionSession:
         return max(from_ms, now_ms - prefix_ms - ONSET_MS)
 
     @property
+    def progress(self) -> TranscriptionSession:
+        """How far it has come: `audio_s` and `is_silent`. A conversation shows more here than its listener."""
+        return self
+
+    @property
     def num_held(self) -> int:
         """What the session keeps: samples of audio, plus turns and windows to decode. Bounded however long it runs."""
         return self._segmenter.num_held + self._decoding.num_held

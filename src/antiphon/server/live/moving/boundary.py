@@ -24,12 +24,11 @@ async def wait_for_boundary(conversation: RealtimeConversation, within_s: float)
     """Wait until neither side of a conversation speaks. `within_s`: how long the drain lasts. A response that is longer
     is interrupted and cut to what was heard; a turn that goes on for too long is heard again by the next host.
     """
+    now = conversation.progress
     with anyio.move_on_after(within_s - min(HAND_OVER_S, within_s / 2)):
         await anyio.sleep(random.uniform(0, MAX_JITTER_S))
         with anyio.move_on_after(MAX_TURN_S):
-            await become(lambda: not (conversation.user_speaks or conversation.unread_items), POLL_S)
-        await become(
-            lambda: not (conversation.owed_responses or conversation.answering or conversation.is_heard), POLL_S
-        )
-    if conversation.answering or conversation.is_heard:
+            await become(lambda: not (now.user_speaks or now.unread_items), POLL_S)
+        await become(lambda: not (now.owed_responses or now.answering or now.is_heard), POLL_S)
+    if now.answering or now.is_heard:
         await conversation.interrupt(MOVED)

@@ -208,7 +208,7 @@ class Persistence:
         while store and speech:
             await anyio.sleep(SPEECH_EVERY_S)
             live = conversation()
-            if live is None or live.audio_s * 1000 - live.settled_ms < UNSETTLED_MS:
+            if live is None or live.progress.audio_s * 1000 - live.progress.settled_ms < UNSETTLED_MS:
                 continue
             self._append(store, speech)
 
