@@ -98,7 +98,7 @@ def test_when_a_backchannel_overlaps_a_response_then_response_and_history_stay_a
 
     scene = play(main())
     assert scene.responses() == ["completed"]
-    assert [i.text for i in scene.session.conversation.items] == ["Tell me a story.", "One two."]
+    assert [i.text for i in scene.session.history.items] == ["Tell me a story.", "One two."]
 
 
 def test_when_the_client_ends_a_turn_over_a_response_then_it_is_committed_whatever_was_said() -> None:
@@ -157,7 +157,7 @@ class Watched(Scene):
 
     async def emit(self, output: Any) -> None:
         unread = self.session.progress.unread_items
-        kept = [i.text for i in self.session.conversation.items if i.role == "user" and i.id not in unread]
+        kept = [i.text for i in self.session.history.items if i.role == "user" and i.id not in unread]
         self.noted.append((output, self.session.progress.settled_ms, kept))
         await super().emit(output)
 
@@ -221,7 +221,7 @@ def test_when_the_client_truncates_an_item_that_goes_on_then_the_rest_is_not_in_
         return scene
 
     scene = play(main())
-    assert scene.session.conversation.items[-1].text == "One"
+    assert scene.session.history.items[-1].text == "One"
     assert [o.audio_end_ms for o in scene.out if isinstance(o, ItemTruncated)] == [1000, 400]
     # The response is told as it was made, the item of the history as it was heard.
     (part,) = [o.part.text for o in scene.out if isinstance(o, ContentPartDone)]

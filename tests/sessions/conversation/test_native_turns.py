@@ -304,7 +304,7 @@ def test_when_a_response_was_heard_in_part_then_the_history_has_that_part() -> N
         await scene.until(lambda: scene.of(ResponseDone))
 
     scene = run(Native(says("One two"), says(" three four"), held=False), act)
-    (item,) = [i for i in scene.session.conversation.items if i.role == "assistant"]
+    (item,) = [i for i in scene.session.history.items if i.role == "assistant"]
     assert item.text == "One two"
 
 

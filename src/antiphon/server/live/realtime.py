@@ -145,7 +145,7 @@ class LiveRealtime:
     @property
     def num_bytes(self) -> int:
         """The memory of the conversation, of its configuration, and of the commands that wait."""
-        kept = self._conversation.conversation.num_bytes if self._conversation else 0
+        kept = self._conversation.history.num_bytes if self._conversation else 0
         return kept + self._config_bytes + self._inbox.num_bytes
 
     @property
@@ -305,7 +305,7 @@ class LiveRealtime:
             if isinstance(command, CreateItem | CreateResponse):
                 self._live.count_memory()
                 try:
-                    self._bounds.check(command, len(self._conversation.conversation.items) if self._conversation else 0)
+                    self._bounds.check(command, len(self._conversation.history.items) if self._conversation else 0)
                 except RemoteProtocolError as error:
                     await self.reject(error, command.event_id)
                     continue
@@ -379,7 +379,7 @@ class LiveRealtime:
             conversation = new_conversation(
                 self._state, self.caller, self.wire, first, inbox, emit, self._playback, self._witness
             )
-            conversation.conversation.restore(self._items)
+            conversation.history.restore(self._items)
             self._session = self._conversation = conversation
         else:
             self._session = new_transcription(self._state, self.wire, first, inbox, emit, self._live.measure)
@@ -440,7 +440,7 @@ class LiveRealtime:
 
         `handed_over`: all frames that its client may lack; otherwise those that tell of what is stored go along.
         """
-        items = self._conversation.conversation.items if self._conversation else self._items
+        items = self._conversation.history.items if self._conversation else self._items
         if not self._persistence.is_on or not (self._conversation or items):
             return None
         continued = (

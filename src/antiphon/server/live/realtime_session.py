@@ -53,11 +53,11 @@ class RealtimeSession(Protocol):
 class RealtimeConversation(RealtimeSession, Protocol):
     """What it asks besides of a session that holds a conversation.
 
-    `conversation`: the history, restored before `run` is called, and stored whenever an event says that it has changed.
+    `history`: restored before `run` is called, and stored whenever an event says that it has changed.
     """
 
     @property
-    def conversation(self) -> ConversationHistory: ...
+    def history(self) -> ConversationHistory: ...
 
     @property
     def progress(self) -> ConversationProgress: ...

@@ -73,7 +73,7 @@ class ConversationSession:
     - `handle_other`: gets the commands that come out of the inbox in place of `handle`, which it has to call.
     - `left_s`: returns the seconds of sent audio still to be played, where that is known better than by the clock.
 
-    `conversation` is the history, and `progress` says how far the session has come. All of it runs in one event loop.
+    `history` has the items, and `progress` says how far the session has come. All of it runs in one event loop.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ConversationSession:
         self._emit = emit
         self._new_id = context.new_id
         self._group: anyio.abc.TaskGroup | None = None
-        self.conversation = ConversationHistory()
+        self.history = ConversationHistory()
         self._floor = Floor()
         self._overlaps = OverlapHolder(self._apply_all)
         profile = context.model.profile
@@ -111,8 +111,8 @@ class ConversationSession:
             speaker_model=context.speaker_model,
             on_other_voice=self._overlaps.other_voice,
         )
-        self._heard = Heard(self.conversation, self._listener, context, emit, playback=playback, left_s=left_s)
-        self._queue = ResponseQueue(config, context, self.conversation, self._floor, self._listener, self._heard, emit)
+        self._heard = Heard(self.history, self._listener, context, emit, playback=playback, left_s=left_s)
+        self._queue = ResponseQueue(config, context, self.history, self._floor, self._listener, self._heard, emit)
         self._responder, self._native = self._queue.responder, self._queue.native
         self.progress = ConversationProgress(self._listener, self._floor, self._queue, self._heard)
 
@@ -193,7 +193,6 @@ class ConversationSession:
             await self._emit(rejected(error, command))
 
     async def _carry_out(self, command: ConversationCommand) -> None:
-        conversation = self.conversation
         match command:
             case ConfigureConversation(config):
                 self._responder.config = config
@@ -204,11 +203,11 @@ class ConversationSession:
                     self._native.append_item(new)
                 await self._queue.item_media.add(new, after)
                 self._queue.resolve(new, command)
-                drop_old_media(conversation, new)
+                drop_old_media(self.history, new)
             case RetrieveItem(item_id):
-                await self._emit(ItemRetrieved(conversation.get(item_id).snapshot()))
+                await self._emit(ItemRetrieved(self.history.get(item_id).snapshot()))
             case DeleteItem(item_id):
-                conversation.delete(item_id)
+                self.history.delete(item_id)
                 self._floor.item_deleted(item_id)
                 await self._emit(ItemDeleted(item_id))
             case TruncateItem(item_id, content_index, audio_end_ms):
@@ -261,9 +260,9 @@ class ConversationSession:
                 item = await self._item_of(turn)
                 if self._turn_audio:
                     item.parts[0].media = self._turn_audio.ended_turn(event)
-                previous = self.conversation.add(item)
+                previous = self.history.add(item)
                 self._floor.committed(turn)
-                drop_old_media(self.conversation, item)
+                drop_old_media(self.history, item)
                 end_ms = event.end_ms if event.speech_end_ms is None else event.speech_end_ms
                 await self._emit(UserTurnCommitted(turn, item.snapshot(), previous, end_ms))
             case TranscriptDone(turn, text):

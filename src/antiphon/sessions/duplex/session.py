@@ -83,8 +83,8 @@ class DuplexSession:
 
     Every ConfigureConversation needs `config.duplex`. `emit` is awaited for every event and may hold the session back.
     `epoch` is the epoch to begin with, and `clock` returns monotonic seconds. All of it runs in one event loop.
-    `epoch` and `state` are public to read; the client is told of each change of either. `conversation`, the history,
-    and `progress` are those of the conversation inside.
+    `epoch` and `state` are public to read; the client is told of each change of either. `history` and `progress`
+    are those of the conversation inside.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class DuplexSession:
         self._session = make(
             emit=self._handle_event, playback=self._ledger, handle_other=self.handle, left_s=lambda: self._ledger.left_s
         )
-        self.conversation, self.progress = self._session.conversation, self._session.progress
+        self.history, self.progress = self._session.history, self._session.progress
         self.epoch = epoch
         self.state: TurnState = "idle"
         # The epoch of each stored response that is under way, by response id.

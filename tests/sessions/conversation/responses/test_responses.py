@@ -247,7 +247,7 @@ def test_when_the_pause_ends_the_turn_then_the_preemptive_response_is_the_respon
             await scene.pause("Hello.")
             assert [m.text for m in scene.model.asked[0]] == ["Hello."]
             assert scene.num_created == 0
-            assert not scene.session.conversation.items
+            assert not scene.session.history.items
             await scene.transcribe(await scene.end_turn(), "Hello.")
         return scene
 

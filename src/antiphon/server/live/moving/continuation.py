@@ -189,7 +189,7 @@ class Progress:
         received = self._messages.snapshot(conversation.progress.settled_ms, self._inbox.num_taken)
         if self._speech:
             self._speech.settled(received.last, empties=empties_tail)
-        history = conversation.conversation.items
+        history = conversation.history.items
         if self._open:
             self._open.items = [i.id for i in history if i.role == "assistant" and i.status == "in_progress"]
         finished = self._finished
