@@ -26,7 +26,7 @@ class Conversation:
         return self
 
     @property
-    def answering(self) -> bool:
+    def is_responding(self) -> bool:
         self.looks -= 1
         return self.looks >= 0
 

@@ -91,7 +91,7 @@ def test_when_a_backchannel_overlaps_a_response_then_response_and_history_stay_a
             before = len(scene.out)
             await scene.say("Mm-hm.")
             assert scene.out[before:] == []
-            assert scene.session.progress.answering
+            assert scene.session.progress.is_responding
             scene.model.end.set()
             await scene.settle()
         return scene

@@ -560,6 +560,9 @@ def test_when_a_response_cannot_be_asked_of_a_native_model_then_the_error_names_
         await scene.inbox.put(CreateItem(Item("one", parts=[ContentPart("input_text", "x" * 8001)])))
         await scene.hears(1)
         await scene.until(lambda: scene.of(ResponseCreated))
+        # It speaks by itself, and owes nothing that another host would have to begin.
+        assert scene.session.progress.is_responding
+        assert scene.session.progress.owed_responses == []
         await scene.inbox.put(CreateResponse())
 
     scene = run(Native(says("One"), *[says(" more")] * 200), act)

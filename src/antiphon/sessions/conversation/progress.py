@@ -48,7 +48,7 @@ class ConversationProgress:
         return self._floor.user_speaks
 
     @property
-    def answering(self) -> bool:
+    def is_responding(self) -> bool:
         """Whether a response of the conversation is being produced. One out of band, or one still heard, is not."""
         return self._queue.responder.active is not None
 
@@ -69,4 +69,4 @@ class ConversationProgress:
     def is_silent(self) -> bool:
         """Whether neither side speaks, and nothing that was said or asked for waits to be transcribed or answered."""
         is_owed = self.user_speaks or self.unread_items or self.owed_responses
-        return self._listener.is_silent and not (is_owed or self.answering or self.is_heard)
+        return self._listener.is_silent and not (is_owed or self.is_responding or self.is_heard)

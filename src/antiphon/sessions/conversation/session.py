@@ -153,7 +153,7 @@ class ConversationSession:
         for what is said in the next DISMISSAL_S of audio.
         """
         self._floor.dismiss(0.0 if takes_floor else self._listener.audio_s + DISMISSAL_S)
-        if takes_floor and self._native and (self._native.is_waiting or not self.progress.answering):
+        if takes_floor and self._native and (self._native.is_waiting or not self.progress.is_responding):
             # A turn that the model is about to speak is dropped; a response under way is ended as any other.
             self._native.interrupt()
         decider = self._overlaps.decider
@@ -240,7 +240,7 @@ class ConversationSession:
         """Whether speech that begins now is an overlap to be decided: a response is heard for a while yet."""
         is_held = self.config.allows_backchannels or self._listener.speakers.is_on
         decides = self.config.transcription.vad and is_held and self.interruptible
-        return bool(decides) and (self._heard.goes_on or self.progress.answering)
+        return bool(decides) and (self._heard.goes_on or self.progress.is_responding)
 
     async def _apply_all(self, events: list[TranscriptionEvent]) -> None:
         for event in events if not self._floor.is_closed else ():
@@ -274,7 +274,7 @@ class ConversationSession:
                 if turn in self._floor.turns:
                     # A model that hears the audio needs no transcript.
                     hears = self._turn_audio is not None
-                    self._floor.transcribed(turn, owes_answer=hears and self._answers_detected_turns)
+                    self._floor.transcribed(turn, owes_response=hears and self._answers_detected_turns)
                     self._listener.settle_turn(turn)
                 await self._emit(event)
                 await self._queue.go_on()
@@ -328,7 +328,7 @@ class ConversationSession:
         if event.speaker == "other":
             self._floor.skip(turn)
         # Before the client is told: what is stored then has the turn as one that was read, and is to be answered.
-        done = self._floor.transcribed(turn, owes_answer=has_words and self._answers_detected_turns)
+        done = self._floor.transcribed(turn, owes_response=has_words and self._answers_detected_turns)
         self._listener.settle_turn(turn)
         if not has_words and self.config.transcription.vad:
             # A cough is no turn for the model; audio that the client commits is one, with words or without.

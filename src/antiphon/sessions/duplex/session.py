@@ -231,7 +231,7 @@ class DuplexSession:
                 await self._signal("user_turn_committed")
             case TranscriptDone(_, text):
                 await self._emit(event)
-                if not text.strip() and not self.progress.answering:
+                if not text.strip() and not self.progress.is_responding:
                     await self._emit(ListenStepTaken("nothing_said"))
                     await self._signal_nothing_said()
             case TurnCleared():
@@ -295,4 +295,4 @@ class DuplexSession:
             await self._signal("nothing_said")
 
     def _is_heard(self) -> bool:
-        return self.progress.answering or self._ledger.is_playing
+        return self.progress.is_responding or self._ledger.is_playing

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from typing import Any, cast
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
@@ -15,6 +17,7 @@ from antiphon.events.conversation import (
     CommandRejected,
     ConversationConfig,
     CreateResponse,
+    IdleTimeoutReached,
     Item,
     ResponseDone,
 )
@@ -75,7 +78,7 @@ def test_a_request_that_was_to_cut_only_waits_from_then_on_and_there_is_room_for
 class Scripted:
     """A queue of its own, without a session. `now`: the sample at which the microphone is."""
 
-    def __init__(self, max_preemptive: int | None = None) -> None:
+    def __init__(self, max_preemptive: int | None = None, idle_timeout_ms: int | None = None) -> None:
         self.now, self.audio_s = 0, 0.0
         self.out: list[Any] = []
         self.model = ScriptedModel()
@@ -86,10 +89,12 @@ class Scripted:
             detector=ScriptedDetector(),
             model=self.model,
             new_id=lambda prefix: f"{prefix}{next(count)}",
+            # All that is sent has been played.
+            clock=lambda: math.inf,
         )
         listener = cast(TranscriptionSession, self)
         heard = Heard(history, listener, context, self.emit)
-        config = ConversationConfig(TranscriptionConfig(vad=ServerVad()))
+        config = ConversationConfig(TranscriptionConfig(vad=ServerVad()), idle_timeout_ms=idle_timeout_ms)
         self.queue = ResponseQueue(config, context, history, self.floor, listener, heard, self.emit)
 
     def expect_echo(self, pcm: Pcm) -> None: ...
@@ -97,6 +102,9 @@ class Scripted:
 
     async def emit(self, event: Any) -> None:
         self.out.append(event)
+
+    def silences(self) -> int:
+        return sum(isinstance(e, IdleTimeoutReached) for e in self.out)
 
     def ended(self) -> list[str]:
         return [f"{e.response.status} {e.response.reason}".strip() for e in self.out if isinstance(e, ResponseDone)]
@@ -179,3 +187,28 @@ def test_when_the_client_cancels_then_what_waits_is_cancelled_too_and_an_id_name
         return scripted.ended()
 
     assert play(main()) == ["cancelled client_cancelled"] * 2
+
+
+def test_a_silence_after_a_response_is_answered_and_one_after_a_response_out_of_band_is_not() -> None:
+    async def main() -> list[Any]:
+        scripted = Scripted(idle_timeout_ms=0)
+        scripted.model.go.set()
+        async with anyio.create_task_group() as group:
+            await scripted.queue.open(group)
+            await scripted.queue.ask(CreateResponse(stored=False))
+            await anyio.wait_all_tasks_blocked()
+            assert (scripted.ended(), scripted.silences()) == (["completed"], 0)
+            scripted.model.end.clear()
+            await scripted.queue.ask(CreateResponse())
+            await anyio.wait_all_tasks_blocked()
+            scripted.model.go.clear()
+            scripted.model.end.set()
+            while scripted.silences() < 1:
+                await anyio.lowlevel.checkpoint()
+            # It is answered once, and the answer is under way.
+            await anyio.wait_all_tasks_blocked()
+            assert scripted.queue.responder.active
+            scripted.queue.end()
+        return scripted.ended()
+
+    assert play(main()) == ["completed", "completed", "cancelled session_ended"]

@@ -29,6 +29,6 @@ async def wait_for_boundary(conversation: RealtimeConversation, within_s: float)
         await anyio.sleep(random.uniform(0, MAX_JITTER_S))
         with anyio.move_on_after(MAX_TURN_S):
             await become(lambda: not (now.user_speaks or now.unread_items), POLL_S)
-        await become(lambda: not (now.owed_responses or now.answering or now.is_heard), POLL_S)
-    if now.answering or now.is_heard:
+        await become(lambda: not (now.owed_responses or now.is_responding or now.is_heard), POLL_S)
+    if now.is_responding or now.is_heard:
         await conversation.interrupt(MOVED)

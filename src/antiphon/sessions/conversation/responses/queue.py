@@ -29,7 +29,7 @@ from antiphon.sessions.conversation.responses.heard import Heard
 from antiphon.sessions.conversation.responses.responder import Responder
 from antiphon.sessions.conversation.responses.response import ResponseTask
 from antiphon.sessions.transcription.session import TranscriptionSession
-from antiphon.turns.floor import AnswerInstead, BeginAnswer, CancelActive, Floor, FloorCommand, SilenceOutput
+from antiphon.turns.floor import BeginResponse, CancelActive, Floor, FloorCommand, RespondInstead, SilenceOutput
 
 # Bound of the requests that wait: each keeps what it is to answer.
 MAX_WAITING = 16
@@ -156,7 +156,7 @@ class ResponseQueue:
             return []
         active = self.responder.active
         under_way = [active.response.request] if active and active.response.status == "in_progress" else []
-        return [*under_way, *([CreateResponse()] if self._floor.answer_due else []), *self._waiting.stored]
+        return [*under_way, *([CreateResponse()] if self._floor.response_due else []), *self._waiting.stored]
 
     def has_unresolved(self) -> bool:
         """Whether an item of the history has no transcript yet, or media of an item are not resolved."""
@@ -260,9 +260,9 @@ class ResponseQueue:
                     self.responder.active.cancel(reason)
                 case SilenceOutput():
                     await self._heard.silence()
-                case BeginAnswer():
+                case BeginResponse():
                     self._begin(CreateResponse(), unasked=True)
-                case AnswerInstead():
+                case RespondInstead():
                     await self._emit(OverlapDecided(None, True, "turn_answered"))
                     await self.interrupt("turn_detected")
 
