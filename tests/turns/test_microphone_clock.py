@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.turns.microphone_clock import MicrophoneClock
+from antiphon.turns.echo import MicrophoneClock
 
 CHUNK = SAMPLE_RATE_HZ // 50
 

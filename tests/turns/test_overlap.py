@@ -20,8 +20,14 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.turns.backchannel import is_backchannel
-from antiphon.turns.overlap import TRANSITIONS, OverlapDecider, OverlapInput, OverlapReport, OverlapState
+from antiphon.turns.overlap import (
+    TRANSITIONS,
+    OverlapDecider,
+    OverlapInput,
+    OverlapReport,
+    OverlapState,
+    is_backchannel,
+)
 
 
 def done(text: str, turn: int = 0) -> TranscriptDone:

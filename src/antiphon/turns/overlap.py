@@ -27,8 +27,8 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
+from antiphon.events.words import bare_word
 from antiphon.state_machine import transition
-from antiphon.turns.backchannel import is_backchannel
 
 # A backchannel is over by then: speech that goes on takes the floor whatever its words. Seconds since its onset was
 # found.
@@ -39,6 +39,31 @@ DECISION_S = 0.4
 # Speech that begins with less than this left of the response is a turn, not an overlap: "yes" to a question just
 # asked. Seconds.
 RESPONSE_TAIL_S = 0.4
+# The most words of a backchannel. A text of more than MAX_CHARS characters is none: a client may send any.
+MAX_WORDS, MAX_CHARS = 4, 200
+# The most common acknowledgements in conversation (Ward & Tsukahara 2000; the backchannel act of the AMI corpus), in
+# the languages that have them written alike or nearly so.
+_ACKNOWLEDGEMENTS = (
+    "mm mmm mhm mhmm hm hmm uh um huh ah aha ha oh ooh yeah yea yep yup yes ok okay kay right sure really wow nice "
+    "cool great good true exactly absolutely indeed alright see i of course got it go on interesting "
+    # German, French, Spanish, Italian, Portuguese
+    "ja genau stimmt klar ach so oui ouais d'accord bien sûr sí si vale claro sì certo va bene sim pois é"
+)
+WORDS = frozenset(_ACKNOWLEDGEMENTS.split())
+# Words of acknowledgements that, alone, begin a sentence; the phrases they belong to.
+FRAGMENTS = frozenset(("i", "see", "of", "it", "go", "on", "got", "so", "va", "é", "d'accord", "bien"))
+PHRASES = frozenset(
+    (
+        ("i", "see"),
+        ("of", "course"),
+        ("got", "it"),
+        ("go", "on"),
+        ("ach", "so"),
+        ("va", "bene"),
+        ("d'accord",),
+        ("bien", "sûr"),
+    )
+)
 TurnEvent = (
     SpeechStarted
     | SpeechStopped
@@ -51,6 +76,22 @@ TurnEvent = (
     | LanguageDetected
     | TranscriptFailed
 )
+
+
+def is_backchannel(text: str) -> bool:
+    """Whether the text is at most MAX_WORDS words of acknowledgement and nothing else, or empty.
+
+    Case, punctuation and hyphens do not matter. "no", "stop" and "wait" are not among the words, because they do ask
+    for the floor, nor are words that only begin an acknowledgement ("I", "got") unless the rest of it follows.
+    """
+    if len(text) > MAX_CHARS:
+        return False
+    # "Mm-hmm" is two words, and typographic apostrophes are as good as plain ones; quotation marks are not apostrophes.
+    plain = text.replace("-", " ").replace("\u2019", "'")
+    words = tuple(w for w in (bare_word(w).strip("'") for w in plain.split()) if w)
+    if len(words) > MAX_WORDS or any(w not in WORDS for w in words):
+        return False
+    return all(w not in FRAGMENTS for w in words) or words in PHRASES
 
 
 class OverlapState(Enum):
@@ -154,12 +195,14 @@ class OverlapDecider:
     For that turn OverlapStarted is reported at once, for clients that duck the response, and in the end one
     OverlapDecided, together with the held events where the turn takes the floor. The owner keeps the time: it calls
     `decide` after DECISION_S and `take_floor` after MAX_BACKCHANNEL_S.
+
+    `undecided_turn` is public to read: the number of the turn whose events are held; None while there is none.
     """
 
     def __init__(self) -> None:
         self._state = OverlapState.NONE
-        # The overlapping turn, its events that are held, and its text so far ("" before there is any).
-        self._turn: int | None = None
+        # Its events that are held, and its text so far ("" before there is any).
+        self.undecided_turn: int | None = None
         self._held_events: list[TranscriptionEvent] = []
         self._text = ""
         # Turns that were dismissed and whose transcripts are still to come.
@@ -169,11 +212,6 @@ class OverlapDecider:
     def state(self) -> OverlapState:
         """What is known of the overlap."""
         return self._state
-
-    @property
-    def undecided_turn(self) -> int | None:
-        """The number of the turn whose events are held; None while there is none."""
-        return self._turn
 
     def feed(self, event: TranscriptionEvent, *, overlaps: bool) -> list[TranscriptionEvent]:
         """Handle one event of the transcription, and return the events that may be reported now, in order.
@@ -187,14 +225,14 @@ class OverlapDecider:
             return []
         if isinstance(event, SpeechStarted):
             return self._speech_started(event, overlaps=overlaps)
-        if self._turn is None:
+        if self.undecided_turn is None:
             return [event]
         if isinstance(event, TurnCleared):
             if any(isinstance(held, TurnCommitted) for held in self._held_events):
                 # What is cleared came after it.
                 return [event]
             return [*self._move(OverlapInput.OVER, "cleared"), event]
-        if not isinstance(event, TurnEvent) or event.turn != self._turn:
+        if not isinstance(event, TurnEvent) or event.turn != self.undecided_turn:
             return [event]
         self._held_events.append(event)
         if isinstance(event, TranscriptPartial | TranscriptGuessed | TranscriptDone):
@@ -206,16 +244,16 @@ class OverlapDecider:
         return []
 
     def _speech_started(self, event: SpeechStarted, *, overlaps: bool) -> list[TranscriptionEvent]:
-        if self._state is OverlapState.DISMISSED and self._turn is not None:
+        if self._state is OverlapState.DISMISSED and self.undecided_turn is not None:
             # Another turn begins, of which nothing is known yet.
-            self._dismissed_turns.add(self._turn)
+            self._dismissed_turns.add(self.undecided_turn)
         elif self._state is not OverlapState.NONE:
             # A speaker who begins again is not done after one word.
             self._held_events.append(event)
             return self._move(OverlapInput.AGAIN, "speech_again")
         if not overlaps:
             return [*self._move(OverlapInput.AGAIN, ""), event]
-        self._turn, self._held_events, self._text = event.turn, [event], ""
+        self.undecided_turn, self._held_events, self._text = event.turn, [event], ""
         return self._move(OverlapInput.BEGAN, "")
 
     def decide(self, *, speaking: bool) -> list[TranscriptionEvent]:
@@ -242,7 +280,7 @@ class OverlapDecider:
         order, behind OverlapDecided; without that where the client has said that it takes no floor. Returns nothing for
         a turn of which nothing is held.
         """
-        return self._move(OverlapInput.COMMITTED, "client_commit") if turn == self._turn else []
+        return self._move(OverlapInput.COMMITTED, "client_commit") if turn == self.undecided_turn else []
 
     def dismiss(self, reason: str) -> list[TranscriptionEvent]:
         """Decide that the overlap does not take the floor whatever its words turn out to be, because the client says
@@ -252,10 +290,10 @@ class OverlapDecider:
 
     def _move(self, happened: OverlapInput, reason: str) -> list[TranscriptionEvent]:
         """Go on by the table, and return what is reported."""
-        turn, held = self._turn, self._held_events
+        turn, held = self.undecided_turn, self._held_events
         self._state, report = transition(TRANSITIONS, self._state, happened)
         if self._state is OverlapState.NONE:
-            self._turn, self._held_events = None, []
+            self.undecided_turn, self._held_events = None, []
         if turn is None:
             return []
         match report:

@@ -17,7 +17,7 @@ from antiphon.protocols.duplex.messages import (
 )
 from antiphon.protocols.fields import number
 from antiphon.protocols.realtime.commands import MAX_AUDIO_MS
-from antiphon.turns.backchannel import is_backchannel
+from antiphon.turns.overlap import is_backchannel
 
 INTERRUPT_ACTIONS = ("barge_in", "interrupt", "cancel")
 LISTEN_ACTIONS = ("listen", "continue", "continue_output", "ack")

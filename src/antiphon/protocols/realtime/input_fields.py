@@ -19,7 +19,7 @@ from antiphon.events.transcription import Eagerness, EnrolledVoice, PrimarySpeak
 from antiphon.protocols.connection import Context
 from antiphon.protocols.fields import Text, number
 from antiphon.protocols.wire import decode_json
-from antiphon.turns.ending.eagerness import semantic_vad
+from antiphon.turns.ending.end_of_turn import semantic_vad
 
 F = TypeVar("F")
 G = TypeVar("G", bound=msgspec.Struct)

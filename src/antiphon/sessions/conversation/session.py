@@ -73,7 +73,8 @@ class ConversationSession:
     - `handle_other`: gets the commands that come out of the inbox in place of `handle`, which it has to call.
     - `left_s`: returns the seconds of sent audio still to be played, where that is known better than by the clock.
 
-    `history` has the items, and `progress` says how far the session has come. All of it runs in one event loop.
+    `config` is the present configuration, `history` has the items, and `progress` says how far the session has come.
+    All of it runs in one event loop.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class ConversationSession:
         handle_other: Callable[[ConversationCommand], Awaitable[None]] | None = None,
         left_s: Callable[[], float] | None = None,
     ) -> None:
+        self.config = config
         self._emit = emit
         self._new_id = context.new_id
         self._group: anyio.abc.TaskGroup | None = None
@@ -115,11 +117,6 @@ class ConversationSession:
         self._queue = ResponseQueue(config, context, self.history, self._floor, self._listener, self._heard, emit)
         self._responder, self._native = self._queue.responder, self._queue.native
         self.progress = ConversationProgress(self._listener, self._floor, self._queue, self._heard)
-
-    @property
-    def config(self) -> ConversationConfig:
-        """The present configuration."""
-        return self._responder.config
 
     async def run(self) -> None:
         """Run until the inbox is closed and its audio is transcribed; responses under way are cancelled then.
@@ -195,7 +192,7 @@ class ConversationSession:
     async def _carry_out(self, command: ConversationCommand) -> None:
         match command:
             case ConfigureConversation(config):
-                self._responder.config = config
+                self.config = self._responder.config = config
                 await self._listener.configure(config.transcription)
             case CreateItem(new, after):
                 self._queue.item_media.check_size(new)
@@ -233,14 +230,12 @@ class ConversationSession:
         if isinstance(event, TurnCommitted) and not self._native and self._floor.take_skip():
             self._floor.skip(event.turn)
         assert self._group
-        overlaps, duplex = self._may_overlap(), self.config.duplex
-        await self._overlaps.feed(event, self._listener, self._group, overlaps=overlaps, duplex=duplex)
-
-    def _may_overlap(self) -> bool:
-        """Whether speech that begins now is an overlap to be decided: a response is heard for a while yet."""
-        is_held = self.config.allows_backchannels or self._listener.speakers.is_on
-        decides = self.config.transcription.vad and is_held and self.interruptible
-        return bool(decides) and (self._heard.goes_on or self.progress.is_responding)
+        config = self.config
+        is_held = config.allows_backchannels or self._listener.speakers.is_on
+        decides = bool(config.transcription.vad) and is_held and self.interruptible
+        # Speech that begins now is an overlap to be decided: a response is heard for a while yet.
+        overlaps = decides and (self._heard.goes_on or self.progress.is_responding)
+        await self._overlaps.feed(event, self._listener, self._group, overlaps=overlaps, duplex=config.duplex)
 
     async def _apply_all(self, events: list[TranscriptionEvent]) -> None:
         for event in events if not self._floor.is_closed else ():

@@ -51,8 +51,7 @@ from antiphon.sessions.transcription.decoding import (
 )
 from antiphon.sessions.transcription.pause_judge import PauseJudge
 from antiphon.sessions.transcription.turn_speaker import TurnSpeakers
-from antiphon.turns.echo import EchoGuard
-from antiphon.turns.microphone_clock import MicrophoneClock
+from antiphon.turns.echo import EchoGuard, MicrophoneClock
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
 from antiphon.turns.voices.primary_speaker import TurnSpeaker
 

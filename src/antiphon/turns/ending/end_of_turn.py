@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import NormalDist, median
 
+from antiphon.events.transcription import Eagerness, ServerVad
 from antiphon.turns.ending.end_of_turn_table import (
     LOGISTIC,
     PAUSE_MEDIAN_S,
@@ -72,6 +73,11 @@ class EndOfTurnTable:
     logistic: Mapping[str, Mapping[str, float]]
     median_s: float
     spread: float
+
+
+def semantic_vad(eagerness: Eagerness = "auto") -> ServerVad:
+    """The endpointing of `semantic_vad` with a client's eagerness, at the default threshold and padding."""
+    return ServerVad(silence_duration_ms=MAX_SILENCE_MS[eagerness], eagerness=eagerness)
 
 
 _NORMAL = NormalDist()

@@ -87,10 +87,6 @@ class Heard:
             self._said = (audio.at.item_id, Resampler(audio.rate_hz, SAMPLE_RATE_HZ))
         self._listener.expect_echo(self._said[1].feed(audio.pcm))
 
-    def _stop(self) -> None:
-        self._clock.stop()
-        self._listener.expect_silence()
-
     async def hold(self, held: bool, *, reports: bool) -> None:
         """Pause what is heard of the responses, or let it go on, because somebody speaks over them. `reports`: a client
         that plays by itself gets a PlaybackHoldChanged. Repeating the present state does nothing; `silence` ends a
@@ -111,7 +107,8 @@ class Heard:
 
         What was not heard is cut from the history, as `truncate` does it. Without a `playback` nothing is cut.
         """
-        self._stop()
+        self._clock.stop()
+        self._listener.expect_silence()
         self._is_held = False
         stopped = self._playback.silence() if self._playback else []
         for response_id in dict.fromkeys(place.response_id for place, _ in stopped):
@@ -123,7 +120,8 @@ class Heard:
         `ConversationHistory.truncate`.
         """
         kept_ms = self._history.truncate(item_id, content_index, audio_end_ms)
-        self._stop()
+        self._clock.stop()
+        self._listener.expect_silence()
         await self._emit(ItemTruncated(item_id, content_index, kept_ms))
 
     async def truncate(self, heard: list[tuple[ContentPosition, int]]) -> None:

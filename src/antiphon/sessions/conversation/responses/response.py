@@ -99,7 +99,7 @@ TRANSITIONS: Mapping[ResponseStage, Mapping[ResponseInput, ResponseStage]] = Map
 
 
 class ResponseTask:
-    """One response of a conversation, whose `history` gets its items if it is stored. `emit` is awaited with its events.
+    """One response of a conversation. `history` gets its items if it is stored; `emit` is awaited with its events.
 
     Either `begin_preemptive` and then `ask` or `drop`, or `ask` alone; after `ask`, `run` it as a task.
 
