@@ -60,7 +60,6 @@ from antiphon.sessions.conversation.responses.queue import ResponseQueue
 from antiphon.sessions.conversation.turn_audio import TurnAudio, drop_old_media
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
-from antiphon.turns.echo import EchoGuard
 from antiphon.turns.floor import Floor
 
 
@@ -107,7 +106,7 @@ class ConversationSession:
             measure=context.measure,
             handle_other=handle_other or self.handle,
             turn_detector=context.turn_detector,
-            echo_guard=EchoGuard(),
+            guards_echo=True,
             tap=self._keep_audio if context.model.native or self._turn_audio else None,
             on_commit=self._commit,
             speaker_model=context.speaker_model,
