@@ -10,13 +10,13 @@ from antiphon.errors import LocalProtocolError
 from antiphon.events.conversation import Item
 from antiphon.turns.floor import (
     TRANSITIONS,
-    AnswerInstead,
-    BeginAnswer,
+    BeginResponse,
     CancelActive,
     Floor,
     FloorCommand,
     Input,
     Phase,
+    RespondInstead,
     SilenceOutput,
 )
 
@@ -52,13 +52,13 @@ def test_a_turn_is_answered_once_its_transcript_is_there_and_nobody_speaks() -> 
     assert spoken(floor, 0) == [SilenceOutput()]
     assert floor.has_untranscribed()
     assert not floor.has_untranscribed(but=0)
-    floor.transcribed(0, owes_answer=True)
+    floor.transcribed(0, owes_response=True)
     assert floor.go_on(is_resolved=False, may_cut=True) == []
     floor.open_turn(1, Item("1"))
     floor.user_started(1, takes_floor=True, answers=True, has_output=False)
     assert floor.go_on(is_resolved=True, may_cut=True) == []
     floor.input_cleared()
-    assert floor.go_on(is_resolved=True, may_cut=True) == [BeginAnswer()]
+    assert floor.go_on(is_resolved=True, may_cut=True) == [BeginResponse()]
     assert floor.go_on(is_resolved=True, may_cut=True) == []
 
 
@@ -69,8 +69,8 @@ def test_speech_over_a_response_ends_it_and_one_that_had_not_begun_to_speak_is_s
         assert spoken(floor, 0, has_output=has_output) == [CancelActive("turn_detected"), SilenceOutput()]
         floor.response_ended()
         # It was a cough.
-        floor.transcribed(0, owes_answer=False)
-        assert floor.go_on(is_resolved=True, may_cut=True) == ([] if has_output else [BeginAnswer()])
+        floor.transcribed(0, owes_response=False)
+        assert floor.go_on(is_resolved=True, may_cut=True) == ([] if has_output else [BeginResponse()])
 
 
 def test_a_turn_without_the_floor_waits_for_the_response_or_is_answered_instead() -> None:
@@ -78,10 +78,10 @@ def test_a_turn_without_the_floor_waits_for_the_response_or_is_answered_instead(
         floor = Floor()
         floor.response_began()
         assert spoken(floor, 0, takes_floor=False) == []
-        assert not floor.transcribed(0, owes_answer=True).takes_floor
-        assert floor.go_on(is_resolved=True, may_cut=may_cut) == ([AnswerInstead()] if may_cut else [])
+        assert not floor.transcribed(0, owes_response=True).takes_floor
+        assert floor.go_on(is_resolved=True, may_cut=may_cut) == ([RespondInstead()] if may_cut else [])
         floor.response_ended()
-        assert floor.go_on(is_resolved=True, may_cut=may_cut) == [BeginAnswer()]
+        assert floor.go_on(is_resolved=True, may_cut=may_cut) == [BeginResponse()]
 
 
 def test_a_turn_that_is_skipped_is_not_answered() -> None:
@@ -92,11 +92,11 @@ def test_a_turn_that_is_skipped_is_not_answered() -> None:
     # Its events were held back, so that it had no record yet.
     floor.skip(0)
     spoken(floor, 0)
-    floor.transcribed(0, owes_answer=True)
+    floor.transcribed(0, owes_response=True)
     assert floor.go_on(is_resolved=True, may_cut=True) == []
     spoken(floor, 1)
     floor.skip(1)
-    floor.transcribed(1, owes_answer=True)
+    floor.transcribed(1, owes_response=True)
     assert floor.go_on(is_resolved=True, may_cut=True) == []
 
 
@@ -105,8 +105,8 @@ def test_an_item_that_was_deleted_is_not_waited_for() -> None:
     spoken(floor, 0)
     floor.item_deleted("0")
     assert not floor.has_untranscribed()
-    floor.transcribed(0, owes_answer=True)
-    assert floor.answer_due
+    floor.transcribed(0, owes_response=True)
+    assert floor.response_due
 
 
 def test_speech_that_was_dismissed_takes_no_floor_for_a_while() -> None:
@@ -120,7 +120,7 @@ def test_speech_that_was_dismissed_takes_no_floor_for_a_while() -> None:
 def test_a_closed_floor_begins_nothing() -> None:
     floor = Floor()
     spoken(floor, 0)
-    floor.transcribed(0, owes_answer=True)
+    floor.transcribed(0, owes_response=True)
     floor.close()
     assert floor.go_on(is_resolved=True, may_cut=True) == []
     # A request that had waited still begins, and ends.
@@ -139,13 +139,13 @@ def walk(draw: random.Random) -> None:
         nonlocal responds, has_output, is_ending, num_begun
         for command in commands:
             match command:
-                case BeginAnswer():
+                case BeginResponse():
                     assert not responds
                     assert not is_open
                     floor.response_began()
                     responds, has_output, is_ending = True, False, False
                     num_begun += 1
-                case CancelActive() | AnswerInstead():
+                case CancelActive() | RespondInstead():
                     assert responds
                     is_ending = True
                 case SilenceOutput():
@@ -162,7 +162,7 @@ def walk(draw: random.Random) -> None:
                 floor.open_turn(number, Item(str(number)))
                 is_open = True
                 takes, was_ending = draw.random() < 0.7, is_ending
-                owed = floor.answer_due
+                owed = floor.response_due
                 obey(floor.user_started(number, takes_floor=takes, answers=True, has_output=has_output))
                 if takes and responds and not has_output and not was_ending and not owed:
                     num_owed += 1
@@ -172,8 +172,8 @@ def walk(draw: random.Random) -> None:
                 untranscribed.append(number)
                 number, is_open = number + 1, False
             case 2 if untranscribed:
-                owes, was_due = draw.random() < 0.7, floor.answer_due
-                floor.transcribed(untranscribed.pop(0), owes_answer=owes)
+                owes, was_due = draw.random() < 0.7, floor.response_due
+                floor.transcribed(untranscribed.pop(0), owes_response=owes)
                 # Turns that end while one is owed are answered together.
                 num_owed += owes and not was_due
                 go_on()
@@ -189,19 +189,19 @@ def walk(draw: random.Random) -> None:
                     floor.turns.pop(number)
                     number, is_open = number + 1, False
                 go_on()
-            case 6 if not responds and not floor.answer_due:
+            case 6 if not responds and not floor.response_due:
                 # The client asks by itself.
                 floor.response_began()
                 responds, has_output, is_ending = True, True, False
         assert floor.user_speaks == is_open
-        assert floor.answering == responds
+        assert (floor.phase in (Phase.RESPONSE, Phase.BOTH)) == responds
     if is_open:
         floor.user_stopped()
         floor.committed(number)
         untranscribed.append(number)
         is_open = False
     while untranscribed:
-        floor.transcribed(untranscribed.pop(0), owes_answer=False)
+        floor.transcribed(untranscribed.pop(0), owes_response=False)
         go_on()
     for _ in range(2):
         if responds:
@@ -209,7 +209,7 @@ def walk(draw: random.Random) -> None:
             responds = False
         go_on()
     # Nobody is answered twice or never.
-    assert not floor.answer_due
+    assert not floor.response_due
     assert num_begun <= num_owed + number
     assert (num_begun > 0) or (num_owed == 0)
     floor.close()
@@ -224,9 +224,9 @@ def test_a_response_is_ended_once_for_the_answer_that_is_due() -> None:
     floor = Floor()
     floor.response_began()
     spoken(floor, 0, takes_floor=False)
-    floor.transcribed(0, owes_answer=True)
-    assert floor.go_on(is_resolved=True, may_cut=True) == [AnswerInstead()]
+    floor.transcribed(0, owes_response=True)
+    assert floor.go_on(is_resolved=True, may_cut=True) == [RespondInstead()]
     # A second transcript comes while the first cut is carried out.
     assert floor.go_on(is_resolved=True, may_cut=True) == []
     floor.response_ended()
-    assert floor.go_on(is_resolved=True, may_cut=True) == [BeginAnswer()]
+    assert floor.go_on(is_resolved=True, may_cut=True) == [BeginResponse()]

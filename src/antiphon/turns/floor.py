@@ -6,7 +6,7 @@ a LocalProtocolError and never passed over. What has to be done for an input com
 the session carries out in their order.
 
 Beside the phase, the floor knows the user's turns that have no transcript yet (`UserTurn`), and whether a turn waits
-for its answer (`answer_due`). An answer begins once nobody speaks and nothing is left to be read.
+for its response (`response_due`). A response begins once nobody speaks and nothing is left to be read.
 """
 
 from __future__ import annotations
@@ -96,16 +96,16 @@ class SilenceOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginAnswer:
-    """The answer to the user's turns begins."""
+class BeginResponse:
+    """The response to the user's turns begins."""
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerInstead:
-    """The response under way ends, because a turn that ended during it is answered next."""
+class RespondInstead:
+    """The response under way ends, because a turn that ended during it is responded to next."""
 
 
-FloorCommand = CancelActive | SilenceOutput | BeginAnswer | AnswerInstead
+FloorCommand = CancelActive | SilenceOutput | BeginResponse | RespondInstead
 
 
 class TurnStage(Enum):
@@ -124,7 +124,7 @@ class UserTurn:
 
     - `item`: what it becomes in the history.
     - `takes_floor`: its beginning ended a response, or would have; a turn without it waits for the response.
-    - `is_skipped`: the client wants no answer to it.
+    - `is_skipped`: the client wants no response to it.
     """
 
     number: int
@@ -135,12 +135,12 @@ class UserTurn:
 
 
 class Floor:
-    """The floor of one conversation. `phase` and `answer_due` are public to read."""
+    """The floor of one conversation. `phase` and `response_due` are public to read."""
 
     def __init__(self) -> None:
         self.phase = Phase.SILENT
-        self.answer_due = False
-        # The response under way is being ended for the answer that is due.
+        self.response_due = False
+        # The response under way is being ended for the response that is due.
         self._is_cutting = False
         self.turns: dict[int, UserTurn] = {}
         # Turns whose events are held back as an overlap may be skipped before they have a record.
@@ -152,11 +152,6 @@ class Floor:
     def user_speaks(self) -> bool:
         """Whether the user speaks, as far as it was reported."""
         return self.phase in (Phase.USER, Phase.BOTH)
-
-    @property
-    def answering(self) -> bool:
-        """Whether a response of the conversation is under way. In a closed conversation it is on its way to its end."""
-        return self.phase in (Phase.RESPONSE, Phase.BOTH)
 
     @property
     def is_closed(self) -> bool:
@@ -174,7 +169,7 @@ class Floor:
         """The user speaks, in this turn, which has a record.
 
         `takes_floor`: speech ends a response. `answers`: turns are answered when they end. `has_output`: the response
-        under way has put something out. One that has not still owes its answer: the speech may turn out to be a noise.
+        under way has put something out. One that has not is still owed: the speech may turn out to be a noise.
         """
         self._move(Input.USER_STARTED)
         self.turns[number].takes_floor = takes_floor
@@ -182,7 +177,7 @@ class Floor:
             return []
         if self.phase is not Phase.BOTH:
             return [SilenceOutput()]
-        self.answer_due = answers and (self.answer_due or not has_output)
+        self.response_due = answers and (self.response_due or not has_output)
         return [CancelActive("turn_detected"), SilenceOutput()]
 
     def user_stopped(self) -> None:
@@ -197,13 +192,13 @@ class Floor:
         """The turn is an item of the history."""
         self.turns[number].stage = TurnStage.COMMITTED
 
-    def transcribed(self, number: int, *, owes_answer: bool) -> UserTurn:
-        """The turn has its transcript, or will have none, and its record ends. Returns it. `owes_answer`: there is
-        something to answer.
+    def transcribed(self, number: int, *, owes_response: bool) -> UserTurn:
+        """The turn has its transcript, or will have none, and its record ends. Returns it. `owes_response`: there is
+        something to respond to.
         """
         turn = self.turns.pop(number)
-        if owes_answer and not turn.is_skipped:
-            self.answer_due = True
+        if owes_response and not turn.is_skipped:
+            self.response_due = True
         return turn
 
     def item_deleted(self, item_id: str) -> None:
@@ -219,7 +214,7 @@ class Floor:
     # --- what the client says of turns --------------------------------------------------------------------------------
 
     def skip_next(self) -> None:
-        """The client wants no answer to the turn that ends next."""
+        """The client wants no response to the turn that ends next."""
         self._skips_next = True
 
     def take_skip(self) -> bool:
@@ -254,19 +249,19 @@ class Floor:
         self._move(Input.RESPONSE_ENDED)
 
     def go_on(self, *, is_resolved: bool, may_cut: bool) -> list[FloorCommand]:
-        """What is due now that something has changed: the answer, once nobody speaks and all is read (`is_resolved`).
+        """What is due now that something has changed: the response, once nobody speaks and all is read (`is_resolved`).
 
-        `may_cut`: a response under way, which is not ending already, may be ended for the answer that is due.
+        `may_cut`: a response under way, which is not ending already, may be ended for the response that is due.
         """
-        if not self.answer_due or not is_resolved or self.user_speaks or self.is_closed:
+        if not self.response_due or not is_resolved or self.user_speaks or self.is_closed:
             return []
         if self.phase is Phase.SILENT:
-            self.answer_due = False
-            return [BeginAnswer()]
+            self.response_due = False
+            return [BeginResponse()]
         if not may_cut or self._is_cutting:
             return []
         self._is_cutting = True
-        return [AnswerInstead()]
+        return [RespondInstead()]
 
     def close(self) -> None:
         """No more audio comes."""

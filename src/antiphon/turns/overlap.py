@@ -3,9 +3,6 @@ out.
 
 A client that is told of speech falls silent at once. So a backchannel ("mm-hm") is not reported at all: no event, no
 item, no response. Speech with a word of its own, or that goes on for long, is reported as if nothing had been held.
-
-The words of backchannels are the most common acknowledgements in conversation (Ward & Tsukahara 2000; the backchannel
-act of the AMI corpus), in those languages that have them written alike or nearly so.
 """
 
 from __future__ import annotations
@@ -33,8 +30,19 @@ from antiphon.events.transcription import (
 from antiphon.events.words import bare_word
 from antiphon.state_machine import transition
 
-# A text of more characters is none, and is not looked at: a client may send any.
+# A backchannel is over by then: speech that goes on takes the floor whatever its words. Seconds since its onset was
+# found.
+MAX_BACKCHANNEL_S = 0.9
+# A client that has ducked the response learns by then what the overlap is, unless its words so far are a backchannel.
+# Seconds since its onset was found.
+DECISION_S = 0.4
+# Speech that begins with less than this left of the response is a turn, not an overlap: "yes" to a question just
+# asked. Seconds.
+RESPONSE_TAIL_S = 0.4
+# The most words of a backchannel. A text of more than MAX_CHARS characters is none: a client may send any.
 MAX_WORDS, MAX_CHARS = 4, 200
+# The most common acknowledgements in conversation (Ward & Tsukahara 2000; the backchannel act of the AMI corpus), in
+# the languages that have them written alike or nearly so.
 _ACKNOWLEDGEMENTS = (
     "mm mmm mhm mhmm hm hmm uh um huh ah aha ha oh ooh yeah yea yep yup yes ok okay kay right sure really wow nice "
     "cool great good true exactly absolutely indeed alright see i of course got it go on interesting "
@@ -56,6 +64,18 @@ PHRASES = frozenset(
         ("bien", "sûr"),
     )
 )
+TurnEvent = (
+    SpeechStarted
+    | SpeechStopped
+    | TurnCommitted
+    | TranscriptDelta
+    | TranscriptPartial
+    | TranscriptGuessed
+    | GuessDropped
+    | TranscriptDone
+    | LanguageDetected
+    | TranscriptFailed
+)
 
 
 def is_backchannel(text: str) -> bool:
@@ -72,29 +92,6 @@ def is_backchannel(text: str) -> bool:
     if len(words) > MAX_WORDS or any(w not in WORDS for w in words):
         return False
     return all(w not in FRAGMENTS for w in words) or words in PHRASES
-
-
-# A backchannel is over by then: speech that goes on takes the floor whatever its words. Seconds since its onset was
-# found.
-MAX_BACKCHANNEL_S = 0.9
-# A client that has ducked the response learns by then what the overlap is, unless its words so far are a backchannel.
-# Seconds since its onset was found.
-DECISION_S = 0.4
-# Speech that begins with less than this left of the response is a turn, not an overlap: "yes" to a question just
-# asked. Seconds.
-RESPONSE_TAIL_S = 0.4
-TurnEvent = (
-    SpeechStarted
-    | SpeechStopped
-    | TurnCommitted
-    | TranscriptDelta
-    | TranscriptPartial
-    | TranscriptGuessed
-    | GuessDropped
-    | TranscriptDone
-    | LanguageDetected
-    | TranscriptFailed
-)
 
 
 class OverlapState(Enum):
@@ -198,12 +195,14 @@ class OverlapDecider:
     For that turn OverlapStarted is reported at once, for clients that duck the response, and in the end one
     OverlapDecided, together with the held events where the turn takes the floor. The owner keeps the time: it calls
     `decide` after DECISION_S and `take_floor` after MAX_BACKCHANNEL_S.
+
+    `undecided_turn` is public to read: the number of the turn whose events are held; None while there is none.
     """
 
     def __init__(self) -> None:
         self._state = OverlapState.NONE
-        # The overlapping turn, its events that are held, and its text so far ("" before there is any).
-        self._turn: int | None = None
+        # Its events that are held, and its text so far ("" before there is any).
+        self.undecided_turn: int | None = None
         self._held_events: list[TranscriptionEvent] = []
         self._text = ""
         # Turns that were dismissed and whose transcripts are still to come.
@@ -213,11 +212,6 @@ class OverlapDecider:
     def state(self) -> OverlapState:
         """What is known of the overlap."""
         return self._state
-
-    @property
-    def undecided_turn(self) -> int | None:
-        """The number of the turn whose events are held; None while there is none."""
-        return self._turn
 
     def feed(self, event: TranscriptionEvent, *, overlaps: bool) -> list[TranscriptionEvent]:
         """Handle one event of the transcription, and return the events that may be reported now, in order.
@@ -231,14 +225,14 @@ class OverlapDecider:
             return []
         if isinstance(event, SpeechStarted):
             return self._speech_started(event, overlaps=overlaps)
-        if self._turn is None:
+        if self.undecided_turn is None:
             return [event]
         if isinstance(event, TurnCleared):
             if any(isinstance(held, TurnCommitted) for held in self._held_events):
                 # What is cleared came after it.
                 return [event]
             return [*self._move(OverlapInput.OVER, "cleared"), event]
-        if not isinstance(event, TurnEvent) or event.turn != self._turn:
+        if not isinstance(event, TurnEvent) or event.turn != self.undecided_turn:
             return [event]
         self._held_events.append(event)
         if isinstance(event, TranscriptPartial | TranscriptGuessed | TranscriptDone):
@@ -250,16 +244,16 @@ class OverlapDecider:
         return []
 
     def _speech_started(self, event: SpeechStarted, *, overlaps: bool) -> list[TranscriptionEvent]:
-        if self._state is OverlapState.DISMISSED and self._turn is not None:
+        if self._state is OverlapState.DISMISSED and self.undecided_turn is not None:
             # Another turn begins, of which nothing is known yet.
-            self._dismissed_turns.add(self._turn)
+            self._dismissed_turns.add(self.undecided_turn)
         elif self._state is not OverlapState.NONE:
             # A speaker who begins again is not done after one word.
             self._held_events.append(event)
             return self._move(OverlapInput.AGAIN, "speech_again")
         if not overlaps:
             return [*self._move(OverlapInput.AGAIN, ""), event]
-        self._turn, self._held_events, self._text = event.turn, [event], ""
+        self.undecided_turn, self._held_events, self._text = event.turn, [event], ""
         return self._move(OverlapInput.BEGAN, "")
 
     def decide(self, *, speaking: bool) -> list[TranscriptionEvent]:
@@ -286,7 +280,7 @@ class OverlapDecider:
         order, behind OverlapDecided; without that where the client has said that it takes no floor. Returns nothing for
         a turn of which nothing is held.
         """
-        return self._move(OverlapInput.COMMITTED, "client_commit") if turn == self._turn else []
+        return self._move(OverlapInput.COMMITTED, "client_commit") if turn == self.undecided_turn else []
 
     def dismiss(self, reason: str) -> list[TranscriptionEvent]:
         """Decide that the overlap does not take the floor whatever its words turn out to be, because the client says
@@ -296,10 +290,10 @@ class OverlapDecider:
 
     def _move(self, happened: OverlapInput, reason: str) -> list[TranscriptionEvent]:
         """Go on by the table, and return what is reported."""
-        turn, held = self._turn, self._held_events
+        turn, held = self.undecided_turn, self._held_events
         self._state, report = transition(TRANSITIONS, self._state, happened)
         if self._state is OverlapState.NONE:
-            self._turn, self._held_events = None, []
+            self.undecided_turn, self._held_events = None, []
         if turn is None:
             return []
         match report:

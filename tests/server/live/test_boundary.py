@@ -22,7 +22,11 @@ class Conversation:
     interrupted: list[str] = field(default_factory=list)
 
     @property
-    def answering(self) -> bool:
+    def progress(self) -> Conversation:
+        return self
+
+    @property
+    def is_responding(self) -> bool:
         self.looks -= 1
         return self.looks >= 0
 

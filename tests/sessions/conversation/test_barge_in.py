@@ -33,8 +33,6 @@ from antiphon.events.transcription import (
     TranscriptPartial,
 )
 from antiphon.events.words import Word
-from antiphon.sessions.conversation.responses.playout import Playout
-from antiphon.turns.echo import EchoGuard
 from tests.scripted import ScriptedTranscriber, speech, text
 from tests.sessions.conversation.scripted import Scene, ScriptedModel, play
 
@@ -93,14 +91,14 @@ def test_when_a_backchannel_overlaps_a_response_then_response_and_history_stay_a
             before = len(scene.out)
             await scene.say("Mm-hm.")
             assert scene.out[before:] == []
-            assert scene.session.answering
+            assert scene.session.progress.is_responding
             scene.model.end.set()
             await scene.settle()
         return scene
 
     scene = play(main())
     assert scene.responses() == ["completed"]
-    assert [i.text for i in scene.session.conversation.items] == ["Tell me a story.", "One two."]
+    assert [i.text for i in scene.session.history.items] == ["Tell me a story.", "One two."]
 
 
 def test_when_the_client_ends_a_turn_over_a_response_then_it_is_committed_whatever_was_said() -> None:
@@ -158,9 +156,9 @@ class Watched(Scene):
         self.noted: list[tuple[Any, float, list[str]]] = []
 
     async def emit(self, output: Any) -> None:
-        unread = self.session.unread_items
-        kept = [i.text for i in self.session.conversation.items if i.role == "user" and i.id not in unread]
-        self.noted.append((output, self.session.settled_ms, kept))
+        unread = self.session.progress.unread_items
+        kept = [i.text for i in self.session.history.items if i.role == "user" and i.id not in unread]
+        self.noted.append((output, self.session.progress.settled_ms, kept))
         await super().emit(output)
 
 
@@ -223,7 +221,7 @@ def test_when_the_client_truncates_an_item_that_goes_on_then_the_rest_is_not_in_
         return scene
 
     scene = play(main())
-    assert scene.session.conversation.items[-1].text == "One"
+    assert scene.session.history.items[-1].text == "One"
     assert [o.audio_end_ms for o in scene.out if isinstance(o, ItemTruncated)] == [1000, 400]
     # The response is told as it was made, the item of the history as it was heard.
     (part,) = [o.part.text for o in scene.out if isinstance(o, ContentPartDone)]
@@ -297,29 +295,6 @@ def test_when_somebody_speaks_over_a_response_then_it_pauses_until_it_is_known_w
     assert scene.counted["ducks"] == 1
     assert scene.counted["ducks_without_interruption"] == holds.count(False)
     assert [o for o in scene.out if isinstance(o, PlaybackHoldChanged)] == (told if reports else [])
-
-
-def test_the_playout_does_not_shrink_while_it_is_paused() -> None:
-    clock = 0.0
-    playout = Playout(EchoGuard(), lambda: clock)
-    playout.add(ResponseAudioDelta(ContentPosition("r", "i", 0), np.zeros(24_000, np.float32), 24_000, ()), 0)
-    clock = 0.4
-    playout.hold(True)
-    playout.hold(True)
-    clock = 5.0
-    assert playout.left_s == pytest.approx(0.6)
-    playout.hold(False)
-    clock = 5.5
-    assert playout.left_s == pytest.approx(0.1)
-    clock = 7.0
-    # A pause when nothing plays changes nothing.
-    playout.hold(True)
-    clock = 8.0
-    playout.hold(False)
-    assert playout.left_s == 0
-    playout.hold(True)
-    playout.stop(0)
-    assert playout.left_s == 0
 
 
 def test_when_the_floor_is_not_taken_after_all_then_what_was_paused_goes_on() -> None:

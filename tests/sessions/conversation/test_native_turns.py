@@ -304,7 +304,7 @@ def test_when_a_response_was_heard_in_part_then_the_history_has_that_part() -> N
         await scene.until(lambda: scene.of(ResponseDone))
 
     scene = run(Native(says("One two"), says(" three four"), held=False), act)
-    (item,) = [i for i in scene.session.conversation.items if i.role == "assistant"]
+    (item,) = [i for i in scene.session.history.items if i.role == "assistant"]
     assert item.text == "One two"
 
 
@@ -375,7 +375,7 @@ def test_when_the_user_goes_on_after_a_commit_then_the_silence_ends() -> None:
         await scene.inbox.put(CommitAudio())
         await scene.until(lambda: len(native.units) == 1)
         await scene.hears(0.25)
-        await scene.until(lambda: scene.session.audio_s >= 0.75 * UNIT / 16_000)
+        await scene.until(lambda: scene.session.progress.audio_s >= 0.75 * UNIT / 16_000)
         native.held = False
         for _ in range(50):
             native.go.release()
@@ -560,6 +560,9 @@ def test_when_a_response_cannot_be_asked_of_a_native_model_then_the_error_names_
         await scene.inbox.put(CreateItem(Item("one", parts=[ContentPart("input_text", "x" * 8001)])))
         await scene.hears(1)
         await scene.until(lambda: scene.of(ResponseCreated))
+        # It speaks by itself, and owes nothing that another host would have to begin.
+        assert scene.session.progress.is_responding
+        assert scene.session.progress.owed_responses == []
         await scene.inbox.put(CreateResponse())
 
     scene = run(Native(says("One"), *[says(" more")] * 200), act)

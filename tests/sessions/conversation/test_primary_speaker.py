@@ -67,7 +67,7 @@ def test_a_turn_of_another_voice_is_marked_and_not_answered_and_the_model_is_not
 
     scene = play(main())
     assert [o.speaker for o in scene.out if isinstance(o, TranscriptDone)] == ["", "user", "other", "user"]
-    assert [i.speaker for i in scene.session.conversation.items if i.role == "user"] == ["", "user", "other", "user"]
+    assert [i.speaker for i in scene.session.history.items if i.role == "user"] == ["", "user", "other", "user"]
     assert sum(isinstance(o, UserTurnCommitted) for o in scene.out) == 4
     assert not any(f"w{OTHERS}" in message.text for asked in scene.model.asked for message in asked)
 
@@ -110,7 +110,7 @@ def test_where_voices_cannot_be_judged_every_turn_is_answered() -> None:
 
     scene = play(main())
     assert num_answers(scene) == 3
-    assert scene.session.conversation.items[-2].speaker == ""
+    assert scene.session.history.items[-2].speaker == ""
 
 
 def test_where_nobody_asked_for_it_no_voice_is_judged() -> None:
@@ -196,7 +196,7 @@ def test_with_an_enrolled_voice_other_turns_are_ignored_from_the_first_on() -> N
         return scene
 
     scene = play(main())
-    assert [i.speaker for i in scene.session.conversation.items if i.role == "user"][:3] == ["other", "user", "user"]
+    assert [i.speaker for i in scene.session.history.items if i.role == "user"][:3] == ["other", "user", "user"]
     assert next(o.response for o in scene.out if isinstance(o, ResponseDone)).status == "completed"
     assert not any(f"w{OTHERS}" in message.text for asked in scene.model.asked for message in asked)
 

@@ -10,6 +10,7 @@ import pytest
 
 from antiphon.events.conversation import (
     CommandRejected,
+    ConfigureConversation,
     ContentPart,
     CreateItem,
     CreateResponse,
@@ -150,7 +151,8 @@ def test_when_nobody_speaks_for_the_idle_timeout_then_another_response_is_create
             scene.model.go.set()
             await scene.say("Hello.")
             await scene.until(ResponseDone, 2)
-            scene.session.config = replace(scene.session.config, idle_timeout_ms=None)
+            config = replace(scene.session.config, idle_timeout_ms=None)
+            await scene.session.handle(ConfigureConversation(config))
         return scene
 
     scene = play(main())
@@ -175,7 +177,8 @@ def test_when_a_noise_is_no_turn_then_the_idle_timeout_still_comes(end: str) -> 
                 await scene.transcription(TranscriptFailed(turn, "no") if end == "failed" else noise)
             await scene.until(IdleTimeoutReached)
             await scene.until(ResponseDone, 2)
-            scene.session.config = replace(scene.session.config, idle_timeout_ms=None)
+            config = replace(scene.session.config, idle_timeout_ms=None)
+            await scene.session.handle(ConfigureConversation(config))
         return scene
 
     assert play(main()).responses()[:2] == ["completed", "completed"]
@@ -191,7 +194,8 @@ def test_when_an_item_is_still_read_at_the_idle_timeout_then_it_comes_later() ->
             assert not any(isinstance(o, IdleTimeoutReached) for o in scene.out)
             reader.go.set()
             await scene.until(IdleTimeoutReached)
-            scene.session.config = replace(scene.session.config, idle_timeout_ms=None)
+            config = replace(scene.session.config, idle_timeout_ms=None)
+            await scene.session.handle(ConfigureConversation(config))
         return scene
 
     play(main())

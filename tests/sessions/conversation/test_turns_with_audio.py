@@ -126,7 +126,7 @@ def test_when_a_turn_is_answered_then_the_model_hears_its_words_and_no_others(
         # What was begun at the pause was the answer: it was asked for once. What was begun in the breath was not.
         asked = [messages[-1].text for messages in scene.model.asked]
         assert asked == [text(*part) for a, n in turns for part in ((a, n - 1), (a, n))]
-    assert scene.session.num_open_turns == 0
+    assert scene.session.progress.unread_items == []
 
 
 def test_when_a_turn_has_no_words_then_the_model_is_not_given_its_audio() -> None:

@@ -204,7 +204,7 @@ def test_when_the_client_decides_an_overlap_then_its_decision_holds(policy: str)
         await scene.answer()
         await scene.ask(HoldFloor())
         await scene.start_turn()
-        assert scene.duplex.answering
+        assert scene.duplex.progress.is_responding
         await scene.ask(BargeIn("client_force_barge_in"))
 
     scene = run(act, policy)
@@ -228,7 +228,7 @@ def test_when_something_is_cancelled_then_the_epoch_rises_once_and_the_response_
                 await scene.ask(asked)
             for output in also:
                 await scene.transcription(output)
-            assert not scene.duplex.answering
+            assert not scene.duplex.progress.is_responding
 
         scene = run(act)
         assert scene.duplex.epoch == 1, asked
@@ -319,7 +319,7 @@ def test_when_the_client_holds_the_floor_then_the_turn_is_answered_after_the_res
         await scene.ask(HoldFloor())
         await scene.start_turn()
         await scene.transcribe(await scene.end_turn(), "And what was his name?")
-        assert scene.duplex.answering
+        assert scene.duplex.progress.is_responding
         assert scene.responses() == []
         scene.model.end.set()
         await scene.settle()
@@ -407,7 +407,7 @@ def test_when_a_finished_response_is_still_heard_then_it_can_be_cancelled() -> N
     async def act(scene: DuplexScene) -> None:
         scene.model.go.set()
         await scene.say("Hello.")
-        assert not scene.duplex.answering
+        assert not scene.duplex.progress.is_responding
         scene.clock = 0.25
         await scene.ask(CancelResponse())
 

@@ -18,7 +18,8 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 from antiphon.sessions.inbox import Inbox
-from antiphon.sessions.transcription.session import MUTED_S, ONSET_MS, TranscriptionSession
+from antiphon.sessions.transcription.microphone import MUTED_S
+from antiphon.sessions.transcription.session import ONSET_MS, TranscriptionSession
 from tests.scripted import FRAME, WORD_SAMPLES, ScriptedDetector, ScriptedTranscriber, speech, text
 
 PREFIX_MS, SILENCE_MS = 96, 192

@@ -17,7 +17,6 @@ from antiphon.events.transcription import (
 )
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
-from antiphon.turns.echo import EchoGuard
 from tests.scripted import ScriptedDetector, ScriptedTranscriber, speech, text
 
 CHUNK = SAMPLE_RATE_HZ // 50
@@ -35,7 +34,7 @@ def answer() -> Pcm:
 
 def asked(muted_s: float, num_words: int) -> list[TranscriptionEvent]:
     """What comes of a question that is asked `muted_s` after the last audio, when an answer was sent then."""
-    out, now_s, guard = list[TranscriptionEvent](), [100.0], EchoGuard()
+    out, now_s = list[TranscriptionEvent](), [100.0]
 
     async def emit(event: TranscriptionEvent) -> None:
         out.append(event)
@@ -44,7 +43,7 @@ def asked(muted_s: float, num_words: int) -> list[TranscriptionEvent]:
         inbox = Inbox(3600)
         config = TranscriptionConfig(vad=ServerVad(0.5, 96, 192))
         session = TranscriptionSession(
-            config, ScriptedTranscriber(), ScriptedDetector(), inbox, emit, echo_guard=guard, clock=lambda: now_s[0]
+            config, ScriptedTranscriber(), ScriptedDetector(), inbox, emit, guards_echo=True, clock=lambda: now_s[0]
         )
 
         async def say(pcm: Pcm) -> None:
@@ -57,7 +56,7 @@ def asked(muted_s: float, num_words: int) -> list[TranscriptionEvent]:
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)
             await say(np.zeros(SAMPLE_RATE_HZ, np.float32))
-            guard.add_reference(answer(), session.now)
+            session.expect_echo(answer())
             now_s[0] += muted_s
             await say(np.concatenate((speech(FIRST_WORD, num_words), np.zeros(SAMPLE_RATE_HZ, np.float32))))
             inbox.close()

@@ -103,7 +103,7 @@ class LiveRealtime:
     @property
     def num_bytes(self) -> int:
         """The memory of the conversation, of its configuration, and of the commands that wait."""
-        kept = self._conversation.conversation.num_bytes if self._conversation else 0
+        kept = self._conversation.history.num_bytes if self._conversation else 0
         return kept + self._bounds.config_bytes + self._inbox.num_bytes
 
     async def run(self) -> None:
@@ -118,9 +118,9 @@ class LiveRealtime:
         finally:
             self.copy.close()
             self._witness.close()
-            self._live.log_end(self._session.audio_s if self._session else 0.0)
+            self._live.log_end(self._session.progress.audio_s if self._session else 0.0)
             if self._session:
-                self._state.metrics.audio_s.labels("live").inc(self._session.audio_s)
+                self._state.metrics.audio_s.labels("live").inc(self._session.progress.audio_s)
 
     async def _expire(self) -> None:
         await anyio.sleep(self._state.settings.server.session_s or math.inf)
@@ -152,7 +152,7 @@ class LiveRealtime:
             self._live.start(partial(self.copy.move, within_s))
         else:
             end = partial(self._end, "server_shutting_down", "The server is shutting down.", CLOSE_GOING_AWAY)
-            self._live.end_once(lambda: not self._session or self._session.is_silent, within_s, end)
+            self._live.end_once(lambda: not self._session or self._session.progress.is_silent, within_s, end)
 
     def finish(self) -> None:
         """Send what waits, and close as the drain says; what was asked for is not finished. Does not wait."""
@@ -194,7 +194,7 @@ class LiveRealtime:
         """
         stored_events = await self.copy.store_token()
         facts = {} if stored_events is None else {"stored_events": stored_events}
-        received_ms = round(((self._session.audio_s if self._session else 0.0) + self._inbox.backlog_s) * 1000)
+        received_ms = round(((self._session.progress.audio_s if self._session else 0.0) + self._inbox.backlog_s) * 1000)
         num_received = self.attachment.num_received
         frame = self.wire.resumed(token, received_events=num_received, **facts, received_audio_ms=received_ms, how=how)
         return self._witness.sent(frame)
@@ -268,7 +268,7 @@ class LiveRealtime:
             if isinstance(command, CreateItem | CreateResponse):
                 self._live.count_memory()
                 try:
-                    self._bounds.check(command, len(conversation.conversation.items) if conversation else 0)
+                    self._bounds.check(command, len(conversation.history.items) if conversation else 0)
                 except RemoteProtocolError as error:
                     await self.reject(error, command.event_id)
                     continue

@@ -103,7 +103,7 @@ def goes_first(command: Command, conversation: RealtimeConversation) -> TypeGuar
     """Whether a command is handled at once, before those that wait in the inbox. A CancelResponse is where it can mean
     a response that has begun; else it may be about one that a command in the inbox has still to begin.
     """
-    return isinstance(command, URGENT) or (isinstance(command, CancelResponse) and conversation.can_cancel)
+    return isinstance(command, URGENT) or (isinstance(command, CancelResponse) and conversation.progress.can_cancel)
 
 
 def new_transcription(

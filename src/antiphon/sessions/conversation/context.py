@@ -8,7 +8,13 @@ from dataclasses import dataclass
 
 from antiphon.contracts import ConversationModel, ImageReader, Transcriber, TurnDetector, VoiceActivityDetector
 from antiphon.contracts.speaker import SpeakerModel
-from antiphon.events.conversation import ConversationEvent
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import (
+    CommandRejected,
+    ConfigureConversation,
+    ConversationCommand,
+    ConversationEvent,
+)
 from antiphon.events.transcription import TranscriptionEvent
 
 EmitConversation = Callable[[TranscriptionEvent | ConversationEvent], Awaitable[None]]
@@ -46,3 +52,9 @@ class ConversationContext:
     clock: Callable[[], float] = time.monotonic
     min_commit_ms: int = 0
     owner: Hashable | None = None
+
+
+def rejected(error: RemoteProtocolError, command: ConversationCommand) -> CommandRejected:
+    """The event that answers a command which cannot be carried out."""
+    event_id = None if isinstance(command, ConfigureConversation) else command.event_id
+    return CommandRejected(error.code, error.message, error.param, event_id)

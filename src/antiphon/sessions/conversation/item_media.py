@@ -6,10 +6,6 @@ given the images and the audio themselves.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
-import anyio.abc
-
 from antiphon.contracts import FileOptions, ImagePart, ImageReader, Transcriber, TranscriptSegment, one_slab
 from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.events.conversation import CommandRejected, ContentPart, Item, ItemAdded, ItemDone
@@ -25,27 +21,25 @@ MAX_IMAGE_CHARS = 64 << 20
 
 
 class ItemMediaResolver:
-    """Turns the media of a conversation's items into what its model takes, in a task for each item.
+    """Turns the media of a conversation's items into what its model takes.
 
     - `reader`, `transcriber`: the models that read images and transcribe audio for a conversation model that takes text
       only. Without a reader, images stay unresolved, and such a model is told nothing of them.
     - `emit`: is awaited with a `CommandRejected` for media that cannot be decoded; the session goes on.
-    - `done`: is awaited each time that an item's media are resolved, failed ones included.
     - `accepts_media`: whether the conversation model accepts images and audio.
     """
 
     def __init__(
         self,
-        conversation: ConversationHistory,
+        history: ConversationHistory,
         reader: ImageReader | None,
         transcriber: Transcriber,
         emit: EmitConversation,
-        done: Callable[[], Awaitable[None]],
         *,
         accepts_media: bool,
     ) -> None:
-        self._conversation, self._reader, self._transcriber = conversation, reader, transcriber
-        self._emit, self._done, self._accepts_media = emit, done, accepts_media
+        self._history, self._reader, self._transcriber = history, reader, transcriber
+        self._emit, self._accepts_media = emit, accepts_media
         # Ids of the items whose media are not resolved yet; a response that needs them waits.
         self.unresolved: set[str] = set()
 
@@ -55,7 +49,7 @@ class ItemMediaResolver:
         """
         if not any(p.image for p in new.parts):
             return
-        num_chars = sum(len(p.image) for i in (*self._conversation.items, new) for p in i.parts)
+        num_chars = sum(len(p.image) for i in (*self._history.items, new) for p in i.parts)
         if num_chars > MAX_IMAGE_CHARS:
             raise RemoteProtocolError(
                 "image_limit_exceeded", f"A conversation's images may have {MAX_IMAGE_CHARS >> 20} MiB.", "item.content"
@@ -63,23 +57,21 @@ class ItemMediaResolver:
 
     async def add(self, item: Item, after: str | None) -> None:
         """Add a client's item to the conversation, and report it. Raises as `ConversationHistory.add`."""
-        previous = self._conversation.add(item, after)
+        previous = self._history.add(item, after)
         await self._emit(ItemAdded(item.snapshot(), previous))
         await self._emit(ItemDone(item.snapshot(), previous))
 
-    def resolve(self, item: Item, event_id: str | None, language: str | None, group: anyio.abc.TaskGroup) -> None:
-        """Begin to resolve an item's images and audio in a task of `group`, and return at once.
-
-        Until it is done the item's id is in `unresolved`. `language` is the language of its audio, None if not known;
-        `event_id` is the client's id of the command, which a rejection repeats. Audio that came with its transcript is
-        dropped right away for a model that takes text.
+    def begin(self, item: Item) -> bool:
+        """Return whether the caller has to `resolve` an item's images and audio; its id is in `unresolved` then, until
+        that is done. Audio that came with its transcript is dropped right away for a model that takes text.
         """
-        if any(self._is_unresolved(p) for p in item.parts):
+        has_unresolved = any(self._is_unresolved(p) for p in item.parts)
+        if has_unresolved:
             self.unresolved.add(item.id)
-            group.start_soon(self._resolve, item, event_id, language)
         for part in item.parts:
             if part.kind == "input_audio" and part.text and not self._accepts_media:
                 part.media = None
+        return has_unresolved
 
     def _is_unresolved(self, part: ContentPart) -> bool:
         if part.text:
@@ -88,7 +80,12 @@ class ItemMediaResolver:
             return part.media is None and (self._accepts_media or self._reader is not None)
         return part.kind == "input_audio" and part.media is not None and not self._accepts_media
 
-    async def _resolve(self, item: Item, event_id: str | None, language: str | None) -> None:
+    async def resolve(self, item: Item, event_id: str | None, language: str | None) -> None:
+        """Resolve an item's images and audio, and wait for it. What cannot be decoded is rejected, and not raised.
+
+        `language` is the language of its audio, None if not known; `event_id` is the client's id of the command, which
+        a rejection repeats.
+        """
         for part in item.parts:
             if not self._is_unresolved(part):
                 continue
@@ -103,7 +100,6 @@ class ItemMediaResolver:
                 code = "invalid_audio" if is_audio else "invalid_image"
                 await self._emit(CommandRejected(code, str(error), "item.content", event_id))
         self.unresolved.discard(item.id)
-        await self._done()
 
     async def _read_image(self, part: ContentPart) -> None:
         try:

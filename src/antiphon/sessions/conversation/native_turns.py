@@ -59,7 +59,7 @@ MAX_WAITING_CHUNKS = 64
 
 
 @dataclass(eq=False, slots=True)
-class DueAnswer:
+class DueResponse:
     """An answer that the user waits for.
 
     - `request`: the client's request; None: the answer is due because the user's turn was committed.
@@ -105,7 +105,7 @@ class NativeResponse:
     where the model began by itself.
     """
 
-    def __init__(self, on_dropped: Callable[[], None], due: DueAnswer | None = None) -> None:
+    def __init__(self, on_dropped: Callable[[], None], due: DueResponse | None = None) -> None:
         self._send, self._receive = anyio.create_memory_object_stream[ResponseChunk](MAX_WAITING_CHUNKS)
         self._on_dropped = on_dropped
         self.due = due
@@ -197,7 +197,7 @@ class NativeTurns:
         self._turn: NativeResponse | None = None
         # Set by an interruption: what the step under way says is discarded.
         self._discards_step = self._reports_listening = False
-        self._due: DueAnswer | None = None
+        self._due: DueResponse | None = None
         # Where turns are reported that were asked for and will not be spoken; None until `run`.
         self._group: anyio.abc.TaskGroup | None = None
         self._text = ""
@@ -286,7 +286,7 @@ class NativeTurns:
         `answers`: silence goes on until the model speaks, unless more audio arrives.
         """
         if self._due is None:
-            self._due = DueAnswer(answers=answers)
+            self._due = DueResponse(answers=answers)
             self._changed.notify()
 
     def ask(self, request: CreateResponse) -> None:
@@ -307,7 +307,7 @@ class NativeTurns:
         instructions = request.instructions if request.instructions and not self._turn else ""
         self._check_room(instructions, "response.instructions")
         if due is None:
-            due = self._due = DueAnswer(is_padded=not self._num_queued)
+            due = self._due = DueResponse(is_padded=not self._num_queued)
         due.request, due.answers = request, True
         self._text += instructions
         self._changed.notify()
@@ -318,7 +318,7 @@ class NativeTurns:
         """
         return self._drop_due("client_cancelled") is not None and self._turn is None
 
-    def _drop_due(self, reason: str, failure: str = "") -> DueAnswer | None:
+    def _drop_due(self, reason: str, failure: str = "") -> DueResponse | None:
         """Have no answer due any more, and return the one that was. If it was asked for, its response ends, cancelled
         for this reason or as a failure, unless a turn has begun that is that response.
         """

@@ -18,7 +18,6 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     CancelResponse,
     ClearOutputAudio,
-    CommandRejected,
     ConfigureConversation,
     ContentPart,
     ContentPosition,
@@ -27,11 +26,9 @@ from antiphon.events.conversation import (
     CreateItem,
     CreateResponse,
     DeleteItem,
-    IdleTimeoutReached,
     Item,
     ItemDeleted,
     ItemRetrieved,
-    ItemTruncated,
     RetrieveItem,
     TruncateItem,
     UserTurnCommitted,
@@ -54,22 +51,16 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
-from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
+from antiphon.sessions.conversation.context import ConversationContext, EmitConversation, rejected
 from antiphon.sessions.conversation.history import ConversationHistory
-from antiphon.sessions.conversation.idle_timeout import IdleTimeout
-from antiphon.sessions.conversation.item_media import ItemMediaResolver
-from antiphon.sessions.conversation.native_turns import NativeTurns
 from antiphon.sessions.conversation.overlap_timing import DISMISSAL_S, OverlapHolder
-from antiphon.sessions.conversation.responses.playout import Playout
-from antiphon.sessions.conversation.responses.responder import SESSION_ENDED, Responder
-from antiphon.sessions.conversation.responses.response import ResponseTask
-from antiphon.sessions.conversation.responses.scheduler import ResponseScheduler
+from antiphon.sessions.conversation.progress import ConversationProgress
+from antiphon.sessions.conversation.responses.heard import Heard
+from antiphon.sessions.conversation.responses.queue import ResponseQueue
 from antiphon.sessions.conversation.turn_audio import TurnAudio, drop_old_media
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
-from antiphon.turns.echo import EchoGuard
-from antiphon.turns.floor import Floor, TurnStage
-from antiphon.turns.overlap import RESPONSE_TAIL_S
+from antiphon.turns.floor import Floor
 
 
 class ConversationSession:
@@ -81,7 +72,8 @@ class ConversationSession:
     - `handle_other`: gets the commands that come out of the inbox in place of `handle`, which it has to call.
     - `left_s`: returns the seconds of sent audio still to be played, where that is known better than by the clock.
 
-    `config` is the present configuration and `conversation` the history. All of it runs in one event loop.
+    `config` is the present configuration, `history` has the items, and `progress` says how far the session has come.
+    All of it runs in one event loop.
     """
 
     def __init__(
@@ -99,29 +91,11 @@ class ConversationSession:
         self._emit = emit
         self._new_id = context.new_id
         self._group: anyio.abc.TaskGroup | None = None
-        self.conversation = ConversationHistory()
+        self.history = ConversationHistory()
         self._floor = Floor()
         self._overlaps = OverlapHolder(self._apply_all)
-        model = context.model
-        accepts_media = model.profile.accepts_media
-        self._item_media = ItemMediaResolver(
-            self.conversation,
-            context.image_reader,
-            context.transcriber,
-            emit,
-            lambda: self._scheduler.go_on(),
-            accepts_media=accepts_media,
-        )
-        self._turn_audio = TurnAudio(model.profile.audio_window_ms) if accepts_media else None
-        echo_guard = EchoGuard()
-        self._playout = Playout(echo_guard, context.clock)
-        self._left_s = left_s or (lambda: self._playout.left_s)
-        self._native_turns = (
-            NativeTurns(native, lambda turn: self._responder.begin_unasked(turn), emit, context.clock)
-            if (native := model.native)
-            else None
-        )
-        self._idle = IdleTimeout(lambda: self._playout.left_s, self._is_busy, lambda: self.audio_s, self._ask_again)
+        profile = context.model.profile
+        self._turn_audio = TurnAudio(profile.audio_window_ms) if profile.accepts_media else None
         self._listener = TranscriptionSession(
             config.transcription,
             context.transcriber,
@@ -132,81 +106,16 @@ class ConversationSession:
             measure=context.measure,
             handle_other=handle_other or self.handle,
             turn_detector=context.turn_detector,
-            echo_guard=echo_guard,
-            tap=self._native_turns.append_audio if self._native_turns else self._keep_audio if accepts_media else None,
+            guards_echo=True,
+            tap=self._keep_audio if context.model.native or self._turn_audio else None,
             on_commit=self._commit,
             speaker_model=context.speaker_model,
             on_other_voice=self._overlaps.other_voice,
         )
-        self._responder = Responder(
-            config,
-            context,
-            self.conversation,
-            emit,
-            self._playout,
-            self._floor,
-            playback=playback,
-            now=lambda: self._listener.now,
-            on_ended=self._response_ended,
-        )
-        self._scheduler = ResponseScheduler(
-            self._floor, self._responder, self._item_media, self._native_turns, emit, self.handle
-        )
-
-    @property
-    def audio_s(self) -> float:
-        """Seconds of audio that the session has listened to so far. Audio that waits in the inbox does not count."""
-        return self._listener.audio_s
-
-    @property
-    def num_open_turns(self) -> int:
-        """Turns without a transcript, or whose audio is kept until they have one: 0 once all are transcribed."""
-        return len(self._floor.turns.keys() | (self._turn_audio.open_turns if self._turn_audio else set()))
-
-    @property
-    def settled_ms(self) -> float:
-        """The millisecond of audio before which everything is in the history, or nobody spoke. With a model that takes
-        turns by itself that is all it was given.
-        """
-        return self.audio_s * 1000 if self._native_turns else self._listener.settled_ms
-
-    @property
-    def unread_items(self) -> list[str]:
-        """The items of the history that have no transcript yet, by their ids."""
-        return [turn.item.id for turn in self._floor.turns.values() if turn.stage is TurnStage.COMMITTED]
-
-    @property
-    def owed_responses(self) -> list[CreateResponse]:
-        """The responses that are under way, due to the user's turns, or waiting. A model that takes turns by itself
-        owes none.
-        """
-        return [] if self._native_turns else self._scheduler.owed
-
-    @property
-    def user_speaks(self) -> bool:
-        """Whether the user speaks, as far as it was reported."""
-        return self._floor.user_speaks
-
-    @property
-    def is_heard(self) -> bool:
-        """Whether audio that was sent is still being played."""
-        return self._left_s() > 0
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether neither side speaks, and nothing that was said or asked for waits to be transcribed or answered."""
-        is_owed = self.user_speaks or self.unread_items or self.owed_responses
-        return self._listener.is_silent and not (is_owed or self.answering or self.is_heard)
-
-    @property
-    def answering(self) -> bool:
-        """Whether a response of the conversation is being produced. One out of band, or one still heard, is not."""
-        return self._responder.active is not None
-
-    @property
-    def can_cancel(self) -> bool:
-        """Whether a response of the conversation is being produced that was not cancelled yet."""
-        return self._responder.active is not None and not self._responder.active.cancelled
+        self._heard = Heard(self.history, self._listener, context, emit, playback=playback, left_s=left_s)
+        self._queue = ResponseQueue(config, context, self.history, self._floor, self._listener, self._heard, emit)
+        self._responder, self._native = self._queue.responder, self._queue.native
+        self.progress = ConversationProgress(self._listener, self._floor, self._queue, self._heard)
 
     async def run(self) -> None:
         """Run until the inbox is closed and its audio is transcribed; responses under way are cancelled then.
@@ -216,20 +125,12 @@ class ConversationSession:
         """
         try:
             async with anyio.create_task_group() as self._group:
-                await self._responder.open(self._group)
-                self._idle.open(self._group)
-                if self._native_turns:
-                    await self._native_turns.open(self.config)
-                    self._group.start_soon(self._native_turns.run)
+                await self._queue.open(self._group)
                 await self._listener.run()
-                self._floor.close()
-                if self._native_turns:
-                    self._native_turns.close()
-                self._idle.close()
                 self._overlaps.close()
-                self._responder.cancel_all(SESSION_ENDED)
+                self._queue.end()
         finally:
-            await self._responder.close()
+            await self._queue.close()
 
     def leave_open_turn(self) -> None:
         """Let the end of the inbox end no turn: another host hears again what is open then."""
@@ -237,36 +138,36 @@ class ConversationSession:
 
     async def interrupt(self, reason: str) -> None:
         """Cancel the response with `reason`, and those that wait if the client does; truncate to what was heard."""
-        await self._scheduler.interrupt(reason)
+        await self._queue.interrupt(reason)
 
     async def truncate_to_heard(self, items: list[tuple[ContentPosition, int]]) -> None:
         """Truncate items to the milliseconds of each that were heard, once their response is closed."""
-        await self._responder.truncate(items)
+        await self._heard.truncate(items)
 
     async def decide_overlap(self, *, takes_floor: bool, reason: str) -> None:
         """Let the client decide whether the speech over a response takes the floor. A decision that it does not holds
         for what is said in the next DISMISSAL_S of audio.
         """
-        self._floor.dismiss(0.0 if takes_floor else self.audio_s + DISMISSAL_S)
-        if takes_floor and self._native_turns and (self._native_turns.is_waiting or not self.answering):
+        self._floor.dismiss(0.0 if takes_floor else self._listener.audio_s + DISMISSAL_S)
+        if takes_floor and self._native and (self._native.is_waiting or not self.progress.is_responding):
             # A turn that the model is about to speak is dropped; a response under way is ended as any other.
-            self._native_turns.interrupt()
+            self._native.interrupt()
         decider = self._overlaps.decider
         decision = decider.take_floor if takes_floor else decider.dismiss
         await self._overlaps.decide(lambda: decision(reason))
 
     async def _commit(self, turn: int) -> None:
         """The client has ended a turn: it is one, whatever was said over a response."""
-        if self._native_turns:
+        if self._native:
             is_due = self.config.create_response and self.config.transcription.vad is not None
             is_skipped = self._floor.take_skip()
-            self._native_turns.commit(answers=is_due and not is_skipped)
+            self._native.commit(answers=is_due and not is_skipped)
         await self._overlaps.decide(lambda: self._overlaps.decider.commit(turn))
 
     @property
     def _responds_to_turns(self) -> bool:
         """Whether the end of a turn begins a response: not with a model that takes turns by itself."""
-        return self.config.create_response and self._native_turns is None
+        return self.config.create_response and self._native is None
 
     @property
     def _answers_detected_turns(self) -> bool:
@@ -276,7 +177,7 @@ class ConversationSession:
     @property
     def interruptible(self) -> bool:
         """Whether speech that begins now ends a response: by the configuration, and by the client's last decision."""
-        return self.config.interrupt_response and not self._floor.is_dismissed(self.audio_s)
+        return self.config.interrupt_response and not self._floor.is_dismissed(self._listener.audio_s)
 
     async def handle(self, command: ConversationCommand) -> None:
         """Handle one command, only while `run` runs; it waits for `emit`, not for a response that the command begins.
@@ -285,70 +186,55 @@ class ConversationSession:
         try:
             await self._carry_out(command)
         except RemoteProtocolError as error:
-            event_id = None if isinstance(command, ConfigureConversation) else command.event_id
-            await self._emit(CommandRejected(error.code, error.message, error.param, event_id))
+            await self._emit(rejected(error, command))
 
     async def _carry_out(self, command: ConversationCommand) -> None:
-        conversation = self.conversation
         match command:
             case ConfigureConversation(config):
                 self.config = self._responder.config = config
                 await self._listener.configure(config.transcription)
             case CreateItem(new, after):
-                self._item_media.check_size(new)
-                if self._native_turns:
-                    self._native_turns.append_item(new)
-                await self._item_media.add(new, after)
-                self._resolve(new, command)
-                drop_old_media(conversation, new)
+                self._queue.item_media.check_size(new)
+                if self._native:
+                    self._native.append_item(new)
+                await self._queue.item_media.add(new, after)
+                self._queue.resolve(new, command)
+                drop_old_media(self.history, new)
             case RetrieveItem(item_id):
-                await self._emit(ItemRetrieved(conversation.get(item_id).snapshot()))
+                await self._emit(ItemRetrieved(self.history.get(item_id).snapshot()))
             case DeleteItem(item_id):
-                conversation.delete(item_id)
+                self.history.delete(item_id)
                 self._floor.item_deleted(item_id)
                 await self._emit(ItemDeleted(item_id))
             case TruncateItem(item_id, content_index, audio_end_ms):
-                kept_ms = conversation.truncate(item_id, content_index, audio_end_ms)
-                self._playout.stop(self._listener.now)
-                await self._emit(ItemTruncated(item_id, content_index, kept_ms))
-            case CreateResponse(items=items):
-                if self.config.duplex and not (
-                    self._native_turns or conversation.items or items or command.instructions
-                ):
-                    raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
-                await self._scheduler.ask(command, lambda item: self._resolve(item, command))
+                await self._heard.truncate_as_asked(item_id, content_index, audio_end_ms)
+            case CreateResponse():
+                await self._queue.ask(command)
             case CancelResponse(response_id):
-                if not (response_id is None and self._scheduler.withdraw()) or self.answering:
-                    self._responder.cancel(response_id)
+                self._queue.cancel(response_id)
             case ClearOutputAudio():
-                await self._responder.silence()
+                await self._heard.silence()
             case AppendFrames(frames):
-                if self._native_turns:
-                    self._native_turns.append_frames(frames)
+                if self._native:
+                    self._native.append_frames(frames)
             case SkipResponse():
                 self._floor.skip_next()
             case _:
                 raise RemoteProtocolError("unknown_event", f"{type(command).__name__} is for a duplex session.")
 
-    def _resolve(self, item: Item, command: CreateItem | CreateResponse) -> None:
-        assert self._group
-        self._item_media.resolve(item, command.event_id, self.config.transcription.language, self._group)
-
     async def handle_transcription(self, event: TranscriptionEvent) -> None:
         """Apply one event of the transcription session: emit it, and begin or end responses for it. Returns once its
         consequences were emitted; an overlap that has to be decided goes on in a task. Only while `run` runs.
         """
-        if isinstance(event, TurnCommitted) and not self._native_turns and self._floor.take_skip():
+        if isinstance(event, TurnCommitted) and not self._native and self._floor.take_skip():
             self._floor.skip(event.turn)
         assert self._group
-        overlaps, duplex = self._may_overlap(), self.config.duplex
-        await self._overlaps.feed(event, self._listener, self._group, overlaps=overlaps, duplex=duplex)
-
-    def _may_overlap(self) -> bool:
-        """Whether speech that begins now is an overlap to be decided: a response is heard for a while yet."""
-        is_held = self.config.allows_backchannels or self._listener.speakers.is_on
-        decides = self.config.transcription.vad and is_held and self.interruptible
-        return bool(decides) and (self._left_s() > RESPONSE_TAIL_S or self.answering)
+        config = self.config
+        is_held = config.allows_backchannels or self._listener.speakers.is_on
+        decides = bool(config.transcription.vad) and is_held and self.interruptible
+        # Speech that begins now is an overlap to be decided: a response is heard for a while yet.
+        overlaps = decides and (self._heard.goes_on or self.progress.is_responding)
+        await self._overlaps.feed(event, self._listener, self._group, overlaps=overlaps, duplex=config.duplex)
 
     async def _apply_all(self, events: list[TranscriptionEvent]) -> None:
         for event in events if not self._floor.is_closed else ():
@@ -368,9 +254,9 @@ class ConversationSession:
                 item = await self._item_of(turn)
                 if self._turn_audio:
                     item.parts[0].media = self._turn_audio.ended_turn(event)
-                previous = self.conversation.add(item)
+                previous = self.history.add(item)
                 self._floor.committed(turn)
-                drop_old_media(self.conversation, item)
+                drop_old_media(self.history, item)
                 end_ms = event.end_ms if event.speech_end_ms is None else event.speech_end_ms
                 await self._emit(UserTurnCommitted(turn, item.snapshot(), previous, end_ms))
             case TranscriptDone(turn, text):
@@ -382,11 +268,11 @@ class ConversationSession:
                 if turn in self._floor.turns:
                     # A model that hears the audio needs no transcript.
                     hears = self._turn_audio is not None
-                    self._floor.transcribed(turn, owes_answer=hears and self._answers_detected_turns)
+                    self._floor.transcribed(turn, owes_response=hears and self._answers_detected_turns)
                     self._listener.settle_turn(turn)
                 await self._emit(event)
-                await self._scheduler.go_on()
-                self._idle.go_on(self.config)
+                await self._queue.go_on()
+                self._queue.go_on_idle()
             case TranscriptGuessed(turn, text, speech_end_ms):
                 await self._begin_preemptive(turn, text, speech_end_ms)
             case GuessDropped():
@@ -394,11 +280,11 @@ class ConversationSession:
             case TranscriptPartial():
                 return
             case OverlapStarted():
-                await self._responder.hold(True)
+                await self._heard.hold(True, reports=self.config.reports_ducking)
                 await self._emit(event)
             case OverlapDecided(_, takes_floor, _):
                 if not takes_floor:
-                    await self._responder.hold(False)
+                    await self._heard.hold(False, reports=self.config.reports_ducking)
                 await self._emit(event)
             case TranscriptDelta(turn, text):
                 if self.config.reports_transcripts:
@@ -410,14 +296,14 @@ class ConversationSession:
                 self._responder.cancel_preemptive()
                 await self._responder.drop_growing()
                 await self._emit(event)
-                await self._scheduler.respond_if_due()
-                self._idle.go_on(self.config)
+                await self._queue.respond_if_due()
+                self._queue.go_on_idle()
             case _:
                 await self._emit(event)
 
     async def _speech_started(self, turn: int, event: SpeechStarted) -> None:
         self._responder.cancel_preemptive()
-        self._idle.stop()
+        self._queue.stop_idle()
         await self._item_of(turn)
         await self._emit(event)
         active = self._responder.active
@@ -425,10 +311,10 @@ class ConversationSession:
         commands = self._floor.user_started(
             turn, takes_floor=self.interruptible, answers=answers, has_output=has_output
         )
-        await self._scheduler.obey(commands)
+        await self._queue.obey(commands)
         if not commands:
             # It takes no floor after all.
-            await self._responder.hold(False)
+            await self._heard.hold(False, reports=self.config.reports_ducking)
 
     async def _transcribed(self, turn: int, text: str, event: TranscriptDone) -> None:
         item, has_words = await self._item_of(turn), bool(text.strip())
@@ -436,7 +322,7 @@ class ConversationSession:
         if event.speaker == "other":
             self._floor.skip(turn)
         # Before the client is told: what is stored then has the turn as one that was read, and is to be answered.
-        done = self._floor.transcribed(turn, owes_answer=has_words and self._answers_detected_turns)
+        done = self._floor.transcribed(turn, owes_response=has_words and self._answers_detected_turns)
         self._listener.settle_turn(turn)
         if not has_words and self.config.transcription.vad:
             # A cough is no turn for the model; audio that the client commits is one, with words or without.
@@ -444,9 +330,9 @@ class ConversationSession:
             await self._responder.drop_growing()
         if self.config.reports_transcripts:
             await self._emit(event)
-        await self._scheduler.go_on(interrupts=done.takes_floor)
+        await self._queue.go_on(interrupts=done.takes_floor)
         if not has_words:
-            self._idle.go_on(self.config)
+            self._queue.go_on_idle()
 
     async def _item_of(self, turn: int) -> Item:
         """The item that a turn will become. Its id is the first thing that the client gets of it."""
@@ -456,41 +342,24 @@ class ConversationSession:
             await self._emit(UserTurnStarted(turn, known.item.id))
         return known.item
 
-    async def _response_ended(self, task: ResponseTask) -> None:
-        """A response has ended: another may be due, or the user's silence be waited for."""
-        if task.response.stored:
-            self._idle.begin(self.config)
-        await self._scheduler.go_on()
-
-    def _is_busy(self) -> bool:
-        return self.answering or self._floor.user_speaks or self._scheduler.has_unresolved()
-
-    async def _ask_again(self, since_s: float) -> None:
-        """Respond to a silence of `idle_timeout_ms`, which began after `since_s` seconds of audio."""
-        item = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
-        await self._emit(IdleTimeoutReached(item.id, int(since_s * 1000), int(self.audio_s * 1000)))
-        previous = self.conversation.add(item)
-        await self._emit(UserTurnCommitted(None, item.snapshot(), previous))
-        if not self.answering:
-            await self.handle(CreateResponse())
-
     async def _begin_preemptive(self, turn: int, text: str, speech_end_ms: int) -> None:
         """Begin a preemptive response to a turn that may have ended. The client does not learn of it."""
-        responder = self._responder
-        await responder.drop_preemptive()
-        is_other = self._listener.speakers.seems_other(turn)
-        free = responder.active is None and not self._scheduler.has_waiting() and text.strip() and not is_other
-        if free and not self._floor.has_untranscribed(turn) and self._answers_detected_turns:
+        await self._responder.drop_preemptive()
+        is_answered = self._answers_detected_turns and text.strip() and not self._listener.speakers.seems_other(turn)
+        if is_answered and self._queue.may_guess(turn):
             audio = self._turn_audio.paused_turn(turn, speech_end_ms) if self._turn_audio else None
             known = self._floor.turns.get(turn)
-            await responder.begin_preemptive(text, known.item if known else None, audio)
+            await self._responder.begin_preemptive(text, known.item if known else None, audio)
 
     def _may_prefill(self, turn: int | None = None) -> bool:
-        busy = self._native_turns or self._responder.is_busy or self._scheduler.has_unresolved()
+        busy = self._native or self._responder.is_busy or self._queue.has_unresolved()
         return not (busy or (turn is not None and self._listener.speakers.seems_other(turn)))
 
     async def _keep_audio(self, pcm: Pcm) -> None:
-        """Keep audio, and have the model take in what has come of the turn, a window at a time."""
+        """Give audio to a native model, or keep it and have the model take in the turn so far, a window at a time."""
+        if self._native:
+            await self._native.append_audio(pcm)
+            return
         assert self._turn_audio
         await self._turn_audio.append_audio(pcm)
         detected = self.config.transcription.vad is not None

@@ -150,14 +150,14 @@ class TurnAudio:
         return whole.astype(np.float32) / np.float32(32767)
 
 
-def drop_old_media(conversation: ConversationHistory, added: Item) -> None:
+def drop_old_media(history: ConversationHistory, added: Item) -> None:
     """Drop the media of the oldest items where a conversation keeps too much: past 600 s of audio until at most 300 s
     are left, past 64 images until 32 are. Audio leaves its transcript, an image its text or a note that it was
     shown. Changes the items in place. Does nothing where the item that was just `added` has no media.
     """
     if not any(p.image or p.media for p in added.parts):
         return
-    media = [(p, p.media) for i in conversation.items for p in i.parts if p.media]
+    media = [(p, p.media) for i in history.items for p in i.parts if p.media]
     audio = [(p, len(m.pcm) / SAMPLE_RATE_HZ) for p, m in media if isinstance(m, AudioPart)]
     images = [(p, 1) for p, m in media if isinstance(m, ImagePart)]
     dropped = False
@@ -172,4 +172,4 @@ def drop_old_media(conversation: ConversationHistory, added: Item) -> None:
             part.media, total = None, total - size
             part.text = part.text or (IMAGE_GONE if part.kind == "input_image" else "")
     if dropped:
-        conversation.measure_all()
+        history.measure_all()

@@ -17,12 +17,10 @@ from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ArgumentsDelta,
     CancelResponse,
-    CommandRejected,
     ConfigureConversation,
     ContentPartDone,
     ConversationCommand,
     ConversationEvent,
-    CreateResponse,
     ResponseAudioDelta,
     ResponseCreated,
     ResponseDone,
@@ -54,8 +52,7 @@ from antiphon.events.transcription import (
     TranscriptionEvent,
     TurnCleared,
 )
-from antiphon.sessions.conversation.context import EmitConversation
-from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.sessions.conversation.context import EmitConversation, rejected
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.playback_ledger import PlaybackLedger
 from antiphon.sessions.duplex.turn_states import TURN_STATES, TurnSignal
@@ -86,7 +83,8 @@ class DuplexSession:
 
     Every ConfigureConversation needs `config.duplex`. `emit` is awaited for every event and may hold the session back.
     `epoch` is the epoch to begin with, and `clock` returns monotonic seconds. All of it runs in one event loop.
-    `epoch` and `state` are public to read; the client is told of each change of either.
+    `epoch` and `state` are public to read; the client is told of each change of either. `history` and `progress`
+    are those of the conversation inside.
     """
 
     def __init__(
@@ -104,6 +102,7 @@ class DuplexSession:
         self._session = make(
             emit=self._handle_event, playback=self._ledger, handle_other=self.handle, left_s=lambda: self._ledger.left_s
         )
+        self.history, self.progress = self._session.history, self._session.progress
         self.epoch = epoch
         self.state: TurnState = "idle"
         # The epoch of each stored response that is under way, by response id.
@@ -113,43 +112,6 @@ class DuplexSession:
         # How many inputs were cancelled whose audio is still to be cleared, each by a ClearAudio that follows.
         self._num_to_clear = 0
 
-    @property
-    def audio_s(self) -> float:
-        """Seconds of the user's audio that the session has listened to so far, silence included. Audio that still waits
-        in the inbox does not count.
-        """
-        return self._session.audio_s
-
-    @property
-    def settled_ms(self) -> float:
-        """As ConversationSession has it."""
-        return self._session.settled_ms
-
-    @property
-    def unread_items(self) -> list[str]:
-        """As ConversationSession has it."""
-        return self._session.unread_items
-
-    @property
-    def owed_responses(self) -> list[CreateResponse]:
-        """As ConversationSession has it."""
-        return self._session.owed_responses
-
-    @property
-    def user_speaks(self) -> bool:
-        """As ConversationSession has it."""
-        return self._session.user_speaks
-
-    @property
-    def is_heard(self) -> bool:
-        """As ConversationSession has it."""
-        return self._session.is_heard
-
-    @property
-    def is_silent(self) -> bool:
-        """As ConversationSession has it."""
-        return self._session.is_silent
-
     def leave_open_turn(self) -> None:
         """As ConversationSession has it."""
         self._session.leave_open_turn()
@@ -157,25 +119,6 @@ class DuplexSession:
     async def interrupt(self, reason: str) -> None:
         """As ConversationSession has it."""
         await self._session.interrupt(reason)
-
-    @property
-    def answering(self) -> bool:
-        """Whether a response of the conversation is being produced. False as soon as its events are out, even while the
-        client is still playing it.
-        """
-        return self._session.answering
-
-    @property
-    def can_cancel(self) -> bool:
-        """As ConversationSession has it."""
-        return self._session.can_cancel
-
-    @property
-    def conversation(self) -> ConversationHistory:
-        """The history of the conversation inside: its items in order, truncated to what was heard. It changes while
-        the session runs.
-        """
-        return self._session.conversation
 
     async def run(self) -> None:
         """Run the conversation until its inbox is closed and everything heard was answered, or the response to it
@@ -192,8 +135,7 @@ class DuplexSession:
         try:
             await self._carry_out(command)
         except RemoteProtocolError as error:
-            event_id = None if isinstance(command, ConfigureConversation) else command.event_id
-            await self._emit(CommandRejected(error.code, error.message, error.param, event_id))
+            await self._emit(rejected(error, command))
 
     async def _carry_out(self, command: ConversationCommand) -> None:
         match command:
@@ -289,7 +231,7 @@ class DuplexSession:
                 await self._signal("user_turn_committed")
             case TranscriptDone(_, text):
                 await self._emit(event)
-                if not text.strip() and not self.answering:
+                if not text.strip() and not self.progress.is_responding:
                     await self._emit(ListenStepTaken("nothing_said"))
                     await self._signal_nothing_said()
             case TurnCleared():
@@ -353,4 +295,4 @@ class DuplexSession:
             await self._signal("nothing_said")
 
     def _is_heard(self) -> bool:
-        return self.answering or self._ledger.is_playing
+        return self.progress.is_responding or self._ledger.is_playing

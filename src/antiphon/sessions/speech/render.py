@@ -95,7 +95,9 @@ async def speak(
                 message = f"one file may hold {MAX_FILE_S:.0f} s of sound: stream it, or send shorter units"
                 raise RemoteProtocolError("too_long", message, "input")
             listener.add(at_s - start_s)
-            words = tuple(replace(w, start_s=w.start_s / tempo, end_s=w.end_s / tempo) for w in chunk.words)
+            words = chunk.words
+            if stretch:
+                words = tuple(replace(w, start_s=w.start_s / tempo, end_s=w.end_s / tempo) for w in words)
             yield EncodedSpeech(data, start_s, at_s, words, chunk.skipped, chunk.num_symbols, chunk.num_frames)
     last = resampler.feed(stretch.flush()) if stretch else np.zeros(0, np.float32)
     last = np.concatenate((last, resampler.flush()))

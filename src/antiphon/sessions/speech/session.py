@@ -109,14 +109,16 @@ class _LiveText:
 class _Utterance:
     """The text between two flushes: its sentences in order, and whether it is complete.
 
-    `has_text`: there was some, whether or not it says anything. `num_started`: sentences that were begun. `live`: the
-    text as a whole, where it is spoken while it is written.
+    `num_pending`: characters that are not part of a sentence yet. `has_text`: there was some, whether or not it says
+    anything. `num_started`: sentences that were begun. `live`: the text as a whole, where it is spoken while it is
+    written.
     """
 
     index: int
     config: SpeechConfig
     splitter: SentenceSplitter
     markup: MarkupReader = field(default_factory=MarkupReader)
+    num_pending: int = 0
     has_text: bool = False
     sentences: deque[str] = field(default_factory=deque)
     is_complete: bool = False
@@ -138,7 +140,8 @@ class _Utterance:
     @property
     def is_due(self) -> bool:
         """Whether there is something to speak, or its end to report."""
-        return bool(self.sentences) or self.is_complete or self.live_to_start is not None
+        speaks_live = self.live is not None and self.live.has_words and not self.num_started
+        return bool(self.sentences) or self.is_complete or speaks_live
 
 
 class SpeechSession:
@@ -215,9 +218,7 @@ class SpeechSession:
                 self._append(text)
             case FlushText():
                 utterance = self._open or self._begin()
-                self._add_text(utterance, utterance.markup.flush())
-                num_pending = utterance.splitter.num_pending
-                self._add(utterance, utterance.splitter.flush(), num_pending)
+                self._add(utterance, utterance.markup.flush(), is_last=True)
                 if utterance.says_nothing:
                     utterance.sentences.append("")
                 if utterance.live:
@@ -279,21 +280,21 @@ class SpeechSession:
             return
         utterance = self._open or self._begin()
         utterance.has_text = True
-        self._add_text(utterance, utterance.markup.feed(text))
+        self._add(utterance, utterance.markup.feed(text))
 
-    def _add_text(self, utterance: _Utterance, text: str) -> None:
-        """Add text without markup."""
+    def _add(self, utterance: _Utterance, text: str, *, is_last: bool = False) -> None:
+        """Add text without markup. `is_last`: the utterance ends with it."""
         if utterance.live:
             self._num_chars += len(text)
             utterance.live.feed(text)
             return
-        num_pending = utterance.splitter.num_pending
-        self._add(utterance, utterance.splitter.feed(text), num_pending)
-
-    def _add(self, utterance: _Utterance, sentences: list[str], num_pending: int) -> None:
-        """Add sentences that came from the splitter, which held `num_pending` characters before."""
+        splitter, before = utterance.splitter, utterance.num_pending
+        sentences = splitter.feed(text)
+        if is_last:
+            sentences += splitter.flush()
         utterance.sentences += sentences
-        self._num_chars += sum(map(len, sentences)) + utterance.splitter.num_pending - num_pending
+        utterance.num_pending = splitter.num_pending
+        self._num_chars += sum(map(len, sentences)) + utterance.num_pending - before
 
     def _begin(self) -> _Utterance:
         if len(self._utterances) >= MAX_WAITING_UTTERANCES:

@@ -10,13 +10,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 import anyio
 import anyio.abc
-import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import Transcriber, TurnDetector, VoiceActivityDetector
@@ -49,33 +47,21 @@ from antiphon.sessions.transcription.decoding import (
     Settle,
     WindowCommand,
 )
+from antiphon.sessions.transcription.microphone import MUTED_S, STALLED_S, Arrivals, EchoFilter
 from antiphon.sessions.transcription.pause_judge import PauseJudge
 from antiphon.sessions.transcription.turn_speaker import TurnSpeakers
-from antiphon.turns.echo import EchoGuard, MicrophoneClock
+from antiphon.turns.echo import EchoGuard
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
 from antiphon.turns.voices.primary_speaker import TurnSpeaker
 
-# Audio is live if over so many seconds it came no faster than it is spoken, except for a burst of so many seconds after
-# a stall of the network.
-LIVE_PERIOD_S, LIVE_BURST_S = 2.0, 0.5
-# A client that mutes itself, or that has sent its file, sends no silence. After so many seconds without audio, and so
-# many times as long as the last piece of audio was, its absence counts as silence, so that turns end.
-STALLED_S, STALLED_PIECES = 0.6, 1.5
-# A client that has sent no audio for so many seconds has muted itself, and not in the first sound of a word.
-MUTED_S = 2.0
-# How often is looked whether audio has stalled, in seconds.
+# Seconds between two looks whether audio has stalled.
 STALL_POLL_S = 0.12
-# Over so many seconds the gaps in which audio comes are what is usual of its client. A pause of so many samples that
-# was heard is one, whatever comes after it.
-USUAL_S, HEARD_PAUSE = 10.0, SAMPLE_RATE_HZ // 5
-# Where pauses are judged, longer audio is listened to in pieces of so many samples: 200 ms.
+# A pause of which HEARD_PAUSE samples were heard is one, whatever comes after it.
+HEARD_PAUSE = SAMPLE_RATE_HZ // 5
+# Where pauses are judged, longer audio is listened to in pieces of JUDGED_PIECE samples: 200 ms.
 JUDGED_PIECE = SAMPLE_RATE_HZ // 5
-# By so much the onset of speech may be found late, in milliseconds.
+# Speech onset is detected up to ONSET_MS late.
 ONSET_MS = 500
-
-
-def _begin_ms(step: SpeechStarted | TurnCommitted) -> int:
-    return step.at_ms if isinstance(step, SpeechStarted) else step.start_ms
 
 
 HandleOther = Callable[[ConversationCommand], Awaitable[None]]
@@ -94,7 +80,8 @@ class TranscriptionSession:
       transcript.
     - `handle_other`: gets the commands that are not about audio, in their order among the audio.
     - `turn_detector`: the turn detector for `semantic_vad`; without one the words and the silence decide.
-    - `echo_guard`: the echo guard, so that responses heard through the microphone are not taken for speech.
+    - `guards_echo`: responses that are heard through the microphone are not taken for speech, where `expect_echo` gets
+      what is sent.
     - `tap`: gets all audio before it is analysed, and may hold it back.
     - `on_commit`: is awaited after each commit of the client's that was not refused, with the turn that it has ended.
     - `speaker_model`: tells voices apart, for `primary_speaker`. `on_other_voice`: is awaited with a turn that goes on
@@ -116,7 +103,7 @@ class TranscriptionSession:
         measure: Measure = _unmeasured,
         handle_other: HandleOther | None = None,
         turn_detector: TurnDetector | None = None,
-        echo_guard: EchoGuard | None = None,
+        guards_echo: bool = False,
         tap: Callable[[Pcm], Awaitable[None]] | None = None,
         on_commit: Callable[[int], Awaitable[None]] | None = None,
         speaker_model: SpeakerModel | None = None,
@@ -127,30 +114,19 @@ class TranscriptionSession:
         self.inbox = inbox
         self.audio_s = 0.0
         self._vad = detector.open()
-        self._frame_samples = detector.frame_samples
         self._emit = emit
         self._min_commit_ms = min_commit_ms
         self._measure = measure
         self._handle_other = handle_other
-        self._echo_guard = echo_guard
         self._tap, self._on_commit = tap, on_commit
-        self._microphone = MicrophoneClock()
-        # The audio of the incomplete VAD frame, for the echo guard.
-        self._rest: Pcm = np.zeros(0, np.float32)
-        # (monotonic seconds, samples received by then), over the last LIVE_PERIOD_S.
-        self._received: deque[tuple[float, int]] = deque()
+        self._guards_echo = guards_echo
+        self._echo = EchoFilter(EchoGuard() if guards_echo else None, detector.frame_samples)
+        self._arrivals = Arrivals()
         # The sample from which the idle timeout counts, where nobody has spoken since.
         self._idle_from = 0
         # Where the turns begin that have no transcript yet, in milliseconds.
         self._unread_from_ms: dict[int, int] = {}
         self._leaves_open_turn = False
-        # When audio was listened to last (monotonic seconds).
-        self._heard_at_s = -math.inf
-        # Seconds without audio since then in which some could have come, and the seconds of the last piece of it.
-        self._stalled_s = self._piece_s = 0.0
-        # When audio came last, and (when, after how many seconds) it came over the last USUAL_S.
-        self._came_at_s = -math.inf
-        self._gaps: deque[tuple[float, float]] = deque()
         self._group: anyio.abc.TaskGroup | None = None
         self._clock = clock
         self._decoding = Decoding(config, transcriber, self._emit_decoded, self._apply_command, measure, clock)
@@ -165,7 +141,17 @@ class TranscriptionSession:
         client does not send while it is muted, and audio that still waits in the inbox, where each other command counts
         as 10 ms or more.
         """
-        return self._microphone.now(self._clock(), self._num_received())
+        return self._echo.now(self._clock(), self._num_received())
+
+    def expect_echo(self, pcm: Pcm) -> None:
+        """Expect the echo of audio that is about to be sent: float32 [num_samples], 16 kHz, behind what was sent
+        before.
+        """
+        self._echo.expect(pcm, self._clock(), self._num_received())
+
+    def expect_silence(self) -> None:
+        """Expect no echo of what was not played by now."""
+        self._echo.expect_silence(self._clock(), self._num_received())
 
     @property
     def settled_ms(self) -> float:
@@ -181,10 +167,15 @@ class TranscriptionSession:
         from_ms = now_ms - self._segmenter.uncommitted_ms
         if not self.config.vad:
             return from_ms
-        if self._segmenter.window is None and self._clock() - self._heard_at_s >= MUTED_S:
+        if self._segmenter.window is None and self._arrivals.is_muted(self._clock()):
             return now_ms
         prefix_ms = self._segmenter.prefix_samples * 1000 / SAMPLE_RATE_HZ
         return max(from_ms, now_ms - prefix_ms - ONSET_MS)
+
+    @property
+    def progress(self) -> TranscriptionSession:
+        """How far it has come: `audio_s` and `is_silent`. A conversation shows more here than its listener."""
+        return self
 
     @property
     def num_held(self) -> int:
@@ -269,7 +260,7 @@ class TranscriptionSession:
                     for start in range(0, len(pcm), step):
                         await self._listen_to(pcm[start : start + step])
                         await self._pace(min(step, len(pcm) - start), len(pcm) - start - step)
-                    self._came(len(pcm))
+                    self._arrivals.came(self._clock(), len(pcm))
                 case CommitAudio(final=True, event_id=event_id):
                     await self._commit(event_id)
                 case CommitAudio(final=False):
@@ -293,42 +284,28 @@ class TranscriptionSession:
             with anyio.move_on_after(num_heard / SAMPLE_RATE_HZ):
                 await self._pauses.decided()
 
-    def _came(self, num_samples: int) -> None:
-        """Note that so much audio has come, and after how long."""
-        now_s = self._clock()
-        if (gap_s := now_s - self._came_at_s) <= MUTED_S:
-            self._gaps.append((now_s, gap_s))
-        while self._gaps and self._gaps[0][0] < now_s - USUAL_S:
-            self._gaps.popleft()
-        self._stalled_s, self._piece_s, self._came_at_s = 0.0, num_samples / SAMPLE_RATE_HZ, now_s
-
     async def _stall(self) -> None:
         """Count another moment without audio. Once there have been enough, they are silence, which ends turns and their
         windows; in the middle of speech, after MUTED_S. While no client is there, only windows end.
         """
         # Not by the clock: a server that was held up itself has not read what came meanwhile.
-        self._stalled_s += STALL_POLL_S
-        if self._segmenter.settling:
-            if self._stalled_s >= STALLED_S:
-                await self._apply_steps(self._segmenter.settle())
-        elif not self.inbox.is_fed():
-            self._stalled_s = 0.0
-        elif self._stalled_s >= self._stall_limit_s:
-            waited = int(self._stalled_s * SAMPLE_RATE_HZ)
-            await self._apply_steps(self._segmenter.wait(waited))
+        arrivals, segmenter = self._arrivals, self._segmenter
+        arrivals.stalled_s += STALL_POLL_S
+        if segmenter.settling:
+            if arrivals.stalled_s >= STALLED_S:
+                await self._apply_steps(segmenter.settle())
+            return
+        if not self.inbox.is_fed():
+            arrivals.stalled_s = 0.0
+            return
+        # A pause that was heard may be one of the network where it is short.
+        quiet = segmenter.quiet_since
+        is_pause = quiet is not None and segmenter.now - quiet >= HEARD_PAUSE
+        if arrivals.stalled_s >= (arrivals.stall_limit_s if is_pause else MUTED_S):
+            waited = int(arrivals.stalled_s * SAMPLE_RATE_HZ)
+            await self._apply_steps(segmenter.wait(waited))
             assert self._group
             self._pauses.follow(self._group, waited)
-
-    @property
-    def _stall_limit_s(self) -> float:
-        """Seconds after which the absence of audio is silence: later of a client that sends seldom, and latest where
-        the pause that was heard is so short that a network that stalls may have cut it.
-        """
-        quiet = self._segmenter.quiet_since
-        if quiet is None or self._segmenter.now - quiet < HEARD_PAUSE:
-            return MUTED_S
-        gap_s = max((gap_s for _, gap_s in self._gaps), default=0.0)
-        return min(MUTED_S, max(STALLED_S, STALLED_PIECES * max(self._piece_s, gap_s)))
 
     async def _listen_to(self, pcm: Pcm) -> None:
         while self._decoding.behind:
@@ -336,13 +313,13 @@ class TranscriptionSession:
         if self._tap:
             await self._tap(pcm)
         started, heard_since = self._clock(), None
-        self._heard_at_s = started
+        self._arrivals.heard(started)
         probabilities = await self._vad.feed(pcm)
         if probabilities:
             self._measure("vad", self._clock() - started)
         self.audio_s += len(pcm) / SAMPLE_RATE_HZ
-        if self._echo_guard and self.config.vad:
-            probabilities, heard_since = self._without_echo(self._echo_guard, pcm, probabilities)
+        if self._guards_echo and self.config.vad:
+            probabilities, heard_since = self._without_echo(pcm, probabilities)
         await self._apply_steps(self._segmenter.feed(pcm, probabilities, heard_since))
         await self._decoding.retract_guess()
         assert self._group
@@ -366,30 +343,11 @@ class TranscriptionSession:
         """Samples that the client has sent, those in the inbox included."""
         return self._segmenter.now + int(self.inbox.backlog_s * SAMPLE_RATE_HZ)
 
-    def _without_echo(self, echo: EchoGuard, pcm: Pcm, probabilities: list[float]) -> tuple[list[float], int | None]:
-        """Return the probabilities without those that the echo guard takes for the echo of a response, and the sample
-        since which it has taken speech for one, where that shows now.
-        """
-        begin = self._segmenter.now - len(self._rest)
-        audio = np.concatenate((self._rest, pcm))
-        size = self._frame_samples * len(probabilities)
-        self._rest = audio[size:]
-        num_received = self._num_received() + len(pcm)
-        muted = self._microphone.now(self._clock(), num_received) - num_received
-        if not self._is_live():
-            return probabilities, None
-        frames = audio[:size].reshape(-1, self._frame_samples)
-        judged = echo.judge(frames, probabilities, begin + muted)
-        return judged, None if echo.held_since is None else echo.held_since - muted
-
-    def _is_live(self) -> bool:
-        """Whether audio comes as fast as it is spoken. What comes faster was not recorded beside a loudspeaker."""
-        now_s = self._clock()
-        self._received.append((now_s, self._segmenter.now))
-        while self._received[0][0] < now_s - LIVE_PERIOD_S:
-            self._received.popleft()
-        since_s, since = self._received[0]
-        return (self._segmenter.now - since) / SAMPLE_RATE_HZ <= 1.5 * (now_s - since_s) + LIVE_BURST_S
+    def _without_echo(self, pcm: Pcm, probabilities: list[float]) -> tuple[list[float], int | None]:
+        """Return the probabilities without those of an echo, and the sample since which speech was taken for one."""
+        now, num_received = self._segmenter.now, self._num_received() + len(pcm)
+        is_live = self._arrivals.is_live(self._clock(), now)
+        return self._echo.judge(pcm, probabilities, now, self._clock(), num_received, is_live=is_live)
 
     async def _commit(self, event_id: str | None) -> None:
         have_ms = self._segmenter.uncommitted_ms
@@ -407,7 +365,7 @@ class TranscriptionSession:
         self.speakers.clear()
         await self._apply_steps(self._segmenter.clear())
         self._vad.reset()
-        self._rest = self._rest[:0]
+        self._echo.clear()
 
     async def _leave(self) -> None:
         turn = self._segmenter.turn
@@ -438,11 +396,15 @@ class TranscriptionSession:
             match step:
                 case WindowEnded() | TurnEnded():
                     self._decoding.add(step)
-                case SpeechStarted() | SpeechStopped() | TurnCommitted():
-                    if isinstance(step, SpeechStarted | TurnCommitted):
-                        self._unread_from_ms.setdefault(step.turn, _begin_ms(step))
-                    if isinstance(step, TurnCommitted) and self._group:
-                        self.speakers.end_turn(step.turn, self._group)
+                case SpeechStarted(turn, at_ms):
+                    self._unread_from_ms.setdefault(turn, at_ms)
+                    await self._emit(step)
+                case SpeechStopped():
+                    await self._emit(step)
+                case TurnCommitted(turn, start_ms):
+                    self._unread_from_ms.setdefault(turn, start_ms)
+                    if self._group:
+                        self.speakers.end_turn(turn, self._group)
                     await self._emit(step)
         self.inbox.kept_bytes = self._segmenter.num_bytes
         self._decoding.update_window(self._segmenter.window, settling=self._segmenter.settling)

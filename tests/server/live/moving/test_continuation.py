@@ -42,8 +42,8 @@ SECOND = AppendAudio(np.zeros(16_000, np.float32))
 
 def conversation(settled_ms: float = 0.0, items: list[Item] | None = None, **facts: Any) -> Any:
     history = SimpleNamespace(items=items or [])
-    given = {"settled_ms": settled_ms, "unread_items": [], "owed_responses": [], "conversation": history}
-    return cast(Any, SimpleNamespace(**given | facts))
+    given = {"settled_ms": settled_ms, "unread_items": [], "owed_responses": []}
+    return cast(Any, SimpleNamespace(history=history, progress=SimpleNamespace(**given | facts)))
 
 
 @pytest.fixture

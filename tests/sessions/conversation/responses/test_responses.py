@@ -22,7 +22,7 @@ from antiphon.events.conversation import (
     ResponseDone,
 )
 from antiphon.events.transcription import TurnCommitted
-from antiphon.sessions.conversation.responses.waiting_requests import MAX_WAITING
+from antiphon.sessions.conversation.responses.queue import MAX_WAITING
 from tests.sessions.conversation.scripted import Scene, play, shown
 from tests.sessions.conversation.test_items import Reader
 
@@ -247,7 +247,7 @@ def test_when_the_pause_ends_the_turn_then_the_preemptive_response_is_the_respon
             await scene.pause("Hello.")
             assert [m.text for m in scene.model.asked[0]] == ["Hello."]
             assert scene.num_created == 0
-            assert not scene.session.conversation.items
+            assert not scene.session.history.items
             await scene.transcribe(await scene.end_turn(), "Hello.")
         return scene
 

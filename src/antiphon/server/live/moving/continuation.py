@@ -270,10 +270,10 @@ class Progress:
 
     def now(self, conversation: RealtimeConversation, *, empties_tail: bool = False) -> Continuation:
         """Return where the conversation stands now. `empties_tail`: the snapshot that is made of it does."""
-        received = self._messages.snapshot(conversation.settled_ms, self._inbox.num_taken)
+        received = self._messages.snapshot(conversation.progress.settled_ms, self._inbox.num_taken)
         if self._speech:
             self._speech.settled(received.last, empties=empties_tail)
-        history = conversation.conversation.items
+        history = conversation.history.items
         if self._open:
             self._open.items = [i.id for i in history if i.role == "assistant" and i.status == "in_progress"]
         finished = self._finished
@@ -281,8 +281,8 @@ class Progress:
             finished = None
         # Those that the session has taken, it owes itself.
         self._owed = [owed for owed in self._owed if owed.num_put is None or owed.num_put > self._inbox.num_taken]
-        unread = conversation.unread_items
-        owed = [owed.request for owed in self._owed] + conversation.owed_responses
+        unread = conversation.progress.unread_items
+        owed = [owed.request for owed in self._owed] + conversation.progress.owed_responses
         opened, heard_ms = self._open, received.heard_ms
         return Continuation(received.last, received.applied, unread, opened, owed, finished, heard_ms=heard_ms)
 

@@ -114,7 +114,7 @@ class StoredCopy:
             self._is_on = False
             return
         if self._restored:
-            conversation.conversation.restore(self._restored.items)
+            conversation.history.restore(self._restored.items)
         if not self.goes_on:
             self.write()
 
@@ -206,7 +206,7 @@ class StoredCopy:
         if not self._is_on:
             return None
         if conversation:
-            items, audio_s = conversation.conversation.items, audio_s + conversation.audio_s
+            items, audio_s = conversation.history.items, audio_s + conversation.progress.audio_s
             continued = self._progress.now(conversation, empties_tail=turn_kept)
         elif self._restored:
             items, continued = list(self._restored.items), self._restored.continued or Continuation()
@@ -234,8 +234,8 @@ class StoredCopy:
         """
         while self._persistence.speech:
             await anyio.sleep(SPEECH_EVERY_S)
-            live = self._conversation
-            if live and live.audio_s * 1000 - live.settled_ms >= UNSETTLED_MS:
+            now = self._conversation.progress if self._conversation else None
+            if now and now.audio_s * 1000 - now.settled_ms >= UNSETTLED_MS:
                 self._persistence.append_speech()
 
     # --- the end ------------------------------------------------------------------------------------------------------
@@ -287,12 +287,11 @@ async def wait_for_boundary(conversation: RealtimeConversation, within_s: float)
     """Wait until neither side of a conversation speaks. `within_s`: how long the drain lasts. A response that is longer
     is interrupted and cut to what was heard; a turn that goes on for too long is heard again by the next host.
     """
+    now = conversation.progress
     with anyio.move_on_after(within_s - min(HAND_OVER_S, within_s / 2)):
         await anyio.sleep(random.uniform(0, MAX_JITTER_S))
         with anyio.move_on_after(MAX_TURN_S):
-            await become(lambda: not (conversation.user_speaks or conversation.unread_items), POLL_S)
-        await become(
-            lambda: not (conversation.owed_responses or conversation.answering or conversation.is_heard), POLL_S
-        )
-    if conversation.answering or conversation.is_heard:
+            await become(lambda: not (now.user_speaks or now.unread_items), POLL_S)
+        await become(lambda: not (now.owed_responses or now.is_responding or now.is_heard), POLL_S)
+    if now.is_responding or now.is_heard:
         await conversation.interrupt(MOVED)

@@ -42,7 +42,7 @@ def wants_audio(config: ConversationConfig, profile: ConversationProfile, comman
 
 def request_for(
     config: ConversationConfig,
-    conversation: ConversationHistory,
+    history: ConversationHistory,
     profile: ConversationProfile,
     command: CreateResponse,
     voice: str | None,
@@ -56,7 +56,7 @@ def request_for(
     refers to an item that is not in the history.
     """
     if command.items is not None:
-        items = [conversation.get(i) if isinstance(i, str) else i for i in command.items]
+        items = [history.get(i) if isinstance(i, str) else i for i in command.items]
     instructions = config.instructions if command.instructions is None else command.instructions
     options = ReplyOptions(
         max_tokens=max_tokens,
@@ -72,7 +72,7 @@ def request_for(
     if wants_audio(config, profile, command):
         named = (v for v in voices if voice and v.lower() == voice.lower())
         spoken = VoiceOptions(next(named, voices[0]), config.speed)
-    return conversation.messages(instructions, items), options, spoken
+    return history.messages(instructions, items), options, spoken
 
 
 class ResponseSource(Protocol):

@@ -16,20 +16,16 @@ import anyio.abc
 import anyio.lowlevel
 
 from antiphon.contracts import AudioPart, ConversationStream
-from antiphon.contracts.playback import PlaybackTracker
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import (
     ContentPart,
-    ContentPosition,
     ConversationConfig,
     ConversationEvent,
     CreateResponse,
     Item,
-    ItemTruncated,
     Response,
     ResponseAudioDelta,
 )
-from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged
 from antiphon.events.transcription import TranscriptionEvent
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.history import ConversationHistory
@@ -42,8 +38,7 @@ from antiphon.sessions.conversation.responses.generation import (
     request_for,
     wants_audio,
 )
-from antiphon.sessions.conversation.responses.playout import Playout
-from antiphon.sessions.conversation.responses.preemptive_budget import PreemptiveBudget
+from antiphon.sessions.conversation.responses.heard import Heard
 from antiphon.sessions.conversation.responses.response import ResponseTask
 from antiphon.turns.floor import Floor
 
@@ -51,68 +46,47 @@ log = logging.getLogger(__name__)
 
 # Responses out of band that a conversation may have under way: each holds KV and takes rows of the model's steps.
 MAX_OUT_OF_BAND = 4
-# Why a response is cancelled that the end of its session cuts off.
-SESSION_ENDED = "session_ended"
 
 
 class Responder:
-    """Begins, ends and truncates the responses of one conversation. Call `open` before anything else, `close` at the
-    end.
+    """Begins and ends the responses of one conversation. Call `open` before anything else, `close` at the end.
 
     Besides the one response of the conversation, `active`, clients may ask for responses out of band: these are not
     stored in the history, run at the same time, and each have a model stream of their own.
 
     - `config`: the session replaces it; it counts for responses that begin afterwards.
     - `context`: the model, and what else a conversation is assembled from.
+    - `heard`: gets the audio of the responses, and truncates their items.
     - `floor`: is told when a response of the conversation begins, and when its last event is out.
-    - `playback`: what plays the responses in place of the client, None where nobody reports what was heard.
-    - `now`: the number of samples at 16 kHz that the microphone has given.
-    - `on_ended`: is awaited with each response task that has ended, after its items are closed and truncated.
     """
 
     def __init__(
         self,
         config: ConversationConfig,
         context: ConversationContext,
-        conversation: ConversationHistory,
+        history: ConversationHistory,
         emit: EmitConversation,
-        playout: Playout,
+        heard: Heard,
         floor: Floor,
-        *,
-        playback: PlaybackTracker | None,
-        now: Callable[[], int],
-        on_ended: Callable[[ResponseTask], Awaitable[None]],
     ) -> None:
         self.config = config
         self._context = context
-        self._model = model = context.model
-        self._conversation = conversation
+        self._history = history
         self._emit = emit
-        self._playout = playout
+        self._heard = heard
         self._floor = floor
-        self._new_id = context.new_id
-        self._count = context.count
-        self._playback = playback
-        self._now = now
-        self._on_ended = on_ended
-        self._owner = context.owner
         self._stream: ConversationStream | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self.active: ResponseTask | None = None
         # The response that nobody has asked for yet, and the user's item that it answers.
         self._unasked: tuple[ResponseTask, str | None] | None = None
         self._out_of_band: set[ResponseTask] = set()
-        # What is heard is paused, because somebody speaks over it.
-        self._is_held = False
         # The response that is generated before it is asked for. Of equal requests it answers any.
         self._preemptive: ResponseTask | None = None
-        self._budget = PreemptiveBudget(model.profile.max_preemptive)
         # Whether the model's stream has taken in audio of a turn that may yet be dropped.
         self._holds_growing = False
         # The turn that had a delta last, and its text so far.
         self._partial = (-1, "")
-        # Truncations, in milliseconds heard, that wait until their response is closed.
-        self._truncations: list[tuple[ContentPosition, int]] = []
 
     @property
     def is_busy(self) -> bool:
@@ -120,10 +94,10 @@ class Responder:
         return bool(self.active or self._preemptive)
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
-        """Open the model's stream for the conversation; responses run as tasks of `group`. Raises Refused where the
+        """Open the model's stream for the conversation; it generates in tasks of `group`. Raises Refused where the
         model has no room for another conversation.
         """
-        self._stream = await self._model.open(self._owner)
+        self._stream = await self._context.model.open(self._context.owner)
         self._group = group
 
     async def close(self) -> None:
@@ -149,7 +123,7 @@ class Responder:
         self.cancel_preemptive()
         if self.active:
             self.active.cancel(reason)
-        await self.silence()
+        await self._heard.silence()
 
     def cancel(self, response_id: str | None) -> None:
         """Cancel the response with this id, out of band or not; None is the conversation's own. Does not wait for its
@@ -168,11 +142,11 @@ class Responder:
 
     # --- a response ---------------------------------------------------------------------------------------------------
 
-    def begin(self, command: CreateResponse, *, unasked: bool = False) -> None:
-        """Begin a response in a task of its own, and return at once. A failure of the model becomes a failed response.
+    def begin(self, command: CreateResponse, *, unasked: bool = False) -> ResponseTask | None:
+        """Begin a response and return it: the caller has to `run` it. A failure of the model becomes a failed response.
 
         `unasked`: the turn has ended, and the client has not asked. Its request for just that, before it has said
-        something new, is then the response under way.
+        something new, is then the response under way, and None is returned.
 
         Raises RemoteProtocolError where a stored response is asked for while the conversation has one under way, or
         another response while it has MAX_OUT_OF_BAND of them.
@@ -186,25 +160,25 @@ class Responder:
             is_plain = replace(command, metadata=None, event_id=None) == CreateResponse()
             if is_plain and self._unasked == (self.active, self._newest_user_item()):
                 self._unasked = None
-                return
+                return None
             raise RemoteProtocolError(
                 "conversation_already_has_active_response",
                 f"Conversation already has an active response in progress: {self.active.response.id}.",
             )
         # As it is now: what is configured or created until its task runs is for the next one.
-        config, items = self.config, list(self._conversation.items)
-        self._start(command, lambda response: self._make(response, command, config, items))
+        config, items = self.config, list(self._history.items)
+        task = self._start(command, lambda response: self._make(response, command, config, items))
         if command.stored:
-            assert self.active
-            self._unasked = (self.active, self._newest_user_item()) if unasked else None
+            self._unasked = (task, self._newest_user_item()) if unasked else None
+        return task
 
     def _newest_user_item(self) -> str | None:
-        return next((i.id for i in reversed(self._conversation.items) if i.role == "user"), None)
+        return next((i.id for i in reversed(self._history.items) if i.role == "user"), None)
 
-    async def begin_unasked(self, source: NativeResponse) -> None:
-        """Begin a response of a native model's turn. Waits until the response before it is closed. Where the turn was
-        cut by then, because it was interrupted, `source` is dropped: a client that has asked for it is told of its end,
-        any other never learns of it.
+    async def begin_unasked(self, source: NativeResponse) -> ResponseTask | None:
+        """Begin a response of a native model's turn and return it: the caller has to `run` it. Waits until the response
+        before it is closed. Where the turn was cut by then, because it was interrupted, `source` is dropped: a client
+        that has asked for it is told of its end, any other never learns of it.
         """
         while self.active:
             await self.active.ended.wait()
@@ -212,21 +186,22 @@ class Responder:
 
         if source.is_cut and not (source.due and source.due.request):
             await source.drop()
-            return
+            return None
 
         async def give_source(_: Response) -> ResponseSource:
             return source
 
         request = source.due.request if source.due else None
-        self._start(request or CreateResponse(), give_source)
-        if source.is_cut and self.active:
-            self.active.cancel(source.cut_reason)
+        task = self._start(request or CreateResponse(), give_source)
+        if source.is_cut:
+            task.cancel(source.cut_reason)
+        return task
 
-    def _start(self, command: CreateResponse, make: Callable[[Response], Awaitable[ResponseSource]]) -> None:
+    def _start(self, command: CreateResponse, make: Callable[[Response], Awaitable[ResponseSource]]) -> ResponseTask:
         config = self.config
         response = Response(
-            self._new_id("resp_"),
-            wants_audio(config, self._model.profile, command),
+            self._context.new_id("resp_"),
+            wants_audio(config, self._context.model.profile, command),
             command.voice or config.voice,
             config.max_tokens if command.max_tokens is None else command.max_tokens,
             command.metadata,
@@ -240,11 +215,11 @@ class Responder:
             self._floor.response_began()
         else:
             self._out_of_band.add(task)
-        assert self._group
-        self._group.start_soon(self._run, task)
+        self._heard.response_began(response.id)
+        return task
 
     def _new_task(self) -> ResponseTask:
-        return ResponseTask(self._context, self._conversation, self._emit_counted)
+        return ResponseTask(self._context, self._history, self._emit_counted)
 
     def _take_preemptive(self, command: CreateResponse, response: Response) -> ResponseTask | None:
         """The preemptive response, where it was begun for the same request."""
@@ -257,7 +232,8 @@ class Responder:
                 return task
         return None
 
-    async def _run(self, task: ResponseTask) -> None:
+    async def run(self, task: ResponseTask) -> None:
+        """Run a response that has begun to its last event, and truncate its items to what was heard."""
         try:
             await task.run()
         finally:
@@ -265,12 +241,11 @@ class Responder:
             if self.active is task:
                 self.active = None
                 self._floor.response_ended()
-        await self._truncate_pending(task.response.id)
-        await self._on_ended(task)
+        await self._heard.response_closed(task.response.id)
 
     async def _emit_counted(self, event: TranscriptionEvent | ConversationEvent) -> None:
         if isinstance(event, ResponseAudioDelta):
-            self._playout.add(event, self._now())
+            self._heard.add(event)
         await self._emit(event)
 
     async def _make(
@@ -279,12 +254,12 @@ class Responder:
         """Begin to generate a response. One of the conversation waits for the end of a preemptive one, since the
         model's stream gives one response at a time.
         """
-        profile, voice, most = self._model.profile, response.voice, response.max_tokens
-        request = request_for(config, self._conversation, profile, command, voice, most, items)
+        profile, voice, most = self._context.model.profile, response.voice, response.max_tokens
+        request = request_for(config, self._history, profile, command, voice, most, items)
         assert self._group
         assert self._stream
         if not response.stored:
-            generation = ResponseGeneration(await self._model.open(self._owner), *request)
+            generation = ResponseGeneration(await self._context.model.open(self._context.owner), *request)
             self._group.start_soon(self._generate_out_of_band, generation)
             return generation
         await self.drop_preemptive()
@@ -301,53 +276,8 @@ class Responder:
     def _request_for(
         self, command: CreateResponse, voice: str | None, max_tokens: int | None, items: list[Item] | None = None
     ) -> ResponseRequest:
-        return request_for(self.config, self._conversation, self._model.profile, command, voice, max_tokens, items)
-
-    # --- its audio ----------------------------------------------------------------------------------------------------
-
-    async def silence(self) -> None:
-        """Stop playback of all responses and report a `PlaybackCleared` for each that was cut off.
-
-        What was not heard is cut from the history: at once for a response that is closed, after its end for one under
-        way. Without a `playback` nothing is cut; the client truncates by itself.
-        """
-        self._playout.stop(self._now())
-        self._is_held = False
-        stopped = self._playback.silence() if self._playback else []
-        for response_id in dict.fromkeys(place.response_id for place, _ in stopped):
-            await self._emit(PlaybackCleared(response_id))
-            await self.truncate([c for c in stopped if c[0].response_id == response_id])
-
-    async def hold(self, held: bool) -> None:
-        """Pause what is heard of the responses, or let it go on, because somebody speaks over them. A client that plays
-        by itself is told where it wants to be. Repeating the present state does nothing; `silence` ends a hold.
-        """
-        if held == self._is_held:
-            return
-        self._is_held = held
-        self._playout.hold(held)
-        self._count("ducks" if held else "ducks_without_interruption", 1)
-        if self._playback:
-            self._playback.hold(held)
-        if self.config.reports_ducking:
-            await self._emit(PlaybackHoldChanged(held))
-
-    async def truncate(self, heard: list[tuple[ContentPosition, int]]) -> None:
-        """Truncate items to the milliseconds of each that were heard, and report an `ItemTruncated` for each. Items of
-        a response under way are truncated once it is closed; items that were deleted meanwhile are passed over.
-        """
-        self._truncations += heard
-        for response_id in dict.fromkeys(place.response_id for place, _ in heard):
-            if all(a.response.id != response_id for a in self._all()):
-                await self._truncate_pending(response_id)
-
-    async def _truncate_pending(self, response_id: str) -> None:
-        due = [c for c in self._truncations if c[0].response_id == response_id]
-        self._truncations = [c for c in self._truncations if c[0].response_id != response_id]
-        for place, heard_ms in due:
-            if any(i.id == place.item_id for i in self._conversation.items):
-                kept_ms = self._conversation.truncate(place.item_id, place.content_index, heard_ms, from_whole=True)
-                await self._emit(ItemTruncated(place.item_id, place.content_index, kept_ms))
+        profile = self._context.model.profile
+        return request_for(self.config, self._history, profile, command, voice, max_tokens, items)
 
     # --- before it is asked for ---------------------------------------------------------------------------------------
 
@@ -356,14 +286,11 @@ class Responder:
 
         `own` is the turn's item where the history has one already; it is replaced by `text`. `audio` is the turn's
         audio, for a model that accepts media; it must be the same object that the turn's item will hold, or the
-        response is not recognized as the one asked for. Nothing is begun where the model's budget for such responses is
-        spent.
+        response is not recognized as the one asked for.
         """
-        if not self._budget.take(self._now()):
-            return
         assert self._stream
         assert self._group
-        others = [i for i in self._conversation.items if i is not own]
+        others = [i for i in self._history.items if i is not own]
         request = self._request_for(
             CreateResponse(),
             self.config.voice,
@@ -414,7 +341,7 @@ class Responder:
 
     async def _prefill(self, more: list[Item]) -> None:
         assert self._stream
-        messages = self._conversation.messages(self.config.instructions, [*self._conversation.items, *more])
+        messages = self._history.messages(self.config.instructions, [*self._history.items, *more])
         try:
             await self._stream.prefill(messages, self.config.tools)
         except FAILURES as error:

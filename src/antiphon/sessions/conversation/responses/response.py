@@ -99,7 +99,7 @@ TRANSITIONS: Mapping[ResponseStage, Mapping[ResponseInput, ResponseStage]] = Map
 
 
 class ResponseTask:
-    """One response of `conversation`, which gets its items if it is stored. `emit` is awaited with its events.
+    """One response of a conversation. `history` gets its items if it is stored; `emit` is awaited with its events.
 
     Either `begin_preemptive` and then `ask` or `drop`, or `ask` alone; after `ask`, `run` it as a task.
 
@@ -114,10 +114,10 @@ class ResponseTask:
 
     response: Response
 
-    def __init__(self, context: ConversationContext, conversation: ConversationHistory, emit: EmitConversation) -> None:
+    def __init__(self, context: ConversationContext, history: ConversationHistory, emit: EmitConversation) -> None:
         self.stage = ResponseStage.NEW
         self.ended = anyio.Event()
-        self._conversation = conversation
+        self._history = history
         self._emit = emit
         self._new_id = context.new_id
         self._measure, self._count = context.measure, context.count
@@ -275,7 +275,7 @@ class ResponseTask:
         self._item, self._previous = item, None
         response.output.append(item)
         if response.stored:
-            self._previous = self._conversation.add(item)
+            self._previous = self._history.add(item)
         index = len(response.output) - 1
         await self._emit(OutputItemAdded(response.id, index, item.snapshot(), self._previous))
         if response.stored:

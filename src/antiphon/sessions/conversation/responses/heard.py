@@ -1,0 +1,151 @@
+"""What is heard of a conversation's responses: how much of them is still to be played, and the history cut to that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from antiphon.audio import SAMPLE_RATE_HZ, Pcm
+from antiphon.audio.pcm import Resampler
+from antiphon.audio.playback_clock import PlaybackClock
+from antiphon.contracts.playback import PlaybackTracker
+from antiphon.events.conversation import ContentPosition, ItemTruncated, ResponseAudioDelta
+from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged
+from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
+from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.turns.overlap import RESPONSE_TAIL_S
+
+
+class HearsEcho(Protocol):
+    """The listener: it does not take for speech what it expects to hear of the responses."""
+
+    def expect_echo(self, pcm: Pcm) -> None:
+        """Expect float32 audio [num_samples] at 16 kHz, which is about to be sent, behind what is expected already."""
+        ...
+
+    def expect_silence(self) -> None:
+        """Expect nothing of what was not played by now."""
+        ...
+
+
+class Heard:
+    """The audio of one conversation's responses from when it is sent on, and what of the history was heard.
+
+    - `playback`: what plays the responses in place of the client, None where nobody reports what was heard: the client
+      truncates items by itself then.
+    - `left_s`: returns the seconds of sent audio that are still to be played, where that is known better than by the
+      clock.
+    """
+
+    def __init__(
+        self,
+        history: ConversationHistory,
+        listener: HearsEcho,
+        context: ConversationContext,
+        emit: EmitConversation,
+        *,
+        playback: PlaybackTracker | None = None,
+        left_s: Callable[[], float] | None = None,
+    ) -> None:
+        self._history = history
+        self._listener = listener
+        self._emit = emit
+        self._count = context.count
+        self._playback = playback
+        self._known_left_s = left_s
+        self._clock = PlaybackClock(context.clock)
+        # Playback is paused, because somebody speaks over it.
+        self._is_held = False
+        # The item that is being said, and what resamples its audio to the listener's rate.
+        self._said: tuple[str, Resampler] | None = None
+        # The responses that are under way, by their ids, and truncations of their items that wait until they are
+        # closed, in milliseconds heard.
+        self._under_way: set[str] = set()
+        self._truncations: list[tuple[ContentPosition, int]] = []
+
+    @property
+    def clock_left_s(self) -> float:
+        """Seconds of audio that were sent and, by the clock, are still to be played; 0 where there is none."""
+        return self._clock.left_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of audio that are still to be played, as it is known best."""
+        return self._known_left_s() if self._known_left_s else self._clock.left_s
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether audio is played for more than RESPONSE_TAIL_S yet."""
+        return self.left_s > RESPONSE_TAIL_S
+
+    def add(self, audio: ResponseAudioDelta) -> None:
+        """Count audio that is about to be sent, which is played after all that was sent before it, and have the
+        listener expect its echo. A new item begins with a fresh resampler.
+        """
+        self._clock.add(len(audio.pcm) / audio.rate_hz)
+        if self._said is None or self._said[0] != audio.at.item_id:
+            self._said = (audio.at.item_id, Resampler(audio.rate_hz, SAMPLE_RATE_HZ))
+        self._listener.expect_echo(self._said[1].feed(audio.pcm))
+
+    async def hold(self, held: bool, *, reports: bool) -> None:
+        """Pause what is heard of the responses, or let it go on, because somebody speaks over them. `reports`: a client
+        that plays by itself gets a PlaybackHoldChanged. Repeating the present state does nothing; `silence` ends a
+        hold.
+        """
+        if held == self._is_held:
+            return
+        self._is_held = held
+        self._clock.hold(held)
+        self._count("ducks" if held else "ducks_without_interruption", 1)
+        if self._playback:
+            self._playback.hold(held)
+        if reports:
+            await self._emit(PlaybackHoldChanged(held))
+
+    async def silence(self) -> None:
+        """Stop playback of all responses and report a `PlaybackCleared` for each that was cut off.
+
+        What was not heard is cut from the history, as `truncate` does it. Without a `playback` nothing is cut.
+        """
+        self._clock.stop()
+        self._listener.expect_silence()
+        self._is_held = False
+        stopped = self._playback.silence() if self._playback else []
+        for response_id in dict.fromkeys(place.response_id for place, _ in stopped):
+            await self._emit(PlaybackCleared(response_id))
+            await self.truncate([c for c in stopped if c[0].response_id == response_id])
+
+    async def truncate_as_asked(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
+        """Truncate an item to what the client has played of it; it plays nothing more. Raises RemoteProtocolError as
+        `ConversationHistory.truncate`.
+        """
+        kept_ms = self._history.truncate(item_id, content_index, audio_end_ms)
+        self._clock.stop()
+        self._listener.expect_silence()
+        await self._emit(ItemTruncated(item_id, content_index, kept_ms))
+
+    async def truncate(self, heard: list[tuple[ContentPosition, int]]) -> None:
+        """Truncate items to the milliseconds of each that were heard, and report an `ItemTruncated` for each. Items of
+        a response under way are truncated once it is closed; items that were deleted meanwhile are passed over.
+        """
+        self._truncations += heard
+        for response_id in dict.fromkeys(place.response_id for place, _ in heard):
+            if response_id not in self._under_way:
+                await self._truncate_pending(response_id)
+
+    def response_began(self, response_id: str) -> None:
+        """A response is under way: its items are not complete."""
+        self._under_way.add(response_id)
+
+    async def response_closed(self, response_id: str) -> None:
+        """The items of a response are complete: truncate those that wait for it."""
+        self._under_way.discard(response_id)
+        await self._truncate_pending(response_id)
+
+    async def _truncate_pending(self, response_id: str) -> None:
+        due = [c for c in self._truncations if c[0].response_id == response_id]
+        self._truncations = [c for c in self._truncations if c[0].response_id != response_id]
+        for place, heard_ms in due:
+            if any(i.id == place.item_id for i in self._history.items):
+                kept_ms = self._history.truncate(place.item_id, place.content_index, heard_ms, from_whole=True)
+                await self._emit(ItemTruncated(place.item_id, place.content_index, kept_ms))

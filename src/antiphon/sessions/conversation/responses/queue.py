@@ -1,0 +1,343 @@
+"""When responses begin: those that the user's turns owe, those that a client asks for, and those to a long silence."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import anyio
+import anyio.abc
+
+from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.errors import RemoteProtocolError
+from antiphon.events.conversation import (
+    ContentPart,
+    ConversationConfig,
+    CreateItem,
+    CreateResponse,
+    IdleTimeoutReached,
+    Item,
+    UserTurnCommitted,
+)
+from antiphon.events.transcription import OverlapDecided
+from antiphon.sessions.conversation.context import ConversationContext, EmitConversation, rejected
+from antiphon.sessions.conversation.history import ConversationHistory
+from antiphon.sessions.conversation.item_media import ItemMediaResolver
+from antiphon.sessions.conversation.native_turns import NativeResponse, NativeTurns
+from antiphon.sessions.conversation.responses.heard import Heard
+from antiphon.sessions.conversation.responses.responder import Responder
+from antiphon.sessions.conversation.responses.response import ResponseTask
+from antiphon.sessions.transcription.session import TranscriptionSession
+from antiphon.turns.floor import BeginResponse, CancelActive, Floor, FloorCommand, RespondInstead, SilenceOutput
+
+# Bound of the requests that wait: each keeps what it is to answer.
+MAX_WAITING = 16
+MINUTE = 60 * SAMPLE_RATE_HZ
+# Why a response is cancelled that the end of its session cuts off.
+SESSION_ENDED = "session_ended"
+
+
+class WaitingRequests:
+    """Requests in the order in which they came, each of which waits for a transcript, for media or for a response."""
+
+    def __init__(self) -> None:
+        self._requests: list[CreateResponse] = []
+        # Of them, those that were cancelled meanwhile. They still begin, so that the client is told of their end.
+        self._withdrawn: list[CreateResponse] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    @property
+    def stored(self) -> list[CreateResponse]:
+        """The conversation's own that wait and were not withdrawn, in their order."""
+        return [r for r in self._requests if r.stored and not any(r is other for other in self._withdrawn)]
+
+    def check(self) -> None:
+        """Raise RemoteProtocolError (`too_many_responses`) where MAX_WAITING requests wait."""
+        if len(self._requests) >= MAX_WAITING:
+            raise RemoteProtocolError(
+                "too_many_responses", f"Conversation already has {MAX_WAITING} responses to make."
+            )
+
+    def add(self, request: CreateResponse) -> None:
+        """Have a request wait behind the others. One that was to cut them has done so, and only waits from now on."""
+        self._requests.append(replace(request, when_busy="wait") if request.when_busy == "cut" else request)
+
+    def withdraw(self) -> bool:
+        """Cancel the conversation's own requests that wait now. Returns whether there was one."""
+        self._withdrawn = [request for request in self._requests if request.stored]
+        return bool(self._withdrawn)
+
+    def take(self, has_to_wait: Callable[[CreateResponse], bool]) -> tuple[CreateResponse, bool] | None:
+        """The oldest request, and whether it was withdrawn; None where there is none, or the oldest has to wait on."""
+        if not self._requests or has_to_wait(self._requests[0]):
+            return None
+        request = self._requests.pop(0)
+        withdrawn = any(request is other for other in self._withdrawn)
+        self._withdrawn = [other for other in self._withdrawn if other is not request]
+        return request, withdrawn
+
+
+class ResponseQueue:
+    """Begins the responses of one conversation once nothing has to be waited for, and runs each in a task.
+
+    It has what it begins them with and waits for: `responder`, which has the responses under way; `native`, the turns
+    of a model that takes them by itself and speaks what is asked for, None for any other model; `item_media`, where
+    images and audio of items are being read. Call `open` before anything else, `end` once no more audio comes, and
+    `close` last.
+
+    - `floor`: says what the user's turns owe. `heard`: what is still to be played.
+    - `listener`: says how much audio there was.
+    - `emit`: is awaited with what the client is told.
+    """
+
+    def __init__(
+        self,
+        config: ConversationConfig,
+        context: ConversationContext,
+        history: ConversationHistory,
+        floor: Floor,
+        listener: TranscriptionSession,
+        heard: Heard,
+        emit: EmitConversation,
+    ) -> None:
+        model = context.model
+        self.responder = Responder(config, context, history, emit, heard, floor)
+        self.native = NativeTurns(model.native, self._begin_native, emit, context.clock) if model.native else None
+        self.item_media = ItemMediaResolver(
+            history, context.image_reader, context.transcriber, emit, accepts_media=model.profile.accepts_media
+        )
+        self._new_id = context.new_id
+        self._history = history
+        self._floor = floor
+        self._listener = listener
+        self._heard = heard
+        self._emit = emit
+        self._waiting = WaitingRequests()
+        # When the last preemptive responses were begun, in samples of the microphone, and how many may be in a minute;
+        # None: any number.
+        self._max_preemptive = model.profile.max_preemptive
+        self._guessed: deque[int] = deque(maxlen=self._max_preemptive)
+        # The wait for the user to speak after a response, and whether it was stopped for speech that may be none.
+        self._idle: anyio.CancelScope | None = None
+        self._idle_is_held = False
+        self._group: anyio.abc.TaskGroup | None = None
+
+    async def open(self, group: anyio.abc.TaskGroup) -> None:
+        """Open the model's stream; responses run as tasks of `group`. Raises Refused where the model has no room for
+        another conversation, and ModelError where a native model fails.
+        """
+        await self.responder.open(group)
+        self._group = group
+        if self.native:
+            await self.native.open(self.responder.config)
+            group.start_soon(self.native.run)
+
+    def end(self) -> None:
+        """Cancel all responses, since no more audio comes. Those that wait still begin, and are cancelled."""
+        self._floor.close()
+        if self.native:
+            self.native.close()
+        self.stop_idle()
+        self.responder.cancel_all(SESSION_ENDED)
+
+    async def close(self) -> None:
+        """Close the model's stream. To be called once no response is under way; also where `open` failed."""
+        await self.responder.close()
+
+    @property
+    def owed(self) -> list[CreateResponse]:
+        """The responses of the conversation that are under way, due to the user's turns, or waiting, in their order. A
+        model that takes turns by itself owes none.
+        """
+        if self.native:
+            return []
+        active = self.responder.active
+        under_way = [active.response.request] if active and active.response.status == "in_progress" else []
+        return [*under_way, *([CreateResponse()] if self._floor.response_due else []), *self._waiting.stored]
+
+    def has_unresolved(self) -> bool:
+        """Whether an item of the history has no transcript yet, or media of an item are not resolved."""
+        return bool(self.item_media.unresolved) or self._floor.has_untranscribed()
+
+    # --- what the client asks for -------------------------------------------------------------------------------------
+
+    def resolve(self, item: Item, command: CreateItem | CreateResponse) -> None:
+        """Begin to resolve the media of an item that a command brings; responses that need them wait."""
+        assert self._group
+        if self.item_media.begin(item):
+            language = self.responder.config.transcription.language
+            self._group.start_soon(self._resolve, item, command.event_id, language)
+
+    async def _resolve(self, item: Item, event_id: str | None, language: str | None) -> None:
+        await self.item_media.resolve(item, event_id, language)
+        await self.go_on()
+
+    async def ask(self, command: CreateResponse) -> None:
+        """Begin a response, or have it wait. Where the conversation may not have another one now, it is rejected, and
+        nothing is raised.
+        """
+        try:
+            await self._ask(command)
+        except RemoteProtocolError as error:
+            await self._emit(rejected(error, command))
+
+    async def _ask(self, command: CreateResponse) -> None:
+        is_given = self.native or self._history.items or command.items or command.instructions
+        if self.responder.config.duplex and not is_given:
+            raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
+        self._waiting.check()
+        for given in command.items or ():
+            if isinstance(given, Item):
+                self.resolve(given, command)
+        if command.when_busy == "cut":
+            await self.interrupt("client_cancelled")
+        if self._has_to_wait(command):
+            self._waiting.add(command)
+        elif self.native:
+            self.native.ask(command)
+        else:
+            self._begin(command)
+
+    def cancel(self, response_id: str | None) -> None:
+        """Cancel the response with this id; None: the conversation's own, and its requests that wait. Does not wait for
+        its end. Raises RemoteProtocolError where there is none.
+        """
+        if response_id is None and self._withdraw() and self.responder.active is None:
+            return
+        self.responder.cancel(response_id)
+
+    def _withdraw(self) -> bool:
+        """Cancel the conversation's own requests that wait now. Returns whether there was one."""
+        is_due = bool(self.native and self.native.withdraw())
+        return self._waiting.withdraw() or is_due
+
+    async def interrupt(self, reason: str) -> None:
+        """Cancel the response with `reason`, and those that wait if the client does; truncate to what was heard."""
+        if reason == "client_cancelled":
+            self._waiting.withdraw()
+        await self.responder.interrupt(reason)
+
+    def _has_to_wait(self, request: CreateResponse) -> bool:
+        """Whether a turn is still being transcribed, an item's media are not resolved, or it waits for a response: for
+        any if it says so, and for one that was cancelled and is still being closed.
+        """
+        active = self.responder.active
+        is_first = active is None or (request.when_busy == "refuse" and not (request.stored and active.cancelled))
+        return not is_first or (self.native is None and self.has_unresolved())
+
+    # --- what is due --------------------------------------------------------------------------------------------------
+
+    async def go_on(self, *, interrupts: bool = True) -> None:
+        """Begin the response that is due, and those that had to wait. `interrupts`: a response under way may be ended
+        for the one that is due.
+        """
+        await self.respond_if_due(interrupts=interrupts)
+        while taken := self._waiting.take(self._has_to_wait):
+            request, withdrawn = taken
+            await self.ask(request)
+            if self._floor.is_closed:
+                self.responder.cancel_all(SESSION_ENDED)
+            elif withdrawn and self.native:
+                self.native.withdraw()
+            elif withdrawn and self.responder.active:
+                self.responder.cancel(None)
+
+    async def respond_if_due(self, *, interrupts: bool = True) -> None:
+        """Begin the response that the user's turns owe, if it may begin by now."""
+        active = self.responder.active
+        may_cut = bool(active and not active.cancelled) and self.responder.config.interrupt_response and interrupts
+        await self.obey(self._floor.go_on(is_resolved=not self.has_unresolved(), may_cut=may_cut))
+
+    async def obey(self, commands: list[FloorCommand]) -> None:
+        """Do what the floor asks for, in its order."""
+        for command in commands:
+            match command:
+                case CancelActive(reason):
+                    assert self.responder.active
+                    self.responder.active.cancel(reason)
+                case SilenceOutput():
+                    await self._heard.silence()
+                case BeginResponse():
+                    self._begin(CreateResponse(), unasked=True)
+                case RespondInstead():
+                    await self._emit(OverlapDecided(None, True, "turn_answered"))
+                    await self.interrupt("turn_detected")
+
+    def may_guess(self, turn: int) -> bool:
+        """Return whether the response to a turn may begin before it is asked for: none is under way or waits, what was
+        said before has its transcript, and the model's budget of such responses is not spent, to which it counts.
+        """
+        if self.responder.active or self._waiting or self._floor.has_untranscribed(turn) or self._max_preemptive == 0:
+            return False
+        now = self._listener.now
+        if self._max_preemptive and len(self._guessed) == self._max_preemptive and now - self._guessed[0] < MINUTE:
+            return False
+        if self._max_preemptive:
+            self._guessed.append(now)
+        return True
+
+    # --- a response and its end ---------------------------------------------------------------------------------------
+
+    def _begin(self, command: CreateResponse, *, unasked: bool = False) -> None:
+        task = self.responder.begin(command, unasked=unasked)
+        if task:
+            assert self._group
+            self._group.start_soon(self._run, task)
+
+    async def _begin_native(self, source: NativeResponse) -> None:
+        task = await self.responder.begin_unasked(source)
+        if task:
+            assert self._group
+            self._group.start_soon(self._run, task)
+
+    async def _run(self, task: ResponseTask) -> None:
+        """Run a response. Once it has ended, another may be due, or the user's silence be waited for."""
+        await self.responder.run(task)
+        if task.response.stored:
+            self._begin_idle()
+        await self.go_on()
+
+    # --- a silence of the user ----------------------------------------------------------------------------------------
+
+    def _begin_idle(self) -> None:
+        """Wait anew, unless the configuration has no such timeout, or none for its turn detection."""
+        self.stop_idle()
+        self._idle_is_held = False
+        timeout_ms, vad = self.responder.config.idle_timeout_ms, self.responder.config.transcription.vad
+        may_wait = not self._floor.is_closed and vad and vad.eagerness is None
+        if timeout_ms is not None and self._group and may_wait:
+            self._idle = anyio.CancelScope()
+            self._group.start_soon(self._wait_for_silence, timeout_ms / 1000, self._idle)
+
+    def stop_idle(self) -> None:
+        """Wait no more for the user to speak, until a response has ended or `go_on_idle`."""
+        if self._idle:
+            self._idle.cancel()
+            self._idle, self._idle_is_held = None, True
+
+    def go_on_idle(self) -> None:
+        """Wait anew if `stop_idle` has ended a wait: the speech that it was stopped for was none."""
+        if self._idle_is_held and not self._is_busy():
+            self._begin_idle()
+
+    def _is_busy(self) -> bool:
+        return bool(self.responder.active) or self._floor.user_speaks or self.has_unresolved()
+
+    async def _wait_for_silence(self, timeout_s: float, scope: anyio.CancelScope) -> None:
+        """Ask for a response to a silence of `timeout_s`, counted from the end of what is played."""
+        with scope:
+            await anyio.sleep(self._heard.clock_left_s)
+            since_s, is_over = self._listener.audio_s, False
+            while not is_over:
+                await anyio.sleep(timeout_s)
+                is_over = not self._is_busy()
+            self._idle = None
+            item = Item(self._new_id("item_"), parts=[ContentPart("input_audio")])
+            await self._emit(IdleTimeoutReached(item.id, int(since_s * 1000), int(self._listener.audio_s * 1000)))
+            previous = self._history.add(item)
+            await self._emit(UserTurnCommitted(None, item.snapshot(), previous))
+            if not self.responder.active:
+                await self.ask(CreateResponse())
