@@ -16,8 +16,7 @@ from antiphon.errors import RemoteError
 from antiphon.remote.media import content_part
 from antiphon.remote.messages import sent_arguments
 from antiphon.remote.replies import CallBuffer, Count, ThoughtFilter, done
-from antiphon.upstream.answers import decoded, optional
-from antiphon.upstream.failures import error_text
+from antiphon.upstream.http import decoded, error_text, optional
 
 
 class _Function(msgspec.Struct):

@@ -20,13 +20,10 @@ import httpx
 from antiphon.contracts import Reply, ReplyDone
 from antiphon.errors import AntiphonError, Refused, RemoteError, RemoteProtocolError
 from antiphon.remote.replies import ReplyReader
-from antiphon.upstream.answers import chunks
 from antiphon.upstream.breaker import ServerBreaker
-from antiphon.upstream.current_turn import trace_headers
-from antiphon.upstream.failures import read_failure, without_key
-from antiphon.upstream.loop_client import LoopClients
-from antiphon.upstream.reader_task import ReaderTask
-from antiphon.upstream.sse import events
+from antiphon.upstream.http import LoopClients, chunks, read_failure, without_key
+from antiphon.upstream.sse import ReaderTask, events
+from antiphon.upstream.trace_context import trace_headers
 
 log = logging.getLogger(__name__)
 

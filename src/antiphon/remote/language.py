@@ -27,8 +27,7 @@ from antiphon.remote.responses import ResponsesReader
 from antiphon.remote.written_calls import WrittenCalls
 from antiphon.settings import RemoteSettings
 from antiphon.shares.threads import in_thread
-from antiphon.upstream.models import ListedModel, list_models
-from antiphon.upstream.salt import salt_of
+from antiphon.upstream.http import ListedModel, list_models, salt_of
 
 log = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from antiphon.engine.vllm.grammars import TRIVIAL
 from antiphon.engine.vllm.sglang import SessionLost
 from antiphon.engine.vllm.wires import Ask, Piece
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
-from antiphon.upstream.reader_task import ReaderTask
+from antiphon.upstream.sse import ReaderTask
 
 if TYPE_CHECKING:
     from antiphon.engine.vllm.session import VllmSession

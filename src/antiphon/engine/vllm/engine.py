@@ -20,8 +20,8 @@ from antiphon.engine.vllm.server import EngineServer
 from antiphon.engine.vllm.session import VllmSession
 from antiphon.errors import EngineError, Refused, RemoteError
 from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
-from antiphon.upstream.reader_task import ReaderTask
-from antiphon.upstream.salt import salt_of
+from antiphon.upstream.http import salt_of
+from antiphon.upstream.sse import ReaderTask
 
 log = logging.getLogger(__name__)
 

@@ -18,14 +18,19 @@ from antiphon.engine.vllm.endpoints import Endpoint
 from antiphon.engine.vllm.sglang import HeldRows, SessionLost, Sglang
 from antiphon.engine.vllm.wires import Ask, Piece, VllmCompletions, VllmGenerate, Wire
 from antiphon.errors import EngineError, ModelError, RemoteError
-from antiphon.upstream.answers import ask as ask_document
-from antiphon.upstream.answers import chunks, decoded
 from antiphon.upstream.breaker import PROBE
-from antiphon.upstream.current_turn import trace_headers
-from antiphon.upstream.failures import read_failure, without_key
-from antiphon.upstream.loop_client import LoopClients
-from antiphon.upstream.models import PROBE_TIMEOUT_S, models_in
+from antiphon.upstream.http import (
+    PROBE_TIMEOUT_S,
+    LoopClients,
+    ask_document,
+    chunks,
+    decoded,
+    models_in,
+    read_failure,
+    without_key,
+)
 from antiphon.upstream.sse import events
+from antiphon.upstream.trace_context import trace_headers
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from antiphon.engine.vllm.endpoints import Endpoint
 from antiphon.engine.vllm.sglang import HeldRows
 from antiphon.engine.vllm.wires import Ask, Piece
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
-from antiphon.upstream.reader_task import ReaderTask
+from antiphon.upstream.sse import ReaderTask
 
 if TYPE_CHECKING:
     from antiphon.engine.vllm.engine import VllmEngine

@@ -27,7 +27,7 @@ from antiphon.engine.vllm.wires import (
     token_ids,
 )
 from antiphon.errors import RemoteError
-from antiphon.upstream.failures import error_text
+from antiphon.upstream.http import error_text
 
 
 class SessionLost(RemoteError):

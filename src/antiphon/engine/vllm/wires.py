@@ -16,8 +16,7 @@ import msgspec
 
 from antiphon.engine.api import Grammar, Sampling
 from antiphon.errors import RemoteError
-from antiphon.upstream.answers import decoded
-from antiphon.upstream.failures import error_text
+from antiphon.upstream.http import decoded, error_text
 
 if TYPE_CHECKING:
     from antiphon.engine.vllm.sglang import HeldRows
