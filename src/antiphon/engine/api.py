@@ -332,18 +332,21 @@ class Session(Protocol):
         ...
 
 
-class Engine(Protocol):
+class Capable(Protocol):
+    """What says what it can do.
+
+    `name`: of this kind of engine, in errors and in settings. `capabilities`: they do not change while it lives.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+
+class Engine(Capable, Protocol):
     """What steps one model for all its sessions, from its construction until `close`. Used from any event loop."""
-
-    @property
-    def name(self) -> str:
-        """The name of this kind of engine, in errors and in settings: that of its folder in `engine/`."""
-        ...
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do for its model. Does not change while it lives."""
-        ...
 
     @property
     def context_rows(self) -> int:
@@ -402,7 +405,7 @@ class Engine(Protocol):
         ...
 
 
-def require(engine: Engine, needed: Capabilities) -> None:
+def require(engine: Capable, needed: Capabilities) -> None:
     """Raise CapabilityError where `engine` cannot do all of `needed`; it names the engine and what is missing."""
     if missing := needed & ~engine.capabilities:
         names = ", ".join(str(capability.name) for capability in missing)

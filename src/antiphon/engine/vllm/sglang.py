@@ -8,9 +8,7 @@ A server holds a session as a tree of requests. A request names its parent, and 
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from operator import eq
 from typing import Any
@@ -32,49 +30,6 @@ from antiphon.upstream.http import error_text
 
 class SessionLost(RemoteError):
     """The server does not know the session, or the request that this one goes on from: it may have started anew."""
-
-
-# A request is held with all rows before it: after so many the tree is begun anew, from whole rows.
-MAX_REQUESTS = 64
-# `/open_session` wants the most characters that a session may have: more than any context.
-CAPACITY = 1 << 24
-
-
-@dataclass(slots=True)
-class HeldRows:
-    """What one server holds of one session.
-
-    - `id`: the session's name there. `opened`: the server knows it.
-    - `request`: the newest request that the server has answered, "" where there is none; `rows`: its rows and tokens.
-    """
-
-    id: str = field(default_factory=lambda: secrets.token_hex(12))
-    opened: bool = False
-    request: str = ""
-    rows: list[int] = field(default_factory=list)
-    _number: int = 0
-
-    def next_request(self) -> str:
-        """A name for a request of this session."""
-        self._number += 1
-        if self._number % MAX_REQUESTS == 0:
-            self.request, self.rows = "", []
-        return f"{self.id}-{self._number}"
-
-    def answered(self, request: str, rows: Sequence[int], tokens: Sequence[int], given: int) -> None:
-        """The server has sent tokens of a request, of which it had sent `given` before."""
-        if request != self.request:
-            self.request, self.rows = request, list(rows)
-        del self.rows[len(rows) + given :]
-        self.rows.extend(tokens)
-
-    def lose(self) -> None:
-        """Begin anew, in another session: what the server holds is not known any more."""
-        self.id, self.opened, self.request, self.rows = secrets.token_hex(12), False, "", []
-
-    def opening(self) -> dict[str, Any]:
-        """The body of `/open_session`."""
-        return {"session_id": self.id, "capacity_of_str_len": CAPACITY}
 
 
 @dataclass(frozen=True, slots=True)
