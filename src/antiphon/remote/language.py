@@ -11,7 +11,6 @@ import secrets
 from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
 import httpx
 
@@ -187,12 +186,11 @@ class RemoteLanguageStream:
             return kept
         return None
 
-    # A body has fields of any kind.
-    async def _body(self, messages: list[Message], options: ReplyOptions) -> dict[str, Any]:
+    async def _body(self, messages: list[Message], options: ReplyOptions) -> bytes:
         model = self._model
         messages = with_results(messages)
 
-        def make() -> dict[str, Any]:
+        def make() -> bytes:
             if model.address.api == "responses":
                 return responses.body(model.address.model, messages, options)
             return chat_completions.body(

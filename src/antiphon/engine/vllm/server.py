@@ -199,7 +199,7 @@ class EngineServer:
                 if status != 200:
                     raise RemoteError(f"{endpoint.host} opened no session: status {status}")
             goes_on = bool(held and held.request)
-            body = wire.body(ask)
+            body, request = wire.body(ask), held.asked if held else ""
             async with client.stream("POST", endpoint.url + wire.path, json=body, headers=headers) as answer:
                 if answer.status_code != 200:
                     raise await self._error(endpoint, answer)
@@ -215,7 +215,7 @@ class EngineServer:
                         if given + len(piece.tokens) > ask.max_tokens:
                             raise RemoteError(f"{endpoint.host} sent more than the {ask.max_tokens} tokens asked for")
                         if held:
-                            held.answered(body["rid"], ask.rows, piece.tokens, given)
+                            held.answered(request, ask.rows, piece.tokens, given)
                         given += len(piece.tokens)
                         finished = finished or piece.finish is not None
                         yield piece
