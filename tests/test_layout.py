@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "text": {"events"},
     "contracts": {"audio", "events", "vision"},
     "turns": {"audio", "contracts", "events", "state_machine"},
-    "modeling": {"audio", "contracts", "engine", "errors", "events", "shares", "text", "vision"},
+    "modeling": BELOW_MODELS | {"engine", "pipelines", "shares", "signals"},
     "pipelines": BELOW_MODELS | {"shares", "signals"},
     "adapters": BELOW_MODELS | {"shares", "signals", "engine", "modeling", "pipelines", "roles"},
     "loading": {

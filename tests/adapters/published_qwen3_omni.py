@@ -20,7 +20,7 @@ from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import (
     _get_feat_extract_output_lengths,
 )
 
-from antiphon.adapters.qwen3_omni.model import OmniStream, Qwen3Omni
+from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.contracts import (
     AudioPart,
     ImagePart,
@@ -32,6 +32,7 @@ from antiphon.contracts import (
     VoiceOptions,
 )
 from antiphon.modeling.omni.checkpoint import tokenizer
+from antiphon.modeling.omni.conversation import OmniStream
 from antiphon.vision.images import EncodedImage
 from tests.adapters.published_video import PublishedVideo, joined
 from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID

@@ -112,7 +112,7 @@ async def answer(model: Qwen25Omni, stream: Any, messages: list[Message], speake
     assert model.talker
     streams = list[WavStream]()
     pcm = list[np.ndarray]()
-    made = stream.talker or await model.talker.open()
+    made: Any = stream.talker or await model.talker.open()
     stream.talker = made
     wav = made.wav
     made.wav = lambda *given: streams.append(wav(*given)) or streams[-1]

@@ -22,7 +22,6 @@ import torch
 from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.qwen3_omni.talker import TALKER_SAMPLING
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.adapters.spoken_tokens import SpokenTokens
 from antiphon.contracts import (
     ImagePart,
     MediaPart,
@@ -37,6 +36,7 @@ from antiphon.errors import ModelError, Refused, RemoteProtocolError
 from antiphon.modeling import chat
 from antiphon.modeling.chat import MAX_SPARE_PARTS
 from antiphon.modeling.codec_talker import FirstCodeChooser
+from antiphon.modeling.omni.conversation import SpokenTokens
 from antiphon.vision.images import EncodedImage
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.published_qwen3_omni import (
@@ -251,7 +251,7 @@ def test_words_have_times_and_the_end_comes_last(model: Qwen3Omni, whole: Whole)
 
 def test_when_the_model_calls_a_tool_then_the_call_is_not_spoken(model: Qwen3Omni) -> None:
     async def spoken(rows: list[int], tokens: Sequence[int]) -> list[int]:
-        chat = SimpleNamespace(rows=list(rows))
+        chat = SimpleNamespace(rows=list(rows), hidden=None)
         said = SpokenTokens(chat, frozenset((1,)), model.call_opening)  # type: ignore[arg-type]
         for token in tokens:
             chat.rows.append(token)

@@ -14,12 +14,13 @@ import pytest
 import torch
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeAudioEncoder
 
-from antiphon.adapters.qwen3_omni.model import OmniStream, Qwen3Omni
+from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import AudioPart, Message
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import LocalEngine, LocalSession
 from antiphon.modeling.media_rows import AudioWindow
+from antiphon.modeling.omni.conversation import OmniStream
 from tests.adapters import tiny_qwen3_omni as tiny
 from tests.adapters.published_qwen3_omni import OPTIONS, Whole, answer, assert_equal, clip
 

@@ -146,6 +146,22 @@ def test_a_conversation_computes_only_the_rows_that_are_new(model: CausalLm) -> 
     asyncio.run(main())
 
 
+def test_what_was_prefilled_is_held_when_the_reply_begins(model: CausalLm) -> None:
+    messages = [Message("system", "Be brief."), Message("user", "What is the capital of France?")]
+
+    async def run() -> tuple[ReplyDone, int]:
+        chat = await model.open()
+        try:
+            await chat.prefill(messages)
+            ahead = len(chat.rows)
+            return (await replied(chat, messages, max_tokens=2))[1], ahead
+        finally:
+            chat.close()
+
+    done, ahead = asyncio.run(run())
+    assert done.cached_tokens == ahead == len(model.encode(messages, (), answer=False))
+
+
 def test_when_a_reply_is_closed_the_session_keeps_what_was_sampled(model: CausalLm) -> None:
     async def main() -> None:
         chat = await model.open()

@@ -41,7 +41,7 @@ HISTORY = (
 
 
 def checked(options: ReplyOptions, history: Iterable[Message] = HISTORY) -> dict[str, Any]:
-    out = json.loads(json.dumps(body("m", tuple(history), options, limit_field="max_tokens")))
+    out = json.loads(body("m", tuple(history), options, limit_field="max_tokens"))
     PARAMS.validate_python(out)
     return out
 
@@ -63,7 +63,7 @@ def test_a_conversation_is_spelled_as_openais_types_have_it() -> None:
 
 def test_media_have_an_id_for_vllm_that_nobody_else_can_guess() -> None:
     def ids(salt: str) -> list[str | None]:
-        user = body("m", HISTORY, ReplyOptions(), limit_field="max_tokens", salt=salt)["messages"][1]
+        user = json.loads(body("m", HISTORY, ReplyOptions(), limit_field="max_tokens", salt=salt))["messages"][1]
         return [part.get("uuid") for part in user["content"]]
 
     assert ids("") == [None, None]
@@ -82,7 +82,9 @@ def test_options_are_passed_on_where_they_were_chosen() -> None:
     assert (out["max_tokens"], out["temperature"], out["top_p"], out["seed"]) == (9, 0.5, 0.9, 3)
     assert (out["stop"], out["logit_bias"], out["presence_penalty"]) == (["\n"], {"5": -1.0}, 1)
     assert "frequency_penalty" not in out
-    assert body("m", (), ReplyOptions(max_tokens=9), limit_field="max_completion_tokens")["max_completion_tokens"] == 9
+    newer = json.loads(body("m", (), ReplyOptions(max_tokens=9), limit_field="max_completion_tokens"))
+    assert newer["max_completion_tokens"] == 9
+    assert "max_tokens" not in newer
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def asked(
 
 
 async def collected(client: ModelServerClient, owner: str | None = None) -> list[Reply]:
-    async with aclosing(client.replies({"model": "clever"}, owner)) as replies:
+    async with aclosing(client.replies(b'{"model": "clever"}', owner)) as replies:
         return [reply async for reply in replies]
 
 
@@ -176,7 +176,7 @@ def test_once_a_word_was_given_out_nothing_is_asked_again(fault: Script, message
     async def use(client: ModelServerClient, server: ScriptedServer) -> None:
         got: list[Reply] = []
         with pytest.raises(RemoteError, match=message):
-            async with aclosing(client.replies({})) as replies:
+            async with aclosing(client.replies(b"{}")) as replies:
                 async for reply in replies:
                     got.append(reply)
         assert got == [TextDelta("Ye")]
@@ -206,7 +206,7 @@ def test_a_closed_answer_is_ended_at_the_server() -> None:
             await asyncio.sleep(0.01)
 
     async def use(client: ModelServerClient, server: ScriptedServer) -> None:
-        async with aclosing(client.replies({})) as replies:
+        async with aclosing(client.replies(b"{}")) as replies:
             async for _ in replies:
                 break
         await server.client_left()
@@ -226,7 +226,7 @@ def test_a_cancelled_reader_ends_its_answer_at_the_server() -> None:
         begun = anyio.Event()
 
         async def read() -> None:
-            async with aclosing(client.replies({})) as replies:
+            async with aclosing(client.replies(b"{}")) as replies:
                 async for _ in replies:
                     begun.set()
 

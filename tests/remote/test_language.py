@@ -218,7 +218,7 @@ def test_a_start_survives_a_list_of_models_of_any_type(
 def test_a_list_of_models_that_drips_holds_up_the_start_for_a_few_seconds_only(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("antiphon.upstream.models.PROBE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("antiphon.upstream.http.PROBE_TIMEOUT_S", 0.1)
 
     async def models(answer: Answer) -> None:
         await answer.head(200, "application/json")

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from antiphon.contracts import Message, ReplyOptions
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.tools import ToolCall
+from antiphon.events.tools import Tool, ToolCall
 from antiphon.remote import chat_completions, responses
-from antiphon.remote.messages import NO_RESULT, estimated_tokens, newest, refuse_if_cut, with_results
+from antiphon.remote.messages import (
+    NO_RESULT,
+    estimated_tokens,
+    newest,
+    refuse_if_cut,
+    sent_parameters,
+    sent_schema,
+    with_results,
+)
 
 CALL, OTHER = ToolCall("a", "look", "{}"), ToolCall("b", "walk", "{}")
 
@@ -63,7 +73,14 @@ def test_where_nothing_may_be_left_out_a_long_conversation_is_refused() -> None:
 @pytest.mark.parametrize("arguments", ["", "null", '{"a": 1', "[1]", "nonsense", '"{}"'])
 def test_arguments_that_are_no_object_are_sent_to_no_server(arguments: str) -> None:
     called = Message("assistant", "", (ToolCall("a", "f", arguments), ToolCall("b", "f", '{"a": 1}')))
-    chat = chat_completions.body("m", [called], ReplyOptions(), limit_field="max_tokens")
+    chat = json.loads(chat_completions.body("m", [called], ReplyOptions(), limit_field="max_tokens"))
     assert [c["function"]["arguments"] for c in chat["messages"][0]["tool_calls"]] == ["{}", '{"a": 1}']
-    items = responses.body("m", [called], ReplyOptions())["input"]
+    items = json.loads(responses.body("m", [called], ReplyOptions()))["input"]
     assert [item["arguments"] for item in items] == ["{}", '{"a": 1}']
+
+
+def test_a_schema_is_sent_as_it_is() -> None:
+    schema = {"type": "integer", "maximum": 10**30, "title": "für"}
+    assert json.loads(bytes(sent_schema(schema))) == schema
+    assert "für" in bytes(sent_schema(schema)).decode()
+    assert json.loads(bytes(sent_parameters(Tool("f", "", {})))) == {"type": "object", "properties": {}}

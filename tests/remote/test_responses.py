@@ -20,7 +20,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 
 def checked(options: ReplyOptions) -> dict[str, Any]:
-    out = json.loads(json.dumps(body("m", HISTORY, options)))
+    out = json.loads(body("m", HISTORY, options))
     # OpenAI's types have no audio as input of this endpoint; servers that hear take the form of Chat Completions.
     typed = json.loads(json.dumps(out))
     typed["input"][0]["content"] = [p for p in typed["input"][0]["content"] if p["type"] != "input_audio"]

@@ -19,47 +19,45 @@ NO_CAPABILITIES = Capabilities(0)
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One adapter. Each folder of `adapters/` exports one as `SPEC`.
+    """One adapter. Each folder of `adapters/` exports one as `SPEC`."""
 
-    - `role`: the role that its model fills, and so the contract of its class (`roles.py`); another name of a
-      role (`OTHER_NAMES`) stands for the role.
-    - `model`: the class, as "module:Class". It is called as Class(folder, model_id, options) with the options that
-      `runs_on` says, waits until the model is loaded, and raises ModelError where it does not load. A reader, whose
-      weights are inside a library, is called as Class(options).
-    - `runs_on`: "engine" for a model that an engine steps, which is loaded with EngineModelOptions and has a method
-      `close`; "lane" for one that keeps nothing on the device between calls, which is loaded with LaneModelOptions and
-      has an attribute `lane`.
-    - `requires`: what the model needs of its engine. The loader refuses an engine that has less.
-    - `model_types`: the types, `model_type` in config.json, of the checkpoints that this adapter loads from folders of
-      the user's; None: it loads no such folders. A checkpoint of a type that no adapter of the role names goes to the
-      first adapter of the role that loads folders, whose error says what it expects.
-    - `prepare`: a function that converts the model's files before they are loaded, as "module:function"; "": they are
-      loaded as they are. It is called as prepare(source, home, name, weights, device), where `source` is the files'
-      folder or a .gguf file, and `home` the folder that models are kept in. It returns the folder to load, may take
-      minutes, and raises StoreError.
-    - `uses`: roles whose models are loaded before this one and given to its class, as keyword arguments of these names,
-      which may be other names of the roles; None for a role that has no model.
-    - `takes_voices`: the models of the registry with this adapter are voices, whose ids are ADAPTER-VOICE. The further
-      voices that the settings name are given to the class as `voices`, a mapping from model ids to folders.
-    - `takes_partials`: the settings may name a second model with this adapter, which decodes partials. Its folder is
-      given to the class as `partials`.
-    - `native`: the model is a NativeModel, which takes turns by itself.
-    - `extra`: the extra of the package that has what the model's class imports beside the base; "": nothing.
-    - `language_model`: the attribute of a conversation model that is a LanguageModel, and stands in where the settings
-      name none; "": there is none.
-    """
-
+    # The role that its model fills, and so the contract of its class (`roles.py`); another name of a role
+    # (`OTHER_NAMES`) stands for the role.
     role: ModelRole
+    # The class, as "module:Class". It is called as Class(folder, model_id, options) with the options that `runs_on`
+    # says, waits until the model is loaded, and raises ModelError where it does not load. A reader, whose weights are
+    # inside a library, is called as Class(options).
     model: str
+    # "engine" for a model that an engine steps, which is loaded with EngineModelOptions and has a method `close`;
+    # "lane" for one that keeps nothing on the device between calls, which is loaded with LaneModelOptions and has an
+    # attribute `lane`.
     runs_on: Literal["engine", "lane"]
+    # What the model needs of its engine. The loader refuses an engine that has less.
     requires: Capabilities = NO_CAPABILITIES
+    # The types, `model_type` in config.json, of the checkpoints that this adapter loads from folders of the user's;
+    # None: it loads no such folders. A checkpoint of a type that no adapter of the role names goes to the first adapter
+    # of the role that loads folders, whose error says what it expects.
     model_types: tuple[str, ...] | None = None
+    # A function that converts the model's files before they are loaded, as "module:function"; "": they are loaded as
+    # they are. It is called as prepare(source, home, name, weights, device), where `source` is the files' folder or a
+    # .gguf file, and `home` the folder that models are kept in. It returns the folder to load, may take minutes, and
+    # raises StoreError.
     prepare: str = ""
+    # Roles whose models are loaded before this one and given to its class, as keyword arguments of these names,
+    # which may be other names of the roles; None for a role that has no model.
     uses: tuple[ModelRole, ...] = ()
+    # The models of the registry with this adapter are voices, whose ids are ADAPTER-VOICE. The further voices that the
+    # settings name are given to the class as `voices`, a mapping from model ids to folders.
     takes_voices: bool = False
+    # The settings may name a second model with this adapter, which decodes partials. Its folder is given to the class
+    # as `partials`.
     takes_partials: bool = False
+    # The model is a NativeModel, which takes turns by itself.
     native: bool = False
+    # The extra of the package that has what the model's class imports beside the base; "": nothing.
     extra: str = "talk"
+    # The attribute of a conversation model that is a LanguageModel, and stands in where the settings name none; "":
+    # there is none.
     language_model: str = ""
 
     def __post_init__(self) -> None:

@@ -32,60 +32,56 @@ class TuningLimits:
 
 @dataclass(frozen=True, slots=True)
 class TranscriberProfile:
-    """Facts of a transcriber, by which its sessions decide when to decode and what to send. Most are measured.
+    """Facts of a transcriber, by which its sessions decide when to decode and what to send. Most are measured."""
 
-    - `id`: its name for clients.
-    - `languages`: ISO-639-1.
-    - `step_s`: seconds of new audio before the next partial.
-    - `first_step_s`: the same while nothing of the turn has been sent.
-    - `agreement_s`: seconds of audio that must come in after a word first stood at its place before it is sent.
-    - `first_agreement_s`: the same for the first words of a turn.
-    - `first_probability`: a turn's very first word of at least this probability is sent as soon as two partials have
-      it or a likely word follows it, and a less likely one waits for `agreement_s`. None: it waits as the other first
-      words do.
-    - `rollback_tokens`: tokens at the end of a hypothesis that are neither sent nor forced as the next one's prefix.
-    - `min_probability`: what a word's least likely token must have for the word to be sent.
-    - `unfixed_chunks`: partials at the head of a window that send nothing and force nothing.
-    - `settle_s`: seconds of silence that end a window under server VAD.
-    - `context_pause_s`: speech that begins within so many seconds after a window has that window's audio as context;
-      0: no window has context.
-    - `pause_s`: seconds of silence that end a window where the client commits.
-    - `long_window_s`: a window of so many seconds is long, and ends at shorter pauses.
-    - `long_pause_s`: seconds of silence that end a long window.
-    - `max_window_s`: a window of so many seconds is cut between two words.
-    - `context_tokens`: tokens of text before the window that the model is given.
-    - `max_tokens`: the most tokens that one decode may add.
-    - `max_prefix_tokens`: a window whose forced prefix is longer is cut.
-    - `translates`: it can also translate into English.
-    - `final_keeps_prefix`: a final goes on from what was sent; otherwise it is decoded without a prefix.
-    - `aligns_words`: its word times are measured in the audio, and not estimated.
-    - `keyterms`: it raises `Window.keyterms` in its search; sessions give them to other models in `Window.prompt`.
-    - `limits`: what a session's tuning may raise these values to; None: it can only lower them.
-    """
-
+    # Its name for clients.
     id: str
+    # ISO-639-1.
     languages: tuple[str, ...]
+    # Seconds of new audio before the next partial.
     step_s: float
+    # The same while nothing of the turn has been sent.
     first_step_s: float
+    # Seconds of audio that must come in after a word first stood at its place before it is sent.
     agreement_s: float
+    # The same for the first words of a turn.
     first_agreement_s: float
+    # Tokens at the end of a hypothesis that are neither sent nor forced as the next one's prefix.
     rollback_tokens: int
+    # What a word's least likely token must have for the word to be sent.
     min_probability: float
+    # Partials at the head of a window that send nothing and force nothing.
     unfixed_chunks: int
+    # Seconds of silence that end a window under server VAD.
     settle_s: float
+    # Speech that begins at most this time after a window has that window's audio as context; 0: no window has context.
     context_pause_s: float
+    # Seconds of silence that end a window where the client commits.
     pause_s: float
+    # A window of this length is long, and ends at shorter pauses.
     long_window_s: float
+    # Seconds of silence that end a long window.
     long_pause_s: float
+    # A window of this length is cut between two words.
     max_window_s: float
+    # Tokens of text before the window that the model is given.
     context_tokens: int
+    # The most tokens that one decode may add.
     max_tokens: int
+    # A window whose forced prefix is longer is cut.
     max_prefix_tokens: int
+    # It can also translate into English.
     translates: bool = True
+    # A final goes on from what was sent; otherwise it is decoded without a prefix.
     final_keeps_prefix: bool = False
+    # Its word times are measured in the audio, and not estimated.
     aligns_words: bool = True
+    # It raises `Window.keyterms` in its search; sessions give them to other models in `Window.prompt`.
     keyterms: bool = False
+    # A turn's very first word of at least this probability is sent as soon as two partials have it or a likely word
+    # follows it, and a less likely one waits for `agreement_s`. None: it waits as the other first words do.
     first_probability: float | None = None
+    # What a session's tuning may raise these values to; None: it can only lower them.
     limits: TuningLimits | None = None
 
 

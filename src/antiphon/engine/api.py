@@ -175,43 +175,42 @@ class Chooser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the tokens of one generation are chosen, and when it ends.
+    """How the tokens of one generation are chosen, and when it ends."""
 
-    `hidden` needs the capability HIDDEN_STATES, `grammar` GRAMMAR and `chooser` CHOOSER.
-
-    `max_tokens`: the generation ends after so many tokens.
-    `temperature`: 0 or less chooses the likeliest token.
-    `top_k`, `top_p`, `min_p`: 0, 1 and 0 leave every token in. `top_p` counts among what `top_k` leaves.
-    `repetition_penalty`: divides positive and multiplies negative logits of the tokens among the last
-    `repetition_window` rows, the prompt's included (CTRL, arXiv:1909.05858).
-    `presence_penalty`, `frequency_penalty`: subtracted from the logits of tokens of this generation, once and for each
-    occurrence (OpenAI's API).
-    `seed`: of the random numbers; None draws one from the system's entropy.
-    `stop`: a token of these ends the generation, and stays its last row.
-    `forbid`: tokens that are never sampled. `allow`: where given, no other token is sampled.
-    `bias`: added to the logits of its tokens.
-    `grammar`: a rule that the text keeps to.
-    `logprobs`, `hidden`: whether tokens carry their log-probability, and the hidden state they were sampled from.
-    `chooser`: where given, it chooses, and nothing of the above shapes the logits.
-    """
-
+    # The generation ends after this number of tokens.
     max_tokens: int = 256
+    # 0 or less chooses the likeliest token.
     temperature: float = 0.0
+    # The number of likeliest tokens that may be sampled; 0: all.
     top_k: int = 0
+    # The share of probability, among what `top_k` leaves, that may be sampled; 1: all.
     top_p: float = 1.0
+    # The least probability of a token, relative to the likeliest one; 0 leaves every token in.
     min_p: float = 0.0
+    # Divides positive and multiplies negative logits of the tokens among the last `repetition_window` rows, the
+    # prompt's included (CTRL, arXiv:1909.05858).
     repetition_penalty: float = 1.0
     repetition_window: int = 64
+    # Subtracted from the logits of tokens of this generation, once and for each occurrence (OpenAI's API).
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    # Of the random numbers; None draws one from the system's entropy.
     seed: int | None = None
+    # A token of these ends the generation, and stays its last row.
     stop: frozenset[int] = frozenset()
+    # Tokens that are never sampled.
     forbid: tuple[int, ...] = ()
+    # Where given, no other token is sampled.
     allow: tuple[int, ...] | None = None
+    # Added to the logits of its tokens.
     bias: Mapping[int, float] = field(default_factory=dict)
+    # A rule that the text keeps to. Needs GRAMMAR.
     grammar: Grammar | None = None
+    # Tokens carry their log-probability.
     logprobs: bool = False
+    # Tokens carry the hidden state that they were sampled from. Needs HIDDEN_STATES.
     hidden: bool = False
+    # Where given, it chooses, and nothing of the above shapes the logits. Needs CHOOSER.
     chooser: Chooser | None = None
 
 
@@ -346,18 +345,21 @@ class Session(Protocol):
         ...
 
 
-class Engine(Protocol):
+class Capable(Protocol):
+    """What says what it can do.
+
+    `name`: of this kind of engine, in errors and in settings. `capabilities`: they do not change while it lives.
+    """
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+
+class Engine(Capable, Protocol):
     """What steps one model for all its sessions, from its construction until `close`. Used from any event loop."""
-
-    @property
-    def name(self) -> str:
-        """The name of this kind of engine, in errors and in settings: that of its folder in `engine/`."""
-        ...
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """What it can do for its model. Does not change while it lives."""
-        ...
 
     @property
     def context_rows(self) -> int:
@@ -416,7 +418,7 @@ class Engine(Protocol):
         ...
 
 
-def require(engine: Engine, needed: Capabilities) -> None:
+def require(engine: Capable, needed: Capabilities) -> None:
     """Raise CapabilityError where `engine` cannot do all of `needed`; it names the engine and what is missing."""
     if missing := needed & ~engine.capabilities:
         names = ", ".join(str(capability.name) for capability in missing)

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 from urllib.parse import quote
 
 from antiphon.engine.api import Grammar
 from antiphon.engine.grammar_trial import TRIALS
 from antiphon.errors import GrammarError
 
-# A JSON schema has keys and values of any kind.
-Schema = Mapping[str, Any]
+Json: TypeAlias = "bool | float | str | Sequence[Json] | Mapping[str, Json] | None"
+Schema: TypeAlias = Mapping[str, Json]
 # Of a grammar in `%json`: keywords that no grammar can hold a text to are passed over.
 _LENIENT = {"x-guidance": {"lenient": True}}
 # Keywords whose value has schemas by names of its own, and those whose value is no schema.
@@ -73,7 +73,7 @@ def _num_intersected(schema: Schema) -> int:
     return count + max(map(_num_intersected, branches), default=0)
 
 
-def _schemas_in(value: Any) -> Iterator[Schema]:
+def _schemas_in(value: Json) -> Iterator[Schema]:
     """A schema and all schemas in it."""
     if isinstance(value, Mapping):
         yield value
@@ -89,7 +89,7 @@ def _compilable(schema: Schema) -> Schema:
     """A schema without what a grammar library refuses and its writer need not mean: a pattern that looks around, null
     for a keyword that is not there, and references that are not quoted as a URI's fragment.
     """
-    compilable = dict[str, Any]()
+    compilable = dict[str, Json]()
     for key, value in schema.items():
         if value is None and key not in _VALUES:
             continue
@@ -104,7 +104,7 @@ def _compilable(schema: Schema) -> Schema:
     return compilable
 
 
-def _inner(value: Any) -> Any:
+def _inner(value: Json) -> Json:
     """The schemas in the value of a keyword, as `_compilable` has them."""
     if isinstance(value, Mapping):
         return _compilable(value)

@@ -16,7 +16,7 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Hashable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,13 +28,12 @@ from antiphon.contracts import (
     Reply,
     ReplyDone,
     ReplyOptions,
-    VideoPart,
 )
 from antiphon.engine.api import Engine, Finish, Grammar, Sampling, Session, Sink
 from antiphon.engine.schemas import json_grammar
 from antiphon.errors import EngineError, GrammarError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
-from antiphon.modeling.chat_template import MAX_CHARS_PER_TOKEN, ChatTemplate, text_size, told_plainly
+from antiphon.modeling.chat_template import ChatTemplate, told_plainly
 from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import (
     ChatRow,
@@ -50,6 +49,7 @@ from antiphon.modeling.media_rows import (
     runs,
 )
 from antiphon.modeling.omni.hidden_rows import HiddenRows
+from antiphon.modeling.prompts import PromptRenderer
 from antiphon.modeling.tensors import SamplingDefaults
 from antiphon.modeling.tool_grammar import (
     CALL_CLOSING,
@@ -143,6 +143,34 @@ class ChatModel:
         return rule
 
 
+@dataclass(slots=True)
+class _Attempt:
+    """One time that the model is asked for a reply, or for the rest of one.
+
+    - `ids`: the rows that are followed; no context cut drops the first `head`. `rule`: holds what is written.
+    - `tools`: those that may be called. `prose`: what earlier attempts have said. `before`: for a call that is written
+      again, the rows up to the call.
+    - Results: `held` rows were there, `count` tokens were written, and `is_stopped`: a stop string was among them.
+    """
+
+    options: ReplyOptions
+    ids: list[ChatRow]
+    head: int
+    tools: Sequence[Tool]
+    rule: Grammar | None
+    reader: CallReader | ProseReader
+    prose: str = ""
+    before: list[ChatRow] = field(default_factory=list)
+    held: int = 0
+    count: int = 0
+    is_stopped: bool = False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it has written all tokens that it may."""
+        return self.options.max_tokens == self.count
+
+
 class ChatStream:
     """One conversation on an engine session, with its KV. A LanguageStream, used from one event loop.
 
@@ -157,11 +185,7 @@ class ChatStream:
         self.hidden: HiddenRows | None = None
         self.rows: list[ChatRow] = []
         self._media = ConversationMedia(model.media_budget)
-        # How many messages behind the system's a truncation dropped, and the first of these: the number holds for a
-        # conversation with that message only.
-        self._truncated: tuple[int, Message | None] = (0, None)
-        # The system's message and the tools of the last prompt, and the tokens of a conversation with only these.
-        self._head: tuple[Message, Sequence[Tool], list[int]] | None = None
+        self._prompts = PromptRenderer(model.encode, model.media_encoder, model.profile.context_tokens)
         # The number of the newest request: a prefill that another request overtakes does nothing.
         self._request = 0
         self._call_ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
@@ -184,12 +208,11 @@ class ChatStream:
         that cannot be rendered, ModelError where an encoder fails.
         """
         self._request = request = self._request + 1
-        system, rest = _split_system(messages)
-        rest = rest[self._truncated_count(rest) :]
-        sizes = await self._encode_media((*system, *rest))
+        kept = self._prompts.kept(messages)
+        sizes = await self._encode_media(kept)
         if self._request != request:
             return
-        ids, head = await in_thread(self._rendered, (*system, *rest), tools, False, sizes)
+        ids, head = await in_thread(partial(self._prompts.rendered, answer=False), kept, tools, sizes)
         if self._request != request:
             return
         growing = {piece for part, pieces in sizes.items() if grows(part) for piece, _ in pieces}
@@ -206,68 +229,96 @@ class ChatStream:
         conversation does not fit and may not be truncated, or where a bias is of no token; ModelError, EngineError
         where the engine fails.
         """
-        model, session = self._model, self._session
+        attempt = await self._first_attempt(messages, options)
+        num_prompt, count, cached = len(attempt.ids), 0, None
+        while True:
+            async with aclosing(self._generate(attempt)) as parts:
+                async for part in parts:
+                    yield part
+            count += attempt.count
+            cached = max(attempt.held, self._session.cached) if cached is None else cached
+            following = await self._next_attempt(attempt, messages)
+            if following is None:
+                break
+            attempt = following
+        reader = attempt.reader
+        is_cut = self._session.finish is Finish.LENGTH or (reader.written is not None and attempt.is_full)
+        reason = "length" if is_cut else "tool_calls" if reader.calls else "stop"
+        yield ReplyDone(reason, num_prompt, cached, count)  # type: ignore[arg-type]
+
+    async def _generate(self, attempt: _Attempt) -> AsyncGenerator[Reply, None]:
+        """Yield what one attempt writes; sets its results."""
+        model, session, reader, options = self._model, self._session, attempt.reader, attempt.options
+        params = self._sampling(options, len(attempt.ids), attempt.rule)
+        attempt.held = self._align(attempt.ids, attempt.head)
+        detokenizer = Detokenizer(model.tokenizer.backend_tokenizer, options.stop)
+        try:
+            async with aclosing(session.generate(params)) as tokens:
+                async for token in tokens:
+                    if self.hidden and attempt.count:
+                        self.hidden.add(token.hidden)
+                    attempt.count += 1
+                    self.rows.append(token.id)
+                    if self.on_token:
+                        self.on_token(token.id)
+                    if token.id in model.stop_tokens:
+                        continue
+                    for part in reader.feed(detokenizer.feed(token.id)):
+                        yield part
+                    is_called = reader.called and not options.parallel_tool_calls
+                    if detokenizer.stopped is not None or is_called or reader.written is not None:
+                        break
+        except GrammarError as error:
+            raise _invalid_schema(options, error) from error
+        except (ModelError, EngineError):
+            del self.rows[session.length :]
+            raise
+        for part in itertools.chain(reader.feed(detokenizer.flush()), reader.flush()):
+            yield part
+        attempt.is_stopped = detokenizer.stopped is not None
+
+    async def _first_attempt(self, messages: Sequence[Message], options: ReplyOptions) -> _Attempt:
         tools = offered_tools(options)
         begun = bool(tools) and options.tool_choice not in ("auto", "none")
         ids, head = await self._prompt(messages, tools, options)
         if begun:
-            ids += model.template.encode_opening(CALL_OPENING)
-        num_prompt, count, limit = len(ids), 0, options.max_tokens
-        cached, rule = None, await model.grammar(options, begun=begun)
-        # What was said before a call that is written again, and the rows up to there.
-        prose, before = "", list[ChatRow]()
-        while True:
-            params = self._sampling(options, len(ids), rule)
-            held = self._align(ids, head)
-            detokenizer = Detokenizer(model.tokenizer.backend_tokenizer, options.stop)
-            reader = self._reader(() if options.schema is not None else tools, messages if before else (), begun=begun)
-            try:
-                async with aclosing(session.generate(params)) as tokens:
-                    async for token in tokens:
-                        if self.hidden and count:
-                            self.hidden.add(token.hidden)
-                        count += 1
-                        self.rows.append(token.id)
-                        if self.on_token:
-                            self.on_token(token.id)
-                        if token.id in model.stop_tokens:
-                            continue
-                        for part in reader.feed(detokenizer.feed(token.id)):
-                            yield part
-                        is_called = reader.called and not options.parallel_tool_calls
-                        if detokenizer.stopped is not None or is_called or reader.written is not None:
-                            break
-            except GrammarError as error:
-                raise _invalid_schema(options, error) from error
-            except (ModelError, EngineError):
-                del self.rows[session.length :]
-                raise
-            for part in itertools.chain(reader.feed(detokenizer.flush()), reader.flush()):
-                yield part
-            cached = max(held, session.cached) if cached is None else cached
-            is_over = limit == count or detokenizer.stopped is not None
-            if reader.written is None or is_over or (messages[-1].role == "tool" and reader.prose.strip()):
-                break
-            options = replace(options, max_tokens=limit and limit - count)
-            if messages[-1].role == "tool":
-                # It has what its call gave, and repeats the call: it is told so in plain words, and made to say it.
-                ids, head = await self._prompt(told_plainly(messages), (), options)
-                tools, rule = (), await model.prepared(prose_grammar())
-                continue
-            ids += await in_thread(model.template.encode_text, reader.prose) if reader.prose else []
-            prose += reader.prose
-            if not reader.written:
-                # There is no such tool, or the call has nothing of what was said: it is made to go on in words.
-                ids, before, tools = before or ids, [], ()
-                rule = await model.prepared(prose_grammar(begun=bool(prose)))
-                continue
-            # It is made to write the call again, in the form that is held to the tool's schema.
-            before, ids = ids, [*ids, *model.template.encode_opening(CALL_OPENING)]
-            options, begun = replace(options, tool_choice=reader.written), True
-            rule = await model.grammar(options, begun=begun)
-        is_cut = session.finish is Finish.LENGTH or (reader.written is not None and limit == count)
-        reason = "length" if is_cut else "tool_calls" if reader.calls else "stop"
-        yield ReplyDone(reason, num_prompt, cached, count)  # type: ignore[arg-type]
+            ids += self._model.template.encode_opening(CALL_OPENING)
+        rule = await self._model.grammar(options, begun=begun)
+        reader = self._reader(() if options.schema is not None else tools, (), begun=begun)
+        return _Attempt(options, ids, head, tools, rule, reader)
+
+    async def _next_attempt(self, made: _Attempt, messages: Sequence[Message]) -> _Attempt | None:
+        """How the model is asked again after a call in a form that is not its own; None where the reply is over."""
+        reader, limit = made.reader, made.options.max_tokens
+        answers_call = messages[-1].role == "tool"
+        if reader.written is None or made.is_full or made.is_stopped or (answers_call and reader.prose.strip()):
+            return None
+        options = replace(made.options, max_tokens=limit and limit - made.count)
+        if answers_call:
+            return await self._attempt_from_results(messages, options)
+        ids = made.ids + (await in_thread(self._model.template.encode_text, reader.prose) if reader.prose else [])
+        prose = made.prose + reader.prose
+        if not reader.written:
+            return await self._attempt_in_words(replace(made, options=options, ids=made.before or ids, prose=prose))
+        options = replace(options, tool_choice=reader.written)
+        return await self._attempt_to_call(replace(made, options=options, ids=ids, prose=prose), messages)
+
+    async def _attempt_from_results(self, messages: Sequence[Message], options: ReplyOptions) -> _Attempt:
+        """The model has what its call gave, and repeats the call: it reads it in plain words, and has to say it."""
+        ids, head = await self._prompt(told_plainly(messages), (), options)
+        return _Attempt(options, ids, head, (), await self._model.prepared(prose_grammar()), ProseReader())
+
+    async def _attempt_in_words(self, made: _Attempt) -> _Attempt:
+        """There is no such tool, or the call has nothing of what was said: the model has to go on in words."""
+        rule = await self._model.prepared(prose_grammar(begun=bool(made.prose)))
+        return _Attempt(made.options, made.ids, made.head, (), rule, ProseReader(), made.prose)
+
+    async def _attempt_to_call(self, made: _Attempt, messages: Sequence[Message]) -> _Attempt:
+        """The model has to write the call again, in the form that is held to the tool's schema."""
+        ids = [*made.ids, *self._model.template.encode_opening(CALL_OPENING)]
+        rule = await self._model.grammar(made.options, begun=True)
+        reader = self._reader(made.tools, messages, begun=True)
+        return _Attempt(made.options, ids, made.head, made.tools, rule, reader, made.prose, before=made.ids)
 
     def _reader(self, tools: Sequence[Tool], doubted_in: Sequence[Message], *, begun: bool) -> CallReader | ProseReader:
         """What tells prose and calls apart. A model whose tokens somebody follows writes calls as it was trained to.
@@ -293,13 +344,12 @@ class ChatStream:
     ) -> tuple[list[ChatRow], int]:
         """The rows that a reply follows, and how many of them no context cut drops; overtakes every prefill."""
         self._request = request = self._request + 1
-        system, rest = _split_system(messages)
         # What was dropped already is dropped again, unless nothing may be.
-        dropped = self._truncated_count(rest) if options.truncation != "disabled" else 0
-        sizes = await self._encode_media((*system, *rest[dropped:]))
-        ids, head, dropped = await in_thread(self._truncate_to_fit, messages, tools, options, sizes)
+        kept = messages if options.truncation == "disabled" else self._prompts.kept(messages)
+        sizes = await self._encode_media(kept)
+        ids, head, dropped = await in_thread(self._prompts.fitting, messages, tools, options, sizes)
         if request == self._request:
-            self._truncated = (dropped, rest[0]) if dropped else (0, None)
+            self._prompts.drop(messages, dropped)
         return ids, head
 
     def _sampling(self, options: ReplyOptions, prompt: int, grammar: Grammar | None) -> Sampling:
@@ -325,60 +375,6 @@ class ChatStream:
             hidden=self.hidden is not None,
         )
 
-    def _truncated_count(self, rest: Sequence[Message]) -> int:
-        """How many of these messages, which follow the system's, a truncation has dropped before."""
-        count, first = self._truncated
-        return count if count < len(rest) and rest[0] == first else 0
-
-    def _truncate_to_fit(
-        self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions, sizes: MediaSizes
-    ) -> tuple[list[ChatRow], int, int]:
-        """`_rendered`, under the policy for conversations that have outgrown the context.
-
-        Also returns how many messages that drops, counted from the first behind the system's. Raises
-        RemoteProtocolError where the policy is not to truncate, or the last message alone is too long to be rendered.
-        """
-        policy, limit = options.truncation, self._model.profile.context_tokens
-        system, rest = _split_system(messages)
-        dropped = 0
-        if policy != "disabled":
-            dropped = self._without_excess_text(system, rest, tools, self._truncated_count(rest))
-        ids, head = self._rendered((*system, *rest[dropped:]), tools, True, sizes)
-        if policy == "auto" or len(ids) + (options.max_tokens or 0) <= limit:
-            return ids, head, dropped
-        if policy == "disabled":
-            raise RemoteProtocolError(
-                "context_length_exceeded",
-                f"The conversation has {len(ids)} tokens; the model takes {limit}.",
-                "truncation",
-            )
-        while len(ids) > policy * limit and dropped + 1 < len(rest):
-            dropped += 1
-            while dropped + 1 < len(rest) and rest[dropped].role != "user":
-                dropped += 1
-            ids, head = self._rendered((*system, *rest[dropped:]), tools, True, sizes)
-        return ids, head, dropped
-
-    def _without_excess_text(
-        self, system: Sequence[Message], rest: Sequence[Message], tools: Sequence[Tool], dropped: int
-    ) -> int:
-        """How many messages of `rest` to drop, `dropped` or more, so that the others may be rendered.
-
-        Once one has to go, so do those beyond half of what may be rendered, or else each turn would drop another one
-        and have all rows computed anew. The last message is never dropped.
-        """
-        num_chars = text_size((*system, *rest[dropped:]), tools)
-        if num_chars <= self._max_chars:
-            return dropped
-        while dropped + 1 < len(rest) and (num_chars > self._max_chars // 2 or rest[dropped].role != "user"):
-            num_chars -= text_size(rest[dropped : dropped + 1])
-            dropped += 1
-        return dropped
-
-    @property
-    def _max_chars(self) -> int:
-        return MAX_CHARS_PER_TOKEN * self._model.profile.context_tokens
-
     async def _encode_media(self, messages: Sequence[Message]) -> MediaSizes:
         """Encode the messages' audio and images; see ConversationMedia.encode, which raises."""
         model = self._model
@@ -388,42 +384,6 @@ class ChatStream:
         return await self._media.encode(
             model.media_encoder, media_of(messages), limit_bytes, lambda: self._used(self.rows)
         )
-
-    def _rows_of(self, messages: Sequence[Message], ids: Sequence[int], sizes: MediaSizes) -> list[ChatRow]:
-        """Tokens with the rows of audio clips and images in the place of their placeholders."""
-        encoder = self._model.media_encoder
-        if encoder is None:
-            return list(ids)
-        parts, out = (p for m in messages for p in m.parts if not isinstance(p, str)), list[ChatRow]()
-        for token in ids:
-            part = next(parts, None) if token in encoder.placeholder_ids else None
-            if isinstance(part, VideoPart):
-                out += encoder.video_rows(part, {p: sum(size for _, size in pieces) for p, pieces in sizes.items()})
-            else:
-                out += [(piece, i) for piece, size in sizes[part] for i in range(size)] if part else [token]
-        return out
-
-    def _rendered(
-        self, messages: Sequence[Message], tools: Sequence[Tool], answer: bool, sizes: MediaSizes
-    ) -> tuple[list[ChatRow], int]:
-        """The conversation's rows, and how many of them are the system turn, which no context cut drops.
-
-        Raises RemoteProtocolError (`context_length_exceeded`) for text that is too long to be rendered.
-        """
-        if text_size(messages, tools) > self._max_chars:
-            raise RemoteProtocolError(
-                "context_length_exceeded",
-                f"The conversation has more than {self._max_chars} characters; the model takes "
-                f"{self._model.profile.context_tokens} tokens.",
-                "messages",
-            )
-        ids = self._rows_of(messages, self._model.encode(messages, tools, answer=answer), sizes)
-        if not messages or messages[0].role != "system" or not any(m.role == "user" for m in messages):
-            return ids, 0
-        if self._head is None or self._head[:2] != (messages[0], tools):
-            probe = self._model.encode([messages[0], Message("user", "\u2026")], tools, answer=False)
-            self._head = (messages[0], tools, probe)
-        return ids, common_prefix(ids, self._head[2])
 
     def _align(self, ids: list[ChatRow], head: int) -> int:
         """Make the session hold just `ids`; return how many of them it held before."""
@@ -471,9 +431,3 @@ class ChatStream:
 def _invalid_schema(options: ReplyOptions, error: GrammarError) -> RemoteProtocolError:
     param = "response_format" if options.schema is not None else "tools"
     return RemoteProtocolError("invalid_value", f"Invalid schema: {error}", param)
-
-
-def _split_system(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
-    """The system's message, which no truncation drops, and the rest."""
-    count = int(bool(messages) and messages[0].role == "system")
-    return messages[:count], messages[count:]

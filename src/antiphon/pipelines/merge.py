@@ -7,17 +7,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
 
 from antiphon.contracts import ReplyDone, ResponseAudio, ResponseChunk, ToolCallStarted
 
 # Bound: chunks that are made and not read yet. When it is full, `put` waits, and with it the model that makes them.
 MAX_WAITING_CHUNKS = 64
 
-PutChunk = Callable[[ResponseChunk], Awaitable[None]]
-ResponsePart = Callable[[PutChunk], Awaitable[None]]
+Chunk = TypeVar("Chunk")
+Put = Callable[[Chunk], Awaitable[None]]
+PutChunk = Put[ResponseChunk]
 
 
-async def side_by_side(*parts: ResponsePart) -> AsyncGenerator[ResponseChunk, None]:
+async def side_by_side(*parts: Callable[[Put[Chunk]], Awaitable[None]]) -> AsyncGenerator[Chunk, None]:
     """Run the parts of a response at the same time, and yield what they put in the order in which they put it.
 
     Each part is called once, with a function that puts one chunk. From the first tool call on, everything but audio is
@@ -25,9 +27,9 @@ async def side_by_side(*parts: ResponsePart) -> AsyncGenerator[ResponseChunk, No
     The first exception of a part is raised here and ends the others. Closing the generator cancels the parts and waits
     until they have ended.
     """
-    chunks: asyncio.Queue[ResponseChunk | Exception | None] = asyncio.Queue(MAX_WAITING_CHUNKS)
+    chunks: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue(MAX_WAITING_CHUNKS)
 
-    async def run(part: ResponsePart) -> None:
+    async def run(part: Callable[[Put[Chunk]], Awaitable[None]]) -> None:
         try:
             await part(chunks.put)
         except Exception as error:
@@ -38,7 +40,7 @@ async def side_by_side(*parts: ResponsePart) -> AsyncGenerator[ResponseChunk, No
     # Tasks of asyncio, and no task group: a generator that holds one open across `yield` breaks when it is closed in
     # another task than the one that began it. This generator owns them: they have ended before it returns.
     tasks = [asyncio.create_task(run(part)) for part in parts]
-    held_back: list[ResponseChunk] = []
+    held_back: list[Chunk] = []
     try:
         for _ in tasks:
             while (item := await chunks.get()) is not None:

@@ -38,41 +38,44 @@ def no_voice(name: str, param: str) -> tuple[EnrolledVoice, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What a connection is made from: the loaded models' names, limits, clocks and ids. The same for all dialects.
+    """What a connection is made from: the loaded models' names, limits, clocks and ids. The same for all dialects."""
 
-    `models`: the names of the transcriber. `conversation_models`: those of the conversation model, None where none is
-    loaded. `voices`: its voices; the first is the default, and with none, responses are text. `max_append_bytes`: the
-    most audio of one message, decoded. `session_s`: how long a session lasts, in seconds; 0 for no limit. `now_s`: Unix
-    seconds; `steady_s`: monotonic seconds. `knows_language`: whether the transcriber knows an ISO-639-1 code.
-    `transcriber`: its facts; None: sessions are not told what became of their tuning. `tuning_caps`: the most that they
-    may ask for.
-    `log_alias`: called with a name that is not loaded and, unless it is the transcriber, with what serves it instead.
-    `resume_token`: the first token of a session that can be resumed; None: it ends with its connection. `autostart`:
-    the session begins without a first message of the client. `tells_voices`: a speaker model is loaded.
-    `enrolled_voices`: the vectors of a voice that the client has uploaded, by its name; it raises RemoteProtocolError
-    that names the field, its second argument, for a voice that cannot be had. `check_tools`: raises RemoteProtocolError
-    that names the field, its second argument, for tools that the conversation model cannot be held to; it may take a
-    second.
-    """
-
+    # The names of the transcriber.
     models: ModelNames
+    # Unix seconds.
     now_s: Callable[[], float]
+    # Monotonic seconds.
     steady_s: Callable[[], float]
+    # The names of the conversation model; None where none is loaded.
     conversation_models: ModelNames | None = None
+    # Its voices; the first is the default, and with none, responses are text.
     voices: tuple[str, ...] = ()
     # The languages that these speak; empty where that is not known.
     spoken_languages: tuple[str, ...] = ()
+    # The most audio of one message, decoded.
     max_append_bytes: int = 15 << 20
+    # How long a session lasts, in seconds; 0 for no limit.
     session_s: float = 3600.0
     new_id: NewId = random_id
+    # Whether the transcriber knows an ISO-639-1 code.
     knows_language: Callable[[str], bool] = lambda _: True
+    # The transcriber's facts; None: what became of their tuning is not sent to sessions.
     transcriber: TranscriberProfile | None = None
+    # The most that sessions may ask for.
     tuning_caps: TuningCaps = field(default_factory=TuningCaps)
+    # Called with a name that is not loaded and, unless it is the transcriber, with what serves it instead.
     log_alias: Callable[..., None] = lambda *_: None
+    # The first token of a session that can be resumed; None: it ends with its connection.
     resume_token: str | None = None
+    # The session begins without a first message of the client.
     autostart: bool = False
+    # A speaker model is loaded.
     tells_voices: bool = False
+    # The vectors of a voice that the client has uploaded, by its name. Raises RemoteProtocolError that names the field,
+    # its second argument, for a voice that cannot be had.
     enrolled_voices: Callable[[str, str], tuple[EnrolledVoice, ...]] = no_voice
+    # Raises RemoteProtocolError that names the field, its second argument, for tools that the conversation model cannot
+    # be held to. May take a second.
     check_tools: CheckTools = take_tools
 
     @property

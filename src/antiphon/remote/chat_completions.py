@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from antiphon.contracts import Message, Reply, ReplyOptions
 from antiphon.errors import RemoteError
-from antiphon.remote.media import content_part
-from antiphon.remote.messages import sent_arguments
+from antiphon.remote.media import ContentPart, content_part
+from antiphon.remote.messages import sent_arguments, sent_parameters, sent_schema
 from antiphon.remote.replies import CallBuffer, Count, ThoughtFilter, done
-from antiphon.upstream.answers import decoded, optional
-from antiphon.upstream.failures import error_text
+from antiphon.upstream.http import decoded, error_text, optional
 
 
 class _Function(msgspec.Struct):
@@ -62,74 +62,112 @@ class _Chunk(msgspec.Struct):
 _decoder, _usage_decoder = msgspec.json.Decoder(_Chunk), msgspec.json.Decoder(_Usage | None, strict=False)
 
 
-def body(
-    model: str, messages: Sequence[Message], options: ReplyOptions, *, limit_field: str, salt: str = ""
-) -> dict[str, Any]:
+class _Called(msgspec.Struct):
+    name: str
+    arguments: str
+
+
+class _SentCall(msgspec.Struct, tag="function"):
+    id: str
+    function: _Called
+
+
+class _SentMessage(msgspec.Struct):
+    role: str
+    content: str | list[ContentPart] | None
+    tool_calls: list[_SentCall] | UnsetType = UNSET
+    tool_call_id: str | UnsetType = UNSET
+
+
+class _Offered(msgspec.Struct):
+    name: str
+    description: str | UnsetType = UNSET
+    parameters: msgspec.Raw | UnsetType = UNSET
+
+
+class _SentTool(msgspec.Struct, tag="function"):
+    function: _Offered
+
+
+class _Schema(msgspec.Struct):
+    name: str
+    schema: msgspec.Raw
+
+
+class _Format(msgspec.Struct, tag="json_schema"):
+    json_schema: _Schema
+
+
+class _Body(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A request. What is None is not sent."""
+
+    model: str
+    messages: list[_SentMessage]
+    stream: bool
+    stream_options: dict[str, bool]
+    cache_salt: str | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    stop: list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+    tools: list[_SentTool] | None = None
+    tool_choice: str | _SentTool | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: _Format | None = None
+
+
+def body(model: str, messages: Sequence[Message], options: ReplyOptions, *, limit_field: str, salt: str = "") -> bytes:
     """The body of a request. `limit_field`: the name that the server has for the most tokens of the reply. `salt`: for
     vLLM, which keeps what it has cached for one salt from requests with another.
     """
-    out: dict[str, Any] = {
-        "model": model,
-        "messages": [_message(m, salt) for m in messages],
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    if salt:
-        out["cache_salt"] = salt
-    chosen = {
-        limit_field: options.max_tokens,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-        "top_k": options.top_k,
-        "min_p": options.min_p,
-        "repetition_penalty": options.repetition_penalty,
-        "presence_penalty": options.presence_penalty or None,
-        "frequency_penalty": options.frequency_penalty or None,
-        "seed": options.seed,
-        "stop": list(options.stop) or None,
-        "logit_bias": {str(token): bias for token, bias in options.bias.items()} or None,
-    }
-    out |= {name: value for name, value in chosen.items() if value is not None}
+    out = _Body(
+        model=model,
+        messages=[_message(m, salt) for m in messages],
+        stream=True,
+        stream_options={"include_usage": True},
+        cache_salt=salt or None,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        repetition_penalty=options.repetition_penalty,
+        presence_penalty=options.presence_penalty or None,
+        frequency_penalty=options.frequency_penalty or None,
+        seed=options.seed,
+        stop=list(options.stop) or None,
+        logit_bias={str(token): bias for token, bias in options.bias.items()} or None,
+    )
+    setattr(out, limit_field, options.max_tokens)
     if options.tools and options.tool_choice != "none":
-        out["tools"] = [
-            {
-                "type": "function",
-                "function": {"name": t.name, "description": t.description, "parameters": schema(t.parameters)},
-            }
-            for t in options.tools
-        ]
+        out.tools = [_SentTool(_Offered(t.name, t.description, sent_parameters(t))) for t in options.tools]
         if options.tool_choice == "required":
-            out["tool_choice"] = "required"
+            out.tool_choice = "required"
         elif options.tool_choice != "auto":
-            out["tool_choice"] = {"type": "function", "function": {"name": options.tool_choice}}
+            out.tool_choice = _SentTool(_Offered(options.tool_choice))
         if not options.parallel_tool_calls:
-            out["parallel_tool_calls"] = False
+            out.parallel_tool_calls = False
     if options.schema is not None:
-        out["response_format"] = {
-            "type": "json_schema",
-            "json_schema": {"name": "answer", "schema": dict(options.schema)},
-        }
-    return out
+        out.response_format = _Format(_Schema("answer", sent_schema(options.schema)))
+    return msgspec.json.encode(out)
 
 
-# A JSON schema has keys and values of any kind.
-def schema(parameters: Any) -> dict[str, Any]:
-    """A function's parameters, where none are an object without fields: servers refuse an empty schema."""
-    return dict(parameters) or {"type": "object", "properties": {}}
-
-
-def _message(message: Message, salt: str) -> dict[str, Any]:
+def _message(message: Message, salt: str) -> _SentMessage:
     if message.role == "tool":
-        return {"role": "tool", "tool_call_id": message.tool_call_id, "content": message.text}
-    out: dict[str, Any] = {"role": message.role, "content": message.text}
+        return _SentMessage("tool", message.text, tool_call_id=message.tool_call_id)
+    out = _SentMessage(message.role, message.text)
     if message.parts:
-        out["content"] = [content_part(part, "chat_completions", salt) for part in message.parts]
+        out.content = [content_part(part, "chat_completions", salt) for part in message.parts]
     if message.tool_calls:
-        out["content"] = message.text or None
-        out["tool_calls"] = [
-            {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": sent_arguments(c)}}
-            for c in message.tool_calls
-        ]
+        out.content = message.text or None
+        out.tool_calls = [_SentCall(c.id, _Called(c.name, sent_arguments(c))) for c in message.tool_calls]
     return out
 
 

@@ -13,20 +13,16 @@ import time
 from collections.abc import AsyncGenerator, Callable, Hashable
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
 
 import httpx
 
 from antiphon.contracts import Reply, ReplyDone
 from antiphon.errors import AntiphonError, Refused, RemoteError, RemoteProtocolError
 from antiphon.remote.replies import ReplyReader
-from antiphon.upstream.answers import chunks
 from antiphon.upstream.breaker import ServerBreaker
-from antiphon.upstream.current_turn import trace_headers
-from antiphon.upstream.failures import read_failure, without_key
-from antiphon.upstream.loop_client import LoopClients
-from antiphon.upstream.reader_task import ReaderTask
-from antiphon.upstream.sse import events
+from antiphon.upstream.http import LoopClients, chunks, read_failure, without_key
+from antiphon.upstream.sse import ReaderTask, events
+from antiphon.upstream.trace_context import trace_headers
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +69,8 @@ class ModelServerClient:
         self._breaker = ServerBreaker()
         self._clients = LoopClients()
 
-    async def replies(self, body: dict[str, Any], owner: Hashable | None = None) -> AsyncGenerator[Reply, None]:
-        """Send a body, and yield the reply, a ReplyDone last. Closing the generator ends the request at the server.
+    async def replies(self, body: bytes, owner: Hashable | None = None) -> AsyncGenerator[Reply, None]:
+        """Send a body of JSON, and yield the reply, a ReplyDone last. Closing the generator ends the request at the server.
 
         Raises Refused where the server has no room for `owner`, or is left alone after failures; RemoteProtocolError
         where it does not accept the request; RemoteError, ModelError.
@@ -107,7 +103,7 @@ class ModelServerClient:
         await self._clients.close()
 
     async def _first(
-        self, attempts: list[ReaderTask[Reply]], body: dict[str, Any], owner: Hashable | None
+        self, attempts: list[ReaderTask[Reply]], body: bytes, owner: Hashable | None
     ) -> tuple[Reply, ReaderTask[Reply]]:
         """The first reply of whichever attempt gives one. Adds the second attempt to `attempts` where one is made."""
         waiting: dict[asyncio.Future[Reply], ReaderTask[Reply]] = {
@@ -160,14 +156,16 @@ class ModelServerClient:
                 raise failure
             await asyncio.sleep(failure.retry_after_s)
 
-    async def read(self, body: dict[str, Any]) -> AsyncGenerator[Reply, None]:
+    async def read(self, body: bytes) -> AsyncGenerator[Reply, None]:
         """One attempt: send a body and yield the reply as it is streamed. Raises what `replies` raises."""
         self.counts.requests += 1
-        headers = ({"Authorization": f"Bearer {self._key}"} if self._key else {}) | trace_headers()
+        headers = {"Content-Type": "application/json"} | trace_headers()
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
         reader = self._make_reader()
         try:
             http = await self._clients.client()
-            async with http.stream("POST", self._url, json=body, headers=headers) as answer:
+            async with http.stream("POST", self._url, content=body, headers=headers) as answer:
                 if answer.status_code != 200:
                     raise await self._error(answer)
                 if not answer.headers.get("content-type", "").lower().startswith("text/event-stream"):

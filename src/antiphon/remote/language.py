@@ -11,7 +11,6 @@ import secrets
 from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
 
 import httpx
 
@@ -27,8 +26,7 @@ from antiphon.remote.responses import ResponsesReader
 from antiphon.remote.written_calls import WrittenCalls
 from antiphon.settings import RemoteSettings
 from antiphon.shares.threads import in_thread
-from antiphon.upstream.models import ListedModel, list_models
-from antiphon.upstream.salt import salt_of
+from antiphon.upstream.http import ListedModel, list_models, salt_of
 
 log = logging.getLogger(__name__)
 
@@ -188,12 +186,11 @@ class RemoteLanguageStream:
             return kept
         return None
 
-    # A body has fields of any kind.
-    async def _body(self, messages: list[Message], options: ReplyOptions) -> dict[str, Any]:
+    async def _body(self, messages: list[Message], options: ReplyOptions) -> bytes:
         model = self._model
         messages = with_results(messages)
 
-        def make() -> dict[str, Any]:
+        def make() -> bytes:
             if model.address.api == "responses":
                 return responses.body(model.address.model, messages, options)
             return chat_completions.body(

@@ -10,9 +10,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
+
 from antiphon.contracts import Message, MessagePart
 from antiphon.errors import RemoteProtocolError
-from antiphon.events.tools import Tool, ToolCall
+from antiphon.events.tools import JsonSchema, Tool, ToolCall
 
 # What stands for the result of a call that has none yet.
 NO_RESULT = "(no result yet)"
@@ -48,6 +50,16 @@ def sent_arguments(call: ToolCall) -> str:
         return call.arguments if isinstance(json.loads(call.arguments), dict) else "{}"
     except ValueError:
         return "{}"
+
+
+def sent_schema(schema: JsonSchema) -> msgspec.Raw:
+    """Return a JSON schema as it is sent."""
+    return msgspec.Raw(json.dumps(dict(schema), ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def sent_parameters(tool: Tool) -> msgspec.Raw:
+    """Return a function's parameters, where none are an object without fields: servers refuse an empty schema."""
+    return sent_schema(tool.parameters or {"type": "object", "properties": {}})
 
 
 def estimated_tokens(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:

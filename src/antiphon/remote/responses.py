@@ -9,15 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from antiphon.contracts import Message, Reply, ReplyOptions
 from antiphon.errors import RemoteError
-from antiphon.remote.chat_completions import schema
-from antiphon.remote.media import content_part
-from antiphon.remote.messages import sent_arguments
+from antiphon.remote.media import ContentPart, content_part
+from antiphon.remote.messages import sent_arguments, sent_parameters, sent_schema
 from antiphon.remote.replies import CallBuffer, Count, ThoughtFilter, done
-from antiphon.upstream.answers import decoded, optional
-from antiphon.upstream.failures import error_text
+from antiphon.upstream.http import decoded, error_text, optional
 
 
 class _Item(msgspec.Struct):
@@ -76,51 +75,90 @@ _READ = {
 }
 
 
-def body(model: str, messages: Sequence[Message], options: ReplyOptions) -> dict[str, Any]:
+class _Said(msgspec.Struct, tag="output_text"):
+    text: str
+    annotations: tuple[()] = ()
+
+
+class _SentItem(msgspec.Struct, kw_only=True):
+    """An item of the input: a message, a function's call or its result."""
+
+    type: str | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    status: str | UnsetType = UNSET
+    role: str | UnsetType = UNSET
+    content: str | list[ContentPart] | list[_Said] | UnsetType = UNSET
+    call_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    output: str | UnsetType = UNSET
+
+
+class _SentTool(msgspec.Struct, tag="function"):
+    name: str
+    description: str | UnsetType = UNSET
+    parameters: msgspec.Raw | UnsetType = UNSET
+
+
+class _Format(msgspec.Struct, tag="json_schema"):
+    name: str
+    schema: msgspec.Raw
+
+
+class _Body(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A request. What is None is not sent."""
+
+    model: str
+    input: list[_SentItem]
+    stream: bool
+    store: bool
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[_SentTool] | None = None
+    tool_choice: str | _SentTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, _Format] | None = None
+
+
+def body(model: str, messages: Sequence[Message], options: ReplyOptions) -> bytes:
     """The body of a request. What the API has no field for (seeds, penalties, stops, biases) is not sent."""
-    instructions = "\n\n".join(m.text for m in messages if m.role == "system")
-    out: dict[str, Any] = {
-        "model": model,
-        "input": [item for n, m in enumerate(messages) if m.role != "system" for item in _items(n, m)],
-        "stream": True,
-        "store": False,
-    }
-    chosen = {
-        "instructions": instructions or None,
-        "max_output_tokens": options.max_tokens,
-        "temperature": options.temperature,
-        "top_p": options.top_p,
-    }
-    out |= {name: value for name, value in chosen.items() if value is not None}
+    out = _Body(
+        model=model,
+        input=[item for n, m in enumerate(messages) if m.role != "system" for item in _items(n, m)],
+        stream=True,
+        store=False,
+        instructions="\n\n".join(m.text for m in messages if m.role == "system") or None,
+        max_output_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+    )
     if options.tools and options.tool_choice != "none":
-        out["tools"] = [
-            {"type": "function", "name": t.name, "description": t.description, "parameters": schema(t.parameters)}
-            for t in options.tools
-        ]
+        out.tools = [_SentTool(t.name, t.description, sent_parameters(t)) for t in options.tools]
         choice = options.tool_choice
-        out["tool_choice"] = choice if choice in ("auto", "required") else {"type": "function", "name": choice}
+        out.tool_choice = choice if choice in ("auto", "required") else _SentTool(choice)
         if not options.parallel_tool_calls:
-            out["parallel_tool_calls"] = False
+            out.parallel_tool_calls = False
     if options.schema is not None:
-        out["text"] = {"format": {"type": "json_schema", "name": "answer", "schema": dict(options.schema)}}
-    return out
+        out.text = {"format": _Format("answer", sent_schema(options.schema))}
+    return msgspec.json.encode(out)
 
 
-def _items(number: int, message: Message) -> list[dict[str, Any]]:
+def _items(number: int, message: Message) -> list[_SentItem]:
     if message.role == "tool":
-        return [{"type": "function_call_output", "call_id": message.tool_call_id, "output": message.text}]
-    items: list[dict[str, Any]] = []
+        return [_SentItem(type="function_call_output", call_id=message.tool_call_id, output=message.text)]
+    items: list[_SentItem] = []
     if message.role == "assistant":
         if message.text:
             # The whole form of it: llama.cpp's server knows no other.
-            said = {"type": "output_text", "text": message.text, "annotations": []}
-            whole = {"type": "message", "id": f"msg_{number}", "status": "completed", "role": "assistant"}
-            items.append(whole | {"content": [said]})
+            said, name = [_Said(message.text)], f"msg_{number}"
+            items.append(_SentItem(type="message", id=name, status="completed", role="assistant", content=said))
     else:
         parts = [content_part(part, "responses") for part in message.parts]
-        items.append({"role": message.role, "content": parts or message.text})
+        items.append(_SentItem(role=message.role, content=parts or message.text))
     items += [
-        {"type": "function_call", "call_id": c.id, "name": c.name, "arguments": sent_arguments(c)}
+        _SentItem(type="function_call", call_id=c.id, name=c.name, arguments=sent_arguments(c))
         for c in message.tool_calls
     ]
     return items

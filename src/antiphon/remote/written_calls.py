@@ -133,13 +133,12 @@ def _calls(value: Any, names: Collection[str]) -> Iterator[ToolCall]:
             name = next((n for k in _NAMES if isinstance(n := value.get(k), str) and n in names), None)
             if name is None:
                 waiting += reversed(list(islice(value.values(), _MAX_VALUES)))
-            elif call := _call(name, value):
+            elif call := _call(name, next((value[k] for k in _ARGUMENTS if k in value), {})):
                 yield call
 
 
-def _call(name: str, value: dict[str, Any]) -> ToolCall | None:
-    """The call of a tool that an object is; None where its arguments are none."""
-    arguments: Any = next((value[k] for k in _ARGUMENTS if k in value), {})
+def _call(name: str, arguments: Any) -> ToolCall | None:
+    """The call of a tool with what an object has as its arguments; None where these are none."""
     if isinstance(arguments, str):
         # OpenAI's form has them as JSON within JSON.
         try:

@@ -20,7 +20,7 @@ from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from antiphon.transports.http import LineLimit
-from antiphon.upstream.current_turn import TRACEPARENT, valid_traceparent
+from antiphon.upstream.trace_context import TRACEPARENT, valid_traceparent
 
 log = logging.getLogger(__name__)
 

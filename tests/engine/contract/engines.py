@@ -20,7 +20,8 @@ from antiphon.engine.api import Capabilities, Engine, EngineSettings
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.engine.vllm import EngineServers
-from antiphon.engine.vllm.engine import ModelFacts, VllmEngine
+from antiphon.engine.vllm.engine import VllmEngine
+from antiphon.engine.vllm.server import ModelFacts
 from tests.engine.contract.resubmitting import ResubmittingEngine
 from tests.engine.local import tiny
 from tests.engine.local.scripted import VOCABULARY, ScriptedRunner

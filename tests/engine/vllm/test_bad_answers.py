@@ -10,8 +10,7 @@ import time
 import pytest
 
 from antiphon.engine.api import Grammar
-from antiphon.engine.vllm import grammars
-from antiphon.engine.vllm.grammars import LOOK_AGAIN_S, MAX_REFUSED, RefusedGrammars
+from antiphon.engine.vllm.endpoints import LOOK_AGAIN_S, MAX_REFUSED, TRIVIAL, RefusedGrammars
 from antiphon.engine.vllm.session import VllmSession
 from antiphon.engine.vllm.sglang import Sglang
 from antiphon.engine.vllm.wires import VllmCompletions, VllmGenerate, Wire
@@ -109,7 +108,7 @@ def test_only_so_many_refused_grammars_are_remembered_and_for_some_minutes() -> 
     # A server that takes no schemas may take a grammar of another kind.
     refused.tried("json_schema", 2, takes=False)
     assert refused.is_refused("b", GOOD, 2)
-    assert not refused.is_refused("b", grammars.TRIVIAL["lark"], 2)
+    assert not refused.is_refused("b", TRIVIAL["lark"], 2)
 
 
 def test_failures_of_one_key_do_not_take_the_server_from_another(server: MakeServer) -> None:
@@ -269,9 +268,9 @@ def test_a_block_of_any_size_leaves_the_engine_with_one(block: str) -> None:
     one = ScriptedVllm(tiny_tokenizer(), V)
     try:
         one.says["/metrics"] = f'vllm:cache_config_info{{block_size="{block}"}} 1\n'.encode()
-        assert 0 < engine(one).block_rows <= 4096
+        assert 0 < engine(one).server.block_rows <= 4096
         one.says["/metrics"] = b"x" * (10 << 20)
-        assert engine(one).block_rows == 16
+        assert engine(one).server.block_rows == 16
     finally:
         one.stop()
 

@@ -15,7 +15,8 @@ from tokenizers import Tokenizer
 
 from antiphon.engine.api import Grammar, Sampling
 from antiphon.engine.vllm import EngineServers
-from antiphon.engine.vllm.engine import ModelFacts, VllmEngine
+from antiphon.engine.vllm.engine import VllmEngine
+from antiphon.engine.vllm.server import ModelFacts
 from antiphon.engine.vllm.session import VllmSession
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
 from tests.engine.contract.engines import tiny_tokenizer
@@ -152,7 +153,7 @@ def test_when_a_server_is_killed_in_mid_answer_then_the_other_one_goes_on(server
         assert found == [after(5, 60)] * 4
 
     asyncio.run(main())
-    assert {endpoint.failures for endpoint in held.endpoints.all} == {0, held.endpoints.all[0].failures}
+    assert {endpoint.failures for endpoint in held.server.endpoints.all} == {0, held.server.endpoints.all[0].failures}
 
 
 def test_when_a_server_hangs_then_the_other_one_is_asked_and_others_are_not_slowed(server: MakeServer) -> None:

@@ -12,7 +12,7 @@ import pytest
 from antiphon.engine.api import Sampling
 from antiphon.engine.vllm.engine import VllmEngine
 from antiphon.engine.vllm.session import VllmSession
-from antiphon.engine.vllm.sglang import MAX_REQUESTS
+from antiphon.engine.vllm.wires import MAX_REQUESTS
 from tests.engine.contract.engines import tiny_tokenizer
 from tests.engine.local import tiny
 from tests.engine.vllm.scripted_sglang import ScriptedSglang
@@ -155,7 +155,7 @@ def test_sessions_that_a_restart_has_lost_are_no_failures_of_the_server(server: 
         server.restart(server.model)
         for session in sessions:
             assert await tokens(session, 2) == after(7, 2)
-        (endpoint,) = held.endpoints.all
+        (endpoint,) = held.server.endpoints.all
         assert endpoint.failures == 0
 
     asyncio.run(main())

@@ -66,7 +66,7 @@ def prepare(source: Path, home: Path, name: str, weights: str = "auto", device: 
 
 
 def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
-    made_from = {"format": FORMAT, "files": _files(origin)}
+    made_from = json.dumps({"format": FORMAT, "files": _files(origin)})
     if _is_made_from(target, made_from):
         changed = changed_files(target)
         if changed:
@@ -87,7 +87,7 @@ def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
     half.mkdir()
     try:
         _in_own_process(_write, origin, half, kind)
-        (half / STAMP).write_text(json.dumps(made_from))
+        (half / STAMP).write_text(made_from)
         write_digests(half)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         shutil.rmtree(half, ignore_errors=True)
@@ -95,10 +95,10 @@ def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
     half.rename(target)
 
 
-def _is_made_from(target: Path, made_from: dict[str, Any]) -> bool:
+def _is_made_from(target: Path, made_from: str) -> bool:
     try:
-        return bool(json.loads((target / STAMP).read_text()) == made_from)
-    except (OSError, ValueError, RecursionError):
+        return (target / STAMP).read_text() == made_from
+    except (OSError, ValueError):
         return False
 
 
@@ -128,7 +128,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def _files(path: Path) -> list[list[str | int]]:
-    """A checkpoint's files, each with its size in bytes and its time of change in ns; lists, as JSON gives them."""
+    """A checkpoint's files, each with its size in bytes and its time of change in ns."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files if f.is_file()]
 

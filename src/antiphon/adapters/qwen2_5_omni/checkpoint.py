@@ -21,8 +21,6 @@ from antiphon.adapters.qwen2_5_omni.token2wav import Speaker, WavDecoder
 from antiphon.modeling.omni.checkpoint import ThinkerParts, tokenizer
 from antiphon.modeling.text_decoder import LAST, TextDecoder
 
-# Samples a second of its audio.
-RATE_HZ = 24_000
 # The file of a released folder that has the voices.
 SPEAKERS = "spk_dict.pt"
 

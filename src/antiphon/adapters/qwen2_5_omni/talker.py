@@ -7,7 +7,8 @@ it speaks, each row is a code's embedding and the thinker's row of one token of 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Collection, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -18,15 +19,16 @@ from torch import nn
 
 from antiphon.adapters.qwen2_5_omni.checkpoint import VoiceParts
 from antiphon.adapters.qwen2_5_omni.token2wav import Speaker, WavStream
-from antiphon.adapters.spoken_tokens import SpokenTokens
+from antiphon.audio import Pcm
 from antiphon.engine.api import NO_TOKEN, Engine, Sampling, Session
 from antiphon.engine.local.device_sampling import random_generator
 from antiphon.engine.local.sampling import RowSampler, sample_rows
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError
-from antiphon.modeling.chat import ChatStream
-from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, common_prefix, runs
+from antiphon.modeling.media_rows import MediaPiece, MediaRows, Run
+from antiphon.modeling.omni.conversation import SpokenTokens, TalkerRows
 from antiphon.modeling.omni.hidden_rows import HiddenRow, states
+from antiphon.pipelines.merge import Put, side_by_side
 
 # The most codes of one reply, and what the makers sample with (the defaults of their generate()).
 MAX_CODES = 4096
@@ -40,52 +42,6 @@ TALKER_SAMPLING = Sampling(
 )
 # Rows a session is promised: a turn and its reply.
 RESERVE_ROWS = 1024
-# A token of a reply, and what the thinker made of it.
-SpokenRow = tuple[int, torch.Tensor]
-
-
-class SpokenRows:
-    """The rows of one reply that are to be spoken, from the thinker, which writes them, to the talker.
-
-    `chat`: the thinker's side, which has `hidden` set. `stop`, `call_opening`: as for SpokenTokens. What the thinker
-    made of a token is known with the next one. So a reply's last token, which as a rule ends it, is not spoken.
-    """
-
-    def __init__(self, chat: ChatStream, stop: frozenset[int], call_opening: int | None) -> None:
-        self._tokens = SpokenTokens(chat, stop, call_opening)
-        self._chat = chat
-        # What the thinker made of the prompt; known with the first token.
-        self.prompt_states: list[HiddenRow] | None = None
-        # Of the reply's tokens, in order. Bound: as many as the reply has.
-        self._states: list[HiddenRow] = []
-
-    def feed(self, token: int) -> None:
-        """Take the next token of the reply; for ChatStream.on_token."""
-        assert self._chat.hidden
-        if self.prompt_states is None:
-            self.prompt_states = self._chat.hidden.snapshot()
-        else:
-            self._states.append(self._chat.hidden.newest)
-        self._tokens.feed(token)
-
-    def end(self) -> None:
-        """End the speech: tokens that come later are dropped, and nothing waits for them any longer."""
-        self._tokens.end()
-
-    async def prompt(self) -> list[ChatRow]:
-        """Return the conversation's rows before the reply. Waits for its first token; empty where there is none."""
-        return await self._tokens.prompt()
-
-    async def rows(self, like: torch.Tensor) -> AsyncIterator[SpokenRow]:
-        """Yield the tokens in order, each with its state [width], once the next one is there. `like`: as `states`."""
-        spoken, waiting = 0, list[int]()
-        async for token in self._tokens.tokens():
-            if waiting:
-                yield waiting.pop(), states(self._states[spoken : spoken + 1], like)[0]
-                spoken += 1
-            waiting = [token]
-        if waiting and spoken < len(self._states):
-            yield waiting.pop(), states(self._states[spoken : spoken + 1], like)[0]
 
 
 class BarredCodeChooser:
@@ -113,7 +69,7 @@ class BarredCodeChooser:
 
 
 class Talker:
-    """The loaded talker on an engine of its own, in whose thread `token2wav` runs too.
+    """A TalkerModel, in whose thread `token2wav` runs too.
 
     `parts`: its modules. `embed`: the thinker's table of tokens, which may be on another device. `joined`: as
     MediaEncoder has it. `sampling`: how codes are chosen.
@@ -164,30 +120,49 @@ class Talker:
         out: torch.Tensor = project(given)
         return out
 
-    def opening_rows(self, first: SpokenRow, speaker: Speaker) -> torch.Tensor:
+    def opening_rows(self, first: tuple[int, torch.Tensor], speaker: Speaker) -> torch.Tensor:
         """Return the rows between a prompt and the first code: [2, its width]. Called in the model's thread."""
         token, hidden = first
         rows = torch.cat((self.text_rows([speaker.bos]), self.text_rows([token], hidden)))
         return self.projected(rows, (self.parts.pad, self.parts.bos))
 
-    def close(self) -> None:
-        """Stop the model's thread. Replies that are being spoken fail."""
-        self.engine.close()
-
 
 class TalkerStream:
-    """One conversation's side of the talker: a session of its engine that holds the conversation between replies.
-
-    Owns the session, and `close` closes it. One reply is spoken at a time.
-    """
+    """A TalkerSide: a session of the talker's engine that holds the conversation between replies."""
 
     def __init__(self, talker: Talker, session: Session) -> None:
         self._talker, self._session = talker, session
-        # The rows of the conversation that the session holds.
-        self._rows: list[ChatRow] = []
+        self._rows = TalkerRows(session, talker.thread, talker.joined)
+
+    async def speak(
+        self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], voice: str, seed: int | None
+    ) -> AsyncGenerator[Pcm, None]:
+        """Yield the audio of a reply, from its first 24 codes (480 ms) on; see TalkerSide."""
+        speaker = self._talker.parts.speakers[voice]
+        # Codes are made while the audio of those before is; None ends them. Bound: MAX_CODES.
+        waiting: asyncio.Queue[int | None] = asyncio.Queue()
+
+        async def choose(_: Put[Pcm]) -> None:
+            try:
+                async with aclosing(self.codes(spoken, media, speaker, seed)) as codes:
+                    async for code in codes:
+                        waiting.put_nowait(code)
+            finally:
+                waiting.put_nowait(None)
+
+        async def sound(put: Put[Pcm]) -> None:
+            wav = self.wav(speaker, seed)
+            while (code := await waiting.get()) is not None:
+                await put(await wav.feed([code]))
+            await put(await wav.feed([], last=True))
+
+        async with aclosing(side_by_side(choose, sound)) as audio:
+            async for pcm in audio:
+                if len(pcm):
+                    yield pcm
 
     async def codes(
-        self, spoken: SpokenRows, media: Mapping[MediaPiece, MediaRows], speaker: Speaker, seed: int | None = None
+        self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], speaker: Speaker, seed: int | None = None
     ) -> AsyncGenerator[int, None]:
         """Yield the codes of a reply while it is written, until the talker ends them.
 
@@ -206,7 +181,7 @@ class TalkerStream:
         one_code = Sampling(max_tokens=1, chooser=chooser)
         tail = iter((parts.text_eos,))
         try:
-            await self._hold(prompt, spoken.prompt_states or [], media)
+            await self._rows.hold(prompt, media, partial(self._prompt_rows, spoken.prompt_states))
             opening = await talker.thread.call_model(lambda: talker.opening_rows(first, speaker))
             session.append_embeddings(opening)
             for _ in range(params.max_tokens):
@@ -230,30 +205,11 @@ class TalkerStream:
         """Return what makes the audio of one reply. `seed`: of its noise; None draws one."""
         return WavStream(self._talker.parts.token2wav, self._talker.thread, speaker, random_generator(seed))
 
-    async def _hold(
-        self, prompt: Sequence[ChatRow], hidden: Sequence[HiddenRow], media: Mapping[MediaPiece, MediaRows]
-    ) -> None:
-        """Make the session hold just the prompt; the rows of it that it holds already stay."""
-        talker, session = self._talker, self._session
-        held = common_prefix(self._rows, prompt)
-        try:
-            session.rollback(held)
-        except EngineError:
-            # Those rows left the context: all are computed again.
-            session.rollback(0)
-            held = 0
-        self._rows = list(prompt[:held])
-        for run in runs(prompt, held, media, talker.joined):
-            count = len(run.ids) or run.stop - run.start
-            # Of audio and images, only what the thinker made of them is read.
-            make = partial(self._prompt_rows, run.ids, hidden[held : held + count])
-            session.append_embeddings(await talker.thread.call_model(make), run.positions)
-            held += count
-            self._rows = list(prompt[:held])
-
-    def _prompt_rows(self, ids: Sequence[int], hidden: Sequence[HiddenRow]) -> Any:
-        made = states(hidden, self._talker.embed.weight)
-        return self._talker.projected(self._talker.text_rows(ids, made) if ids else made)
+    def _prompt_rows(self, hidden: Sequence[HiddenRow], run: Run, start: int) -> Any:
+        count = len(run.ids) or run.stop - run.start
+        made = states(hidden[start : start + count], self._talker.embed.weight)
+        # Of audio and images, only what the thinker made of them is read.
+        return self._talker.projected(self._talker.text_rows(run.ids, made) if run.ids else made)
 
     def close(self) -> None:
         """Close the session and free its KV; a reply that is being spoken fails. The talker stays open."""

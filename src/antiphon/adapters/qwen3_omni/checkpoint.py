@@ -19,9 +19,6 @@ from antiphon.modeling.codec_talker import CodePredictor
 from antiphon.modeling.omni.checkpoint import ThinkerParts, tokenizer
 from antiphon.modeling.text_decoder import TextDecoder
 
-# Samples a second of its audio.
-RATE_HZ = 24_000
-
 
 @dataclass(frozen=True, slots=True)
 class OmniSpecialIds:

@@ -10,7 +10,6 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from functools import partial
 
 import torch
 
@@ -21,7 +20,8 @@ from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError
 from antiphon.modeling.codec_talker import CodecSampling, CodePredictorBatch, TextRows, chunk_sizes, generate_frames
 from antiphon.modeling.codec_vocoder import VocoderState
-from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, common_prefix, runs
+from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, Run
+from antiphon.modeling.omni.conversation import SpokenTokens, TalkerRows
 
 # What the makers sample with (the defaults of their generate()).
 TALKER_SAMPLING = CodecSampling(
@@ -37,7 +37,7 @@ REPLY_OPENING_TOKENS = 3
 
 
 class OmniTalker:
-    """The loaded talker on an engine of its own. The code predictor and the vocoder run in `thread`, the talker's.
+    """A TalkerModel. The code predictor and the vocoder run in `thread`, the talker's.
 
     `parts`: its modules. `sampling`: how codes are chosen. `embed`: the thinker's table of tokens, which may be on
     another device.
@@ -71,16 +71,18 @@ class OmniTalker:
         return self._projected(self.parts.model.text_projection, embedded)
 
     @torch.inference_mode()
-    def media_rows(self, media: MediaRows, start: int, stop: int) -> torch.Tensor:
-        """Return rows of an audio clip or image as the talker reads them: [n, width]. Called in the model's thread.
+    def prompt_rows(self, run: Run, media: Mapping[MediaPiece, MediaRows]) -> torch.Tensor:
+        """Return a run of a prompt's rows as the talker reads them: [n, width]. Called in the model's thread.
 
-        That is the output of the thinker's tapped layer. Rows that left the thinker's context before they were computed
-        have none: they are zeros before the projection, as the thinker knows nothing of them either.
+        Of an audio clip or image that is the output of the thinker's tapped layer. Rows that left the thinker's context
+        before they were computed have none: they are zeros before the projection.
         """
-        hidden = media.hidden
+        if run.part is None:
+            return self.text_rows(run.ids)
+        hidden = media[run.part].hidden
         if hidden is None:
-            hidden = torch.zeros(len(media.rows), self._embed.weight.shape[1])
-        return self._projected(self.parts.model.hidden_projection, hidden[start:stop])
+            hidden = torch.zeros(len(media[run.part].rows), self._embed.weight.shape[1])
+        return self._projected(self.parts.model.hidden_projection, hidden[run.start : run.stop])
 
     @torch.inference_mode()
     def opening_rows(self, ids: Sequence[int], speaker: str) -> torch.Tensor:
@@ -102,46 +104,33 @@ class OmniTalker:
         out: torch.Tensor = projection(given.to(like.device, like.dtype))
         return out
 
-    def close(self) -> None:
-        """Stop the model's thread. Replies that are being spoken fail."""
-        self.engine.close()
-
 
 class OmniTalkerStream:
-    """One conversation's side of the talker: a session of its engine that holds the users' turns between replies.
-
-    Owns the session, and `close` closes it. One reply is spoken at a time.
-    """
+    """A TalkerSide: a session of the talker's engine that holds the users' turns between replies."""
 
     def __init__(self, talker: OmniTalker, session: Session) -> None:
         self._talker, self._session = talker, session
-        # The rows of users' turns that the session holds.
-        self._rows: list[ChatRow] = []
+        self._rows = TalkerRows(session, talker.thread)
 
     async def speak(
-        self,
-        prompt: Sequence[ChatRow],
-        media: Mapping[MediaPiece, MediaRows],
-        text: AsyncIterator[int],
-        speaker: str,
-        seed: int | None = None,
+        self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], voice: str, seed: int | None
     ) -> AsyncGenerator[Pcm, None]:
-        """Yield the audio of a reply whose tokens are `text`, while they come: float32 [num_samples], 24 kHz.
+        """Yield the audio of a reply, from its first frame (80 ms) on; see TalkerSide.
 
-        `prompt`: the conversation's rows up to the reply. `media`: the rows of the audio and images in them, computed
-        by the thinker already. A reply without tokens gives no audio. Waits for the tokens and the engine. Closing the
-        generator ends the audio within a step. Raises ModelError, Refused.
+        The thinker has computed the rows of `media`.
         """
         talker, session = self._talker, self._session
+        prompt, text = await spoken.prompt(), spoken.tokens()
         first = await anext(text, None)
         if first is None:
             return
         try:
-            await self._hold_user_turns(prompt, media)
+            wanted = _user_rows(prompt, talker.parts.turn_start, talker.parts.user)
+            await self._rows.hold(wanted, media, lambda run, _: talker.prompt_rows(run, media))
             last_turn = prompt[_last_turn(prompt, talker.parts.turn_start) :]
             opening = [row for row in last_turn if isinstance(row, int)]
             ids = [*opening[:REPLY_OPENING_TOKENS], first]
-            session.append_embeddings(await talker.thread.call_model(lambda: talker.opening_rows(ids, speaker)))
+            session.append_embeddings(await talker.thread.call_model(lambda: talker.opening_rows(ids, voice)))
             async with aclosing(self.frames(text, seed)) as frames, aclosing(self._vocoded(frames)) as audio:
                 async for pcm in audio:
                     yield pcm
@@ -181,28 +170,6 @@ class OmniTalkerStream:
         talker = self._talker
         pcm: Pcm = (await talker.thread.call_model(lambda: talker.parts.vocoder(frames, state))).numpy()
         return pcm
-
-    async def _hold_user_turns(self, prompt: Sequence[ChatRow], media: Mapping[MediaPiece, MediaRows]) -> None:
-        """Make the session hold just the users' turns of the prompt; the rows of those it holds already stay."""
-        talker, session = self._talker, self._session
-        wanted = _user_rows(prompt, talker.parts.turn_start, talker.parts.user)
-        held = common_prefix(self._rows, wanted)
-        try:
-            session.rollback(held)
-        except EngineError:
-            # Those rows left the context: all are computed again.
-            session.rollback(0)
-            held = 0
-        self._rows = wanted[:held]
-        for run in runs(wanted, held, media):
-            if run.part is None:
-                held += len(run.ids)
-                rows = await talker.thread.call_model(partial(talker.text_rows, run.ids))
-            else:
-                held += run.stop - run.start
-                rows = await talker.thread.call_model(partial(talker.media_rows, media[run.part], run.start, run.stop))
-            session.append_embeddings(rows, run.positions)
-            self._rows = wanted[:held]
 
     def close(self) -> None:
         """Close the session and free its KV; a reply that is being spoken fails. The talker stays open."""

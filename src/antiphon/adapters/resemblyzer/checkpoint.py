@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -37,7 +38,7 @@ def _tensor(storage: str, offset: int, shape: tuple[int, ...], strides: tuple[in
 
 
 # What the names in the file stand for here.
-KNOWN: dict[str, Any] = {
+KNOWN: dict[str, Callable[..., object] | np.dtype[Any]] = {
     "collections.OrderedDict": OrderedDict,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch.FloatStorage": np.dtype("<f4"),

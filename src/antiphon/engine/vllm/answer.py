@@ -17,21 +17,17 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from antiphon.engine.api import Finish, Grammar, Sampling, Token
 from antiphon.engine.grammar import GrammarFollower
-from antiphon.engine.vllm.endpoints import Endpoint
-from antiphon.engine.vllm.grammars import TRIVIAL
+from antiphon.engine.vllm.endpoints import TRIVIAL, Endpoint
+from antiphon.engine.vllm.served_rows import ServedRows
 from antiphon.engine.vllm.sglang import SessionLost
-from antiphon.engine.vllm.wires import Ask, Piece
+from antiphon.engine.vllm.wires import Ask
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
-from antiphon.upstream.reader_task import ReaderTask
-
-if TYPE_CHECKING:
-    from antiphon.engine.vllm.session import VllmSession
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +42,16 @@ MAX_REJECTED = 32
 
 
 class Answer:
-    """The tokens of one generation. They become rows of the session as they are yielded.
+    """The tokens of one generation. They become rows of `served` as they are yielded.
 
     `guide`: follows the grammar of `params`; None where it has none. `finish`: why the tokens ended; None while they
     come, and where they failed.
     """
 
-    def __init__(self, session: VllmSession, params: Sampling, guide: GrammarFollower | None) -> None:
+    def __init__(self, served: ServedRows, params: Sampling, guide: GrammarFollower | None) -> None:
         self.finish: Finish | None = None
-        self._session, self._params, self._guide = session, params, guide
+        self._served, self._server = served, served.server
+        self._params, self._guide = params, guide
         self._seed = secrets.randbits(62) if params.seed is None else params.seed
         self._num_tokens = 0
         # Servers that have failed since the last token, and how often one has.
@@ -66,7 +63,7 @@ class Answer:
     async def tokens(self) -> AsyncGenerator[Token, None]:
         """Yield the tokens. Raises ModelError, Refused and EngineError."""
         while self.finish is None:
-            endpoint = self._session.bind(self._failed)
+            endpoint = self._served.bind(self._failed)
             try:
                 async with aclosing(self._request(endpoint)) as tokens:
                     async for token in tokens:
@@ -76,56 +73,52 @@ class Answer:
 
     async def _request(self, endpoint: Endpoint) -> AsyncGenerator[Token, None]:
         """The tokens of one request to one server."""
-        engine, session = self._session.engine, self._session
-        await engine.server.verify(endpoint)
+        served, server = self._served, self._server
+        await server.verify(endpoint)
         ask, began_inside = self._ask(endpoint), self._is_inside
         before = self._num_tokens
-        reader: ReaderTask[Piece] = ReaderTask(engine.server.ask(endpoint, ask), engine.server.tasks)
-        engine.reading(reader)
-        timeout_s = engine.timeouts.first_s / (2 if len(engine.endpoints.all) > 1 else 1)
+        timeout_s = server.timeouts.first_s / (2 if len(server.endpoints.all) > 1 else 1)
         try:
-            finish = None
-            while finish is None:
-                piece = await reader.next(timeout_s)
-                session.note(piece)
-                timeout_s, finish = engine.timeouts.next_s, piece.finish
-                for token, logprob in zip(piece.tokens, piece.logprobs or [None] * len(piece.tokens), strict=True):
-                    engine.check_alive()
-                    if not self._take(token):
-                        return
-                    yield Token(token, logprob)
-                    if self.finish is not None or self._is_inside != began_inside:
-                        finish = finish or "length"
-                        if piece.finish is None:
+            with server.reading(endpoint, ask) as reader:
+                finish = None
+                while finish is None:
+                    piece = await reader.next(timeout_s)
+                    served.note(piece)
+                    timeout_s, finish = server.timeouts.next_s, piece.finish
+                    for token, logprob in zip(piece.tokens, piece.logprobs or [None] * len(piece.tokens), strict=True):
+                        server.check_alive()
+                        if not self._take(token):
                             return
-                endpoint.breaker.succeeded(session.owner)
-            if finish == "stop" and self.finish is None:
-                self.finish = Finish.STOP
-            elif finish == "length" and self._num_tokens == before:
-                raise RemoteError("the model's server ended an answer without a token")
-            # The counts come last.
-            with suppress(RemoteError):
-                while True:
-                    session.note(await reader.next(USAGE_S))
+                        yield Token(token, logprob)
+                        if self.finish is not None or self._is_inside != began_inside:
+                            finish = finish or "length"
+                            if piece.finish is None:
+                                return
+                    endpoint.breaker.succeeded(served.owner)
+                if finish == "stop" and self.finish is None:
+                    self.finish = Finish.STOP
+                elif finish == "length" and self._num_tokens == before:
+                    raise RemoteError("the model's server ended an answer without a token")
+                # The counts come last.
+                with suppress(RemoteError):
+                    while True:
+                        served.note(await reader.next(USAGE_S))
         except EngineError as error:
-            engine.check_alive()
+            server.check_alive()
             if ask.rule is None:
                 raise
             await self._give_up_grammar(endpoint, ask, ask.rule, error)
-        finally:
-            engine.read(reader)
-            reader.end()
 
     def _ask(self, endpoint: Endpoint) -> Ask:
         """The request to a server for the tokens that are still wanted, behind the rows that there are."""
-        engine, session, params = self._session.engine, self._session, self._params
-        rows = session.fitting_rows()
-        max_tokens = min(params.max_tokens - self._num_tokens, engine.context_rows - len(rows))
+        served, params = self._served, self._params
+        rows = served.fitting()
+        max_tokens = min(params.max_tokens - self._num_tokens, self._server.context_rows - len(rows))
         rule, forbid, allow = None, tuple[int, ...](), None
         if self._guide and (depth := self._guide.num_tokens) is not None:
             assert params.grammar
             whole = Grammar(params.grammar.kind, params.grammar.text)
-            is_refused = endpoint.grammars.is_refused(session.owner, whole, time.monotonic())
+            is_refused = endpoint.grammars.is_refused(served.owner, whole, time.monotonic())
             if depth == 0 and not is_refused and not self._rejected:
                 rule = whole
             else:
@@ -133,7 +126,7 @@ class Answer:
                 max_tokens = 1 if allow is not None else max_tokens
         # A server that goes on draws other numbers than the one before.
         seed = self._seed + self._num_tokens
-        return Ask(rows, max_tokens, params, seed, session.salt, session.name, rule, forbid, allow, session.held())
+        return Ask(rows, max_tokens, params, seed, served.salt, served.name, rule, forbid, allow, served.held())
 
     def _few_allowed(self, params: Sampling) -> list[int] | None:
         """The tokens that the grammar allows next, where these are few."""
@@ -153,7 +146,7 @@ class Answer:
             return False
         if self._guide:
             self._guide.accept(token)
-        self._session.add(token)
+        self._served.add(token)
         self._num_tokens += 1
         self._rejected.clear()
         self._failed.clear()
@@ -175,7 +168,7 @@ class Answer:
         """
         grammars, now_s = endpoint.grammars, time.monotonic()
         log.info("%s refuses a grammar, which is held to here: %s", endpoint.host, error)
-        if not grammars.refused(self._session.owner, rule, now_s):
+        if not grammars.refused(self._served.owner, rule, now_s):
             return
         # Others that come meanwhile do not ask.
         grammars.tried(rule.kind, now_s, takes=True)
@@ -183,8 +176,8 @@ class Answer:
         own = replace(own, rule=TRIVIAL[rule.kind], forbid=(), allow=None)
         try:
             async with (
-                asyncio.timeout(self._session.engine.timeouts.first_s),
-                aclosing(self._session.engine.server.ask(endpoint, own)) as pieces,
+                asyncio.timeout(self._server.timeouts.first_s),
+                aclosing(self._server.ask(endpoint, own)) as pieces,
             ):
                 async for _ in pieces:
                     pass
@@ -196,8 +189,8 @@ class Answer:
 
     async def _recover(self, endpoint: Endpoint, error: ModelError | Refused) -> None:
         """Get ready to ask another server, or the same one again. Raises `error` where that would be for nothing."""
-        engine = self._session.engine
-        engine.check_alive()
+        endpoints = self._server.endpoints.all
+        self._server.check_alive()
         self._num_failures += 1
         if isinstance(error, SessionLost) and self._num_failures == 1:
             # Asked again with all rows, and looked at before. That is no failure of the server.
@@ -205,16 +198,16 @@ class Answer:
             log.info("%s", error)
             return
         if isinstance(error, Refused):
-            endpoint.breaker.refused(self._session.owner, time.monotonic(), error.retry_after_s)
+            endpoint.breaker.refused(self._served.owner, time.monotonic(), error.retry_after_s)
         else:
-            endpoint.failed(self._session.owner)
+            endpoint.failed(self._served.owner)
             log.warning("a model's server failed after %d tokens: %s", self._num_tokens, error)
         self._failed.add(endpoint)
-        others = set(engine.endpoints.all) - self._failed
-        if others and self._num_failures <= len(engine.endpoints.all):
+        others = set(endpoints) - self._failed
+        if others and self._num_failures <= len(endpoints):
             return
         waits = isinstance(error, Refused) and error.retry_after_s <= MAX_WAIT_S
-        if self._num_failures > max(1, len(engine.endpoints.all)) or (isinstance(error, Refused) and not waits):
+        if self._num_failures > max(1, len(endpoints)) or (isinstance(error, Refused) and not waits):
             raise error
         if isinstance(error, Refused):
             await asyncio.sleep(error.retry_after_s)

@@ -1,31 +1,39 @@
-"""Asks one server for tokens, and looks at what it serves. HTTP only: what is sent and read, wires know."""
+"""Asks servers for tokens, and looks at what they serve. HTTP only: what is sent and read, wires know."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import re
+import secrets
 import time
-from collections.abc import AsyncGenerator
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass
 
 import httpx
 import msgspec
 from tokenizers import Tokenizer
 
-from antiphon.engine.vllm.endpoints import Endpoint
-from antiphon.engine.vllm.sglang import HeldRows, SessionLost, Sglang
-from antiphon.engine.vllm.wires import Ask, Piece, VllmCompletions, VllmGenerate, Wire
-from antiphon.errors import EngineError, ModelError, RemoteError
-from antiphon.upstream.answers import ask as ask_document
-from antiphon.upstream.answers import chunks, decoded
+from antiphon.engine.api import Capabilities
+from antiphon.engine.vllm import CAPABILITIES, EngineServers
+from antiphon.engine.vllm.endpoints import Endpoint, Endpoints
+from antiphon.engine.vllm.sglang import SessionLost, Sglang
+from antiphon.engine.vllm.wires import Ask, HeldRows, Piece, VllmCompletions, VllmGenerate, Wire
+from antiphon.errors import EngineError, ModelError, Refused, RemoteError
 from antiphon.upstream.breaker import PROBE
-from antiphon.upstream.current_turn import trace_headers
-from antiphon.upstream.failures import read_failure, without_key
-from antiphon.upstream.loop_client import LoopClients
-from antiphon.upstream.models import PROBE_TIMEOUT_S, models_in
-from antiphon.upstream.sse import events
+from antiphon.upstream.http import (
+    PROBE_TIMEOUT_S,
+    LoopClients,
+    ask_document,
+    chunks,
+    decoded,
+    models_in,
+    read_failure,
+    without_key,
+)
+from antiphon.upstream.sse import ReaderTask, events
+from antiphon.upstream.trace_context import trace_headers
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +41,8 @@ log = logging.getLogger(__name__)
 PROBE_TEXT = "Hello, wörld! 1234567890  \n\tfür 東京 Привет مرحبا 🙂 def f(x): return x**2 <|im_start|></s>"
 # A block of a server that says it has larger ones is not believed.
 MAX_BLOCK_ROWS = 4096
+# The rows of a block where the server does not say: vLLM's on GPUs.
+DEFAULT_BLOCK_ROWS = 16
 
 
 class _Tokenized(msgspec.Struct):
@@ -54,15 +64,42 @@ class Served:
     generates: bool = False
 
 
-class EngineServer:
-    """What an engine's servers have in common: the kind, the key, the tokenizer that theirs has to equal.
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a checkpoint's configuration says of its model; see Engine. `context_rows`: what it was made for."""
 
-    `kind`: "vllm" or "sglang". `key`: sent as a bearer token, and in no message. `tokenizer`: the model's own.
-    `vocabulary_size`: tokens that it has; one beyond is none.
+    context_rows: int
+    vocabulary_size: int
+    width: int
+    eos_tokens: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTimeouts:
+    """Seconds to the first token of a request, and from one piece of an answer to the next."""
+
+    first_s: float
+    next_s: float
+
+
+class EngineServer:
+    """The servers of one engine, which its sessions ask: all of one kind, with one key and one tokenizer.
+
+    It looks at each server first, and waits some seconds for that. Raises ModelError where one serves another model
+    than the tokenizer's, or does not take the key. A server that is not there yet is logged, and no error.
+
+    `name`: the kind. `tokenizer`: the model's. `context_rows`: the most rows of a session, 0: as many as there can be;
+    `block_rows`: rows of a block of the servers' KV.
     """
 
-    def __init__(self, kind: str, key: str, tokenizer: Tokenizer, eos: frozenset[int], vocabulary_size: int) -> None:
-        self._kind, self._key, self._eos, self._vocabulary_size = kind, key, eos, vocabulary_size
+    capabilities: Capabilities = CAPABILITIES
+
+    def __init__(self, servers: EngineServers, tokenizer: Tokenizer, facts: ModelFacts, context_rows: int) -> None:
+        self.name, self._key = servers.kind, servers.key
+        self.timeouts = TokenTimeouts(servers.first_token_s, servers.token_s)
+        self.endpoints = Endpoints(servers.urls)
+        self.instance = secrets.token_hex(4)
+        self._eos, self._vocabulary_size = facts.eos_tokens, facts.vocabulary_size
         added = tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token for token, what in added.items() if what.special)
         self._probe = (PROBE_TEXT, tokenizer.encode(PROBE_TEXT, add_special_tokens=False).ids)
@@ -71,12 +108,54 @@ class EngineServer:
         self.served: Served | None = None
         # Requests that go on or are being closed.
         self.tasks: set[asyncio.Task[None]] = set()
+        self._readers: dict[ReaderTask[Piece], asyncio.AbstractEventLoop] = {}
+        self._closed = False
+        asyncio.run(self._verify_all())
+        limits = context_rows, self.served and self.served.context_rows, facts.context_rows
+        self.context_rows = min(limit for limit in limits if limit)
+        self.block_rows = (self.served and self.served.block_rows) or DEFAULT_BLOCK_ROWS
+
+    def close(self) -> None:
+        """End all answers that are being read. Returns at once."""
+        self._closed = True
+        for reader, loop in list(self._readers.items()):
+            # Its loop may have ended with it.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(reader.fail, EngineError("the engine was closed"))
+
+    def check_alive(self) -> None:
+        """Raise EngineError for a generation whose engine was closed."""
+        if self._closed:
+            raise EngineError("the engine was closed")
+
+    def check_open(self) -> None:
+        """Raise Refused after `close`."""
+        if self._closed:
+            raise Refused("the engine is shutting down", 5.0)
+
+    @contextmanager
+    def reading(self, endpoint: Endpoint, ask: Ask) -> Iterator[ReaderTask[Piece]]:
+        """Ask a server, and read its answer in a task, until the block ends, or `close` ends the answer."""
+        reader = ReaderTask(self.ask(endpoint, ask), self.tasks)
+        self._readers[reader] = asyncio.get_running_loop()
+        try:
+            yield reader
+        finally:
+            del self._readers[reader]
+            reader.end()
+
+    async def _verify_all(self) -> None:
+        for endpoint in self.endpoints.all:
+            try:
+                await self.verify(endpoint)
+            except RemoteError as error:
+                log.warning("%s", error)
 
     @property
     def wire(self) -> Wire:
         """How the servers are asked. Known once one of them was looked at."""
         assert self.served
-        if self._kind == "sglang":
+        if self.name == "sglang":
             return Sglang(self._special)
         wire = VllmGenerate if self.served.generates else VllmCompletions
         return wire(self.served.model, self._eos)
@@ -120,7 +199,7 @@ class EngineServer:
                 if status != 200:
                     raise RemoteError(f"{endpoint.host} opened no session: status {status}")
             goes_on = bool(held and held.request)
-            body = wire.body(ask)
+            body, request = wire.body(ask), held.asked if held else ""
             async with client.stream("POST", endpoint.url + wire.path, json=body, headers=headers) as answer:
                 if answer.status_code != 200:
                     raise await self._error(endpoint, answer)
@@ -136,7 +215,7 @@ class EngineServer:
                         if given + len(piece.tokens) > ask.max_tokens:
                             raise RemoteError(f"{endpoint.host} sent more than the {ask.max_tokens} tokens asked for")
                         if held:
-                            held.answered(body["rid"], ask.rows, piece.tokens, given)
+                            held.answered(request, ask.rows, piece.tokens, given)
                         given += len(piece.tokens)
                         finished = finished or piece.finish is not None
                         yield piece
@@ -195,7 +274,7 @@ class EngineServer:
         first = next((model for model in models_in(data) if not model.has_parent), None)
         if first is None:
             raise RemoteError("it has no models")
-        if self._kind == "sglang":
+        if self.name == "sglang":
             return Served(first.id, first.context_tokens)
         metrics = b""
         with suppress(RemoteError):

@@ -8,73 +8,90 @@ A server holds a session as a tree of requests. A request names its parent, and 
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import takewhile
 from operator import eq
-from typing import Any
+from typing import Any, NotRequired, TypedDict
+
+import msgspec
 
 from antiphon.engine.vllm.wires import (
     MAX_BIAS,
+    NULL,
     Ask,
     Piece,
+    Sampled,
+    TokenId,
     bias_of,
     count_in,
-    event_in,
     logprobs_in,
+    refuse,
     sampled,
-    token_ids,
 )
 from antiphon.errors import RemoteError
-from antiphon.upstream.failures import error_text
+from antiphon.upstream.http import decoded, error_text, optional
 
 
 class SessionLost(RemoteError):
     """The server does not know the session, or the request that this one goes on from: it may have started anew."""
 
 
-# A request is held with all rows before it: after so many the tree is begun anew, from whole rows.
-MAX_REQUESTS = 64
-# `/open_session` wants the most characters that a session may have: more than any context.
-CAPACITY = 1 << 24
+class _Shaping(TypedDict, total=False):
+    logit_bias: dict[str, float]
+    json_schema: str
+    ebnf: str
 
 
-@dataclass(slots=True)
-class HeldRows:
-    """What one server holds of one session.
+class _Sampling(Sampled, _Shaping):
+    max_new_tokens: int
+    sampling_seed: int
+    ignore_eos: bool
+    no_stop_trim: bool
+    skip_special_tokens: bool
 
-    - `id`: the session's name there. `opened`: the server knows it.
-    - `request`: the newest request that the server has answered, "" where there is none; `rows`: its rows and tokens.
-    """
 
-    id: str = field(default_factory=lambda: secrets.token_hex(12))
-    opened: bool = False
-    request: str = ""
-    rows: list[int] = field(default_factory=list)
-    _number: int = 0
+class _SessionParams(TypedDict):
+    id: str
+    replace: bool
+    rid: str | None
+    offset: int
 
-    def next_request(self) -> str:
-        """A name for a request of this session."""
-        self._number += 1
-        if self._number % MAX_REQUESTS == 0:
-            self.request, self.rows = "", []
-        return f"{self.id}-{self._number}"
 
-    def answered(self, request: str, rows: Sequence[int], tokens: Sequence[int], given: int) -> None:
-        """The server has sent tokens of a request, of which it had sent `given` before."""
-        if request != self.request:
-            self.request, self.rows = request, list(rows)
-        del self.rows[len(rows) + given :]
-        self.rows.extend(tokens)
+class _Rows(TypedDict):
+    input_ids: list[int]
+    rid: NotRequired[str]
+    session_params: NotRequired[_SessionParams]
 
-    def lose(self) -> None:
-        """Begin anew, in another session: what the server holds is not known any more."""
-        self.id, self.opened, self.request, self.rows = secrets.token_hex(12), False, "", []
 
-    def opening(self) -> dict[str, Any]:
-        """The body of `/open_session`."""
-        return {"session_id": self.id, "capacity_of_str_len": CAPACITY}
+class _Body(_Rows):
+    sampling_params: _Sampling
+    stream: bool
+    return_logprob: bool
+    extra_key: str
+
+
+class _Reason(msgspec.Struct):
+    type: Any = None
+
+
+class _Meta(msgspec.Struct):
+    """What may be missing may have any type."""
+
+    completion_tokens: Any = None
+    finish_reason: msgspec.Raw = NULL
+    output_token_logprobs: msgspec.Raw = NULL
+    prompt_tokens: msgspec.Raw = NULL
+    cached_tokens: msgspec.Raw = NULL
+
+
+class _Event(msgspec.Struct):
+    output_ids: list[TokenId] | None = None
+    meta_info: _Meta | None = None
+    error: Any = None
+
+
+_event_decoder, _reason_decoder = msgspec.json.Decoder(_Event), msgspec.json.Decoder(_Reason)
+_logprobs_decoder = msgspec.json.Decoder(list[list[Any]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +103,24 @@ class Sglang:
     special: frozenset[int] = frozenset()
     path, has_sessions = "/generate", True
 
-    def body(self, ask: Ask) -> dict[str, Any]:
-        sampling = sampled(ask) | {"max_new_tokens": ask.max_tokens, "sampling_seed": ask.seed}
-        sampling |= {"ignore_eos": True, "no_stop_trim": True, "skip_special_tokens": False}
-        bias = bias_of(ask)
-        if (allow := ask.allow if ask.allow is not None else ask.params.allow) is not None:
-            # It knows no list of tokens that may come.
-            bias |= {str(token): bias.get(str(token), 0.0) + MAX_BIAS for token in allow}
-        if bias:
-            sampling["logit_bias"] = bias
-        if ask.rule:
-            sampling["json_schema" if ask.rule.kind == "json_schema" else "ebnf"] = ask.rule.text
-        return self._rows(ask) | {
-            "sampling_params": sampling,
+    def body(self, ask: Ask) -> _Body:
+        return {
+            **self._rows(ask),
+            "sampling_params": {
+                **sampled(ask),
+                **_shaping(ask),
+                "max_new_tokens": ask.max_tokens,
+                "sampling_seed": ask.seed,
+                "ignore_eos": True,
+                "no_stop_trim": True,
+                "skip_special_tokens": False,
+            },
             "stream": True,
             "return_logprob": ask.params.logprobs,
             "extra_key": ask.salt,
         }
 
-    def _rows(self, ask: Ask) -> dict[str, Any]:
+    def _rows(self, ask: Ask) -> _Rows:
         """The rows that the server does not hold, and where they belong."""
         rows, held = list(ask.rows), ask.held
         if held is None:
@@ -114,34 +130,41 @@ class Sglang:
         # SGLang takes a token that begins texts away where it begins what is added to a session.
         while kept > 0 and rows[kept] in self.special:
             kept -= 1
-        behind = {"rid": held.request, "offset": kept} if kept else {"rid": None, "offset": 0}
-        return {
-            "rid": request,
-            "input_ids": rows[kept:],
-            # Requests that came behind the same one are ended and forgotten.
-            "session_params": {"id": held.id, "replace": True} | behind,
-        }
+        parent = held.request if kept else None
+        # Requests that came behind the same one are ended and forgotten.
+        params: _SessionParams = {"id": held.id, "replace": True, "rid": parent, "offset": kept}
+        return {"rid": request, "input_ids": rows[kept:], "session_params": params}
 
     def read(self, data: bytes, given: int) -> Piece | None:
         if data == b"[DONE]":
             return None
-        found = event_in(data)
-        meta = found.get("meta_info")
-        if not isinstance(meta, dict):
+        event = decoded(_event_decoder, data, "event")
+        refuse(event.error)
+        if event.meta_info is None:
             raise RemoteError("the model's server sent an event without meta_info")
-        tokens = token_ids(found.get("output_ids") or [])
-        total = meta.get("completion_tokens")
+        meta, tokens, total = event.meta_info, event.output_ids or [], event.meta_info.completion_tokens
         if total == len(tokens):
             tokens = tokens[given:]
         elif total != given + len(tokens):
             raise RemoteError(
                 f"the model's server counts {error_text(total)} tokens, and has sent {given + len(tokens)}"
             )
-        reason = meta.get("finish_reason")
-        kind = reason.get("type") if isinstance(reason, dict) else None
+        kind = (optional(_reason_decoder, meta.finish_reason) or _Reason()).type
         if kind not in (None, "stop", "length"):
             raise RemoteError(f"the model's server ended an answer: {error_text(kind)}")
-        told = meta.get("output_token_logprobs")
-        pairs = told[-len(tokens) :] if tokens and isinstance(told, list) else []
-        logprobs = logprobs_in([pair[0] for pair in pairs if isinstance(pair, list) and pair], len(tokens))
-        return Piece(tokens, logprobs, kind, count_in(meta.get("prompt_tokens")), count_in(meta.get("cached_tokens")))
+        told = optional(_logprobs_decoder, meta.output_token_logprobs) or []
+        logprobs = logprobs_in([one[0] for one in told[-len(tokens) :] if one] if tokens else [], len(tokens))
+        return Piece(tokens, logprobs, kind, count_in(meta.prompt_tokens), count_in(meta.cached_tokens))
+
+
+def _shaping(ask: Ask) -> _Shaping:
+    out: _Shaping = {}
+    bias = bias_of(ask)
+    if (allow := ask.allow if ask.allow is not None else ask.params.allow) is not None:
+        # It knows no list of tokens that may come.
+        bias |= {str(token): bias.get(str(token), 0.0) + MAX_BIAS for token in allow}
+    if bias:
+        out["logit_bias"] = bias
+    if ask.rule:
+        out["json_schema" if ask.rule.kind == "json_schema" else "ebnf"] = ask.rule.text
+    return out

@@ -8,23 +8,62 @@ SGLang's is in sglang.py.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Protocol, TypedDict
 
 import msgspec
 
 from antiphon.engine.api import Grammar, Sampling
 from antiphon.errors import RemoteError
-from antiphon.upstream.answers import decoded
-from antiphon.upstream.failures import error_text
+from antiphon.upstream.http import decoded, error_text, optional
 
-if TYPE_CHECKING:
-    from antiphon.engine.vllm.sglang import HeldRows
-
-_decoder = msgspec.json.Decoder()
 # A bias that a token never overcomes; vLLM takes none beyond it.
 MAX_BIAS = 100.0
+# A request is held with all rows before it: after so many the tree is begun anew, from whole rows.
+MAX_REQUESTS = 64
+# `/open_session` wants the most characters that a session may have: more than any context.
+CAPACITY = 1 << 24
+
+
+@dataclass(slots=True)
+class HeldRows:
+    """What one server holds of one session.
+
+    - `id`: the session's name there. `opened`: the server knows it.
+    - `request`: the newest request that the server has answered, "" where there is none; `rows`: its rows and tokens.
+    """
+
+    id: str = field(default_factory=lambda: secrets.token_hex(12))
+    opened: bool = False
+    request: str = ""
+    rows: list[int] = field(default_factory=list)
+    asked: str = ""
+    _number: int = 0
+
+    def next_request(self) -> str:
+        """A name for a request of this session, which is `asked` until the next one."""
+        self._number += 1
+        if self._number % MAX_REQUESTS == 0:
+            self.request, self.rows = "", []
+        self.asked = f"{self.id}-{self._number}"
+        return self.asked
+
+    def answered(self, request: str, rows: Sequence[int], tokens: Sequence[int], given: int) -> None:
+        """The server has sent tokens of a request, of which it had sent `given` before."""
+        if request != self.request:
+            self.request, self.rows = request, list(rows)
+        del self.rows[len(rows) + given :]
+        self.rows.extend(tokens)
+
+    def lose(self) -> None:
+        """Begin anew, in another session: what the server holds is not known any more."""
+        self.id, self.opened, self.request, self.rows = secrets.token_hex(12), False, "", []
+
+    def opening(self) -> dict[str, str | int]:
+        """The body of `/open_session`."""
+        return {"session_id": self.id, "capacity_of_str_len": CAPACITY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +119,8 @@ class Wire(Protocol):
     @property
     def has_sessions(self) -> bool: ...
 
-    def body(self, ask: Ask) -> dict[str, Any]:
-        """The body of a request whose answer is streamed."""
+    def body(self, ask: Ask) -> object:
+        """The body of a request whose answer is streamed, as JSON has it."""
         ...
 
     def read(self, data: bytes, given: int) -> Piece | None:
@@ -92,9 +131,20 @@ class Wire(Protocol):
         ...
 
 
-# The values of a body and of an event are whatever JSON has.
-def sampled(ask: Ask) -> dict[str, Any]:
+class Sampled(TypedDict):
     """The fields that vLLM and SGLang name alike."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    stop_token_ids: list[int]
+
+
+def sampled(ask: Ask) -> Sampled:
     params = ask.params
     return {
         "temperature": max(0.0, params.temperature),
@@ -113,45 +163,146 @@ def bias_of(ask: Ask) -> dict[str, float]:
     return bias | {str(token): -MAX_BIAS for token in (*ask.params.forbid, *ask.forbid)}
 
 
-def event_in(data: bytes) -> dict[str, Any]:
-    found = decoded(_decoder, data, "JSON")
-    if not isinstance(found, dict):
-        raise RemoteError("the model's server sent an event that is no object")
-    if failure := found.get("error"):
+TokenId = Annotated[int, msgspec.Meta(ge=0)]
+NULL = msgspec.Raw(b"null")
+_count_decoder = msgspec.json.Decoder(TokenId)
+
+
+def refuse(failure: object) -> None:
+    """Raise RemoteError for an event that tells of a failure."""
+    if failure:
         raise RemoteError(f"the model's server failed: {error_text(failure)}")
-    return found
 
 
-def token_ids(value: object) -> list[int]:
-    if not isinstance(value, list) or not all(type(token) is int and token >= 0 for token in value):
-        raise RemoteError("the model's server sent no token ids")
-    return value
-
-
-def count_in(value: object) -> int | None:
+def count_in(told: msgspec.Raw) -> int | None:
     """What a server counted; None for what is no count."""
-    return value if type(value) is int and value >= 0 else None
+    return optional(_count_decoder, told)
 
 
-def logprobs_in(values: object, count: int) -> list[float | None]:
+def logprobs_in(values: Sequence[object], count: int) -> list[float | None]:
     """The log-probabilities of so many tokens; none where there are others than one number, or null, for each."""
-    if not isinstance(values, list) or len(values) != count:
+    if len(values) != count:
         return []
     return [float(value) if isinstance(value, int | float) else None for value in values]
 
 
+class _TokenLogprob(msgspec.Struct):
+    logprob: Any = None
+
+
+class _Logprobs(msgspec.Struct):
+    """`/v1/completions` has the one list, and `/inference/v1/generate` the other."""
+
+    token_logprobs: list[Any] | None = None
+    content: list[_TokenLogprob] | None = None
+
+
+# What may be missing may have any type: servers differ.
+class _Choice(msgspec.Struct):
+    token_ids: list[TokenId] | None = None
+    finish_reason: Any = None
+    logprobs: msgspec.Raw = NULL
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: msgspec.Raw = NULL
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: msgspec.Raw = NULL
+    prompt_tokens_details: msgspec.Raw = NULL
+
+
+class _Event(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: msgspec.Raw = NULL
+    error: Any = None
+
+
+_event_decoder, _usage_decoder = msgspec.json.Decoder(_Event), msgspec.json.Decoder(_Usage)
+_details_decoder, _logprobs_decoder = msgspec.json.Decoder(_Details), msgspec.json.Decoder(_Logprobs)
+
+
+class _Shaping(TypedDict, total=False):
+    """vLLM's fields that are sent only where they say something."""
+
+    logit_bias: dict[str, float]
+    allowed_token_ids: list[int]
+    structured_outputs: dict[str, str]
+    logprobs: int
+
+
+class _CompletionsBody(Sampled, _Shaping):
+    model: str
+    prompt: list[int]
+    max_tokens: int
+    seed: int
+    stream: bool
+    stream_options: dict[str, bool]
+    return_token_ids: bool
+    add_special_tokens: bool
+    ignore_eos: bool
+    cache_salt: str
+
+
+class _GenerateSampling(Sampled, _Shaping):
+    max_tokens: int
+    seed: int
+    ignore_eos: bool
+    detokenize: bool
+
+
+class _GenerateBody(TypedDict):
+    model: str
+    token_ids: list[int]
+    sampling_params: _GenerateSampling
+    stream: bool
+    stream_options: dict[str, bool]
+    cache_salt: str
+
+
 @dataclass(frozen=True, slots=True)
-class VllmCompletions:
-    """vLLM's `/v1/completions`. `model`: its name there. `eos`: the tokens that end a text by the model's
-    configuration, which vLLM stops at unless it is told not to.
+class _Vllm:
+    """What vLLM's two wires have in common. `model`: its name there. `eos`: the tokens that end a text by the model's
+    configuration, which vLLM stops at unless it is asked not to.
     """
 
     model: str
     eos: frozenset[int]
-    path, has_sessions = "/v1/completions", False
+    has_sessions = False
 
-    def body(self, ask: Ask) -> dict[str, Any]:
-        out = sampled(ask) | {
+    def read(self, data: bytes, given: int) -> Piece | None:
+        if data == b"[DONE]":
+            return None
+        event = decoded(_event_decoder, data, "event")
+        refuse(event.error)
+        usage = optional(_usage_decoder, event.usage) or _Usage()
+        details = optional(_details_decoder, usage.prompt_tokens_details) or _Details()
+        counts = count_in(usage.prompt_tokens), count_in(details.cached_tokens)
+        if event.choices is None:
+            raise RemoteError("the model's server sent an event without choices")
+        if not event.choices:
+            return Piece((), (), None, *counts)
+        choice = event.choices[0]
+        reason = choice.finish_reason
+        if choice.token_ids is None and not reason:
+            raise RemoteError("the model's server sends no token ids: it is no vLLM, or too old for return_token_ids")
+        if reason not in (None, "stop", "length"):
+            raise RemoteError(f"the model's server ended an answer: {error_text(reason)}")
+        tokens = choice.token_ids or []
+        told = optional(_logprobs_decoder, choice.logprobs) or _Logprobs()
+        values = told.token_logprobs or [one.logprob for one in told.content or ()]
+        return Piece(tokens, logprobs_in(values, len(tokens)), reason, *counts)
+
+
+class VllmCompletions(_Vllm):
+    """vLLM's `/v1/completions`."""
+
+    path = "/v1/completions"
+
+    def body(self, ask: Ask) -> _CompletionsBody:
+        return {
+            **sampled(ask),
             "model": self.model,
             "prompt": list(ask.rows),
             "max_tokens": ask.max_tokens,
@@ -162,46 +313,24 @@ class VllmCompletions:
             "add_special_tokens": False,
             "ignore_eos": not self.eos & ask.params.stop,
             "cache_salt": ask.salt,
+            **_shaping(ask),
         }
-        return out | _shaping(ask, "logprobs" if ask.params.logprobs else "")
-
-    def read(self, data: bytes, given: int) -> Piece | None:
-        if data == b"[DONE]":
-            return None
-        found = event_in(data)
-        usage, choices = found.get("usage"), found.get("choices")
-        prompt, cached = _usage(usage)
-        if not isinstance(choices, list):
-            raise RemoteError("the model's server sent an event without choices")
-        if not choices:
-            return Piece(prompt_tokens=prompt, cached_tokens=cached)
-        choice = choices[0] if isinstance(choices[0], dict) else {}
-        if choice.get("token_ids") is None and not choice.get("finish_reason"):
-            raise RemoteError("the model's server sends no token ids: it is no vLLM, or too old for return_token_ids")
-        tokens = token_ids(choice.get("token_ids") or [])
-        told = choice.get("logprobs")
-        logprobs = logprobs_in(told.get("token_logprobs") if isinstance(told, dict) else None, len(tokens))
-        return Piece(tokens, logprobs, _finish(choice), prompt, cached)
 
 
-@dataclass(frozen=True, slots=True)
-class VllmGenerate:
+class VllmGenerate(_Vllm):
     """vLLM's `/inference/v1/generate`: tokens in, tokens out, and no text made of them."""
 
-    model: str
-    eos: frozenset[int]
-    path, has_sessions = "/inference/v1/generate", False
+    path = "/inference/v1/generate"
 
-    def body(self, ask: Ask) -> dict[str, Any]:
-        sampling = sampled(ask) | _shaping(ask, "logprobs" if ask.params.logprobs else "")
-        sampling |= {
+    def body(self, ask: Ask) -> _GenerateBody:
+        sampling: _GenerateSampling = {
+            **sampled(ask),
+            **_shaping(ask),
             "max_tokens": ask.max_tokens,
             "seed": ask.seed,
             "ignore_eos": not self.eos & ask.params.stop,
             "detokenize": False,
         }
-        if "logit_bias" in sampling:
-            sampling["logit_bias"] = {int(token): value for token, value in sampling["logit_bias"].items()}
         return {
             "model": self.model,
             "token_ids": list(ask.rows),
@@ -211,26 +340,9 @@ class VllmGenerate:
             "cache_salt": ask.salt,
         }
 
-    def read(self, data: bytes, given: int) -> Piece | None:
-        if data == b"[DONE]":
-            return None
-        found = event_in(data)
-        prompt, cached = _usage(found.get("usage"))
-        choices = found.get("choices")
-        if not isinstance(choices, list):
-            raise RemoteError("the model's server sent an event without choices")
-        if not choices:
-            return Piece(prompt_tokens=prompt, cached_tokens=cached)
-        choice = choices[0] if isinstance(choices[0], dict) else {}
-        tokens, told = token_ids(choice.get("token_ids") or []), choice.get("logprobs")
-        content = told.get("content") if isinstance(told, dict) else None
-        values = [one.get("logprob") for one in content if isinstance(one, dict)] if isinstance(content, list) else None
-        return Piece(tokens, logprobs_in(values, len(tokens)), _finish(choice), prompt, cached)
 
-
-def _shaping(ask: Ask, logprobs: str) -> dict[str, Any]:
-    """vLLM's fields that are sent only where they say something."""
-    out: dict[str, Any] = {}
+def _shaping(ask: Ask) -> _Shaping:
+    out: _Shaping = {}
     if bias := bias_of(ask):
         out["logit_bias"] = bias
     if (allow := ask.allow if ask.allow is not None else ask.params.allow) is not None:
@@ -238,21 +350,6 @@ def _shaping(ask: Ask, logprobs: str) -> dict[str, Any]:
     if ask.rule:
         kind = "json" if ask.rule.kind == "json_schema" else "grammar"
         out["structured_outputs"] = {kind: ask.rule.text}
-    if logprobs:
-        out[logprobs] = 0
+    if ask.params.logprobs:
+        out["logprobs"] = 0
     return out
-
-
-def _finish(choice: dict[str, Any]) -> Literal["stop", "length"] | None:
-    reason = choice.get("finish_reason")
-    if reason not in (None, "stop", "length"):
-        raise RemoteError(f"the model's server ended an answer: {error_text(reason)}")
-    return reason
-
-
-def _usage(usage: object) -> tuple[int | None, int | None]:
-    if not isinstance(usage, dict):
-        return None, None
-    details = usage.get("prompt_tokens_details")
-    cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return count_in(usage.get("prompt_tokens")), count_in(cached)

@@ -24,7 +24,7 @@ from antiphon.server.access_log import current_request
 from antiphon.server.state import ServerState
 from antiphon.tracing.turns import TurnTracer
 from antiphon.transports.transport import ClientData
-from antiphon.upstream.current_turn import follow_session
+from antiphon.upstream.trace_context import follow_session
 
 log = logging.getLogger(__name__)
 # What a conversation counts that is a decision about the turn under way.

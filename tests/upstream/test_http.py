@@ -11,10 +11,8 @@ import httpx
 import pytest
 
 from antiphon.errors import AntiphonError, RemoteError
-from antiphon.upstream import answers
-from antiphon.upstream.answers import MAX_DOCUMENT_BYTES, ask, chunks
-from antiphon.upstream.failures import read_failure
-from antiphon.upstream.loop_client import LoopClients
+from antiphon.upstream import http
+from antiphon.upstream.http import MAX_DOCUMENT_BYTES, LoopClients, ask_document, chunks, read_failure
 from tests.remote.scripted_server import Answer, Script, ScriptedServer, scripted_server
 from tests.upstream.turns import turns_of_others
 
@@ -43,7 +41,7 @@ def sends(*parts: bytes, status: int = 200, **headers: str) -> Script:
 
 
 async def document(client: httpx.AsyncClient, server: ScriptedServer) -> tuple[int, bytes]:
-    return await ask(client, "POST", server.url + "/x", {}, {})
+    return await ask_document(client, "POST", server.url + "/x", {}, {})
 
 
 @pytest.mark.parametrize("encoding", ["gzip", "deflate", "br", "zstd", "GZIP", "identity, gzip", "x-unknown"])
@@ -66,7 +64,7 @@ def test_a_document_is_read_to_a_bound() -> None:
 
 
 def test_an_answer_that_drips_is_ended_by_the_time_that_it_has_in_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "MAX_ANSWER_S", -1.0)
+    monkeypatch.setattr(http, "MAX_ANSWER_S", -1.0)
     with pytest.raises(RemoteError, match="took longer than"):
         asked(sends(b"{}"), document)
 

@@ -1,0 +1,350 @@
+"""Conversations of Qwen2.5-Omni and Qwen3-Omni: the thinker's text on one engine, the talker's speech on another.
+
+Both engines serve all conversations at once. The thinker is a ChatModel with a media encoder. The talker is given the
+tokens of a reply while the thinker writes them, and speaks them a little later.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
+
+import anyio
+import numpy as np
+import torch
+
+from antiphon.audio import Pcm
+from antiphon.contracts import (
+    ConversationProfile,
+    Message,
+    ReplyOptions,
+    ResponseAudio,
+    ResponseChunk,
+    TextDelta,
+    VoiceOptions,
+)
+from antiphon.engine.api import Engine, EngineSettings, Session
+from antiphon.engine.local.engine import LocalEngine
+from antiphon.engine.local.runner import Runner
+from antiphon.engine.model_thread import ModelThread
+from antiphon.errors import EngineError
+from antiphon.events.tools import Tool
+from antiphon.modeling.chat import ChatModel, ChatStream
+from antiphon.modeling.chat_template import ChatTemplate
+from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, Run, common_prefix, runs
+from antiphon.modeling.omni.checkpoint import ThinkerParts
+from antiphon.modeling.omni.hidden_rows import HiddenRow, states
+from antiphon.modeling.omni.media_encoder import OmniMediaEncoder
+from antiphon.modeling.text_decoder import TextDecoder
+from antiphon.modeling.tool_grammar import CALL_OPENING
+from antiphon.pipelines.merge import PutChunk, side_by_side
+from antiphon.signals import Signal
+from antiphon.text.word_timing import WordPacer
+
+# Samples a second of a talker's audio.
+RATE_HZ = 24_000
+NO_AUDIO = np.zeros(0, np.float32)
+# A reply that must be a call of a tool begins with at most FORCED_ROWS tokens of the call.
+FORCED_ROWS = 4
+
+
+class SpokenTokens:
+    """The tokens of one reply that are to be spoken: those before its end, and before the first call of a tool.
+
+    Written by `feed`, from the chat stream, and read once by `tokens` or `rows`, in the same event loop. `chat`: whose
+    `rows` are read when the reply begins. `stop`: tokens that end a reply. `call_opening`: the token that begins a
+    call; None where the model has none.
+    """
+
+    def __init__(self, chat: ChatStream, stop: frozenset[int], call_opening: int | None) -> None:
+        self._chat, self._stop, self._call_opening = chat, stop, call_opening
+        self._prompt: list[ChatRow] = []
+        # What the thinker made of the prompt's rows, where the chat keeps that. Known with the first token.
+        self.prompt_states: list[HiddenRow] = []
+        # What it made of the reply's tokens, in order. Bound: as many as the reply has.
+        self._states: list[HiddenRow] = []
+        # Tokens that are not spoken yet. Bound: a reply ends after `max_tokens`, or where its context is full.
+        self._waiting: deque[int] = deque()
+        self._changed = Signal()
+        self._began = anyio.Event()
+        self._ended = False
+
+    def feed(self, token: int) -> None:
+        """Take the next token of the reply, which is the last of the chat's rows already; for ChatStream.on_token."""
+        hidden = self._chat.hidden
+        if self._began.is_set():
+            if hidden:
+                self._states.append(hidden.newest)
+        else:
+            self._prompt = self._chat.rows[:-1]
+            if hidden:
+                self.prompt_states = hidden.snapshot()
+            self._began.set()
+            if self._call_opening in self._prompt[-FORCED_ROWS:]:
+                # The reply must be a call: nothing of it is spoken.
+                self.end()
+        if token in self._stop or token == self._call_opening:
+            self.end()
+        elif not self._ended:
+            self._waiting.append(token)
+            self._changed.notify()
+
+    def end(self) -> None:
+        """End the speech: tokens that come later are dropped, and `prompt` and `tokens` wait no longer."""
+        self._ended = True
+        self._changed.notify()
+        self._began.set()
+
+    async def prompt(self) -> list[ChatRow]:
+        """Return the conversation's rows before the reply. Waits for its first token; empty where there is none."""
+        await self._began.wait()
+        return self._prompt
+
+    async def tokens(self) -> AsyncIterator[int]:
+        """Yield the tokens in order, as they come, until the speech ends."""
+        while True:
+            while self._waiting:
+                yield self._waiting.popleft()
+            if self._ended:
+                return
+            await self._changed.wait()
+
+    async def rows(self, like: torch.Tensor) -> AsyncIterator[tuple[int, torch.Tensor]]:
+        """Yield the tokens in order, each with what the thinker made of it [width]; the chat has `hidden` set.
+
+        A token's state is known with the next token. So a reply's last token, which as a rule ends it, is not spoken.
+        `like`: as for `states`.
+        """
+        spoken, waiting = 0, list[int]()
+        async for token in self.tokens():
+            if waiting:
+                yield waiting.pop(), states(self._states[spoken : spoken + 1], like)[0]
+                spoken += 1
+            waiting = [token]
+        if waiting and spoken < len(self._states):
+            yield waiting.pop(), states(self._states[spoken : spoken + 1], like)[0]
+
+
+class TalkerSide(Protocol):
+    """One conversation's side of a talker. It owns a session of the talker's engine; one reply is spoken at a time."""
+
+    def speak(
+        self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], voice: str, seed: int | None
+    ) -> AsyncGenerator[Pcm, None]:
+        """Yield the audio of a reply while its tokens come: float32 [num_samples] at RATE_HZ.
+
+        `media`: the rows of the audio and images in the prompt. A reply without tokens to speak gives no audio. Closing
+        the generator ends the audio within a step. Raises ModelError, Refused.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close the session and free its KV; a reply that is being spoken fails."""
+        ...
+
+
+class TalkerModel(Protocol):
+    """A loaded talker on an engine of its own. `voices`: their names; the first is the default."""
+
+    @property
+    def voices(self) -> tuple[str, ...]: ...
+
+    @property
+    def engine(self) -> Engine: ...
+
+    async def open(self) -> TalkerSide:
+        """Return a new conversation's side of the talker, which the caller closes. Raises Refused without room."""
+        ...
+
+
+Talker = TypeVar("Talker", bound=TalkerModel)
+
+
+class TalkerRows:
+    """The rows of a conversation that a talker's session holds between replies, with their KV.
+
+    `joined`: as MediaEncoder has it.
+    """
+
+    def __init__(self, session: Session, thread: ModelThread, joined: Collection[tuple[int, int]] = ()) -> None:
+        self._session, self._thread, self._joined = session, thread, joined
+        self._rows: list[ChatRow] = []
+
+    async def hold(
+        self,
+        wanted: Sequence[ChatRow],
+        media: Mapping[MediaPiece, MediaRows],
+        make: Callable[[Run, int], torch.Tensor],
+    ) -> None:
+        """Make the session hold just `wanted`; the rows that it holds already stay.
+
+        `make`: called in the model's thread with a run of rows and the number of rows before it; returns the run as
+        the talker reads it, [n, width].
+        """
+        held = common_prefix(self._rows, wanted)
+        try:
+            self._session.rollback(held)
+        except EngineError:
+            # Those rows left the context: all are computed again.
+            self._session.rollback(0)
+            held = 0
+        self._rows = list(wanted[:held])
+        for run in runs(wanted, held, media, self._joined):
+            made = await self._thread.call_model(partial(make, run, held))
+            self._session.append_embeddings(made, run.positions)
+            held += len(made)
+            self._rows = list(wanted[:held])
+
+
+class OmniModel(Generic[Talker]):
+    """What both conversation models are: they hear, see, write and speak. They take no turns by themselves.
+
+    `thinker`: the language model, which also answers by itself in text. `talker`: its voice, set by the adapter; None
+    for a checkpoint that has none. `call_opening`: the token that begins a call of a tool.
+    """
+
+    native = None
+    profile: ConversationProfile
+
+    def __init__(self, folder: Path, model_id: str, parts: ThinkerParts, engine: LocalEngine) -> None:
+        """Make the thinker of its parts; `engine`, which steps its decoder, is closed where that fails.
+
+        Raises OSError, ValueError for a folder that lacks the processors' settings.
+        """
+        words = parts.tokenizer
+        try:
+            self.thinker = ChatModel(folder, model_id, engine, words)
+            self.thinker.template = ChatTemplate(words, takes_media=True)
+            encoder = OmniMediaEncoder(folder, parts.model, words, engine.thread, has_tap=parts.decoder.has_tap)
+        except BaseException:
+            engine.close()
+            raise
+        self.thinker.media_encoder = self.media_encoder = encoder
+        self.talker: Talker | None = None
+        self.call_opening: int | None = words.convert_tokens_to_ids(CALL_OPENING)
+
+    def with_media(self, profile: ConversationProfile) -> ConversationProfile:
+        """Return a profile with the facts of the thinker: it takes media, and keeps to schemas."""
+        return replace(
+            profile,
+            accepts_media=True,
+            keeps_to_schemas=True,
+            video_window_s=self.media_encoder.window_s,
+            audio_window_ms=10 * self.media_encoder.window_frames,
+        )
+
+    @property
+    def engines(self) -> tuple[Engine, ...]:
+        """The engines of the thinker and the talker, to watch their threads."""
+        return (self.thinker.engine, *((self.talker.engine,) if self.talker else ()))
+
+    def close(self) -> None:
+        """Stop the engines' threads. Conversations that are still open fail."""
+        for engine in self.engines:
+            engine.close()
+
+
+def share_kv(settings: EngineSettings) -> tuple[EngineSettings, EngineSettings]:
+    """Return the thinker's settings and the talker's: three quarters and a quarter of the KV memory.
+
+    A row of the talker's is a fifth of one of the thinker's.
+    """
+    quarter = settings.kv_bytes // 4
+    return replace(settings, kv_bytes=quarter * 3), replace(settings, kv_bytes=quarter, context_rows=0)
+
+
+def start_engine(
+    decoder: TextDecoder,
+    device: str,
+    compute: torch.dtype,
+    dtype: torch.dtype,
+    settings: EngineSettings,
+    observe: Callable[[int, int, float], None] | None,
+    tokenizer: Any = None,
+) -> LocalEngine:
+    """Return an engine that steps a decoder whose positions have three axes. Raises what LocalEngine raises."""
+    runner = Runner(decoder, torch.device(device), compute, dtype, position_axes=3, input_width=decoder.input_width)
+    return LocalEngine(runner, settings, tokenizer=tokenizer, observe=observe)
+
+
+class OmniStream:
+    """A ConversationStream: the thinker's conversation, and the talker's, once something was spoken.
+
+    `chat` is the thinker's side, and `talker` the talker's. The stream owns both, and `close` closes them.
+    """
+
+    def __init__(self, model: OmniModel[Any], chat: ChatStream) -> None:
+        self.chat = chat
+        self.talker: TalkerSide | None = None
+        self._model = model
+
+    async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
+        """Have the thinker compute these messages ahead. The talker's rows are computed with the response.
+
+        Waits for the encoders of new audio and images, not for the rows. Raises RemoteProtocolError, ModelError.
+        """
+        await self.chat.prefill(messages, tools)
+
+    async def respond(
+        self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
+    ) -> AsyncGenerator[ResponseChunk, None]:
+        """Respond to the last message: text as it is written, and its audio as the talker makes it.
+
+        With `voice` None, or without a talker, there is no audio. Calls of tools are not spoken. The audio's words have
+        guessed times. Closing the generator ends both decoders within a step. Raises Refused, ModelError,
+        RemoteProtocolError.
+        """
+        chunks: AsyncGenerator[ResponseChunk, None]
+        if voice is None or self._model.talker is None:
+            chunks = self.chat.reply(messages, options)
+        else:
+            if self.talker is None:
+                self.talker = await self._model.talker.open()
+            chunks = self._respond_aloud(self.talker, messages, options, voice)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
+
+    async def _respond_aloud(
+        self, talker: TalkerSide, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions
+    ) -> AsyncGenerator[ResponseChunk, None]:
+        spoken = SpokenTokens(self.chat, self._model.thinker.stop_tokens, self._model.call_opening)
+        pacer = WordPacer()
+
+        async def write(put: PutChunk) -> None:
+            self.chat.on_token = spoken.feed
+            try:
+                async with aclosing(self.chat.reply(messages, options)) as replies:
+                    async for reply in replies:
+                        if isinstance(reply, TextDelta):
+                            pacer.feed(reply.text)
+                        await put(reply)
+            finally:
+                self.chat.on_token = None
+                spoken.end()
+
+        async def speak(put: PutChunk) -> None:
+            seed = options.seed if voice.seed is None else voice.seed
+            async with aclosing(talker.speak(spoken, self.chat.media_rows, voice.voice, seed)) as audio:
+                async for pcm in audio:
+                    await put(ResponseAudio(pcm, pacer.advance(len(pcm) / RATE_HZ)))
+            if words := pacer.finish():
+                await put(ResponseAudio(NO_AUDIO, words))
+
+        async with aclosing(side_by_side(write, speak)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def close(self) -> None:
+        """Close the talker's session, and the thinker's, whose KV is kept for a conversation that begins alike.
+
+        KV of rows that were given as embeddings is shared with no other conversation, and so is not kept.
+        """
+        self.chat.close(keep=self.chat.hidden is None)
+        if self.talker:
+            self.talker.close()
