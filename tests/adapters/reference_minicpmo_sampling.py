@@ -33,7 +33,7 @@ class ReferenceUnitChooser:
     in_turn: bool = False
     num_units: int = 0
     chosen: list[int] = field(default_factory=list)
-    _recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_TOKENS))
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_TOKENS))
     _must_listen: bool = False
     _must_speak: bool = False
     _uniforms: torch.Tensor = field(init=False)
@@ -102,8 +102,8 @@ class ReferenceUnitChooser:
         params = self.params
         shaped = logits.clone()
         shaped[list(self.forbidden)] = -torch.inf
-        if params.repetition_penalty != 1.0 and self._recent:
-            shaped[sorted(set(self._recent))] /= params.repetition_penalty
+        if params.repetition_penalty != 1.0 and self.recent:
+            shaped[sorted(set(self.recent))] /= params.repetition_penalty
         end = self.ids.turn_eos
         shaped[end] = shaped[end] / params.turn_penalty if shaped[end] > 0 else shaped[end] * params.turn_penalty
         token = self._listens(shaped)
@@ -111,7 +111,7 @@ class ReferenceUnitChooser:
             temperature = 0.0 if self.is_greedy else params.temperature
             drawn = Sampling(temperature=temperature, top_k=params.top_k, top_p=params.top_p or 1.0)
             token = _drawn(shaped, drawn, self._uniforms[1:])
-        self._recent.append(token)
+        self.recent.append(token)
         return token
 
     def _listens(self, shaped: torch.Tensor) -> int | None:

@@ -133,7 +133,7 @@ def test_each_token_takes_two_random_numbers_and_each_code_one() -> None:
     UnitChooser.choose([unit], logits)
     CodeChooser.choose([CodeChooser(1.0, 1.0, 0, random)], logits)
     expected = numbers(1).take(3)
-    assert unit._random.take(1) == expected[2:]
+    assert unit.random.take(1) == expected[2:]
     assert random.take(1) == expected[1:2]
 
 
@@ -188,7 +188,7 @@ def test_tokens_of_conversations_together_are_those_of_each_alone_by_the_release
             alone[i](row) for i, row in zip(present, logits, strict=True)
         ]
     for ours, theirs in zip(together, alone, strict=True):
-        assert (ours.chosen, ours.in_turn, ours._recent) == (theirs.chosen, theirs.in_turn, theirs._recent)
+        assert (ours.chosen, ours.in_turn, ours.recent) == (theirs.chosen, theirs.in_turn, theirs.recent)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -219,7 +219,7 @@ def test_choosing_has_as_many_operators_for_64_conversations_as_for_one_and_read
             return [CodeChooser(0.8, 1.05, 9, numbers(i), codes=[1, 2, 2]) for i in range(count)]
         made = [UnitChooser(IDS, UnitSampling(seed=i), (16, 17), lambda _: "") for i in range(count)]
         for i, chooser in enumerate(made):
-            chooser._recent.extend(range(14, 16 + i % 4))
+            chooser.recent.extend(range(14, 16 + i % 4))
         return made
 
     # Tensors of the meta device have no values: whatever would be read on the host raises.

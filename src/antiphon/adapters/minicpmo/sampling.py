@@ -1,8 +1,8 @@
 """Which tokens MiniCPM-o chooses in a unit: to listen, or to speak a few words; and which codes its voice chooses.
 
-These are the released rules of decoding, over the logits of all conversations at once. A unit in the context is `<unit>`, what
-was seen and heard, the tokens chosen here, and `</unit>`. The last of the chosen tokens is one of three terminators:
-`listen`, or `chunk_eos` or `chunk_tts_eos`, after which the words go on in the next unit.
+These are the released rules of decoding, over the logits of all conversations at once. A unit in the context is
+`<unit>`, what was seen and heard, the tokens chosen here, and `</unit>`. The last of the chosen tokens is one of three
+terminators: `listen`, or `chunk_eos` or `chunk_tts_eos`, after which the words go on in the next unit.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class UnitChooser:
     `begin` is called before each unit. `ids`: the special tokens. `forbidden`: tokens that are never spoken, the same
     for all conversations of a model. `text`: decodes tokens, to count their characters. `in_turn`: a turn is being
     spoken, and the model cannot listen before it has ended it. `num_units`: units begun. `chosen`: the tokens of the
-    last unit so far. Each token takes TOKEN_DRAWS random numbers.
+    last unit so far. `recent`: the last words, on which the penalty looks back. `random`: each token takes TOKEN_DRAWS of
+    these numbers.
     """
 
     ids: SpecialTokens
@@ -113,18 +114,18 @@ class UnitChooser:
     in_turn: bool = False
     num_units: int = 0
     chosen: list[int] = field(default_factory=list)
-    _recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_TOKENS))
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_TOKENS))
     _must_listen: bool = False
     _must_speak: bool = False
     # How a word is drawn, once its logits are shaped.
     _drawing: Sampling = field(init=False)
-    _random: RandomNumbers = field(init=False)
+    random: RandomNumbers = field(init=False)
 
     def __post_init__(self) -> None:
         params = self.params
         temperature = params.temperature if params.temperature > GREEDY_TEMPERATURE else 0.0
         self._drawing = Sampling(temperature=temperature, top_k=params.top_k, top_p=params.top_p or 1.0)
-        self._random = RandomNumbers(Sampling(temperature=temperature, seed=params.seed))
+        self.random = RandomNumbers(Sampling(temperature=temperature, seed=params.seed))
 
     def begin(self, *, listen: bool, speak: bool = False) -> bool:
         """Begin a unit, in which the model has to listen if `listen`, and else has to say a word if `speak`.
@@ -148,7 +149,7 @@ class UnitChooser:
         Whether the unit is over is drawn from the model's own logits; which word comes next, from shaped ones.
         """
         device, end = logits.device, choosers[0].ids.chunk_eos
-        uniforms = torch.tensor([c._random.take(TOKEN_DRAWS) for c in choosers], dtype=torch.float64)
+        uniforms = torch.tensor([c.random.take(TOKEN_DRAWS) for c in choosers], dtype=torch.float64)
         uniforms = uniforms.to(device, non_blocking=True)
         greedy = [c._drawing.temperature <= 0 for c in choosers]
         flags = torch.tensor([greedy, [c._is_first_word for c in choosers]]).to(device, non_blocking=True)
@@ -193,7 +194,7 @@ class UnitChooser:
             raise ModelError("the model's output is not a number")
         if chosen == UNIT_OVER:
             return ids.chunk_eos
-        self._recent.append(chosen)
+        self.recent.append(chosen)
         if self._is_first_word:
             return chosen
         token = ids.tts_bos if chosen == ids.listen and self.in_turn else chosen
@@ -209,7 +210,7 @@ def _shaped(choosers: Sequence[UnitChooser], logits: torch.Tensor) -> tuple[torc
     """The logits that words are drawn from, and whether `listen` is so likely that it is chosen at once: bool [n]."""
     device, size, ids = logits.device, logits.shape[1], choosers[0].ids
     params = [c.params for c in choosers]
-    recent = [set(c._recent) if c.params.repetition_penalty != 1.0 else () for c in choosers]
+    recent = [set(c.recent) if c.params.repetition_penalty != 1.0 else () for c in choosers]
     no_words = (*ids.terminators, ids.turn_eos, ids.speak)
     first_words = flat_places([no_words if c._is_first_word else () for c in choosers], size)
     places = (choosers[0].forbidden, first_words, flat_places(recent, size))

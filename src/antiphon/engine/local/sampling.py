@@ -2,7 +2,7 @@
 
 The host decides what is changed in which row: penalties of the tokens that were sampled, biases, exclusions, what a
 grammar allows. All of it is copied to the logits' device at once and changes all rows in a few operators, as many for
-64 rows as for one. Then `device_sampling.py` draws the tokens, and they are read once. Each generation draws from random
+64 rows as for one. Then `device_sampling.py` draws the tokens, and they are read once. Each generation has random
 numbers of its own, so what others sample changes nothing for it. Knows neither sessions nor steps.
 """
 
