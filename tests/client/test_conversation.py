@@ -337,6 +337,9 @@ def test_a_program_without_an_event_loop_has_the_same(scripted: tuple[str, Serve
             if isinstance(event, ResponseEnds):
                 break
         assert words(seen) == text(5, 2)
+        talk.configure(turn_detection={"type": "other"})
+        refused = next(event for event in talk if isinstance(event, ServerError))
+        assert refused.code == "unsupported_turn_detection"
         talk.send_text("and again")
         for event in talk:
             if isinstance(event, ResponseEnds):

@@ -46,7 +46,9 @@ def test_a_message_without_unknown_names_is_not_decoded_again() -> None:
 
 
 def test_the_type_of_a_message_decides_its_class() -> None:
-    match READER.read(text_of(type="commit", final=True)):
+    message = READER.read(text_of(type="commit", final=True))
+    check_names("{", message, strict=True)
+    match message:
         case Commit(final=final):
             assert final
         case other:
@@ -109,3 +111,9 @@ def test_an_object_is_named_by_its_path() -> None:
     with pytest.raises(RemoteProtocolError) as error:
         decode_named(text_of(txt="a"), Part, "item.content[0]")
     assert error.value.param == "item.content[0].txt"
+
+
+def test_a_wrong_type_is_named_by_its_path() -> None:
+    with pytest.raises(RemoteProtocolError) as error:
+        decode_named(text_of(text=1), Part, "item.content[0]")
+    assert (error.value.code, error.value.param) == ("invalid_type", "item.content[0].text")

@@ -51,6 +51,15 @@ def test_when_speech_is_followed_by_silence_then_server_vad_makes_a_turn_with_it
     assert ended == TurnEnded(0, 29 * FRAME / 16000)
 
 
+def test_when_the_padding_is_changed_then_a_turn_may_begin_so_far_before_its_speech() -> None:
+    segmenter = Segmenter(PROFILE, VAD, FRAME)
+    assert segmenter.prefix_samples == 96 * 16
+    segmenter.apply(PROFILE, replace(VAD, prefix_padding_ms=500))
+    assert segmenter.prefix_samples == 500 * 16
+    segmenter.apply(PROFILE, None)
+    assert segmenter.prefix_samples == 300 * 16
+
+
 def test_when_a_turn_has_ended_then_its_window_ends_after_the_settling_silence() -> None:
     segmenter = Segmenter(PROFILE, VAD, FRAME)
     assert kinds(run(segmenter, "#" * 20 + "." * 15)) == ["SpeechStarted", "SpeechStopped", "TurnCommitted"]

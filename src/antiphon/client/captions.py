@@ -7,12 +7,19 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from antiphon.client.audio import Audio, WireAudio, encoded
-from antiphon.client.link import FIRST_WAIT_S, MAX_WAIT_S, LinkedSession, ResumingLink, SessionEnded
+from antiphon.client.link import (
+    FIRST_WAIT_S,
+    MAX_WAIT_S,
+    JsonObject,
+    LinkedSession,
+    ResumingLink,
+    ServerMessage,
+    SessionEnded,
+)
 
 log = logging.getLogger(__name__)
 PATH = "/v1/realtime"
@@ -120,7 +127,7 @@ class ClientCaptions(LinkedSession):
     """
 
     def __init__(
-        self, open_link: Callable[[], ResumingLink], config: Mapping[str, object], rate_hz: int, give_up_s: float
+        self, open_link: Callable[[], ResumingLink], config: JsonObject, rate_hz: int, give_up_s: float
     ) -> None:
         super().__init__(open_link())
         self._open_link, self._give_up_s = open_link, give_up_s
@@ -318,7 +325,7 @@ class ClientCaptions(LinkedSession):
         renewed, self._renewed = self._renewed, asyncio.Event()
         renewed.set()
 
-    def _take(self, message: dict[str, Any] | bytes) -> None:
+    def _take(self, message: ServerMessage | bytes) -> None:
         """Take one message. Raises SessionEnded for an error that ends the session."""
         try:
             _raise_error(message)
@@ -342,7 +349,7 @@ class ClientCaptions(LinkedSession):
                 self._last_call = None
             self._found.put_nowait(None)
 
-    def _heard(self, message: Mapping[str, Any]) -> None:
+    def _heard(self, message: ServerMessage) -> None:
         base_s, delta = self._base / BYTES_PER_S, str(message["delta"])
         words = [
             CaptionWord(str(w["word"]), base_s + w["start"], base_s + w["end"]) for w in message.get("words") or ()
@@ -363,7 +370,7 @@ class ClientCaptions(LinkedSession):
             self._renewed.set()
 
 
-def _raise_error(message: dict[str, Any] | bytes) -> None:
+def _raise_error(message: ServerMessage | bytes) -> None:
     if isinstance(message, dict) and message.get("type") == "error":
         raise SessionEnded(str(message.get("code") or "error"), str(message.get("error") or ""))
 

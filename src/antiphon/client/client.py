@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import httpx
@@ -16,7 +16,7 @@ from antiphon.client import captions, conversation, speech, video
 from antiphon.client.captions import ClientCaptions
 from antiphon.client.conversation import ClientConversation, tools_of
 from antiphon.client.in_process import App, connect_in_process
-from antiphon.client.link import ResumingLink, Sent, SessionEnded
+from antiphon.client.link import Json, JsonObject, ResumingLink, SessionEnded
 from antiphon.client.speech import ClientSpeech
 from antiphon.client.video import ClientVideo
 
@@ -71,9 +71,9 @@ class Client:
         response_rate_hz: int = 24_000,
         speaks: bool = True,
         acknowledges: bool = False,
-        turn_detection: Mapping[str, Any] | None = None,
+        turn_detection: JsonObject | None = None,
         consents: bool = False,
-        session: Mapping[str, Any] | None = None,
+        session: JsonObject | None = None,
     ) -> ClientConversation:
         """Return a conversation, to be entered.
 
@@ -87,7 +87,7 @@ class Client:
         if session and "tools" in session:
             raise ValueError("functions are given as `tools`, not in the session: their calls would have no answer")
         functions = tools_of(tools)
-        found: dict[str, Any] = {
+        found: dict[str, Json] = {
             "input_audio_format": "pcm16",
             "sample_rate_hz": rate_hz,
             "audio": {"output": {"sample_rate_hz": response_rate_hz}},
@@ -98,13 +98,13 @@ class Client:
             **(conversation.heard_in(language) if language else {}),
             **(session or {}),
         }
-        opening = {"type": "session.update", "session": found}
+        opening: JsonObject = {"type": "session.update", "session": found}
         link = self._link(
             conversation.PATH,
             CONSENT if consents else None,
             opening=opening,
             heartbeat=conversation.HEARTBEAT,
-            heartbeat_s=min(60.0, float(found.get("idle_timeout_s", 120)) / 2),
+            heartbeat_s=min(60.0, float(cast(float, found.get("idle_timeout_s", 120))) / 2),
         )
         return ClientConversation(link, functions)
 
@@ -130,7 +130,7 @@ class Client:
         voice: str | None = None,
         language: str | None = None,
         rate_hz: int | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: JsonObject | None = None,
     ) -> ClientSpeech:
         """Return a speech stream, to be entered. `rate_hz`: of its audio; None: the voice's. `config`: other fields of
         docs/wire/speech-stream.md.
@@ -139,7 +139,7 @@ class Client:
         link = self._link(speech.PATH, {"resume": "1"})
         return ClientSpeech(link, {"response_format": "pcm", "stream_audio": True, **given, **(config or {})})
 
-    def video(self, *, system_prompt: str | None = None, config: Mapping[str, Any] | None = None) -> ClientVideo:
+    def video(self, *, system_prompt: str | None = None, config: JsonObject | None = None) -> ClientVideo:
         """Return a video session, whose answers are text, to be entered. `config`: other fields of
         docs/wire/video-stream.md.
         """
@@ -178,8 +178,8 @@ class Client:
         path: str,
         query: Mapping[str, str] | None = None,
         *,
-        opening: Sent | None = None,
-        heartbeat: Sent | None = None,
+        opening: JsonObject | None = None,
+        heartbeat: JsonObject | None = None,
         heartbeat_s: float = 60.0,
     ) -> ResumingLink:
         return ResumingLink(
@@ -194,6 +194,6 @@ class Client:
         )
 
 
-def _given(**fields: Any) -> dict[str, Any]:
+def _given(**fields: Json) -> dict[str, Json]:
     """The fields that are not None."""
     return {name: value for name, value in fields.items() if value is not None}

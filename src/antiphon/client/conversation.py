@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from base64 import b64decode
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from antiphon.client.events import (
     UserSpeaks,
     UserWords,
 )
-from antiphon.client.link import LinkedSession, ResumingLink, SessionEnded
+from antiphon.client.link import Json, JsonObject, LinkedSession, ResumingLink, ServerMessage, SessionEnded
 from antiphon.client.tools import FunctionTool
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class ClientConversation(LinkedSession):
         self._tools = {tool.name: tool for tool in tools}
         self._events: asyncio.Queue[ConversationEvent | SessionEnded] = asyncio.Queue()
         self._was_taken = asyncio.Event()
-        self._ready: asyncio.Future[dict[str, Any]] | None = None
+        self._ready: asyncio.Future[ServerMessage] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._background = set[asyncio.Task[None]]()
         # What has come of the responses under way, and whether there are none.
@@ -110,13 +110,13 @@ class ClientConversation(LinkedSession):
         voice: str | None = None,
         language: str | None = None,
         instructions: str | None = None,
-        turn_detection: Mapping[str, Any] | None = None,
+        turn_detection: JsonObject | None = None,
     ) -> None:
         """Change the conversation in mid-call; what is not given stays. What the server refuses, such as another voice
         once one was heard, is a `ServerError` of the iteration. Raises SessionEnded.
         """
         given = {"instructions": instructions, "voice": voice, "turn_detection": turn_detection}
-        session: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        session: dict[str, Json] = {name: value for name, value in given.items() if value is not None}
         if language is not None:
             session |= heard_in(language)
         await self._link.send({"type": "session.update", "session": session})
@@ -130,7 +130,7 @@ class ClientConversation(LinkedSession):
         message = {"type": "playback.ack", "response_id": audio.response_id, "item_id": audio.item_id}
         await self._link.send({**message, "played_ms": played_ms})
 
-    async def send(self, message: Mapping[str, Any]) -> None:
+    async def send(self, message: JsonObject) -> None:
         """Send any message of docs/wire/duplex.md. Raises SessionEnded."""
         await self._link.send(message)
 
@@ -190,7 +190,7 @@ class ClientConversation(LinkedSession):
                 self._ready.set_exception(ended)
             self._events.put_nowait(ended)
 
-    def _events_of(self, message: Mapping[str, Any]) -> Iterator[ConversationEvent]:
+    def _events_of(self, message: ServerMessage) -> Iterator[ConversationEvent]:
         """What a message of the server tells the user. Calls of tools begin here."""
         response_id = str(message.get("response_id") or "")
         response = self._responses.get(response_id, _ResponseUnderWay())
@@ -262,7 +262,7 @@ class ClientConversation(LinkedSession):
         task.add_done_callback(self._background.discard)
 
 
-def heard_in(language: str) -> dict[str, Any]:
+def heard_in(language: str) -> JsonObject:
     """The field of a session whose user speaks a language; "": it is detected."""
     return {"input_audio_transcription": {"language": language or None}}
 

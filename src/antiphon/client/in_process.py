@@ -16,7 +16,7 @@ from websockets.http11 import Response
 
 Taken = TypeVar("Taken")
 Message = MutableMapping[str, Any]
-App = Callable[[MutableMapping[str, Any], Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Any]
+App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Any]
 # Messages that the other side has not taken: whoever sends more waits, as with a socket whose buffers are full.
 MAX_MESSAGES = 64
 # How long an application may take to accept, in seconds.
@@ -39,7 +39,7 @@ class AppSocket:
 
     def __init__(self, app: App, url: str, headers: Mapping[str, str]) -> None:
         parts = urlsplit(url)
-        self._scope: dict[str, Any] = {
+        self._scope: Message = {
             "type": "websocket",
             "asgi": {"version": "3.0", "spec_version": "2.5"},
             "http_version": "1.1",

@@ -7,10 +7,10 @@ import logging
 import random
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypedDict, cast
 from urllib.parse import urlencode
 
 import msgspec
@@ -44,7 +44,66 @@ TEMPORARY_STATUSES = frozenset({408, 429, 500, 502, 503, 504})
 # Messages of the connection, which are this module's: the server does not count them.
 OF_THE_LINK = frozenset({"session.event_ack", "session.end", "session.resume"})
 
-Sent = Mapping[str, Any]
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+JsonObject = Mapping[str, Json]
+
+
+class ServerWarning(TypedDict):
+    """What the server did not read of what it was asked for."""
+
+    code: str
+    param: str
+    message: str
+
+
+class _Error(TypedDict, total=False):
+    code: str
+    message: str
+    param: str | None
+
+
+class _Metadata(TypedDict, total=False):
+    reason: str
+
+
+class _Response(TypedDict, total=False):
+    status: str
+    metadata: _Metadata
+
+
+class _Word(TypedDict):
+    word: str
+    start: float
+    end: float
+
+
+class ServerMessage(TypedDict, total=False):
+    """A message of any of the server's wires. Nothing has checked it: a server of another version may send others."""
+
+    type: str
+    warnings: list[ServerWarning]
+    # Errors: an object, or in the older wires texts beside the type.
+    error: _Error
+    code: str
+    message: str
+    # Conversations.
+    event: str
+    how: str
+    item_id: str
+    response_id: str
+    call_id: str
+    name: str
+    arguments: str
+    transcript: str
+    audio_end_ms: int
+    sample_rate_hz: int
+    response: _Response
+    # Transcripts, responses in text, and speech.
+    delta: str
+    text: str
+    words: list[_Word]
+    sentence_text: str
+    sample_rate: int
 
 
 Connect = Callable[[str, Mapping[str, str]], Awaitable[ClientConnection | AppSocket]]
@@ -76,9 +135,9 @@ class ResumingLink:
         *,
         headers: Mapping[str, str],
         query: Mapping[str, str],
-        opening: Sent | None = None,
+        opening: JsonObject | None = None,
         give_up_s: float = 30.0,
-        heartbeat: Sent | None = None,
+        heartbeat: JsonObject | None = None,
         heartbeat_s: float = 60.0,
         connect: Connect | None = None,
     ) -> None:
@@ -87,7 +146,7 @@ class ResumingLink:
         self._held = HeldSession()
         self._heartbeat, self._heartbeat_s = heartbeat, heartbeat_s
         # What came, each with its size.
-        self._incoming: asyncio.Queue[tuple[dict[str, Any] | bytes | SessionEnded, int]] = asyncio.Queue()
+        self._incoming: asyncio.Queue[tuple[ServerMessage | bytes | SessionEnded, int]] = asyncio.Queue()
         self._incoming_bytes = 0
         self._was_taken = asyncio.Event()
         # Set when there is something to send, and when there is room for more.
@@ -116,7 +175,7 @@ class ResumingLink:
         if self._heartbeat:
             self._tasks.append(asyncio.create_task(self._beat(self._heartbeat)))
 
-    async def send(self, message: Sent) -> None:
+    async def send(self, message: JsonObject) -> None:
         """Send a message; while the connection is broken it is kept. Waits while too much is unsent.
 
         Raises SessionEnded, and ValueError for a message that is about the connection.
@@ -132,7 +191,7 @@ class ResumingLink:
         if self._ended:
             raise self._ended
 
-    async def receive(self) -> dict[str, Any] | bytes:
+    async def receive(self) -> ServerMessage | bytes:
         """Return the server's next message. Raises SessionEnded once there are no more, each time."""
         found, size = await self._incoming.get()
         if isinstance(found, SessionEnded):
@@ -142,7 +201,7 @@ class ResumingLink:
         self._was_taken.set()
         return found
 
-    async def close(self, last: Sent | None = None) -> None:
+    async def close(self, last: JsonObject | None = None) -> None:
         """End the session, with a `last` message: the server does not keep it for anybody, unless the connection is
         broken just now. Waits for the close at most CLOSE_S.
         """
@@ -174,11 +233,11 @@ class ResumingLink:
             socket.transport.abort()
         return socket is not None
 
-    def _keep(self, message: Sent) -> None:
+    def _keep(self, message: JsonObject) -> None:
         self._held.keep(msgspec.json.encode(message).decode())
         self._to_send.set()
 
-    async def _beat(self, heartbeat: Sent) -> None:
+    async def _beat(self, heartbeat: JsonObject) -> None:
         while True:
             await asyncio.sleep(self._heartbeat_s)
             self._keep(heartbeat)
@@ -252,18 +311,18 @@ class ResumingLink:
                 raise SessionEnded(refused.code, refused.reason) from None
             raise _TryAgain(refused.code, refused.reason) from None
         self.num_resumed += 1
-        self._put(fields_of(answer), len(answer))
+        self._put(_message_of(answer), len(answer))
 
     async def _read(self, socket: ClientConnection | AppSocket) -> None:
         """Take what the server sends until the connection breaks. Raises SessionEnded where it was closed for good."""
-        last: dict[str, Any] = {}
+        last: ServerMessage = {}
         try:
             while True:
                 frame = self._held.receive(await socket.recv())
                 if isinstance(frame, bytes):
                     self._put(frame, len(frame))
                 elif frame is not None:
-                    last = fields_of(frame)
+                    last = _message_of(frame)
                     self._put(last, len(frame))
                 while self._incoming_bytes > MAX_INCOMING_BYTES and not self._leaves:
                     self._was_taken.clear()
@@ -288,7 +347,7 @@ class ResumingLink:
                     self._has_room.set()
                 await self._to_send.wait()
 
-    def _put(self, message: dict[str, Any] | bytes, size: int) -> None:
+    def _put(self, message: ServerMessage | bytes, size: int) -> None:
         self._incoming.put_nowait((message, size))
         self._incoming_bytes += size
 
@@ -321,9 +380,9 @@ class LinkedSession(ABC):
     def __init__(self, link: ResumingLink) -> None:
         self._link = link
         # What the server did not read of what it was asked for: each with its code, field and a message.
-        self.warnings = list[dict[str, Any]]()
+        self.warnings = list[ServerWarning]()
 
-    def _warn(self, message: Mapping[str, Any]) -> None:
+    def _warn(self, message: ServerMessage) -> None:
         """Keep and log the warnings of an answer of the server."""
         for warning in message.get("warnings") or ():
             self.warnings.append(warning)
@@ -358,6 +417,10 @@ class LinkedSession(ABC):
         await self._link.close()
 
 
+def _message_of(frame: str | bytes) -> ServerMessage:
+    return cast(ServerMessage, fields_of(frame))
+
+
 class _TryAgain(Exception):
     """The server cannot take the session now, and may later. `code`: its word for why."""
 
@@ -380,7 +443,7 @@ def _refusal(refused: InvalidStatus, *, may_change: bool) -> Exception:
     return SessionEnded(code, message, float(asked) if asked.isdigit() else 0.0)
 
 
-def _ended_by(code: int, reason: str, last: Mapping[str, Any]) -> SessionEnded:
+def _ended_by(code: int, reason: str, last: ServerMessage) -> SessionEnded:
     """Why a session is over whose connection was closed with a code, behind the server's `last` message."""
     error = last.get("error")
     if isinstance(error, dict):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Any
 
-from antiphon.client.link import LinkedSession, ResumingLink, SessionEnded
+from antiphon.client.link import JsonObject, LinkedSession, ResumingLink, SessionEnded
 
 PATH = "/v1/audio/speech/stream"
 # How the server begins to say that it could not speak a sentence; it goes on with the next.
@@ -28,7 +27,7 @@ class ClientSpeech(LinkedSession):
     It survives cuts of its connection. Half a minute without text ends it.
     """
 
-    def __init__(self, link: ResumingLink, config: Mapping[str, Any]) -> None:
+    def __init__(self, link: ResumingLink, config: JsonObject) -> None:
         super().__init__(link)
         self._config = config
         self._sentence, self._rate_hz = "", 0

@@ -16,6 +16,7 @@ from antiphon.client.captions import CaptionWord, ClientCaptions
 from antiphon.client.client import DEFAULT_URL, Client
 from antiphon.client.conversation import ClientConversation
 from antiphon.client.events import ConversationEvent
+from antiphon.client.link import ServerWarning
 from antiphon.client.speech import ClientSpeech, SpeechAudio
 from antiphon.client.video import ClientVideo
 
@@ -25,7 +26,7 @@ Run = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 class _Entered(Protocol):
-    warnings: list[dict[str, Any]]
+    warnings: list[ServerWarning]
 
     async def __aenter__(self) -> Any: ...
 
@@ -44,7 +45,7 @@ class _Blocking(Generic[S]):
         self._session, self._run = session, run
 
     @property
-    def warnings(self) -> list[dict[str, Any]]:
+    def warnings(self) -> list[ServerWarning]:
         """What the server did not read of what it was asked for."""
         return self._session.warnings
 

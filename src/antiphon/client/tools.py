@@ -10,6 +10,8 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from antiphon.client.link import JsonObject
+
 log = logging.getLogger(__name__)
 
 
@@ -38,7 +40,7 @@ class FunctionTool:
             fields.append((parameter.name, kind) if is_required else (parameter.name, kind, parameter.default))
         self._arguments = msgspec.defstruct(self.name, fields, kw_only=True, forbid_unknown_fields=True)
 
-    def definition(self) -> dict[str, Any]:
+    def definition(self) -> JsonObject:
         """Return the tool as a session's `tools` have it."""
         (found,), parts = msgspec.json.schema_components([self._arguments], ref_template="#/$defs/{name}")
         name = found["$ref"].rpartition("/")[2]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from base64 import b64encode
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
-from typing import Any
 
 from antiphon.client.audio import Audio, encoded
-from antiphon.client.link import LinkedSession, ResumingLink, SessionEnded
+from antiphon.client.link import JsonObject, LinkedSession, ResumingLink, ServerMessage, SessionEnded
 
 log = logging.getLogger(__name__)
 PATH = "/v1/video/chat/stream"
@@ -19,7 +18,7 @@ PATH = "/v1/video/chat/stream"
 class ClientVideo(LinkedSession):
     """One video session. Entered with `async with`. It survives cuts of its connection; a `ping` keeps it alive."""
 
-    def __init__(self, link: ResumingLink, config: Mapping[str, Any]) -> None:
+    def __init__(self, link: ResumingLink, config: JsonObject) -> None:
         super().__init__(link)
         self._config = config
         # Frames that were neither acknowledged nor refused yet: an error that comes meanwhile is about one of them.
@@ -69,7 +68,7 @@ class ClientVideo(LinkedSession):
             elif message.get("type") == "response.text.done" and not told and message["text"]:
                 yield message["text"]
 
-    async def _next(self) -> dict[str, Any]:
+    async def _next(self) -> ServerMessage:
         """The next message of an answer. Raises _QuestionRefused, SessionEnded."""
         while True:
             message = await self._link.receive()

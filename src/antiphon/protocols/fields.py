@@ -19,7 +19,7 @@ from msgspec import inspect
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.data_uri import decode_base64, split_data_uri
-from antiphon.protocols.wire import JSON_ERRORS, MAX_JSON_VALUES, decode_json, is_too_complex
+from antiphon.protocols.wire import JSON_ERRORS, MAX_JSON_VALUES, SMALL_JSON, decode_json, is_too_complex
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm
@@ -240,7 +240,7 @@ def check_complexity(data: str | bytes | msgspec.Raw) -> None:
 
     A Raw is a part of a text that was checked as a whole.
     """
-    if not isinstance(data, msgspec.Raw) and is_too_complex(data):
+    if not isinstance(data, msgspec.Raw) and len(data) > SMALL_JSON and is_too_complex(data):
         raise RemoteProtocolError("json_too_complex", f"The JSON has more than {MAX_JSON_VALUES} values.")
 
 

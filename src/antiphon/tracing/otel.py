@@ -13,6 +13,8 @@ from antiphon.tracing.turns import TurnTrace
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
+# The value of an attribute.
+Fact = str | bool | int | float
 # What waits to be sent; more is dropped, and the SDK logs it.
 QUEUE, BATCH, EVERY_MS = 2048, 256, 2000
 # A turn that was not answered in this time, or failed, is kept whatever the sample.
@@ -60,7 +62,7 @@ class TurnExporter:
         # From monotonic seconds to Unix nanoseconds.
         self._offset_ns = time.time_ns() - time.monotonic_ns()
 
-    def send(self, trace: TurnTrace, facts: Mapping[str, Any], client: str) -> None:
+    def send(self, trace: TurnTrace, facts: Mapping[str, Fact], client: str) -> None:
         """Queue one turn: a root span, a child for each stage, and the decisions as events. Does not wait.
 
         `facts`: attributes of the root. `client`: the client's `traceparent`, which it is linked to; "" for none.
@@ -105,8 +107,8 @@ def _bounds(trace: TurnTrace) -> tuple[float, float]:
     return (min(known), max(known)) if known else (0.0, 0.0)
 
 
-def _measured(trace: TurnTrace) -> dict[str, Any]:
-    found: dict[str, Any] = {"antiphon.turn": trace.turn, "antiphon.status": trace.status or "unanswered"}
+def _measured(trace: TurnTrace) -> dict[str, Fact]:
+    found: dict[str, Fact] = {"antiphon.turn": trace.turn, "antiphon.status": trace.status or "unanswered"}
     if trace.response_id:
         found["antiphon.response"] = trace.response_id
     if trace.voice_to_voice_s is not None:

@@ -149,6 +149,8 @@ class Segmenter:
         self._frame = frame_samples
         self._vad = vad
         self._endpoint = Endpointer(*self._endpoint_settings())
+        # Samples of a turn's beginning that lie before its speech, at most.
+        self.prefix_samples = _prefix_samples(vad)
         # Windows share its memory, so only what lies behind `_now` is ever written to.
         self._tape = np.zeros(SAMPLE_RATE_HZ, np.float32)
         self._tape_start = 0
@@ -187,12 +189,6 @@ class Segmenter:
         return self._turn
 
     @property
-    def prefix_samples(self) -> int:
-        """Samples of a turn's beginning that lie before its speech, at most."""
-        prefix_ms = self._vad.prefix_padding_ms if self._vad else INNER_PREFIX_MS
-        return prefix_ms * SAMPLE_RATE_HZ // 1000
-
-    @property
     def uncommitted_ms(self) -> int:
         """Milliseconds of audio since the last commit, which may all be silence."""
         return (self._now - self._committed) * 1000 // SAMPLE_RATE_HZ
@@ -221,7 +217,7 @@ class Segmenter:
                 # What is being said begins as a turn of its own.
                 self._endpoint.flush()
                 steps += self._end_window()
-        self._profile, self._vad = profile, vad
+        self._profile, self._vad, self.prefix_samples = profile, vad, _prefix_samples(vad)
         self._endpoint.apply(*self._endpoint_settings())
         return steps
 
@@ -468,6 +464,10 @@ class Segmenter:
         if drop >= SAMPLE_RATE_HZ:
             self._tape = self._tape[drop : self.num_held].copy()
             self._tape_start += drop
+
+
+def _prefix_samples(vad: ServerVad | None) -> int:
+    return (vad.prefix_padding_ms if vad else INNER_PREFIX_MS) * SAMPLE_RATE_HZ // 1000
 
 
 def _ms(sample: int) -> int:

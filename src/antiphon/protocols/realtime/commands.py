@@ -49,7 +49,7 @@ class FrameReader(ABC, Generic[M]):
 
     def __init__(self, writer: EventWriter) -> None:
         self._writer = writer
-        # The client's name for the message that is being read, which errors repeat.
+        # The client's name for a message inside the one that is read, which errors repeat instead of its own.
         self._event_id: str | None = None
 
     def feed(self, data: str | bytes) -> Received[Command]:
@@ -60,9 +60,7 @@ class FrameReader(ABC, Generic[M]):
         """What a frame asks of the session. Nothing for a wrong one, whose error is written."""
         self._event_id = None
         try:
-            message = self._read(data)
-            self._event_id = message.own_id
-            return self._commands(message, data)
+            return self._commands(self._read(data), data)
         except RemoteProtocolError as error:
             self._writer.error(error, self._event_id or event_id_in(data))
             return []

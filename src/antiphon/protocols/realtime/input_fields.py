@@ -23,7 +23,7 @@ from antiphon.events.transcription import (
     TranscriptionConfig,
 )
 from antiphon.protocols.connection import Context
-from antiphon.protocols.fields import Text, number
+from antiphon.protocols.fields import Text, number, unknown_parameter
 from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS
 from antiphon.protocols.wire import decode_json
 from antiphon.turns.ending.end_of_turn import semantic_vad
@@ -318,11 +318,9 @@ def check_enrolled_voice(given: InputFields, audio: AudioInput, param: str) -> s
 
 def refuse_primary_speaker(given: InputFields) -> None:
     """Raises RemoteProtocolError for the fields of a primary speaker, in a session that has no such thing."""
-    for name, value in (("primary_speaker", given.primary_speaker), (_FIELD, given.enrolled_voice)):
-        if value not in (UNSET, None, "off"):
-            raise RemoteProtocolError(
-                "unknown_parameter", f"Unknown parameter: '{SPEAKER_PATH}{name}'.", f"{SPEAKER_PATH}{name}"
-            )
+    for name in ("primary_speaker", _FIELD):
+        if getattr(given, name) not in (UNSET, None, "off"):
+            raise unknown_parameter(f"{SPEAKER_PATH}{name}")
 
 
 def enrolled_voices(
@@ -359,8 +357,6 @@ def named_voices(data: str | bytes | msgspec.Raw) -> list[str]:
                 waiting += fields.values()
             case list() as items:
                 waiting += items
-            case _:
-                pass
     return found
 
 
@@ -395,7 +391,7 @@ def check_turn_detection(
         raise _unsupported(kind, tuple(VAD_LEAVES), f"{param}.type")
     for name in (name for other in VAD_LEAVES.keys() - {kind} for name in VAD_LEAVES[other]):
         if getattr(given, name) not in (UNSET, None):
-            raise RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{param}.{name}'.", f"{param}.{name}")
+            raise unknown_parameter(f"{param}.{name}")
     found = merged(given, before)
     shown = _semantic_vad(found, param) if kind == "semantic_vad" else _server_vad(found, param)
     if responds:
@@ -458,19 +454,15 @@ def apply_input(
         param = f"{where}noise_reduction"
         changed.noise_reduction = check_noise_reduction(given.noise_reduction, audio.noise_reduction, param)
     if responds:
-        _apply_primary_speaker(changed, given, context)
+        if given.primary_speaker is not UNSET:
+            param = f"{SPEAKER_PATH}primary_speaker"
+            changed.primary_speaker = check_primary_speaker(given.primary_speaker, context, param)
+        changed.enrolled_voice = check_enrolled_voice(given, changed, f"{SPEAKER_PATH}enrolled_voice")
     if given.turn_detection is not UNSET:
         changed.turn_detection = check_turn_detection(
             given.turn_detection, audio.turn_detection, f"{where}turn_detection", responds=responds
         )
     return changed
-
-
-def _apply_primary_speaker(audio: AudioInput, given: InputFields, context: Context) -> None:
-    if given.primary_speaker is not UNSET:
-        param = f"{SPEAKER_PATH}primary_speaker"
-        audio.primary_speaker = check_primary_speaker(given.primary_speaker, context, param)
-    audio.enrolled_voice = check_enrolled_voice(given, audio, f"{SPEAKER_PATH}enrolled_voice")
 
 
 def _loaded_transcription(

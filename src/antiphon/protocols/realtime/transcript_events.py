@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypedDict, TypeVar
 
 from msgspec import UnsetType
 
@@ -43,6 +43,26 @@ def check_include(given: Include) -> Include:
             message = f"Invalid value: '{value}'. Supported values are: {names}."
             raise RemoteProtocolError("invalid_value", message, "session.include")
     return given
+
+
+class ShownWord(TypedDict):
+    """A word as clients get it: its text, start and end in seconds, and the model's probability of it."""
+
+    word: str
+    start: float
+    end: float
+    confidence: float
+
+
+class _ShownLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class _Included(TypedDict, total=False):
+    logprobs: list[_ShownLogprob]
+    words: list[ShownWord]
 
 
 class TranscriptEvents:
@@ -112,8 +132,8 @@ class TranscriptEvents:
         if not isinstance(event, TranscriptDelta):
             self._items.pop(event.turn, None)
 
-    def _included(self, event: TranscriptDelta | TranscriptDone) -> dict[str, Any]:
-        fields: dict[str, Any] = {}
+    def _included(self, event: TranscriptDelta | TranscriptDone) -> _Included:
+        fields: _Included = {}
         if LOGPROBS in self.include:
             fields["logprobs"] = [_shown_logprob(token) for token in event.logprobs]
         if WORDS in self.include:
@@ -140,8 +160,8 @@ class TranscriptEvents:
         return self._items[turn]
 
 
-def shown_words(words: Iterable[Word]) -> list[dict[str, Any]]:
-    """The words as clients get them: their text, start and end in seconds, and the model's probability of each."""
+def shown_words(words: Iterable[Word]) -> list[ShownWord]:
+    """The words as clients get them."""
     return [
         {
             "word": w.text,
@@ -153,7 +173,7 @@ def shown_words(words: Iterable[Word]) -> list[dict[str, Any]]:
     ]
 
 
-def _shown_logprob(token: TokenLogprob) -> dict[str, Any]:
+def _shown_logprob(token: TokenLogprob) -> _ShownLogprob:
     """A token in OpenAI's form. A character that is divided between tokens is a replacement character in each."""
     return {
         "token": token.utf8.decode(errors="replace"),

@@ -9,8 +9,6 @@ Where `model` names a conversation model, each such commit ends a turn, and the 
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import UNSET
 
 from antiphon.audio import SAMPLE_RATE_HZ
@@ -188,7 +186,7 @@ class VllmDialect:
         fields that there are not is told of them.
         """
         profile, config = self._context.transcriber, self._config
-        followed: dict[str, Any] = {}
+        followed: dict[str, float | bool | list[Unread]] = {}
         if profile and config and has_tuning(update):
             followed |= applied(profile, config.tuning)
             if self._responses and self._max_tokens is not None:

@@ -255,7 +255,7 @@ class TranscriptionSession:
                 case None:
                     return
                 case AppendAudio(pcm):
-                    is_cut = self._pauses.is_on and len(pcm) > 2 * JUDGED_PIECE
+                    is_cut = len(pcm) > 2 * JUDGED_PIECE and self._pauses.is_on
                     step = JUDGED_PIECE if is_cut else SAMPLE_RATE_HZ
                     for start in range(0, len(pcm), step):
                         await self._listen_to(pcm[start : start + step])
