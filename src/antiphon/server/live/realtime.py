@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -176,8 +175,8 @@ class LiveRealtime:
     def control(self, data: str | bytes) -> Control | None:
         return self.wire.control(data)
 
-    async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        await self._flush(self.wire.refuse(error, event_id if isinstance(event_id, str) else None))
+    async def reject(self, error: RemoteProtocolError, event_id: str | None) -> None:
+        await self._flush(self.wire.refuse(error, event_id))
 
     async def resumed(self, token: str, how: HowResumed) -> Frame:
         """Return the dialect's first frame after a resume: the new token, and how much the server has received.

@@ -177,8 +177,8 @@ class LiveStream:
     def control(self, data: str | bytes) -> Control | None:
         return control(data)
 
-    async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        self.live.outbox.put(refused_frame(random_id, error, event_id if isinstance(event_id, str) else None))
+    async def reject(self, error: RemoteProtocolError, event_id: str | None) -> None:
+        self.live.outbox.put(refused_frame(random_id, error, event_id))
         await self.live.outbox.wait_for_room()
 
     async def resumed(self, token: str, how: HowResumed) -> Frame:
