@@ -60,11 +60,11 @@ class Places:
         """Wait for a place of `current_owner`, and return what gives it back, once, from any thread."""
         waiting = _Waiting(current_owner.get())
         with self._lock:
-            if not self._queue.num_waiting and self._is_free_for(waiting.owner):
+            # A place that is free for this owner is for none of those that wait: they would have it.
+            if self._is_free_for(waiting.owner):
                 self._hold(waiting)
             else:
                 self._queue.append(waiting)
-                self._grant()
         try:
             if not waiting.has_place:
                 await asyncio.wrap_future(waiting.granted)

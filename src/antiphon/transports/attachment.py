@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -98,7 +98,7 @@ class AttachedSession(Protocol):
         """Return the event if it is about the connection (a resume, an acknowledgement); None: it is for `handle`."""
         ...
 
-    async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
+    async def reject(self, error: RemoteProtocolError, event_id: str | None) -> None:
         """Answer an event about the connection with an error. Waits while the client does not read."""
         ...
 
@@ -144,8 +144,6 @@ class Attachment:
         # Frames of the client that were handled. A client that resumes sends those again that came after.
         self.num_received = 0
         self._group: anyio.abc.TaskGroup | None = None
-        # How many transports were attached so far.
-        self._num_attached = 0
         # Of the transport that was attached last: all its tasks, and its reader.
         self._scope = self._reading = anyio.CancelScope()
         self._resuming = anyio.Lock()
@@ -288,11 +286,11 @@ class Attachment:
             if self._lifecycle.state is Lifecycle.DRAINING:
                 # The drain may have begun while the transport was leaving, whose tasks are cancelled.
                 self._group.start_soon(self._session.wind_up)
-            self._group.start_soon(self._abandon_after_grace, self._num_attached)
+            self._group.start_soon(self._abandon_after_grace, self._scope)
 
-    async def _abandon_after_grace(self, num_attached: int) -> None:
+    async def _abandon_after_grace(self, last: anyio.CancelScope) -> None:
         await anyio.sleep(self._grace_s)
-        if self._num_attached == num_attached and self._place.state is AttachmentState.DETACHED:
+        if self._scope is last and self._place.state is AttachmentState.DETACHED:
             log.info("session %s was not resumed", self._session.id)
             self.abandon()
 
@@ -323,7 +321,6 @@ class Attachment:
             await self._changed.wait()
 
     def _take_place(self) -> None:
-        self._num_attached += 1
         self._scope, self._reading = anyio.CancelScope(), anyio.CancelScope()
         self._apply(AttachmentEvent.TRANSPORT_ATTACHED)
 
@@ -404,7 +401,7 @@ class Attachment:
                 raise RemoteProtocolError("invalid_event_ack", "server_event_seq is a number.", "server_event_seq")
             self.outbox.journal.acknowledge(seq)
         except RemoteProtocolError as error:
-            await self._session.reject(error, message.event_id)
+            await self._session.reject(error, message.event_id if isinstance(message.event_id, str) else None)
         return True
 
     # --- writing ------------------------------------------------------------------------------------------------------

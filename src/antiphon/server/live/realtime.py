@@ -10,7 +10,6 @@ import logging
 import math
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -155,23 +154,19 @@ class LiveRealtime:
             self._live.end_once(lambda: not self._session or self._session.progress.is_silent, within_s, end)
 
     def finish(self) -> None:
-        """Send what waits, and close as the drain says; what was asked for is not finished. Does not wait."""
         self._live.finish()
 
     def hang_up(self) -> None:
-        """End a call normally: what was heard is still transcribed and sent. Does not wait."""
         self._live.end(CLOSE_NORMAL, "hung_up")
 
     # --- AttachedSession: what its attachment asks --------------------------------------------------------------------
 
     @property
     def id(self) -> str:
-        """The session's id, as the client knows it."""
         return self.wire.id
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds without a frame after which the session ends: the dialect's own limit; None: never."""
         return self.wire.idle_s
 
     async def end_if_idle(self) -> None:
@@ -179,12 +174,10 @@ class LiveRealtime:
         self._end("idle_timeout", f"Nothing came for {self.wire.idle_s:.0f} s.", CLOSE_GOING_AWAY)
 
     def control(self, data: str | bytes) -> Control | None:
-        """Return the message if it is about the connection, by the dialect's own names."""
         return self.wire.control(data)
 
-    async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        """Send an error in the dialect. Waits while the client does not read."""
-        await self._flush(self.wire.refuse(error, event_id if isinstance(event_id, str) else None))
+    async def reject(self, error: RemoteProtocolError, event_id: str | None) -> None:
+        await self._flush(self.wire.refuse(error, event_id))
 
     async def resumed(self, token: str, how: HowResumed) -> Frame:
         """Return the dialect's first frame after a resume: the new token, and how much the server has received.
@@ -200,7 +193,6 @@ class LiveRealtime:
         return self._witness.sent(frame)
 
     def replaced(self) -> Frame:
-        """Return the dialect's last frame for a transport that another one replaces."""
         return self._witness.sent(self.wire.replaced())
 
     async def handle(self, data: ClientData) -> None:

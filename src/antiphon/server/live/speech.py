@@ -73,7 +73,6 @@ class LiveSpeech:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the text that waits to be spoken, and of the audio that waits to be sent."""
         return self._session.num_bytes
 
     @property
@@ -87,7 +86,6 @@ class LiveSpeech:
         return self._session.num_utterances == 0
 
     def refuse_idle(self) -> None:
-        """Put the error for a client that has sent no configuration, or nothing since."""
         self._stream.put([self._wire.refuse(IDLE_TIMEOUT if self._wire.configured else CONFIG_TIMEOUT)])
 
     async def handle(self, data: str | bytes) -> None:

@@ -139,7 +139,6 @@ class LiveStream:
 
     @property
     def num_bytes(self) -> int:
-        """The memory that the streamed session holds for its client."""
         return self._session.num_bytes
 
     # --- AttachedSession: what its attachment asks --------------------------------------------------------------------
@@ -174,16 +173,13 @@ class LiveStream:
             self.finish(CLOSE_NORMAL, "timeout")
 
     async def wind_up(self) -> None:
-        """Have the session finish what was asked for, since the server drains. Waits as the session does."""
         await self._session.wind_up()
 
     def control(self, data: str | bytes) -> Control | None:
-        """Return the event if it is about the connection: an acknowledgement, or a resume that comes too late."""
         return control(data)
 
-    async def reject(self, error: RemoteProtocolError, event_id: Any) -> None:
-        """Send the error in the shape of the resume protocol. Waits while the client does not read."""
-        self.live.outbox.put(refused_frame(random_id, error, event_id if isinstance(event_id, str) else None))
+    async def reject(self, error: RemoteProtocolError, event_id: str | None) -> None:
+        self.live.outbox.put(refused_frame(random_id, error, event_id))
         await self.live.outbox.wait_for_room()
 
     async def resumed(self, token: str, how: HowResumed) -> Frame:
@@ -195,5 +191,4 @@ class LiveStream:
         return resumed_frame(random_id, self.id, {}, resume_token=token, received_events=received, how=how)
 
     def replaced(self) -> Frame:
-        """Return the `session.replaced` frame."""
         return replaced_frame(random_id, self.id)

@@ -77,7 +77,6 @@ class LiveVideo:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of what waits in the session, and of the frames and the audio that it keeps."""
         return self._session.num_bytes if self._session else 0
 
     @property
@@ -91,7 +90,6 @@ class LiveVideo:
         return True
 
     def refuse_idle(self) -> None:
-        """Put the error for a client that has sent no configuration, or nothing since."""
         self._stream.put([self._wire.refuse(IDLE_TIMEOUT if self._wire.configured else CONFIG_TIMEOUT)])
 
     async def handle(self, data: str | bytes) -> None:

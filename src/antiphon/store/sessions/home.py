@@ -46,9 +46,12 @@ class Write:
         return "" if self.releases else self.hold.owner
 
     @property
-    def next_restores(self) -> int:
-        """The `restores` that the row has after it, if it writes a row."""
-        return 0 if self.releases or self.row is None else self.row.restores
+    def values(self) -> tuple[int | str | bytes, ...]:
+        """The values of its row's fields as they are after it, in the order of `row_of`; none if it writes no row."""
+        if (row := self.row) is None:
+            return ()
+        counts = row.received.events, row.received.audio_ms, 0 if self.releases else row.restores
+        return row.version, row.key_hash, row.token, row.snapshot, self.next_owner, row.fence, *counts
 
 
 class Home(Ownership, Protocol):

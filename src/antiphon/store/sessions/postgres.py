@@ -69,6 +69,8 @@ with written as (
 )
 select count(*) from written
 """
+# Of `Write.values`.
+PUT_NAMES = ("version", "key_hash", "token", "snapshot", "next_owner", "fence", "events", "audio_ms", "restores")
 # The count is 1 where it is done, now or by a try before, and 0 where the hold is void, or there is no such row.
 RELEASE = """
 with written as (
@@ -357,16 +359,7 @@ def _write(db: Any, write: Write) -> StoreError | None:
     if write.forgets:
         return _on_row(db, FORGET, base)
     if row:
-        values: dict[str, object] = {
-            "version": row.version,
-            "key_hash": row.key_hash,
-            "token": row.token,
-            "snapshot": row.snapshot,
-            "events": row.received.events,
-            "audio_ms": row.received.audio_ms,
-            "restores": write.next_restores,
-            "clears": write.clears_tail,
-        }
+        values = dict(zip(PUT_NAMES, write.values, strict=True)) | {"clears": write.clears_tail}
         if not _count(db, PUT, base | values):
             return superseded(hold.session_id)
     if write.chunks:

@@ -162,15 +162,13 @@ class RedisHome(Home):
         flags = [int(flag) for flag in (write.forgets, row is not None, write.clears_tail, write.releases)]
         fields: list[str | int | float | bytes] = []
         if row:
-            counts = (row.received.events, row.received.audio_ms, write.next_restores)
-            of_row = (row.version, row.key_hash, row.token, row.snapshot, write.next_owner, row.fence, *counts)
-            for name, value in zip(FIELDS, of_row, strict=True):
+            for name, value in zip(FIELDS, write.values, strict=True):
                 if not isinstance(value, str | int | bytes):
                     raise TypeError(f"{name} is a {type(value).__name__}")
                 fields += [name, value]
-        chunks: list[str | int | float | bytes] = []
-        for at_ms, data in write.chunks.items():
-            chunks += [at_ms, data]
+        chunks: list[int | bytes] = []
+        for chunk in write.chunks.items():
+            chunks += chunk
         bounds = [self._max_age_ms, MAX_TAIL_BYTES]
         return [hold.owner, hold.fence, *flags, *bounds, len(fields), *fields, *chunks]
 

@@ -311,9 +311,8 @@ def _apply(db: sqlite3.Connection, write: Write, now_s: float) -> None:
             db.execute("delete from tails where id = ?", (hold.session_id,))
         return
     if row:
-        values = (row.id, row.key_hash, row.token, row.snapshot, now_s, row.version, write.next_owner, row.fence)
-        counts = (row.received.events, row.received.audio_ms, write.next_restores)
-        db.execute("insert or replace into sessions values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values + counts)
+        query = f"insert or replace into sessions (id, at, {COLUMNS}) values (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+        db.execute(query, (row.id, now_s, *write.values))
     elif write.releases:
         db.execute("update sessions set owner = '', restores = 0 where id = ?", (hold.session_id,))
     if write.clears_tail:
