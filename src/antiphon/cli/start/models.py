@@ -13,7 +13,7 @@ from antiphon.errors import SettingsError
 from antiphon.extras import require_extra
 from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import ALL_ROLES, LocalModel, local_models, spec_of
-from antiphon.roles import ModelRole, shown_role
+from antiphon.roles import ModelRole
 from antiphon.settings import Settings, options
 from antiphon.store import MODELS, Model, Store
 
@@ -59,7 +59,7 @@ def require(settings: Settings) -> None:
 def check_extras(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
     """Raise SettingsError where a model of these roles needs packages that are not installed."""
     for model in local_models(settings, roles):
-        require_extra(spec_of(model).extra, f"{shown_role(model.role)} model {model.id}")
+        require_extra(spec_of(model).extra, f"{model.role} model {model.id}")
 
 
 def registered(name: str) -> Model:
