@@ -37,7 +37,7 @@ class First:
         """Words that do not count."""
 ''',
     "src/antiphon/two.py": "import antiphon.one\n" + LONG + "\n" * 30,
-    "src/antiphon/three.py": "import antiphon.three\ndef later() -> None:\n    import antiphon.one\n\nclass Third: pass\n",
+    "src/antiphon/three.py": "import antiphon.three\ndef later():\n    import antiphon.one\n\nclass Third: pass\n",
     "src/antiphon/four.py": "from antiphon.five import five\n",
     "src/antiphon/five.py": "from antiphon.four import four\n",
     "tests/test_one.py": "def test() -> None:\n    one._hidden, self._own, one.__dict__, one.public\n",
