@@ -176,11 +176,12 @@ def _ray_serve() -> Callable[..., None]:
 
 
 def _serve_ray(serve_here: Callable[..., None], settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cluster.autoscaling import ScalingRules
+
     def ready(url: str) -> None:
         print(f"\n  antiphon is ready at {url}   (on Ray Serve)\n", flush=True)
 
-    rules = {"fewest": args.ray_hosts, "most": max(args.ray_hosts, args.ray_most)}
-    serve_here(settings, rules, args.ray_doors, ready)
+    serve_here(settings, ScalingRules(args.ray_hosts, max(args.ray_hosts, args.ray_most)), args.ray_doors, ready)
     return 0
 
 
