@@ -186,8 +186,15 @@ def _serve_ray(serve_here: Callable[..., None], settings: Settings, args: argpar
 
 
 def _pull(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.start.models import check_extras, fetch_models, registered, store_for
-    from antiphon.cli.start.preparation import check_home, check_names, with_profile
+    from antiphon.cli.start.preparation import (
+        check_extras,
+        check_home,
+        check_names,
+        fetch_models,
+        registered,
+        store_for,
+        with_profile,
+    )
     from antiphon.loading.loader import prepare
     from antiphon.loading.selection import local_models
     from antiphon.store.registry import MODELS, PROFILES
@@ -239,8 +246,7 @@ def _say(settings: Settings, args: argparse.Namespace) -> int:
 
 def _speak(settings: Settings, request: SayRequest) -> int:
     from antiphon.cli.say import check_request, say
-    from antiphon.cli.start.models import check_extras
-    from antiphon.cli.start.preparation import check_names, fetch_checked
+    from antiphon.cli.start.preparation import check_extras, check_names, fetch_checked
     from antiphon.loading.selection import SPEECH_ROLES
 
     # Packages come first: a machine that cannot speak needs no player.
