@@ -212,7 +212,6 @@ class SoleCaller:
     ) -> bool:
         """Hold the first of these sessions that the server takes, and call `turn` in it, `turns` times. What it returns
         is added to `found`.
-        added to `found`.
 
         One that breaks counts as a turn, unless it did so before its first: then it is tried TRIES times. Another one
         goes on. Returns whether there is any use in asking for another such session.
