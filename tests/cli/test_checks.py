@@ -15,7 +15,7 @@ from antiphon.adapters.causal_lm.checkpoint import _in_own_process
 from antiphon.cli.main import main
 from antiphon.cli.say import SayRequest, _Player, check_request
 from antiphon.cli.start import preparation
-from antiphon.cli.start.models import fetch, pull_command
+from antiphon.cli.start.preparation import fetch, pull_command
 from antiphon.errors import ModelError, SettingsError, StoreError
 from antiphon.loading.loader import store_of
 from antiphon.server.process.listening import bind
@@ -42,7 +42,6 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
     for name in ("choose_profile", "fetch", "require"):
         monkeypatch.setattr(f"antiphon.cli.start.preparation.{name}", late)
-    monkeypatch.setattr("antiphon.cli.start.models.fetch", late)
 
     def run(*arguments: str, status: int = 1) -> str:
         assert main(arguments) == status
@@ -143,7 +142,7 @@ def test_pull_fetches_what_is_named_and_nothing_else(
     assert "did you mean smollm2-135m-instruct?" in refused("pull", "smollm", *home, status=2)
     fetched: list[str] = []
     monkeypatch.setattr(Store, "pull", lambda _, model, __: fetched.append(model.id))
-    for module in ("antiphon.loading.loader", "antiphon.cli.start.models"):
+    for module in ("antiphon.loading.loader", "antiphon.cli.start.preparation"):
         monkeypatch.setattr(f"{module}.prepare", lambda settings, store, model: tmp_path)
     assert main(["pull", "hibari-emma", "resemblyzer", *home]) == 0
     assert fetched == ["hibari-emma", "resemblyzer"]

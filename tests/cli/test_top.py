@@ -75,7 +75,7 @@ def test_the_board_has_what_was_in_between_and_what_is_now() -> None:
 
 def test_without_a_certificate_the_board_names_no_load_and_no_room() -> None:
     metrics = Metrics()
-    metrics.watch_headroom(Headroom(None, 256), lambda: {"conversation": 13})
+    metrics.watch_headroom(Headroom(None, 256), {"conversation": 13})
     text = metrics.text().decode()
     assert "\nantiphon_load" not in text
     assert "\nantiphon_headroom_sessions" not in text
@@ -107,7 +107,7 @@ def test_the_board_has_what_is_held_and_why_nobody_is_let_in() -> None:
     metrics = Metrics()
     kinds = {"captions": CertifiedKind(8, Objective(1.5, "a delay"), ())}
     headroom = Headroom(Certificate(1, "", {}, (), {}, kinds), 256)
-    metrics.watch_headroom(headroom, lambda: {"captions": 2})
+    metrics.watch_headroom(headroom, {"captions": 2})
     trace = TurnTrace(0, "a" * 32, "b" * 16, speech_end_s=1.0, endpoint_s=1.4, final_s=1.5, first_sound_s=1.9)
     metrics.turn(trace)
     now = reading(metrics)

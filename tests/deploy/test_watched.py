@@ -25,7 +25,7 @@ def samples() -> str:
     """A server's metrics."""
     metrics = Metrics()
     metrics.watch_memory(MemoryLedger(MemorySettings()))
-    metrics.watch_headroom(Headroom(None, 8), dict)
+    metrics.watch_headroom(Headroom(None, 8), {})
 
     class Language:
         def load(self) -> Any:

@@ -31,6 +31,7 @@ from ray.cluster_utils import Cluster
 
 from antiphon.capacity.certificate import Certificate, CertifiedKind, Objective, encode
 from antiphon.cluster import ray_app
+from antiphon.cluster.autoscaling import ScalingRules
 from antiphon.settings import Settings, load
 from tests.cluster.callers import StockCaller
 from tests.store.servers import RedisServer, free_port
@@ -96,7 +97,7 @@ class Service:
         """Deploy so many hosts, and doors unless that is 0; return how long it took until all served, in seconds."""
         begun_s = time.monotonic()
         rules |= {"fewest": hosts, "most": max(most, hosts)}
-        app = ray_app.hosts_application(self.settings, rules, host_cpus, 0.0, "127.0.0.1", SCRIPTED)
+        app = ray_app.hosts_application(self.settings, ScalingRules(**rules), host_cpus, 0.0, "127.0.0.1", SCRIPTED)
         serve.run(app, name="hosts", route_prefix=None)
         if doors:
             serve.run(ray_app.doors_application(self.settings, doors), name="doors", route_prefix="/")

@@ -114,7 +114,7 @@ async def served(app: App, buffers: int = 0) -> AsyncIterator[tuple[Client, Conn
     config.load()
     loop = asyncio.get_running_loop()
     protocol: Any = config.http_protocol_class
-    server = await loop.create_server(lambda: protocol(config, state, {}), "127.0.0.1", 0)
+    server = await loop.create_server(lambda: protocol(config=config, server_state=state, app_state={}), "127.0.0.1", 0)
     sock = socket.socket()
     if buffers:
         server.sockets[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffers)

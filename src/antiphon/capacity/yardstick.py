@@ -14,7 +14,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import websockets
@@ -58,6 +58,9 @@ SOON_S = 0.5
 AFTER_FAILURE_S, TRIES = 2.0, 5
 LONG_TOKENS = 160
 LONG_ANSWERS = "You are a voice assistant. Tell what you know about what is said, in five or six long sentences."
+T = TypeVar("T")
+# Takes one turn; None where nothing can be said of it.
+TakeTurn = Callable[[Any, Microphone, Events], Awaitable[T | None]]
 WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
 _WORDS = ("response.output_audio_transcript.delta", "response.audio_transcript.delta")
 
@@ -157,49 +160,45 @@ class SoleCaller:
         )
 
     async def _listen(self) -> list[Turn]:
-        found = list[Turn]()
-
-        async def turn(socket: Any, microphone: Microphone, events: Events) -> None:
+        async def turn(socket: Any, microphone: Microphone, events: Events) -> Turn:
             recording = self._chances.recording()
-            found.append(await captioned(microphone.say(recording), recording, events))
+            return await captioned(microphone.say(recording), recording, events)
 
         self._say("one caller: captions")
-        await self._turns_of(CAPTIONS_PATH, captions_sessions(), turn)
+        found = list[Turn]()
+        await self._turns_of(CAPTIONS_PATH, captions_sessions(), turn, found)
         return found
 
     async def _talk(self) -> list[Turn]:
-        found = list[Turn]()
-
-        async def turn(socket: Any, microphone: Microphone, events: Events) -> None:
+        async def turn(socket: Any, microphone: Microphone, events: Events) -> Turn:
             recording = self._chances.recording()
-            found.append(await answered("conversation", socket, microphone.say(recording), recording, events))
+            return await answered("conversation", socket, microphone.say(recording), recording, events)
 
         self._say("one caller: questions")
-        await self._turns_of(CONVERSATION_PATH, (conversation_session(turns=self._turn_detection),), turn)
-        return found
+        return await self._converse(turn)
 
     async def _hesitate(self) -> list[bool]:
-        found = list[bool]()
-
-        async def turn(socket: Any, microphone: Microphone, events: Events) -> None:
-            found.append(await _is_taken_over(microphone.say(hesitating(self._chances.recording())), events))
+        async def turn(socket: Any, microphone: Microphone, events: Events) -> bool:
+            return await _is_taken_over(microphone.say(hesitating(self._chances.recording())), events)
 
         self._say("one caller: questions with a pause")
-        await self._turns_of(CONVERSATION_PATH, (conversation_session(turns=self._turn_detection),), turn)
+        return await self._converse(turn)
+
+    async def _converse(self, turn: TakeTurn[T]) -> list[T]:
+        found = list[T]()
+        session = conversation_session(turns=self._turn_detection)
+        await self._turns_of(CONVERSATION_PATH, (session,), turn, found)
         return found
 
     async def _speak_into(self) -> list[CutAnswer]:
-        found = list[CutAnswer]()
-
-        async def turn(socket: Any, microphone: Microphone, events: Events) -> None:
-            question, interruption = self._chances.recording(), self._chances.recording()
-            if cut := await _cut(socket, microphone, events, question, interruption):
-                found.append(cut)
+        async def turn(socket: Any, microphone: Microphone, events: Events) -> CutAnswer | None:
+            return await _cut(socket, microphone, events, self._chances.recording(), self._chances.recording())
 
         self._say("one caller: answers that are spoken into")
         session = conversation_session(LONG_ANSWERS, LONG_TOKENS, self._turn_detection)
+        found = list[CutAnswer]()
         for _ in range(self._turns):
-            if not await self._turns_of(CONVERSATION_PATH, (session,), turn, turns=1):
+            if not await self._turns_of(CONVERSATION_PATH, (session,), turn, found, turns=1):
                 break
         return found
 
@@ -207,10 +206,12 @@ class SoleCaller:
         self,
         path: str,
         sessions: Sequence[str],
-        turn: Callable[[Any, Microphone, Events], Awaitable[None]],
+        turn: TakeTurn[T],
+        found: list[T],
         turns: int | None = None,
     ) -> bool:
-        """Hold the first of these sessions that the server takes, and call `turn` so many times in it.
+        """Hold the first of these sessions that the server takes, and call `turn` in it, `turns` times. What it returns
+        is added to `found`.
 
         One that breaks counts as a turn, unless it did so before its first: then it is tried TRIES times. Another one
         goes on. Returns whether there is any use in asking for another such session.
@@ -229,7 +230,8 @@ class SoleCaller:
                             await asyncio.sleep(self._chances.pause_s())
                             events.forget()  # noqa: B023
                             done += 1
-                            await turn(socket, microphone, events)  # noqa: B023
+                            if (one := await turn(socket, microphone, events)) is not None:  # noqa: B023
+                                found.append(one)
 
                     await while_running(take, microphone.run, events.run)
             except (OSError, websockets.WebSocketException, Failed, *ODD) as error:

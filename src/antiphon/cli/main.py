@@ -176,17 +176,25 @@ def _ray_serve() -> Callable[..., None]:
 
 
 def _serve_ray(serve_here: Callable[..., None], settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cluster.autoscaling import ScalingRules
+
     def ready(url: str) -> None:
         print(f"\n  antiphon is ready at {url}   (on Ray Serve)\n", flush=True)
 
-    rules = {"fewest": args.ray_hosts, "most": max(args.ray_hosts, args.ray_most)}
-    serve_here(settings, rules, args.ray_doors, ready)
+    serve_here(settings, ScalingRules(args.ray_hosts, max(args.ray_hosts, args.ray_most)), args.ray_doors, ready)
     return 0
 
 
 def _pull(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.start.models import check_extras, fetch_models, registered, store_for
-    from antiphon.cli.start.preparation import check_home, check_names, with_profile
+    from antiphon.cli.start.preparation import (
+        check_extras,
+        check_home,
+        check_names,
+        fetch_models,
+        registered,
+        store_for,
+        with_profile,
+    )
     from antiphon.loading.loader import prepare
     from antiphon.loading.selection import local_models
     from antiphon.store.registry import MODELS, PROFILES
@@ -238,8 +246,7 @@ def _say(settings: Settings, args: argparse.Namespace) -> int:
 
 def _speak(settings: Settings, request: SayRequest) -> int:
     from antiphon.cli.say import check_request, say
-    from antiphon.cli.start.models import check_extras
-    from antiphon.cli.start.preparation import check_names, fetch_checked
+    from antiphon.cli.start.preparation import check_extras, check_names, fetch_checked
     from antiphon.loading.selection import SPEECH_ROLES
 
     # Packages come first: a machine that cannot speak needs no player.

@@ -26,7 +26,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -163,7 +163,7 @@ class HostsByLoad:
     def __init__(self, **rules: Any) -> None:
         self._scaler = Autoscaler(ScalingRules(**rules))
 
-    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+    def __call__(self, context: Any) -> tuple[int, dict[str, str]]:
         """Return how many replicas there should be; Serve asks with an AutoscalingContext."""
         told = (context.raw_metrics or {}).get("load", {})
         loads = [values[-1].value for values in told.values() if values]
@@ -209,35 +209,35 @@ def build(args: Mapping[str, Any]) -> Any:
         raise SettingsError("part: hosts or doors, each an application of its own")
     if not settings.server.api_keys and not settings.server.allow_anonymous:
         raise SettingsError("hosts on Ray are reached from other nodes: set ANTIPHON_API_KEYS, or allow_anonymous")
-    rules = {"fewest": int(numbers["hosts"]), "most": max(int(numbers["hosts"]), int(numbers["most_hosts"]))}
+    rules = ScalingRules(int(numbers["hosts"]), max(int(numbers["hosts"]), int(numbers["most_hosts"])))
     return hosts_application(settings, rules, float(numbers["host_cpus"]), float(numbers["host_gpus"]))
 
 
 def hosts_application(
     settings: Settings,
-    rules: Mapping[str, Any],
+    rules: ScalingRules,
     host_cpus: float,
     host_gpus: float,
     address: str = "",
     program: Sequence[str] = PROGRAM,
 ) -> Any:
-    """The application of hosts, which has no route: `fewest` to `most` of them by these ScalingRules.
+    """The application of hosts, which has no route: `fewest` to `most` of them by these rules.
 
     `address`: that hosts listen on; "": each on its node's. `program`: what a host's process runs. Raises SettingsError
-    for rules that cannot be held together, and for hosts that cannot be scaled as they have no certificate.
+    for hosts that cannot be scaled as they have no certificate.
     """
-    ScalingRules(**rules).check_certificate(settings.server.certificate)
+    rules.check_certificate(settings.server.certificate)
     drain_s = settings.server.drain_s
     # A host listens for itself, and belongs to no process that listens already.
     own = replace(settings, server=replace(settings.server, host=Settings().server.host, port=Settings().server.port))
-    scaled: dict[str, Any] = {"num_replicas": rules["fewest"]}
-    if rules["most"] > rules["fewest"]:
-        policy = AutoscalingPolicy(policy_function=HostsByLoad, policy_kwargs=dict(rules))
+    scaled: dict[str, Any] = {"num_replicas": rules.fewest}
+    if rules.most > rules.fewest:
+        policy = AutoscalingPolicy(policy_function=HostsByLoad, policy_kwargs=asdict(rules))
         scaled = {
             "autoscaling_config": AutoscalingConfig(
-                min_replicas=rules["fewest"],
-                max_replicas=rules["most"],
-                initial_replicas=rules["fewest"],
+                min_replicas=rules.fewest,
+                max_replicas=rules.most,
+                initial_replicas=rules.fewest,
                 metrics_interval_s=LOAD_EVERY_S,
                 look_back_period_s=2 * LOAD_EVERY_S,
                 # The policy waits by itself.
@@ -298,7 +298,7 @@ def serves(url: str) -> bool:
         return False
 
 
-def serve_here(settings: Settings, rules: Mapping[str, Any], doors: int, on_ready: Any) -> None:
+def serve_here(settings: Settings, rules: ScalingRules, doors: int, on_ready: Any) -> None:
     """Run the application on a Ray of its own on this machine, until SIGTERM or SIGINT. Blocks.
 
     Without a `--state`, hosts share a folder of this machine. Ray's own ports are on loopback; `--host` and `--port`
@@ -310,7 +310,7 @@ def serve_here(settings: Settings, rules: Mapping[str, Any], doors: int, on_read
         _serve_here(settings, rules, doors, on_ready)
 
 
-def _serve_here(settings: Settings, rules: Mapping[str, Any], doors: int, on_ready: Any) -> None:
+def _serve_here(settings: Settings, rules: ScalingRules, doors: int, on_ready: Any) -> None:
     if not settings.resume.state:
         folder = Path(settings.models.home).expanduser() / "ray-state"
         settings = replace(settings, resume=replace(settings.resume, state=str(folder)))

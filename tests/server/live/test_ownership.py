@@ -18,6 +18,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from antiphon.errors import StoreError, SupersededError
+from antiphon.server.credentials import Credentials
 from antiphon.server.live.moving import persistence
 from antiphon.server.live.moving.take_up import MAX_IDLE_RESTORES
 from antiphon.server.process.watches import as_host, keep_registered
@@ -314,8 +315,7 @@ def test_when_another_key_names_a_session_then_its_owners_resume_does_not_wait_f
 ) -> None:
     one, two = servers
     for server in servers:
-        settings = server.state.settings
-        server.state.settings = replace(settings, server=replace(settings.server, api_keys=("alice", "bob")))
+        server.state.credentials = Credentials(("alice", "bob"), server.state.memory)
     read, asked, gate = two.store.get, threading.Event(), threading.Event()
 
     def slow_at_first(session_id: str) -> StoredSession | None:

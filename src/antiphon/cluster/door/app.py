@@ -22,9 +22,9 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from antiphon.cluster.connect import FORWARDED_HEADERS, forwarded
 from antiphon.cluster.door.carry import Carrier, DoorMetrics, HostRefused
 from antiphon.cluster.door.hosts import Hosts
+from antiphon.cluster.relay import FORWARDED_HEADERS, forwarded
 from antiphon.protocols.opening import TRUE_VALUES
 from antiphon.signals import Signal
 from antiphon.transports.http import CutStream, LineLimit, in_time

@@ -92,24 +92,6 @@ class _HostError(msgspec.Struct):
     event_id: str | None = None
 
 
-class _Failed(msgspec.Struct):
-    error: _HostError
-
-
-class _AudioDelta(msgspec.Struct):
-    response_id: str
-    item_id: str
-    output_index: int
-    content_index: int
-    # In base64; "" at the end of the part.
-    delta: str = ""
-
-    @property
-    def place(self) -> ContentPosition:
-        """Where the sound belongs."""
-        return ContentPosition(self.response_id, self.item_id, self.output_index, self.content_index)
-
-
 class _Details(msgspec.Struct):
     reason: str | None = None
 
@@ -118,15 +100,24 @@ class _HostResponse(msgspec.Struct):
     status: str | None = None
     status_details: _Details | None = None
 
+
+class _HostEvent(msgspec.Struct):
+    """What is read of a host's events, each of which has some of these fields. `delta`: sound in base64."""
+
+    type: str = ""
+    session: msgspec.Raw = msgspec.Raw(b"{}")
+    error: _HostError = msgspec.field(default_factory=_HostError)
+    response: _HostResponse = msgspec.field(default_factory=_HostResponse)
+    response_id: str = ""
+    item_id: str = ""
+    output_index: int = 0
+    content_index: int = 0
+    delta: str = ""
+
     @property
-    def is_broken_off(self) -> bool:
-        """Whether what is heard of a response ends with it: what the caller cancels is heard until it clears it."""
-        reason = self.status_details.reason if self.status_details else None
-        return self.status == "cancelled" and reason != "client_cancelled"
-
-
-class _Done(msgspec.Struct):
-    response: _HostResponse
+    def place(self) -> ContentPosition:
+        """Where sound belongs."""
+        return ContentPosition(self.response_id, self.item_id, self.output_index, self.content_index)
 
 
 class CallClient:
@@ -218,23 +209,22 @@ class CallClient:
 
     def _from_host(self, frame: str) -> str | None:
         """Take an event of the session, and return what the caller gets; None: nothing."""
-        match _read(frame, _Tagged).type:
+        event = _read(frame, _HostEvent)
+        match event.type:
             case "session.created" | "session.updated":
-                return self._session_told(frame)
+                return self._session_told(event.session, frame)
             case "error":
-                return self._failed(msgspec.json.decode(frame, type=_Failed).error, frame)
+                return self._failed(event.error, frame)
             case "response.output_audio.delta" | "response.audio.delta":
-                event = msgspec.json.decode(frame, type=_AudioDelta)
                 pcm = from_pcm16(base64.b64decode(event.delta))
                 self._call.playback.send(ResponseAudioDelta(event.place, pcm, WIRE_HZ))
                 return None
             case "response.output_audio.done" | "response.audio.done":
-                place = msgspec.json.decode(frame, type=_AudioDelta).place
-                self._call.playback.send(ContentPartDone(place, ContentPart("output_audio")))
-            case "output_audio_buffer.ducked" | "output_audio_buffer.unducked" as kind:
-                self._hold(kind.endswith(".ducked"))
+                self._call.playback.send(ContentPartDone(event.place, ContentPart("output_audio")))
+            case "output_audio_buffer.ducked" | "output_audio_buffer.unducked":
+                self._hold(event.type.endswith(".ducked"))
                 return None
-            case "response.done" if msgspec.json.decode(frame, type=_Done).response.is_broken_off:
+            case "response.done" if _is_broken_off(event.response):
                 self._silence()
         return frame
 
@@ -245,9 +235,8 @@ class CallClient:
             return None
         return None if (error.event_id or "").startswith(OWN) else frame
 
-    def _session_told(self, frame: str) -> str | None:
-        event = msgspec.json.decode(frame, type=_Fields)
-        session = msgspec.json.decode(event["session"], type=_HostSession)
+    def _session_told(self, told: msgspec.Raw, frame: str) -> str | None:
+        session = msgspec.json.decode(told, type=_HostSession)
         found = (session.audio.input or session).turn_detection
         self._interrupts = found is None or bool(found.interrupt_response)
         if not self._kind:
@@ -259,6 +248,7 @@ class CallClient:
         # The caller's session begins as it was asked for.
         self.session_id = session.id
         self.decided.set()
+        event: dict[str, msgspec.Raw | str] = msgspec.json.decode(frame, type=_Fields)
         return msgspec.json.encode(event | {"type": "session.created"}).decode()
 
     async def close(self, code: int, reason: str) -> None:
@@ -319,6 +309,12 @@ def _read(data: str | bytes, kind: type[T]) -> T:
 
 def _raw(value: Mapping[str, msgspec.Raw | str | _Fields]) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(value))
+
+
+def _is_broken_off(response: _HostResponse) -> bool:
+    """Whether what is heard of a response ends with it: what the caller cancels is heard until it clears it."""
+    reason = response.status_details.reason if response.status_details else None
+    return response.status == "cancelled" and reason != "client_cancelled"
 
 
 def _in_own_formats(session: msgspec.Raw) -> msgspec.Raw:

@@ -24,8 +24,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 
 from antiphon.client.held_session import END, CannotResume, HeldSession
-from antiphon.cluster.connect import close_of, connect_to_host
 from antiphon.cluster.door.hosts import Hosts
+from antiphon.cluster.relay import close_of, connect_to_host
 from antiphon.signals import Signal
 from antiphon.transports.transport import TransportClosed
 

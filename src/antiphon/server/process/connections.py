@@ -24,7 +24,6 @@ from starlette.types import Scope
 from uvicorn._types import ASGISendEvent
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from uvicorn.server import ServerState as UvicornState
 from websockets.frames import CloseCode, Frame
 from websockets.http11 import Request
 
@@ -208,14 +207,8 @@ class BoundedConfig(uvicorn.Config):
 
 
 class _BoundedHttp(H11Protocol):
-    def __init__(
-        self,
-        config: BoundedConfig,
-        server_state: UvicornState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, config: BoundedConfig, **uvicorns: Any) -> None:
+        super().__init__(config, **uvicorns)
         self._connections, self._head_timeout_s = config.connections, config.head_timeout_s
         self._has_place = False
         self._head_timer: asyncio.TimerHandle | None = None
@@ -258,14 +251,8 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
     _bytes_left: int | None = None
     _life: LifeSigns
 
-    def __init__(
-        self,
-        config: BoundedConfig,
-        server_state: UvicornState,
-        app_state: dict[str, Any],
-        _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+    def __init__(self, config: BoundedConfig, **uvicorns: Any) -> None:
+        super().__init__(config, **uvicorns)
         self._life = LifeSigns(self.loop.time(), config.silence_s)
 
     def handle_connect(self, event: Request) -> None:
