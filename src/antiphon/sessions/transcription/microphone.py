@@ -94,12 +94,12 @@ class EchoFilter:
     def expect(self, pcm: Pcm, now_s: float, num_received: int) -> None:
         """Expect the echo of audio that is about to be sent, behind what was sent before."""
         if self._guard:
-            self._guard.add_reference(pcm, self.now(now_s, num_received))
+            self._guard.add_reference(pcm, self._clock.now(now_s, num_received))
 
     def expect_silence(self, now_s: float, num_received: int) -> None:
         """Expect no echo of what was not played by now."""
         if self._guard:
-            self._guard.cut_reference(self.now(now_s, num_received))
+            self._guard.cut_reference(self._clock.now(now_s, num_received))
 
     def judge(
         self, pcm: Pcm, probabilities: list[float], at: int, now_s: float, num_received: int, *, is_live: bool
@@ -113,7 +113,7 @@ class EchoFilter:
         audio = np.concatenate((self._rest, pcm))
         size = self._frame_samples * len(probabilities)
         self._rest = audio[size:]
-        muted = self.now(now_s, num_received) - num_received
+        muted = self._clock.now(now_s, num_received) - num_received
         if not is_live:
             return probabilities, None
         judged = self._guard.judge(audio[:size].reshape(-1, self._frame_samples), probabilities, begin + muted)
