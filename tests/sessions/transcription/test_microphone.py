@@ -22,7 +22,14 @@ SECOND = 16_000
 
 @pytest.mark.parametrize(
     ("piece_s", "gap_s", "limit_s"),
-    [(0.02, 0.02, STALLED_S), (0.5, 0.5, 0.75), (0.5, 0.9, 1.35), (1.8, 1.8, MUTED_S), (0.02, 2.5, STALLED_S)],
+    [
+        (0.02, 0.02, STALLED_S),
+        (1.0, 0.1, 1.5),
+        (0.5, 0.5, 0.75),
+        (0.5, 0.9, 1.35),
+        (1.8, 1.8, MUTED_S),
+        (0.02, 2.5, STALLED_S),
+    ],
 )
 def test_a_client_that_sends_seldom_is_given_longer(piece_s: float, gap_s: float, limit_s: float) -> None:
     arrivals = Arrivals()

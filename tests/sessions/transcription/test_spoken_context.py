@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from antiphon.contracts import HypothesisWord
-from antiphon.sessions.transcription.spoken_context import LOOP_REPEATS, SpokenContext
+from antiphon.sessions.transcription.transcripts import LOOP_REPEATS, SpokenContext
 
 
 def words(text: str) -> list[HypothesisWord]:

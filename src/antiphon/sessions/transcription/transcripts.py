@@ -8,21 +8,71 @@ of its turn are finished.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
 from antiphon.events.transcription import TranscriptDelta, TranscriptDone, TranscriptFailed, TranscriptPartial
-from antiphon.events.words import TokenLogprob, Word
-from antiphon.sessions.transcription.spoken_context import SpokenContext
+from antiphon.events.words import TokenLogprob, Word, bare_word
 from antiphon.sessions.transcription.spoken_language import MIN_LANGUAGE_PROBABILITY
 from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText
 from antiphon.turns.segmenter import SpeechWindow, TurnEnded
 
 # A model hears words in half a second of humming at a probability of 0.1, and in speech at 0.5 and more.
 LIKELY_PROBABILITY = 0.4
+# A phrase of up to LOOP_WORDS words that comes LOOP_REPEATS times in a row is given once: a model that is given a
+# loop goes on with it.
+LOOP_WORDS, LOOP_REPEATS = 8, 4
+
+
+class SpokenContext:
+    """The words of finished windows, the newest ones, of at most `max_tokens` tokens, for a model that is given what was
+    said before a window. With 0 it is empty.
+    """
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._words: deque[HypothesisWord] = deque()
+        self._num_tokens = 0
+
+    @property
+    def text(self) -> str:
+        """The words as the model spelled them."""
+        return "".join(w.text for w in self._words)
+
+    def limit(self, max_tokens: int) -> None:
+        """Keep at most so many tokens from now on."""
+        self._max_tokens = max_tokens
+        self._trim()
+
+    def add(self, words: Iterable[HypothesisWord]) -> None:
+        """Add words that were said behind those that are there."""
+        for word in words:
+            self._words.append(word)
+            self._num_tokens += _size(word)
+            self._fold_loop()
+        self._trim()
+
+    def _fold_loop(self) -> None:
+        """Leave one of the phrases that the words end with, where they are the same LOOP_REPEATS times."""
+        words = [bare_word(w.text) for w in self._words][-LOOP_WORDS * LOOP_REPEATS :]
+        for size in range(1, len(words) // LOOP_REPEATS + 1):
+            tail = words[-size * LOOP_REPEATS :]
+            if tail == tail[:size] * LOOP_REPEATS:
+                for _ in range(size * (LOOP_REPEATS - 1)):
+                    self._num_tokens -= _size(self._words.pop())
+                return
+
+    def _trim(self) -> None:
+        while self._num_tokens > self._max_tokens:
+            self._num_tokens -= _size(self._words.popleft())
+
+
+def _size(word: HypothesisWord) -> int:
+    return max(1, len(word.tokens))
 
 
 @dataclass(slots=True)
