@@ -29,8 +29,8 @@ LOOP_WORDS, LOOP_REPEATS = 8, 4
 
 
 class SpokenContext:
-    """The words of finished windows, the newest ones, of at most `max_tokens` tokens, for a model that is given what was
-    said before a window. With 0 it is empty.
+    """The words of finished windows, the newest ones, of at most `max_tokens` tokens, for a model that is given what
+    was said before a window. With 0 it is empty.
     """
 
     def __init__(self, max_tokens: int) -> None:
