@@ -55,8 +55,8 @@ class Arrivals:
         return now_s - self._heard_at_s >= MUTED_S
 
     def is_live(self, now_s: float, num_heard: int) -> bool:
-        """Whether audio comes as fast as it is spoken, when so many samples were listened to. What comes faster was not
-        recorded beside a loudspeaker.
+        """Whether audio comes as fast as it is spoken. What comes faster was not recorded beside a loudspeaker.
+        `num_heard`: the samples that were listened to by now.
         """
         self._received.append((now_s, num_heard))
         while self._received[0][0] < now_s - LIVE_PERIOD_S:

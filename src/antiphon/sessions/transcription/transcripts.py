@@ -44,7 +44,7 @@ class SpokenContext:
         return "".join(w.text for w in self._words)
 
     def limit(self, max_tokens: int) -> None:
-        """Keep at most so many tokens from now on."""
+        """Keep at most `max_tokens` from now on."""
         self._max_tokens = max_tokens
         self._trim()
 

@@ -24,7 +24,7 @@ from antiphon.turns.voices.primary_speaker import (
 
 log = logging.getLogger(__name__)
 
-# Of a turn, so many seconds are listened to.
+# The seconds of a turn that are judged, from its beginning.
 MAX_VOICE_S = 10.0
 # Bound: verdicts of turns that nobody has asked for.
 MAX_VERDICTS = 64
