@@ -194,6 +194,7 @@ def test_a_model_without_vision_gets_no_images_and_a_flood_of_them_is_not_kept()
     for queue in (blind, units):
         queue.append_frames((b"a",) * 100 + (b"b",))
         queue.append(np.ones(4, np.float32))
+        assert queue.has_unit
         queue.take()
     assert (blind.take_frames(), units.take_frames()) == ((), (b"b",))
 
