@@ -17,7 +17,7 @@ from bench.hearing.figures import rate, readings
 from bench.hearing.quality import hear
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
-from antiphon.sessions.transcription.file_segments import MAX_PAUSE_S
+from antiphon.sessions.transcription.file_speech import MAX_PAUSE_S
 
 PAUSES_S = (0.2, 0.5, 1.0, 1.6, 3.0, 8.0, 20.0, 45.0)
 PEAKS_DB = (-3, -20, -30, -42)

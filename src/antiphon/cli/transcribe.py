@@ -36,8 +36,7 @@ from antiphon.loading.loader import load, store_of
 from antiphon.loading.selection import TRANSCRIPTION_ROLES
 from antiphon.protocols.rest.transcriptions import joined, skipped_seconds, srt
 from antiphon.sessions.inbox import Inbox
-from antiphon.sessions.transcription.file_segments import segments_by_words
-from antiphon.sessions.transcription.file_speech import transcribe_speech
+from antiphon.sessions.transcription.file_speech import segments_by_words, transcribe_speech
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.settings import Settings
 

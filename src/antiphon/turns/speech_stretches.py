@@ -19,7 +19,7 @@ from antiphon.turns.endpoint import ONSET_FRAMES, Endpointer, SpeechBegan, Speec
 SURE = 0.9
 # The same as a multiple of a client's lower threshold.
 SURE_RATIO = SURE / 0.5
-# Bound: so much of a stretch is held until the detector is sure of it.
+# Bound: what is held of a stretch until the detector is sure of it.
 MAX_UNSURE = 30 * SAMPLE_RATE_HZ
 
 

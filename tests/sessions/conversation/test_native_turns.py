@@ -41,7 +41,13 @@ from antiphon.events.duplex import (
 from antiphon.events.transcription import AppendAudio, CommitAudio, ServerVad, TranscriptionConfig
 from antiphon.pipelines.native_partner import NativeConversationModel
 from antiphon.sessions.conversation.context import ConversationContext
-from antiphon.sessions.conversation.native_turns import ANSWER_UNITS, MAX_WAITING_UNITS, NativeTurns, UnitClock
+from antiphon.sessions.conversation.native_turns import (
+    ANSWER_UNITS,
+    MAX_WAITING_UNITS,
+    NativeTurns,
+    UnitClock,
+    UnitQueue,
+)
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
@@ -161,6 +167,36 @@ def run(native: Native, act: Any, duplex: DuplexConfig | None = None, **config: 
         return scene
 
     return asyncio.run(main())
+
+
+def test_audio_is_cut_into_units_and_images_go_with_the_unit_in_which_they_came() -> None:
+    units = UnitQueue(4, 2)
+    units.append_frames((b"a",))
+    units.append(np.arange(1, 3, dtype=np.float32))
+    assert not units.has_unit
+    units.append(np.arange(3, 6, dtype=np.float32))
+    units.append_frames((b"b", b"c", b"d"))
+    units.append(np.arange(6, 8, dtype=np.float32))
+    assert (units.has_unit, units.num_waiting, units.num_received) == (True, 7, 7)
+    pcm, is_full = units.take()
+    assert (pcm.tolist(), is_full, units.take_frames()) == ([1, 2, 3, 4], True, (b"a",))
+    pcm, is_full = units.take()
+    assert (pcm.tolist(), is_full, units.take_frames()) == ([5, 6, 7, 0], False, (b"c", b"d"))
+    units.append_frames((b"e",))
+    # Of a unit of silence.
+    pcm, is_full = units.take()
+    assert (pcm.tolist(), is_full, units.take_frames()) == ([0] * 4, False, (b"e",))
+    assert units.num_waiting == 0
+
+
+def test_a_model_without_vision_gets_no_images_and_a_flood_of_them_is_not_kept() -> None:
+    blind, units = UnitQueue(4, 0), UnitQueue(4, 1)
+    for queue in (blind, units):
+        queue.append_frames((b"a",) * 100 + (b"b",))
+        queue.append(np.ones(4, np.float32))
+        assert queue.has_unit
+        queue.take()
+    assert (blind.take_frames(), units.take_frames()) == ((), (b"b",))
 
 
 def test_when_a_voice_is_configured_then_the_model_speaks_with_it() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.contracts import FileInfo, TranscriptSegment
 from antiphon.events.words import Word
-from antiphon.sessions.transcription.file_segments import by_words, segments_by_words
+from antiphon.sessions.transcription.file_speech import by_words, segments_by_words
 
 
 def segment(text: str, *words: tuple[str, float, float], id_: int = 0) -> TranscriptSegment:

@@ -22,7 +22,14 @@ SECOND = 16_000
 
 @pytest.mark.parametrize(
     ("piece_s", "gap_s", "limit_s"),
-    [(0.02, 0.02, STALLED_S), (0.5, 0.5, 0.75), (0.5, 0.9, 1.35), (1.8, 1.8, MUTED_S), (0.02, 2.5, STALLED_S)],
+    [
+        (0.02, 0.02, STALLED_S),
+        (1.0, 0.1, 1.5),
+        (0.5, 0.5, 0.75),
+        (0.5, 0.9, 1.35),
+        (1.8, 1.8, MUTED_S),
+        (0.02, 2.5, STALLED_S),
+    ],
 )
 def test_a_client_that_sends_seldom_is_given_longer(piece_s: float, gap_s: float, limit_s: float) -> None:
     arrivals = Arrivals()
@@ -51,8 +58,10 @@ def test_a_client_is_muted_from_a_while_after_its_last_audio() -> None:
     assert arrivals.is_muted(100.0 + MUTED_S)
 
 
-@pytest.mark.parametrize(("speed", "burst_s", "is_live"), [(1, 0.0, True), (1, 0.4, True), (2, 0.0, False)])
-def test_audio_that_comes_faster_than_it_is_spoken_is_not_live(speed: int, burst_s: float, is_live: bool) -> None:
+@pytest.mark.parametrize(
+    ("speed", "burst_s", "is_live"), [(1, 0.0, True), (1.5, 0.45, True), (1.5, 0.55, False), (2, 0.0, False)]
+)
+def test_audio_that_comes_faster_than_it_is_spoken_is_not_live(speed: float, burst_s: float, is_live: bool) -> None:
     arrivals = Arrivals()
     for number in range(int(LIVE_PERIOD_S * 10) + 1):
         heard_s = number / 10 * speed + (burst_s if number else 0.0)

@@ -26,8 +26,7 @@ from antiphon.server.body import FORM_BYTES, limited_form
 from antiphon.server.disconnect import HeldStream, unless_disconnected
 from antiphon.server.errors import BodyTooLarge
 from antiphon.server.state import ServerState
-from antiphon.sessions.transcription.file_segments import segments_by_words
-from antiphon.sessions.transcription.file_speech import FILE_VAD, transcribe_speech
+from antiphon.sessions.transcription.file_speech import FILE_VAD, segments_by_words, transcribe_speech
 from antiphon.shares.threads import FILE_THREADS, in_thread
 
 MAX_FIELDS = 40

@@ -97,6 +97,55 @@ class UnitClock:
         return self._began_s + self._unit_s + late_s - now_s
 
 
+class UnitQueue:
+    """Audio that waits to be cut into units of `unit_samples`, and images, each with the unit in which it came. Pure.
+
+    `max_frames`: the images of one unit. `num_waiting`: samples that wait; `num_received`: samples that ever came.
+    """
+
+    def __init__(self, unit_samples: int, max_frames: int) -> None:
+        self.unit_samples, self._max_frames = unit_samples, max_frames
+        self.num_waiting = self.num_received = 0
+        self._audio: deque[Pcm] = deque()
+        # Images, each with the samples that had come before it.
+        self._frames: deque[tuple[int, bytes]] = deque(maxlen=max(1, max_frames) * (MAX_WAITING_UNITS + 1))
+
+    @property
+    def has_unit(self) -> bool:
+        """Whether the audio of a whole unit waits."""
+        return self.num_waiting >= self.unit_samples
+
+    def append(self, pcm: Pcm) -> None:
+        """Add audio. The array is kept, not copied."""
+        self._audio.append(pcm)
+        self.num_waiting += len(pcm)
+        self.num_received += len(pcm)
+
+    def append_frames(self, frames: tuple[bytes, ...]) -> None:
+        """Add images, which go with the unit of the audio that comes next."""
+        self._frames.extend((self.num_received, frame) for frame in frames)
+
+    def take(self) -> tuple[Pcm, bool]:
+        """Remove a unit, filled up with silence. Returns it, and whether it was full."""
+        pcm, at = np.zeros(self.unit_samples, np.float32), 0
+        while self._audio and at < self.unit_samples:
+            chunk = self._audio.popleft()
+            part = chunk[: self.unit_samples - at]
+            pcm[at : at + len(part)] = part
+            at += len(part)
+            if len(part) < len(chunk):
+                self._audio.appendleft(chunk[len(part) :])
+        self.num_waiting -= at
+        return pcm, at == self.unit_samples
+
+    def take_frames(self) -> tuple[bytes, ...]:
+        """Remove the images of the unit that was taken last, and return the newest where there are too many."""
+        frames, num_taken = [], self.num_received - self.num_waiting
+        while self._frames and (self._frames[0][0] < num_taken or not self.num_waiting):
+            frames.append(self._frames.popleft()[1])
+        return tuple(frames[-self._max_frames :]) if self._max_frames else ()
+
+
 class NativeResponse:
     """One turn that a native model speaks: a `ResponseSource` that exists without having been asked for.
 
@@ -182,15 +231,8 @@ class NativeTurns:
         self._model = model
         self._on_turn, self._emit = on_turn, emit
         self._clock = clock
-        self._unit_samples = int(model.profile.unit_s * SAMPLE_RATE_HZ)
+        self._units = UnitQueue(int(model.profile.unit_s * SAMPLE_RATE_HZ), model.profile.max_frames)
         self._stream: NativeStream | None = None
-        self._queued: deque[Pcm] = deque()
-        self._num_queued = 0
-        # Samples that arrived and that went into units; images, each with the samples that had arrived before it.
-        self._num_received = self._num_taken = 0
-        self._frames: deque[tuple[int, bytes]] = deque(
-            maxlen=max(1, model.profile.max_frames) * (MAX_WAITING_UNITS + 1)
-        )
         self._changed = Signal()
         self._is_closed = False
         self._unit_clock = UnitClock(model.profile.unit_s)
@@ -245,18 +287,16 @@ class NativeTurns:
             self._due = None
         elif self._due:
             self._due.is_paced = True
-        while self._num_queued >= MAX_WAITING_UNITS * self._unit_samples and not self._is_closed:
+        while self._units.num_waiting >= MAX_WAITING_UNITS * self._units.unit_samples and not self._is_closed:
             await self._changed.wait()
-        self._queued.append(pcm)
-        self._num_queued += len(pcm)
-        self._num_received += len(pcm)
+        self._units.append(pcm)
         self._changed.notify()
 
     def append_frames(self, frames: tuple[bytes, ...]) -> None:
         """Queue encoded images, which go with the unit of the audio that arrives next. Does not wait. Where a unit has
         more of them than the model's profile allows, the newest are used; a model without vision ignores all.
         """
-        self._frames.extend((self._num_received, frame) for frame in frames)
+        self._units.append_frames(frames)
 
     def append_item(self, item: Item) -> None:
         """Queue what the user or the system typed, or the transcript of what was said, which goes with the next units.
@@ -302,12 +342,12 @@ class NativeTurns:
         if (self._turn and due is None) or (due and due.request):
             message = "Conversation already has an active response in progress."
             raise RemoteProtocolError("conversation_already_has_active_response", message)
-        if not (self._num_received or self._text or request.instructions):
+        if not (self._units.num_received or self._text or request.instructions):
             raise RemoteProtocolError("response_create_without_input", "There is nothing to answer.")
         instructions = request.instructions if request.instructions and not self._turn else ""
         self._check_room(instructions, "response.instructions")
         if due is None:
-            due = self._due = DueResponse(is_padded=not self._num_queued)
+            due = self._due = DueResponse(is_padded=not self._units.num_waiting)
         due.request, due.answers = request, True
         self._text += instructions
         self._changed.notify()
@@ -374,7 +414,7 @@ class NativeTurns:
         while (pcm := await self._next_unit()) is not None:
             text, self._text = self._text[:UNIT_CHARS], self._text[UNIT_CHARS:]
             try:
-                await stream.append(Unit(pcm, self._unit_frames(), text=text))
+                await stream.append(Unit(pcm, self._units.take_frames(), text=text))
             except MediaError as error:
                 await self._emit(CommandRejected("invalid_video_frames", str(error), "video_frames"))
                 await stream.append(Unit(pcm, text=text))
@@ -391,7 +431,7 @@ class NativeTurns:
         """Return the next unit's audio, None once closed. A unit that is due while the model speaks, or while an answer
         is due, is filled with silence.
         """
-        while self._num_queued < self._unit_samples and not self._is_closed:
+        while not self._units.has_unit and not self._is_closed:
             due = self._due
             if due and not self._turn and not due.is_paced:
                 break
@@ -404,25 +444,15 @@ class NativeTurns:
         if self._is_closed:
             return None
         self._count_down()
-        pcm = np.zeros(self._unit_samples, np.float32)
-        at = 0
-        while self._queued and at < self._unit_samples:
-            chunk = self._queued.popleft()
-            part = chunk[: self._unit_samples - at]
-            pcm[at : at + len(part)] = part
-            at += len(part)
-            if len(part) < len(chunk):
-                self._queued.appendleft(chunk[len(part) :])
-        self._num_queued -= at
-        self._num_taken += at
-        self._unit_clock.begin(self._clock(), is_fed=at == self._unit_samples)
+        pcm, is_fed = self._units.take()
+        self._unit_clock.begin(self._clock(), is_fed=is_fed)
         self._changed.notify()
         return pcm
 
     def _count_down(self) -> None:
         """Count the unit that is about to be taken against the answer that is due, once all that waited is heard."""
         due = self._due
-        if due is None or self._turn or (self._num_queued >= self._unit_samples and not due.is_paced):
+        if due is None or self._turn or (self._units.has_unit and not due.is_paced):
             return
         if not due.is_padded:
             due.is_padded = True
@@ -434,13 +464,6 @@ class NativeTurns:
     def _must_speak(self) -> bool:
         """Whether the unit under way is the last in which the answer that is due may begin."""
         return bool(self._due and self._due.units_left <= 0 and not self._turn)
-
-    def _unit_frames(self) -> tuple[bytes, ...]:
-        """Return the images of the unit that was taken last, the newest where there are too many."""
-        frames = []
-        while self._frames and (self._frames[0][0] < self._num_taken or not self._num_queued):
-            frames.append(self._frames.popleft()[1])
-        return tuple(frames[-self._model.profile.max_frames :]) if self._model.profile.max_frames else ()
 
     async def _apply(self, step: NativeStep) -> None:
         match step:

@@ -78,33 +78,27 @@ class OverlapHolder:
             scope.cancel()
 
     async def _decide(self, turn: int, listener: TranscriptionSession, duplex: DuplexConfig | None) -> None:
+        """Wait until the overlap with this turn is decided, and decide it where its words do not.
+
+        Speech longer than MAX_BACKCHANNEL_S takes the floor. With `duplex`, its `short_ack_ms` and `barge_in_ms` hold
+        instead, and a first decision falls after DECISION_S.
+        """
+        overlap = self.decider
         with anyio.CancelScope() as scope:
             self._timing.add(scope)
             try:
-                await decide_in_time(self, turn, listener, duplex)
+                if duplex:
+                    await anyio.sleep(DECISION_S)
+                    if overlap.undecided_turn == turn:
+                        speaking, is_short = listener.speaking, listener.spoken_ms <= duplex.short_ack_ms
+                        if speaking or is_short:
+                            await self.decide(lambda: overlap.decide(speaking=speaking))
+                    await anyio.sleep(max(0.0, duplex.barge_in_ms / 1000 - DECISION_S))
+                else:
+                    await anyio.sleep(MAX_BACKCHANNEL_S)
+                while overlap.undecided_turn == turn:
+                    if listener.speaking and not listener.speakers.is_looked_at(turn):
+                        await self.decide(overlap.take_floor)
+                    await anyio.sleep(POLL_S)
             finally:
                 self._timing.discard(scope)
-
-
-async def decide_in_time(
-    held: OverlapHolder, turn: int, listener: TranscriptionSession, duplex: DuplexConfig | None
-) -> None:
-    """Wait until the overlap with this turn is decided, and decide it where its words do not.
-
-    Speech longer than MAX_BACKCHANNEL_S takes the floor. With `duplex`, its `short_ack_ms` and `barge_in_ms` hold
-    instead, and a first decision falls after DECISION_S.
-    """
-    overlap = held.decider
-    if duplex:
-        await anyio.sleep(DECISION_S)
-        if overlap.undecided_turn == turn:
-            speaking, is_short = listener.speaking, listener.spoken_ms <= duplex.short_ack_ms
-            if speaking or is_short:
-                await held.decide(lambda: overlap.decide(speaking=speaking))
-        await anyio.sleep(max(0.0, duplex.barge_in_ms / 1000 - DECISION_S))
-    else:
-        await anyio.sleep(MAX_BACKCHANNEL_S)
-    while overlap.undecided_turn == turn:
-        if listener.speaking and not listener.speakers.is_looked_at(turn):
-            await held.decide(overlap.take_floor)
-        await anyio.sleep(POLL_S)

@@ -165,14 +165,11 @@ class ConversationSession:
         await self._overlaps.decide(lambda: self._overlaps.decider.commit(turn))
 
     @property
-    def _responds_to_turns(self) -> bool:
-        """Whether the end of a turn begins a response: not with a model that takes turns by itself."""
-        return self.config.create_response and self._native is None
-
-    @property
     def _answers_detected_turns(self) -> bool:
-        """Whether a turn that the server has detected is answered once it has words."""
-        return self._responds_to_turns and self.config.transcription.vad is not None
+        """Whether a turn that the server has detected is answered once it has words. A model that takes turns by itself
+        is not asked to.
+        """
+        return self.config.create_response and self._native is None and self.config.transcription.vad is not None
 
     @property
     def interruptible(self) -> bool:
@@ -307,7 +304,8 @@ class ConversationSession:
         await self._item_of(turn)
         await self._emit(event)
         active = self._responder.active
-        has_output, answers = bool(active and active.response.output), self._responds_to_turns
+        has_output = bool(active and active.response.output)
+        answers = self.config.create_response and self._native is None
         commands = self._floor.user_started(
             turn, takes_floor=self.interruptible, answers=answers, has_output=has_output
         )

@@ -409,7 +409,7 @@ class Decoding:
             await self._emit_all(self._transcripts.finish(window, shortened(final, keep)))
 
     def _end_of_word(self, window: SpeechWindow, final: Hypothesis, num_words: int) -> int:
-        """The sample at which the window can be cut behind so many words of its final."""
+        """The sample at which the window can be cut behind the first `num_words` words of its final."""
         cut_s = window.length_s
         if num_words < len(final.words):
             cut_s = (final.words[num_words - 1].end_s + final.words[num_words].start_s) / 2

@@ -55,8 +55,8 @@ class Arrivals:
         return now_s - self._heard_at_s >= MUTED_S
 
     def is_live(self, now_s: float, num_heard: int) -> bool:
-        """Whether audio comes as fast as it is spoken, when so many samples were listened to. What comes faster was not
-        recorded beside a loudspeaker.
+        """Whether audio comes as fast as it is spoken. What comes faster was not recorded beside a loudspeaker.
+        `num_heard`: the samples that were listened to by now.
         """
         self._received.append((now_s, num_heard))
         while self._received[0][0] < now_s - LIVE_PERIOD_S:
@@ -94,12 +94,12 @@ class EchoFilter:
     def expect(self, pcm: Pcm, now_s: float, num_received: int) -> None:
         """Expect the echo of audio that is about to be sent, behind what was sent before."""
         if self._guard:
-            self._guard.add_reference(pcm, self.now(now_s, num_received))
+            self._guard.add_reference(pcm, self._clock.now(now_s, num_received))
 
     def expect_silence(self, now_s: float, num_received: int) -> None:
         """Expect no echo of what was not played by now."""
         if self._guard:
-            self._guard.cut_reference(self.now(now_s, num_received))
+            self._guard.cut_reference(self._clock.now(now_s, num_received))
 
     def judge(
         self, pcm: Pcm, probabilities: list[float], at: int, now_s: float, num_received: int, *, is_live: bool
@@ -113,7 +113,7 @@ class EchoFilter:
         audio = np.concatenate((self._rest, pcm))
         size = self._frame_samples * len(probabilities)
         self._rest = audio[size:]
-        muted = self.now(now_s, num_received) - num_received
+        muted = self._clock.now(now_s, num_received) - num_received
         if not is_live:
             return probabilities, None
         judged = self._guard.judge(audio[:size].reshape(-1, self._frame_samples), probabilities, begin + muted)

@@ -17,7 +17,7 @@ from antiphon.turns.segmenter import Segmenter
 
 log = logging.getLogger(__name__)
 
-# The turn detector judges a pause once it has lasted so long.
+# Samples after which the turn detector judges a pause.
 JUDGE_AFTER = MIN_SILENCE_MS * SAMPLE_RATE_HZ // 1000
 
 

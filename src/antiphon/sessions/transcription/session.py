@@ -31,7 +31,6 @@ from antiphon.events.transcription import (
     SpeechStopped,
     TranscriptDone,
     TranscriptFailed,
-    TranscriptionCommand,
     TranscriptionConfig,
     TranscriptionEvent,
     TurnCleared,
@@ -72,7 +71,7 @@ def _unmeasured(kind: str, seconds: float) -> None:
 
 
 class TranscriptionSession:
-    """One client's transcription. `run()` it as a task and `put()` commands; closing the inbox lets it finish.
+    """One client's transcription. `run()` it as a task; commands go into `inbox`, and closing it lets it finish.
 
     - `emit`: is awaited for every event and may hold the session back.
     - `min_commit_ms`: a commit with less new audio than this is refused with CommitRefused.
@@ -205,12 +204,6 @@ class TranscriptionSession:
         window, quiet = self._segmenter.window, self._segmenter.quiet_since
         end = self._segmenter.now if quiet is None else quiet
         return (end - window.start) * 1000 // SAMPLE_RATE_HZ if window else 0
-
-    async def put(self, item: TranscriptionCommand) -> None:
-        """Add one command to the inbox. While the backlog is full it waits, or raises Refused where the inbox is
-        `live`, because a speaking caller must not fall behind.
-        """
-        await self.inbox.put(item)
 
     async def run(self) -> None:
         """Run both tasks until the inbox is closed and all audio in it is transcribed. A turn that is open then is

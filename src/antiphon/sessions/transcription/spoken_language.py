@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 # Below this, a language that is not decided yet is too uncertain for words that cannot be taken back.
 MIN_LANGUAGE_PROBABILITY = 0.7
-# The language is decided from so much speech with that probability, or from more speech with a smaller one.
+# The language is decided from DECIDE_S of speech with that probability, or from DECIDE_LATE_S with a smaller one.
 DECIDE_S = 1.0
 DECIDE_LATE_S, DECIDE_LATE_PROBABILITY = 3.0, 0.5
 # So much speech of a window is enough to hear another language. How clear it has to be is the transcriber's to say.

@@ -24,7 +24,7 @@ from antiphon.turns.voices.primary_speaker import (
 
 log = logging.getLogger(__name__)
 
-# Of a turn, so many seconds are listened to.
+# The seconds of a turn that are judged, from its beginning.
 MAX_VOICE_S = 10.0
 # Bound: verdicts of turns that nobody has asked for.
 MAX_VERDICTS = 64
@@ -36,6 +36,7 @@ class TurnSpeakers:
 
     - `model`: the speaker encoder; None: nobody is judged.
     - `on_other`: is awaited with a turn that goes on, once it is known to be another's voice.
+    - `is_on`: whether turns are judged; public to read.
 
     Used from one event loop. A failure of the encoder leaves a turn undecided, which counts as the user's.
     """
@@ -46,6 +47,7 @@ class TurnSpeakers:
         self._model = model
         self._segmenter = segmenter
         self._on_other = on_other
+        self.is_on = False
         self._primary: PrimarySpeaker | None = None
         self._config: tuple[str, tuple[EnrolledVoice, ...]] = ("off", ())
         # The turn that is open, its speech so far, and how many early looks it has had.
@@ -57,21 +59,15 @@ class TurnSpeakers:
         self._verdicts: dict[int, SpeakerVerdict] = {}
         self._pending: dict[int, anyio.Event] = {}
 
-    @property
-    def is_on(self) -> bool:
-        """Whether turns are judged."""
-        return self._primary is not None
-
     def configure(self, config: TranscriptionConfig) -> None:
         """Judge by this configuration. A voice that was learned is forgotten where the mode or the voices change."""
         wanted = (config.primary_speaker, config.enrolled_voices)
         if self._model is None or wanted == self._config:
             return
-        self._config = wanted
-        if config.primary_speaker == "off":
-            self._primary = None
-            return
-        self._primary = PrimarySpeaker(config.primary_speaker, self._model.profile, config.enrolled_voices)
+        self._config, self._primary = wanted, None
+        if config.primary_speaker != "off":
+            self._primary = PrimarySpeaker(config.primary_speaker, self._model.profile, config.enrolled_voices)
+        self.is_on = self._primary is not None
 
     def follow(self, group: anyio.abc.TaskGroup) -> None:
         """Look at the turn that is open, after audio was added. Early looks run in tasks of `group`."""

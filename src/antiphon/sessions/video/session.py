@@ -79,6 +79,66 @@ class KeptFrame:
     num_bytes: int
 
 
+class VideoTime:
+    """The time of one session in seconds: it begins with the first frame, and `now_s` is that of the latest frame.
+
+    `clock` returns monotonic seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._first_frame_s: float | None = None
+        self._first_pts_ms: float | None = None
+        # The clock when the newest frame came.
+        self._frame_came_s = 0.0
+        self.now_s = 0.0
+
+    def frame(self, info: FrameInfo) -> float:
+        """Return the time of a frame that has just come: by the client's timestamps, or when it came. `now_s` goes on
+        to it, never back.
+        """
+        self._frame_came_s = now_s = self._clock()
+        if self._first_frame_s is None:
+            self._first_frame_s, self._first_pts_ms = now_s, info.pts_ms
+        if info.pts_ms is not None and self._first_pts_ms is not None:
+            at_s = (info.pts_ms - self._first_pts_ms) / 1000
+        else:
+            at_s = now_s - self._first_frame_s
+        self.now_s = max(self.now_s, at_s)
+        return at_s
+
+    def sound(self, num_samples: int) -> float:
+        """Return when sound that came just now began: as long before now as it lasts, but not before the newest frame.
+
+        So a file whose frames and sound are sent in the order of their times has its sound where it belongs.
+        """
+        since_frame_s = 0.0 if self._first_frame_s is None else self._clock() - self._frame_came_s
+        return self.now_s + max(0.0, since_frame_s - num_samples / SAMPLE_RATE_HZ)
+
+
+class QuestionSound:
+    """The sound since the last question. `num_samples`: of it; `at_s`: when it began. Bound: MAX_AUDIO_SAMPLES."""
+
+    def __init__(self) -> None:
+        self._audio: list[Pcm] = []
+        self.num_samples, self.at_s = 0, 0.0
+
+    def append(self, pcm: Pcm, time: VideoTime) -> float:
+        """Add sound that came just now, and return when it began: the first is at its own time, the rest follows it."""
+        if not self._audio:
+            self.at_s = time.sound(len(pcm))
+        at_s = self.at_s + self.num_samples / SAMPLE_RATE_HZ
+        self._audio.append(pcm)
+        self.num_samples += len(pcm)
+        return at_s
+
+    def take(self) -> Pcm | None:
+        """Remove all of it and return it, None where there is none."""
+        pcm = np.concatenate(self._audio) if self._audio else None
+        self._audio, self.num_samples = [], 0
+        return pcm
+
+
 class VideoSession:
     """One client's video session: `put` gives it commands, `run` handles them until it ends.
 
@@ -115,20 +175,11 @@ class VideoSession:
         self._filter: FrameFilter | None = None
         if config.filter:
             self._filter = (BlockFilter if config.filter == "blocks" else EvsFilter)(config.threshold)
-        # The session's clock: it begins with the first frame, and its time is that of the latest frame.
-        self._first_frame_s: float | None = None
-        self._first_pts_ms: float | None = None
-        self._now_s = 0.0
-        # Bound: MAX_AUDIO_SAMPLES.
-        self._audio: list[Pcm] = []
-        self._num_samples = 0
-        self._audio_at_s = 0.0
-        # The clock when the newest frame came.
-        self._frame_came_s = 0.0
+        self._time, self._sound = VideoTime(clock), QuestionSound()
         self._answering = anyio.CancelScope()
         self._answered = anyio.Event()
         self._answered.set()
-        self._num_put = self._num_handled = self._waiting_bytes = 0
+        self._num_waiting = self._waiting_bytes = 0
         self._has_ended = False
         self._handled = Signal()
         self.num_frames = self.num_kept = 0
@@ -141,7 +192,7 @@ class VideoSession:
         while self._waiting_bytes > MAX_WAITING_BYTES and not self._has_ended:
             await self._handled.wait()
         with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
-            self._num_put += 1
+            self._num_waiting += 1
             self._waiting_bytes += _weight(command)
             await self._send.send(command)
 
@@ -156,7 +207,7 @@ class VideoSession:
             group.cancel_scope.cancel()
 
     async def _settle(self, done: anyio.CancelScope) -> None:
-        while self._num_handled < self._num_put:
+        while self._num_waiting:
             await self._handled.wait()
         if self._stream:
             await self._stream.settled()
@@ -169,7 +220,7 @@ class VideoSession:
     @property
     def num_bytes(self) -> int:
         """The memory of the commands that wait, of the kept frames' files, and of the audio for the next question."""
-        return self._waiting_bytes + sum(frame.num_bytes for frame in self._kept) + 4 * self._num_samples
+        return self._waiting_bytes + sum(frame.num_bytes for frame in self._kept) + 4 * self._sound.num_samples
 
     @property
     def idle(self) -> bool:
@@ -198,7 +249,7 @@ class VideoSession:
                 group.start_soon(self._stream.run)
                 async for command in self._receive:
                     await self._handle(command, group)
-                    self._num_handled += 1
+                    self._num_waiting -= 1
                     self._waiting_bytes -= _weight(command)
                     self._handled.notify()
                     if isinstance(command, FinishVideo):
@@ -231,7 +282,7 @@ class VideoSession:
         assert self._stream
         image = EncodedImage(file, MAX_FRAME_PIXELS)
         self.num_frames += 1
-        at_s = self._frame_time(info)
+        at_s = self._time.frame(info)
         self._forget()
         try:
             if self._filter:
@@ -257,46 +308,19 @@ class VideoSession:
         """Drop what was seen longer ago than `max_memory_s`."""
         assert self._stream
         if self._config.max_memory_s is not None:
-            before_s = self._now_s - self._config.max_memory_s
+            before_s = self._time.now_s - self._config.max_memory_s
             self._stream.forget(before_s)
             while self._kept and self._kept[0].at_s < before_s:
                 self._kept.popleft()
 
-    def _frame_time(self, info: FrameInfo) -> float:
-        """Return a frame's time in seconds since the first one: by the client's timestamps, or when it came.
-
-        Advances the session's clock to it, never back.
-        """
-        self._frame_came_s = now_s = self._clock()
-        if self._first_frame_s is None:
-            self._first_frame_s, self._first_pts_ms = now_s, info.pts_ms
-        if info.pts_ms is not None and self._first_pts_ms is not None:
-            at_s = (info.pts_ms - self._first_pts_ms) / 1000
-        else:
-            at_s = now_s - self._first_frame_s
-        self._now_s = max(self._now_s, at_s)
-        return at_s
-
     async def _append_audio(self, pcm: Pcm) -> None:
-        if self._num_samples + len(pcm) > MAX_AUDIO_SAMPLES:
-            self._audio, self._num_samples = [], 0
+        if self._sound.num_samples + len(pcm) > MAX_AUDIO_SAMPLES:
+            self._sound.take()
             await self._emit(VideoFailed("Audio buffer overflow"))
             return
         if self._config.uses_audio and len(pcm):
             assert self._stream
-            if not self._audio:
-                self._audio_at_s = self._sound_time(len(pcm))
-            self._stream.append_audio(pcm, self._audio_at_s + self._num_samples / SAMPLE_RATE_HZ)
-            self._audio.append(pcm)
-            self._num_samples += len(pcm)
-
-    def _sound_time(self, num_samples: int) -> float:
-        """Return when sound that came just now began: as long before now as it lasts, but not before the newest frame.
-
-        So a file whose frames and sound are sent in the order of their times has its sound where it belongs.
-        """
-        since_frame_s = 0.0 if self._first_frame_s is None else self._clock() - self._frame_came_s
-        return self._now_s + max(0.0, since_frame_s - num_samples / SAMPLE_RATE_HZ)
+            self._stream.append_audio(pcm, self._sound.append(pcm, self._time))
 
     # --- answers ------------------------------------------------------------------------------------------------------
 
@@ -308,10 +332,8 @@ class VideoSession:
     def _question(self, text: str) -> tuple[VideoQuestion, tuple[FrameInfo, ...]]:
         """A question with its frames and all audio since the last one, and what the client says about the frames."""
         frames = self._sampled()
-        pcm = np.concatenate(self._audio) if self._audio else None
-        self._audio, self._num_samples = [], 0
         numbers, infos = tuple(frame.number for frame in frames), tuple(frame.info for frame in frames)
-        return VideoQuestion(text, self._now_s, numbers, pcm, self._audio_at_s), infos
+        return VideoQuestion(text, self._time.now_s, numbers, self._sound.take(), self._sound.at_s), infos
 
     async def _interrupt(self) -> None:
         """End the answer under way, and wait until it has ended: no event of it follows."""

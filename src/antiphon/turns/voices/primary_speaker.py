@@ -16,7 +16,7 @@ from antiphon.audio import Pcm
 from antiphon.contracts.speaker import SpeakerProfile
 from antiphon.events.transcription import EnrolledVoice, PrimarySpeakerMode
 
-# After so many seconds of speech a turn that goes on may be judged before it is over, as an interruption has to be. The
+# Seconds of speech after which a turn that goes on may be judged before it is over, as an interruption has to be. The
 # second look is the surer one.
 EARLY_LOOKS_S = (0.6, 1.0)
 # A turn that is too short to be judged by itself is another's if it follows another's, and is nearer to that voice than
@@ -24,14 +24,14 @@ EARLY_LOOKS_S = (0.6, 1.0)
 NEARER, SHORTEST_S = 0.1, 0.2
 # Once the user is known, shorter turns are judged, and nothing is learned from them.
 MIN_LEARN_S = 1.0
-# What was heard counts as at most so many seconds, so that the voice of a long conversation is still followed.
+# What was heard counts as at most MAX_MEMORY_S seconds, so that the voice of a long conversation is still followed.
 MAX_MEMORY_S = 30.0
 # No turn counts as more seconds than these, so that no single one outweighs several.
 MAX_TURN_S = 5.0
-# A voice is the user's when it was heard in so many turns, and until then nobody is ignored: the first turn may have
+# A voice is the user's when it was heard in SURE_TURNS turns, and until then nobody is ignored: the first turn may have
 # been a television's, or a cough.
 SURE_TURNS = 2
-# Until then, another voice that says so many turns in a row takes the first one's place.
+# Until then, another voice that says TAKEOVER_TURNS in a row takes the first one's place.
 TAKEOVER_TURNS = 3
 
 

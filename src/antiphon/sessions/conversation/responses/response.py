@@ -119,9 +119,7 @@ class ResponseTask:
         self.ended = anyio.Event()
         self._history = history
         self._emit = emit
-        self._new_id = context.new_id
-        self._measure, self._count = context.measure, context.count
-        self._rate_hz = context.model.profile.sample_rate_hz
+        self._context = context
         # What was begun before it was asked for.
         self._guess: ResponseGeneration | None = None
         self._make: Callable[[Response], Awaitable[ResponseSource]] | None = None
@@ -142,7 +140,7 @@ class ResponseTask:
         """Generate the response in a task of `group`, hidden from the client. Returns at once."""
         self._move(ResponseInput.GUESSED)
         self._guess = guess
-        self._count("preemptive_begun", 1)
+        self._context.count("preemptive_begun", 1)
         group.start_soon(guess.run)
 
     def answers(self, request: ResponseRequest) -> bool:
@@ -164,8 +162,8 @@ class ResponseTask:
         self._move(ResponseInput.DROPPED)
         assert self._guess
         await self._guess.drop()
-        self._count("preemptive_dropped", 1)
-        self._count("preemptive_dropped_tokens", self._guess.num_tokens)
+        self._context.count("preemptive_dropped", 1)
+        self._context.count("preemptive_dropped_tokens", self._guess.num_tokens)
 
     # --- from its request on ------------------------------------------------------------------------------------------
 
@@ -174,7 +172,7 @@ class ResponseTask:
         from; it may raise what a model raises.
         """
         if self.stage is ResponseStage.PREEMPTIVE:
-            self._count("preemptive_used", 1)
+            self._context.count("preemptive_used", 1)
         self._move(ResponseInput.ASKED)
         self.response, self._make = response, make
         self._asked_s = time.monotonic()
@@ -233,16 +231,23 @@ class ResponseTask:
                 item.parts[0].add(text)
                 await emit(ResponseTextDelta(self._place(), text, response.audio_output))
             case ResponseAudio(pcm, words):
-                item = await self._message()
+                item, rate_hz = await self._message(), self._context.model.profile.sample_rate_hz
                 if not self._has_audio:
                     self._has_audio = True
-                    self._measure("first_answer_sound", time.monotonic() - self._asked_s)
-                item.parts[0].add(words=words, audio_s=len(pcm) / self._rate_hz)
-                await emit(ResponseAudioDelta(self._place(), pcm, self._rate_hz, words))
+                    self._context.measure("first_answer_sound", time.monotonic() - self._asked_s)
+                item.parts[0].add(words=words, audio_s=len(pcm) / rate_hz)
+                await emit(ResponseAudioDelta(self._place(), pcm, rate_hz, words))
             case ToolCallStarted(call_id, name):
                 await self._close()
                 await self._open(
-                    Item(self._new_id("item_"), "function_call", "assistant", "in_progress", call_id=call_id, name=name)
+                    Item(
+                        self._context.new_id("item_"),
+                        "function_call",
+                        "assistant",
+                        "in_progress",
+                        call_id=call_id,
+                        name=name,
+                    )
                 )
             case ToolCallDelta(arguments):
                 assert self._item
@@ -260,7 +265,7 @@ class ResponseTask:
         await self._close()
         kind = "output_audio" if self.response.audio_output else "output_text"
         item = Item(
-            self._new_id("item_"),
+            self._context.new_id("item_"),
             "message",
             "assistant",
             "in_progress",
