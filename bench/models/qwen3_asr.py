@@ -19,7 +19,7 @@ from antiphon.adapters.qwen3_asr.transcriber import Qwen3Asr
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.engine.local.weights import weights_for
 from antiphon.modeling.text_decoder import TextDecoder
-from antiphon.modeling.vocabulary import Vocabulary
+from antiphon.modeling.tokens import Vocabulary
 
 TEXT = {
     "vocab_size": 152064,

@@ -22,7 +22,7 @@ from antiphon.adapters.qwen3_omni.checkpoint import parts_of
 from antiphon.adapters.qwen3_omni.model import Qwen3Omni
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.engine.local.weights import weights_for
-from antiphon.modeling.omni.checkpoint import tokenizer
+from antiphon.modeling.omni.conversation import tokenizer
 
 ROPE = {"rope_type": "default", "rope_theta": 1_000_000.0}
 SECTIONS = ROPE | {"mrope_section": [24, 20, 20], "mrope_interleaved": True}

@@ -17,7 +17,7 @@ from antiphon.adapters.qwen3_tts.synthesizer import Qwen3Tts
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.engine.local.weights import weights_for
 from antiphon.modeling.codec_talker import DEFAULT_CODEC_SAMPLING
-from antiphon.modeling.vocabulary import Vocabulary
+from antiphon.modeling.tokens import Vocabulary
 
 # Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice, config.json; the vocoder as the published package (qwen-tts 0.1.1) has it by
 # default. The 1.7B has a wider talker.

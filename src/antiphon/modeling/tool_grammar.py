@@ -23,7 +23,7 @@ from antiphon.contracts import Reply, ReplyOptions, TextDelta, ToolCallDelta, To
 from antiphon.engine.api import Grammar
 from antiphon.engine.schemas import json_grammar
 from antiphon.events.tools import JsonSchema, Tool, WrittenCallFinder
-from antiphon.modeling.detokenizer import held_back
+from antiphon.modeling.tokens import held_back
 
 # The tags around a call.
 CALL_OPENING, CALL_CLOSING = "<tool_call>", "</tool_call>"

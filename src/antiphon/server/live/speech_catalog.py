@@ -14,7 +14,7 @@ from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.speech.fields import MAX_SAMPLE_BYTES, SpeechCatalog
 from antiphon.server.state import Caller, ServerState
 from antiphon.shares.fair_cache import FairCache
-from antiphon.shares.owner import current_owner
+from antiphon.shares.places import current_owner
 from antiphon.store.voices import VoiceStore
 
 # Files of voices that were spoken with before, of at most 10 MB each.
