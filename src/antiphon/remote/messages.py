@@ -117,7 +117,7 @@ def without_media(message: Message) -> Message:
 _KINDS = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"GIF8", "gif"), (b"RIFF", "webp"), (b"BM", "bmp"))
 
 
-class ContentPart(msgspec.Struct, kw_only=True):
+class SentPart(msgspec.Struct, kw_only=True):
     """A part of a message's content, in the form of either API."""
 
     type: str
@@ -128,7 +128,7 @@ class ContentPart(msgspec.Struct, kw_only=True):
     uuid: str | UnsetType = UNSET
 
 
-def content_part(part: MessagePart, api: Literal["chat_completions", "responses"], salt: str = "") -> ContentPart:
+def content_part(part: MessagePart, api: Literal["chat_completions", "responses"], salt: str = "") -> SentPart:
     """One part of a message's content in the form of the named API. Encoding a picture takes milliseconds.
 
     `salt`: where given, images and audio get a `uuid`, by which vLLM finds what its encoder made of them before. It is
@@ -136,19 +136,19 @@ def content_part(part: MessagePart, api: Literal["chat_completions", "responses"
     """
     responses = api == "responses"
     if isinstance(part, str):
-        return ContentPart(type="input_text" if responses else "text", text=part)
+        return SentPart(type="input_text" if responses else "text", text=part)
     if isinstance(part, ImagePart):
         data = part.image.data
         kind = next((name for magic, name in _KINDS if data.startswith(magic)), "tiff")
         url = f"data:image/{kind};base64,{base64.b64encode(data).decode()}"
         if responses:
-            return ContentPart(type="input_image", image_url=url, detail="auto")
-        return ContentPart(type="image_url", image_url={"url": url}, uuid=_uuid(salt, data))
+            return SentPart(type="input_image", image_url=url, detail="auto")
+        return SentPart(type="image_url", image_url={"url": url}, uuid=_uuid(salt, data))
     # A model whose profile has no video window is given no VideoParts.
     assert isinstance(part, AudioPart)
     pcm = to_pcm16(part.pcm)
     sound = base64.b64encode(wav_header(SAMPLE_RATE_HZ, len(pcm)) + pcm).decode()
-    return ContentPart(type="input_audio", input_audio={"data": sound, "format": "wav"}, uuid=_uuid(salt, pcm))
+    return SentPart(type="input_audio", input_audio={"data": sound, "format": "wav"}, uuid=_uuid(salt, pcm))
 
 
 def _uuid(salt: str, data: bytes) -> str | UnsetType:
