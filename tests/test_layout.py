@@ -96,7 +96,7 @@ OWN_THREADS += ("server/run.py", "server/fetch.py", "shares/threads.py")
 TORCH = {"adapters", "modeling"}
 TORCH_FILES = {
     f"engine/local/{name}.py"
-    for name in ("attention", "decode", "device_sampling", "machine_speed", "packed", "runner", "sampling", "weights")
+    for name in ("attention", "decode", "device_sampling", "packed", "runner", "sampling", "weights")
 }
 TORCH_FILES |= {f"engine/local/kv/{name}.py" for name in ("page_pool", "parked", "session_tensors", "shape")}
 TORCH_FILES |= {f"engine/local/kernels/{name}.py" for name in ("attention", "graphs", "norms")}

@@ -17,7 +17,7 @@ from transformers.models.qwen2_5_omni.processing_qwen2_5_omni import (
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from antiphon.contracts import AudioPart, ImagePart, Message, MessagePart, VideoPart
-from antiphon.modeling.omni.checkpoint import tokenizer
+from antiphon.modeling.omni.conversation import tokenizer
 from tests.adapters.published_qwen3_omni import TOKENS
 from tests.adapters.published_video import PublishedVideo, joined
 

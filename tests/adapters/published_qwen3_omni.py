@@ -31,8 +31,7 @@ from antiphon.contracts import (
     VideoPart,
     VoiceOptions,
 )
-from antiphon.modeling.omni.checkpoint import tokenizer
-from antiphon.modeling.omni.conversation import OmniStream
+from antiphon.modeling.omni.conversation import OmniStream, tokenizer
 from antiphon.vision.images import EncodedImage
 from tests.adapters.published_video import PublishedVideo, joined
 from tests.adapters.tiny_qwen3_omni import FRAME_SAMPLES, ID

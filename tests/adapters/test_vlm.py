@@ -25,8 +25,8 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.adapters.vlm.session import SYSTEM, VisionLanguageModel, VisionLanguageStream
 from antiphon.contracts import ReplyDone, ReplyOptions, TextDelta, VideoFrame, VideoQuestion
 from antiphon.errors import MediaError, ModelError
-from antiphon.modeling.vocabulary import Vocabulary
-from antiphon.shares.owner import current_owner
+from antiphon.modeling.tokens import Vocabulary
+from antiphon.shares.places import current_owner
 from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import EncodedImage
 from tests.adapters import tiny_vlm

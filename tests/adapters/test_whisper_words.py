@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.adapters.whisper.languages import chosen_language
+from antiphon.adapters.whisper.windows import chosen_language
 from antiphon.adapters.whisper.word_edges import with_edges
 from antiphon.events.words import Word
 from antiphon.modeling.token_words import token_bytes

@@ -13,7 +13,7 @@ import pytest
 from antiphon.audio import Pcm
 from antiphon.engine.lane import BULK, MAX_RESTARTS, Lane
 from antiphon.errors import ModelError, ModelLost, Refused
-from antiphon.shares.owner import current_owner
+from antiphon.shares.places import current_owner
 
 
 class Gate:

@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.engine.vllm import EngineServers
 from antiphon.errors import SettingsError
-from antiphon.loading.engine_servers import engine_servers
+from antiphon.loading.placement import engine_servers
 from antiphon.loading.selection import selected_models
 from antiphon.settings import EngineOptions, RemoteSettings, Settings
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.engine.local import machine_speed
+from antiphon.engine.local import weights
 from antiphon.loading.profile_choice import SPEED_FILE, choose_profile
 from antiphon.loading.recommendation import MEMORY_GB
 from antiphon.loading.selection import selected_models
@@ -73,7 +73,7 @@ def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
         measured.append(threads)
         return 0.06
 
-    monkeypatch.setattr(machine_speed, "seconds_a_billion", measure)
+    monkeypatch.setattr(weights, "seconds_a_billion", measure)
     choices = [choose_profile(settings).profile for _ in range(2)]
     assert (choices, measured) == (["default"] * 2, [0])
     # What another machine has left in a shared folder does not count, and what is damaged is measured anew.
@@ -85,7 +85,7 @@ def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_machine_has_a_speed() -> None:
-    assert 1e-4 < machine_speed.seconds_a_billion(1) < 10
+    assert 1e-4 < weights.seconds_a_billion(1) < 10
 
 
 def test_a_profile_that_nobody_has_chosen_is_the_default_one() -> None:

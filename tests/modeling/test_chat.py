@@ -27,7 +27,7 @@ from antiphon.loading.loader import prepare, store_of
 from antiphon.loading.selection import LANGUAGE_ROLES, selected_models
 from antiphon.modeling.chat import ChatModel, ChatStream
 from antiphon.modeling.chat_template import text_size, token_ids
-from antiphon.modeling.detokenizer import Detokenizer, held_back
+from antiphon.modeling.tokens import Detokenizer, held_back
 from antiphon.modeling.tool_grammar import CallReader, arguments_grammar
 from antiphon.settings import load as load_settings
 from tests.conftest import SMALL

@@ -7,7 +7,7 @@ import torch
 
 from antiphon.errors import Refused
 from antiphon.modeling.media_rows import AudioWindow, HeldMedia, MediaBudget, MediaRows
-from antiphon.shares.owner import current_owner
+from antiphon.shares.places import current_owner
 
 LIMIT = 1000
 

@@ -94,6 +94,14 @@ def test_when_the_text_is_too_long_to_be_rendered_then_its_older_half_goes() -> 
     assert (lengths(ids), dropped) == ([9, 30], 10)
 
 
+def test_text_that_can_be_rendered_is_not_cut_and_where_nothing_may_be_dropped_longer_text_is_refused() -> None:
+    prompts = PromptRenderer(encode, None, 10)
+    # 136 of 160 characters, of which each message takes 16 for itself.
+    assert prompts.fitting([SYSTEM, *turns(3)], (), ReplyOptions(truncation="auto"), {})[2] == 0
+    with pytest.raises(RemoteProtocolError, match="more than 160 characters"):
+        prompts.fitting([SYSTEM, *turns(11)], (), ReplyOptions(truncation="disabled"), {})
+
+
 def test_a_text_alone_that_is_too_long_is_refused() -> None:
     prompts = PromptRenderer(encode, None, 10)
     with pytest.raises(RemoteProtocolError, match="more than 160 characters; the model takes 10 tokens"):

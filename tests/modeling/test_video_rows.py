@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from antiphon.contracts import ImagePart, MediaPart, SoundTrack, SoundWindow, VideoPart
-from antiphon.modeling.omni.video_rows import VideoLayout
+from antiphon.modeling.omni.media_encoder import VideoLayout
 from antiphon.vision.images import EncodedImage
 
 CHUNKS = VideoLayout(25, 50, 1, 2)

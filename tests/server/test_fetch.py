@@ -13,7 +13,7 @@ import pytest
 from antiphon.errors import RemoteProtocolError, SettingsError
 from antiphon.server import fetch
 from antiphon.server.fetch import Fetcher, is_public
-from antiphon.shares.owner import current_owner
+from antiphon.shares.places import current_owner
 from antiphon.signals import become
 
 SOUND = b"RIFF" + bytes(4000)

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import replace
 
 from antiphon.settings import Settings
-from antiphon.shares.owner import current_owner
+from antiphon.shares.places import current_owner
 from tests.attack.doors import as_key
 from tests.scripted import ScriptedTranscriber, speech
 from tests.server.clients import connect

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from antiphon.shares import threads
-from antiphon.shares.owner import current_owner
-from antiphon.shares.places import Places
+from antiphon.shares.places import Places, current_owner
 from antiphon.shares.threads import in_thread
 
 

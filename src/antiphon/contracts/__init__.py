@@ -62,11 +62,12 @@ from antiphon.contracts.transcription import (
     TranscriptionStream,
     TranscriptionTask,
     TranscriptSegment,
+    TuningCaps,
     TuningLimits,
     Window,
     one_slab,
+    tuned,
 )
-from antiphon.contracts.tuning import TuningCaps, tuned
 from antiphon.contracts.turns import TurnDetector, VadStream, VoiceActivityDetector
 from antiphon.contracts.video import VideoFrame, VideoModel, VideoProfile, VideoQuestion, VideoStream
 

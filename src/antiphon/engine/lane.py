@@ -27,7 +27,7 @@ from typing import Generic, TypeVar
 
 from antiphon.errors import AntiphonError, ModelError, ModelLost, Refused
 from antiphon.shares.fair_queue import FairQueue
-from antiphon.shares.owner import current_owner
+from antiphon.shares.places import current_owner
 
 log = logging.getLogger(__name__)
 

@@ -31,9 +31,8 @@ from antiphon.engine.local import CAPABILITIES
 from antiphon.engine.vllm import CAPABILITIES as SERVER_CAPABILITIES
 from antiphon.errors import ModelError
 from antiphon.extras import missing_packages
-from antiphon.loading.engine_servers import engine_servers
 from antiphon.loading.loaded import LoadedModels
-from antiphon.loading.placement import placement
+from antiphon.loading.placement import engine_servers, placement
 from antiphon.loading.selection import ALL_ROLES, LocalModel, RemoteModel, selected_models, spec_of
 from antiphon.pipelines.by_language import VoiceByLanguage
 from antiphon.pipelines.native_partner import NativeConversationModel

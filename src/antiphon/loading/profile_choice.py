@@ -109,8 +109,8 @@ def _available(settings: Settings) -> set[str]:
 
 def _seconds_a_billion(settings: Settings, measure: Callable[[], float] | None) -> float:
     """As measured now, or before on this machine."""
-    from antiphon.engine.local.machine_speed import seconds_a_billion
     from antiphon.engine.local.packed import machine_key
+    from antiphon.engine.local.weights import seconds_a_billion
 
     threads = settings.engine.engine_threads
     key = f"{machine_key()} {threads or len(os.sched_getaffinity(0))}"

@@ -11,8 +11,7 @@ from typing import Any
 from antiphon.adapters import SPECS
 from antiphon.adapters.spec import Spec
 from antiphon.errors import SettingsError, StoreError
-from antiphon.loading.engine_servers import engine_servers
-from antiphon.loading.placement import placement
+from antiphon.loading.placement import engine_servers, placement
 from antiphon.remote.address import ServerAddress, is_address, parse_address
 from antiphon.roles import ModelRole
 from antiphon.settings import Settings

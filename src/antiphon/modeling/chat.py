@@ -34,7 +34,6 @@ from antiphon.engine.schemas import json_grammar
 from antiphon.errors import EngineError, GrammarError, ModelError, RemoteProtocolError
 from antiphon.events.tools import Tool
 from antiphon.modeling.chat_template import ChatTemplate, told_plainly
-from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import (
     ChatRow,
     ConversationMedia,
@@ -51,6 +50,7 @@ from antiphon.modeling.media_rows import (
 from antiphon.modeling.omni.hidden_rows import HiddenRows
 from antiphon.modeling.prompts import PromptRenderer
 from antiphon.modeling.tensors import SamplingDefaults
+from antiphon.modeling.tokens import Detokenizer
 from antiphon.modeling.tool_grammar import (
     CALL_CLOSING,
     CALL_OPENING,

@@ -17,7 +17,7 @@ import torch
 from antiphon.contracts import AudioPart, ImagePart, MediaPart, Message, VideoPart
 from antiphon.engine.api import Position
 from antiphon.errors import EngineError, MediaError, Refused, RemoteProtocolError
-from antiphon.shares.owner import current_owner
+from antiphon.shares.places import current_owner
 
 # Of callers that have to wait until other conversations hold fewer rows.
 RETRY_AFTER_S = 10.0

@@ -23,7 +23,7 @@ from antiphon.contracts import Reply, ReplyOptions, TextDelta, ToolCallDelta, To
 from antiphon.engine.api import Grammar
 from antiphon.engine.schemas import json_grammar
 from antiphon.events.tools import JsonSchema, Tool
-from antiphon.modeling.detokenizer import held_back
+from antiphon.modeling.tokens import held_back
 from antiphon.text.written_calls import WrittenCallFinder
 
 # The tags around a call.

@@ -14,8 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.contracts import Message, Reply, ReplyOptions
 from antiphon.errors import RemoteError
-from antiphon.remote.media import ContentPart, content_part
-from antiphon.remote.messages import sent_arguments, sent_parameters, sent_schema
+from antiphon.remote.messages import SentPart, content_part, sent_arguments, sent_parameters, sent_schema
 from antiphon.remote.replies import CallBuffer, Count, ThoughtFilter, done
 from antiphon.upstream.http import decoded, error_text, optional
 
@@ -74,7 +73,7 @@ class _SentCall(msgspec.Struct, tag="function"):
 
 class _SentMessage(msgspec.Struct):
     role: str
-    content: str | list[ContentPart] | None
+    content: str | list[SentPart] | None
     tool_calls: list[_SentCall] | UnsetType = UNSET
     tool_call_id: str | UnsetType = UNSET
 

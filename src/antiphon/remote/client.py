@@ -70,7 +70,7 @@ class ModelServerClient:
         self._clients = LoopClients()
 
     async def replies(self, body: bytes, owner: Hashable | None = None) -> AsyncGenerator[Reply, None]:
-        """Send a body of JSON, and yield the reply, a ReplyDone last. Closing the generator ends the request there.
+        """Send JSON, and yield the reply, a ReplyDone last. Closing the generator ends the request at the server.
 
         Raises Refused where the server has no room for `owner`, or is left alone after failures; RemoteProtocolError
         where it does not accept the request; RemoteError, ModelError.

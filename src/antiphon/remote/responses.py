@@ -13,8 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from antiphon.contracts import Message, Reply, ReplyOptions
 from antiphon.errors import RemoteError
-from antiphon.remote.media import ContentPart, content_part
-from antiphon.remote.messages import sent_arguments, sent_parameters, sent_schema
+from antiphon.remote.messages import SentPart, content_part, sent_arguments, sent_parameters, sent_schema
 from antiphon.remote.replies import CallBuffer, Count, ThoughtFilter, done
 from antiphon.upstream.http import decoded, error_text, optional
 
@@ -87,7 +86,7 @@ class _SentItem(msgspec.Struct, kw_only=True):
     id: str | UnsetType = UNSET
     status: str | UnsetType = UNSET
     role: str | UnsetType = UNSET
-    content: str | list[ContentPart] | list[_Said] | UnsetType = UNSET
+    content: str | list[SentPart] | list[_Said] | UnsetType = UNSET
     call_id: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET

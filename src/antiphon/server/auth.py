@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from antiphon.errors import Unauthorized
 from antiphon.server.access_log import current_request
 from antiphon.server.credentials import Caller, Credentials
-from antiphon.shares.owner import current_owner
+from antiphon.shares.places import current_owner
 
 # A browser cannot set headers on a WebSocket; OpenAI's clients offer a subprotocol that begins so and ends in the key.
 BROWSER_KEY = "openai-insecure-api-key."

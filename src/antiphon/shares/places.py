@@ -8,11 +8,15 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 
 from antiphon.shares.fair_queue import FairQueue
-from antiphon.shares.owner import current_owner
+
+# The API key of a request or session, "" without one: set once, and inherited by its tasks and threads. None: the
+# server's own work.
+current_owner: ContextVar[Hashable] = ContextVar("owner", default=None)
 
 
 @dataclass(slots=True, eq=False)

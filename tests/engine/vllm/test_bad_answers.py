@@ -11,7 +11,7 @@ import pytest
 
 from antiphon.engine.api import Grammar
 from antiphon.engine.vllm.endpoints import LOOK_AGAIN_S, MAX_REFUSED, TRIVIAL, RefusedGrammars
-from antiphon.engine.vllm.session import VllmSession
+from antiphon.engine.vllm.engine import VllmSession
 from antiphon.engine.vllm.sglang import Sglang
 from antiphon.engine.vllm.wires import VllmCompletions, VllmGenerate, Wire
 from antiphon.errors import ModelError, Refused, RemoteError

@@ -15,9 +15,8 @@ from tokenizers import Tokenizer
 
 from antiphon.engine.api import Grammar, Sampling
 from antiphon.engine.vllm import EngineServers
-from antiphon.engine.vllm.engine import VllmEngine
+from antiphon.engine.vllm.engine import VllmEngine, VllmSession
 from antiphon.engine.vllm.server import ModelFacts
-from antiphon.engine.vllm.session import VllmSession
 from antiphon.errors import EngineError, ModelError, Refused, RemoteError
 from tests.engine.contract.engines import tiny_tokenizer
 from tests.engine.local import tiny

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from antiphon.engine.api import Sampling
-from antiphon.engine.vllm.engine import VllmEngine
-from antiphon.engine.vllm.session import VllmSession
+from antiphon.engine.vllm.engine import VllmEngine, VllmSession
 from antiphon.engine.vllm.wires import MAX_REQUESTS
 from tests.engine.contract.engines import tiny_tokenizer
 from tests.engine.local import tiny

@@ -37,7 +37,7 @@ from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import load
-from antiphon.shares.owner import current_owner
+from antiphon.shares.places import current_owner
 from antiphon.signals import become
 from antiphon.store.voices import StoredVoice, VoiceStore
 from tests.scripted import OTHERS, ScriptedDetector, ScriptedTranscriber, ScriptedVoices, speech

@@ -27,7 +27,7 @@ from antiphon.engine.api import Sampling, Session, Token
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.modeling.chat_template import plain_tokenizer, token_ids
-from antiphon.modeling.detokenizer import Detokenizer
+from antiphon.modeling.tokens import Detokenizer
 from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import MAX_FRAME_PIXELS, decode
 

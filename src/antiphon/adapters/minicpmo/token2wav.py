@@ -24,7 +24,7 @@ import torch
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.shares.fair_cache import FairCache
-from antiphon.shares.owner import current_owner
+from antiphon.shares.places import current_owner
 
 log = logging.getLogger(__name__)
 

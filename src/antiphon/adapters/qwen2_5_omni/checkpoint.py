@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from antiphon.adapters.qwen2_5_omni.token2wav import Speaker, WavDecoder
-from antiphon.modeling.omni.checkpoint import ThinkerParts, tokenizer
+from antiphon.modeling.omni.conversation import ThinkerParts, tokenizer
 from antiphon.modeling.text_decoder import LAST, TextDecoder
 
 # The file of a released folder that has the voices.

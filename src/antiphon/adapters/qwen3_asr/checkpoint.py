@@ -14,7 +14,7 @@ from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
 from antiphon.adapters.qwen3_asr.audio_encoder import WindowedAudioEncoder
 from antiphon.modeling.tensors import CheckpointType, Tensors, read_config
 from antiphon.modeling.text_decoder import QwenTextConfig, TextDecoder
-from antiphon.modeling.vocabulary import Vocabulary
+from antiphon.modeling.tokens import Vocabulary
 
 # Patterns of the released parameter names -> the names of `transformers`, in the order in which they are tried.
 KEY_MAPPING = {

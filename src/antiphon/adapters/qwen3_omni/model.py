@@ -12,8 +12,7 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.contracts import ConversationProfile
 from antiphon.engine.local.weights import weights_for
 from antiphon.engine.threads import load_errors
-from antiphon.modeling.omni.checkpoint import ThinkerParts
-from antiphon.modeling.omni.conversation import RATE_HZ, OmniModel, OmniStream, share_kv, start_engine
+from antiphon.modeling.omni.conversation import RATE_HZ, OmniModel, OmniStream, ThinkerParts, share_kv, start_engine
 
 
 class Qwen3Omni(OmniModel[OmniTalker]):

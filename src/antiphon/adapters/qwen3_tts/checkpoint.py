@@ -24,7 +24,7 @@ from antiphon.modeling.codec_talker import DEFAULT_CODEC_SAMPLING, CodecSampling
 from antiphon.modeling.codec_vocoder import CodecVocoder, VocoderConfig
 from antiphon.modeling.tensors import CheckpointType, Tensors, fill, own_config, read_config
 from antiphon.modeling.text_decoder import QwenTextConfig, TextDecoder
-from antiphon.modeling.vocabulary import Vocabulary
+from antiphon.modeling.tokens import Vocabulary
 
 END = "<|im_end|>"
 CheckpointKind = Literal["custom_voice", "voice_design", "base"]

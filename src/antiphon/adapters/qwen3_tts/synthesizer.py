@@ -38,7 +38,7 @@ from antiphon.modeling.codec_talker import (
 )
 from antiphon.modeling.codec_vocoder import VocoderState
 from antiphon.shares.fair_cache import FairCache
-from antiphon.shares.owner import current_owner
+from antiphon.shares.places import current_owner
 from antiphon.shares.threads import FILE_THREADS, in_thread
 
 # Rows that a text is promised.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from antiphon.modeling.media_rows import PictureRows
-from antiphon.modeling.vocabulary import Vocabulary
+from antiphon.modeling.tokens import Vocabulary
 from antiphon.vision.images import Pixels
 
 # A stretch of a session's input: tokens, or the rows of one picture.

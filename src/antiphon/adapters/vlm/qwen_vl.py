@@ -23,7 +23,7 @@ from antiphon.adapters.vlm.family import FamilyPart
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.modeling.qwen_vision import QwenVisionEncoder
 from antiphon.modeling.text_decoder import TextDecoder
-from antiphon.modeling.vocabulary import Vocabulary
+from antiphon.modeling.tokens import Vocabulary
 
 END = "<|im_end|>"
 # `model_type` of config.json -> the class of `transformers` that loads it.

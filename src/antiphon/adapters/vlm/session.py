@@ -44,8 +44,8 @@ from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, Refused
 from antiphon.events.tools import Tool
-from antiphon.modeling.detokenizer import Detokenizer
 from antiphon.modeling.media_rows import PictureRows
+from antiphon.modeling.tokens import Detokenizer
 from antiphon.pipelines.cascade import spoken
 from antiphon.pipelines.observer import words_of
 from antiphon.shares.places import Places

@@ -16,7 +16,7 @@ from transformers import SmolVLMForConditionalGeneration
 from antiphon.adapters.vlm.family import FamilyPart
 from antiphon.modeling.media_rows import PictureRows
 from antiphon.modeling.text_decoder import TextDecoder
-from antiphon.modeling.vocabulary import Vocabulary
+from antiphon.modeling.tokens import Vocabulary
 from antiphon.vision.images import Pixels
 
 # Control tokens: either side of a picture, before one that is not cut, and at the end of a turn.

@@ -39,7 +39,6 @@ from antiphon.adapters.whisper.guard import (
     seconds_of_sound,
     unspoken_copies,
 )
-from antiphon.adapters.whisper.languages import chosen_language
 from antiphon.adapters.whisper.outputs import (
     SAMPLES_PER_FRAME,
     TokenSpan,
@@ -55,6 +54,7 @@ from antiphon.adapters.whisper.windows import (
     MAX_FRAMES,
     MAX_PROMPT_TOKENS,
     Search,
+    chosen_language,
     is_aligned,
     num_frames,
     profile_of,

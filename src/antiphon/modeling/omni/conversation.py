@@ -6,10 +6,11 @@ tokens of a reply while the thinker writes them, and speaks them a little later.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -17,6 +18,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import anyio
 import numpy as np
 import torch
+from transformers import AutoTokenizer
 
 from antiphon.audio import Pcm
 from antiphon.contracts import (
@@ -37,7 +39,6 @@ from antiphon.events.tools import Tool
 from antiphon.modeling.chat import ChatModel, ChatStream
 from antiphon.modeling.chat_template import ChatTemplate
 from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, Run, common_prefix, runs
-from antiphon.modeling.omni.checkpoint import ThinkerParts
 from antiphon.modeling.omni.hidden_rows import HiddenRow, states
 from antiphon.modeling.omni.media_encoder import OmniMediaEncoder
 from antiphon.modeling.text_decoder import TextDecoder
@@ -45,6 +46,39 @@ from antiphon.modeling.tool_grammar import CALL_OPENING
 from antiphon.pipelines.merge import PutChunk, side_by_side
 from antiphon.signals import Signal
 from antiphon.text.word_timing import WordPacer
+
+# Where a released checkpoint has its chat template, beside the tokenizer.
+TEMPLATES = ("chat_template.jinja", "chat_template.json")
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkerParts:
+    """The language model on its device.
+
+    `model`: a thinker of `transformers` (Qwen2_5Omni… or Qwen3OmniMoeThinkerForConditionalGeneration), for its encoders
+    and its table of tokens. `decoder`: its text model and head, which the engine steps. `tokenizer`: of `transformers`,
+    with a chat template.
+    """
+
+    model: Any
+    decoder: TextDecoder
+    tokenizer: Any
+
+
+def tokenizer(folder: Path) -> Any:
+    """Return the checkpoint's tokenizer with its chat template, which as released is in a file beside it.
+
+    Raises OSError for a folder without a tokenizer, ValueError where there is no template.
+    """
+    made: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    for name in TEMPLATES if not made.chat_template else ():
+        if (folder / name).is_file():
+            text = (folder / name).read_text(encoding="utf-8")
+            made.chat_template = json.loads(text)["chat_template"] if name.endswith(".json") else text
+    if not made.chat_template:
+        raise ValueError(f"it lacks a chat template ({', '.join(TEMPLATES)})")
+    return made
+
 
 # Samples a second of a talker's audio.
 RATE_HZ = 24_000

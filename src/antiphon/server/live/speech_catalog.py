@@ -15,7 +15,7 @@ from antiphon.protocols.speech.fields import MAX_SAMPLE_BYTES, SpeechCatalog
 from antiphon.server.credentials import Caller
 from antiphon.server.state import ServerState
 from antiphon.shares.fair_cache import FairCache
-from antiphon.shares.owner import current_owner
+from antiphon.shares.places import current_owner
 from antiphon.store.voices import VoiceStore
 
 # Files of voices that were spoken with before, of at most 10 MB each.

@@ -1,0 +1,102 @@
+"""From text to tokens, and back: which tokens control a model, and which text may be shown of sampled ones.
+
+No text that a user or a client wrote becomes a control token. Of a reply, only whole characters are shown, up to a stop
+string; nothing is held back longer than it has to be. Conversations with a template have `chat_template.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from transformers import AutoTokenizer, GenerationConfig
+
+from antiphon.modeling.chat_template import plain_tokenizer, token_ids
+
+
+class Vocabulary:
+    """The tokenizer of a checkpoint's folder. `end`: the name of the control token that ends a turn.
+
+    `special`: tokens that are no text. `stop`: tokens that end a generation: `end`, and those that the checkpoint's
+    generation configuration names. `tokenizer`: knows control tokens by their names.
+    """
+
+    def __init__(self, folder: Path, end: str) -> None:
+        """Read the tokenizer of a folder. Raises OSError or ValueError where there is none; nothing is downloaded."""
+        loaded: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        self.tokenizer: Tokenizer = loaded.backend_tokenizer
+        self._plain = plain_tokenizer(self.tokenizer)
+        ends = {self.tokenizer.token_to_id(end), loaded.eos_token_id, *_ends(folder)}
+        self.special = frozenset(int(i) for i in loaded.added_tokens_decoder)
+        self.stop = frozenset(int(i) for i in ends if isinstance(i, int))
+
+    def plain(self, text: str) -> list[int]:
+        """Encode a text that a user or a client wrote: what it says becomes no control token, whatever it says."""
+        return token_ids(self._plain, text)
+
+    def control(self, text: str) -> list[int]:
+        """Encode a text of the adapter's own, in which the names of control tokens become these tokens."""
+        return token_ids(self.tokenizer, text)
+
+    def text(self, ids: list[int]) -> str:
+        """Decode tokens, with control tokens by their names. Half a character at the end becomes U+FFFD."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _ends(folder: Path) -> list[int]:
+    try:
+        found = GenerationConfig.from_pretrained(folder, local_files_only=True).eos_token_id
+    except OSError:
+        return []
+    return found if isinstance(found, list) else [] if found is None else [found]
+
+
+class Detokenizer:
+    """Turns the tokens of one reply into text as they come. Control tokens give no text.
+
+    `stops`: strings that end the text; neither the one found nor what follows it is given out. `stopped`: the stop
+    string that was found, or None so far.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = DecodeStream(skip_special_tokens=True)
+        self._stops = tuple(s for s in stops if s)
+        self._held = ""
+        self.stopped: str | None = None
+
+    def feed(self, token: int) -> str:
+        """Feed one token and return the text that it settles.
+
+        That is "" while a character, or what may become a stop string, is incomplete, and after a stop string.
+        """
+        if self.stopped is not None:
+            return ""
+        self._held += self._decoder.step(self._tokenizer, token) or ""
+        found = min(((at, s) for s in self._stops if (at := self._held.find(s)) >= 0), default=None)
+        if found:
+            at, self.stopped = found
+            text, self._held = self._held[:at], ""
+            return text
+        cut = len(self._held) - held_back(self._held, self._stops)
+        text, self._held = self._held[:cut], self._held[cut:]
+        return text
+
+    def flush(self) -> str:
+        """Return what was held back as the possible beginning of a stop string, once no more tokens come."""
+        text, self._held = self._held, ""
+        return text
+
+
+def held_back(text: str, marks: Sequence[str]) -> int:
+    """Return how many characters at the end of `text` may be the beginning of one of `marks`, but not all of it."""
+    longest = 0
+    for mark in marks:
+        for size in range(min(len(mark) - 1, len(text)), longest, -1):
+            if text.endswith(mark[:size]):
+                longest = size
+                break
+    return longest
