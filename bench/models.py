@@ -56,10 +56,10 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.adapters.vlm.session import VisionLanguageModel
 from antiphon.engine.local.weights import weights_for
 from antiphon.modeling.codec_talker import DEFAULT_CODEC_SAMPLING
-from antiphon.modeling.omni.checkpoint import tokenizer
+from antiphon.modeling.omni.conversation import tokenizer
 from antiphon.modeling.tensors import own_config
 from antiphon.modeling.text_decoder import TextDecoder
-from antiphon.modeling.vocabulary import Vocabulary
+from antiphon.modeling.tokens import Vocabulary
 
 HERE = Path(__file__).resolve().parent
 SHAPES: dict[str, dict[str, Any]] = json.loads((HERE / "shapes.json").read_text(encoding="utf-8"))
