@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator, Sequence
 
 import pytest
@@ -12,8 +13,10 @@ from transformers import DynamicCache, Qwen3Config, Qwen3Model
 
 from antiphon.engine.api import Sampling
 from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens
+from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.model_thread import ModelThread
 from antiphon.modeling.codec_talker import SPECIAL_CODES, CodePredictor, FirstCodeChooser, TextRows
+from tests.engine.local.operators import Operators
 
 WIDTH, NUM_CODES = 48, 7
 PARAMS = (
@@ -75,6 +78,21 @@ def test_a_frame_in_fixed_memory_is_the_frame_of_a_growing_cache(predictor: Code
         codes, summed = predictor(thoughts, first, RowChoices.of(PARAMS, thoughts.device), uniforms)
         assert codes.tolist() == wanted
         assert torch.equal(summed, wanted_sum)
+
+
+def test_with_fused_norms_a_predictor_has_the_same_codes_and_fewer_operators(predictor: CodePredictor) -> None:
+    dtype, greedy = predictor.model.norm.weight.dtype, RowChoices.of([Sampling()] * 3, torch.device("cpu"))
+    thoughts, first = (torch.randn(3, WIDTH).to(dtype) for _ in range(2))
+    found, counts, fused = list[list[list[int]]](), list[int](), copy.deepcopy(predictor)
+    # Two layers with four norms each, and the last norm.
+    assert fuse_norms(fused) == 9
+    for each in (predictor, fused):
+        with Operators() as operators:
+            codes, _ = each(thoughts, first, greedy, torch.zeros(3, NUM_CODES).double())
+        found.append(codes.tolist())
+        counts.append(len(operators.names))
+    assert found[0] == found[1]
+    assert counts[1] < counts[0]
 
 
 def test_no_value_of_a_frame_is_read_before_its_end(predictor: CodePredictor) -> None:

@@ -23,6 +23,7 @@ from torch.nn.functional import silu
 from antiphon.engine.api import NO_TOKEN, Sampling, Session
 from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens, is_plain
 from antiphon.engine.local.kernels.graphs import capture
+from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.local.sampling import RowEdits, RowSampler, sample_rows
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError, ModelLost
@@ -257,7 +258,10 @@ class CodePredictorBatch:
         # Bound: one for each session.
         self._requests: deque[_PredictionRequest] = deque()
         table: Any = first_codes.weight
-        self._captured = CapturedFrames(predictor, first_codes) if table.device.type == "cuda" else None
+        self._captured: CapturedFrames | None = None
+        if table.device.type == "cuda":
+            fuse_norms(predictor)
+            self._captured = CapturedFrames(predictor, first_codes)
 
     async def codes(
         self, thought: torch.Tensor, code: int, params: Sampling, random: RandomNumbers
