@@ -120,9 +120,11 @@ class RedisHome(Home):
         self._errors: tuple[type[Exception], ...] = (redis.RedisError, OSError)
         # Redis deletes at once what lives for 0 ms.
         self._max_age_ms, self._host_ttl_ms = max(1, round(max_age_s * 1000)), round(host_ttl_s * 1000)
-        options: dict[str, Any] = {"socket_timeout": BUSY_S, "socket_connect_timeout": BUSY_S}
+        retry = Retry(NoBackoff(), 0)
         try:
-            self._redis: Any = redis.Redis.from_url(url.of_client, retry=Retry(NoBackoff(), 0), **options)
+            self._redis: Any = redis.Redis.from_url(
+                url.of_client, retry=retry, socket_timeout=BUSY_S, socket_connect_timeout=BUSY_S
+            )
             self._write: Any = self._redis.register_script(WRITE)
             self._claim: Any = self._redis.register_script(CLAIM)
             self._ask(lambda: self._redis.setnx(f"{PREFIX}format", FORMAT))
