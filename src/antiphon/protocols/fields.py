@@ -84,7 +84,10 @@ class Reader(Generic[T]):
 
     def __init__(self, kind: TypeForm[T]) -> None:
         self._kind = kind
-        closed: Any = reduce(or_, (_closed(member) for member in get_args(kind) or (kind,)))
+        members: tuple[type[msgspec.Struct], ...] = get_args(kind) or (cast(Any, kind),)
+        # The `type` of each member, in their order.
+        self.tags = tuple(str(member.__struct_config__.tag) for member in members)
+        closed: Any = reduce(or_, map(_closed, members))
         self._closed: msgspec.json.Decoder[T] = msgspec.json.Decoder(closed)
 
     def read(self, data: str | bytes | msgspec.Raw, where: str = "") -> T:

@@ -66,21 +66,8 @@ _InputMessage = SessionUpdate | InputAudioBufferAppend | InputAudioBufferCommit 
 # What a client may send: without, and with, a server that plays the audio of responses itself.
 _Message = _InputMessage | ItemMessage | ResponseCreate | ResponseCancel
 ConversationInput = _InputMessage | ConversationMessage
-_INPUT: Reader[_Message] = Reader(_Message)
+INPUT: Reader[_Message] = Reader(_Message)
 _ANY_INPUT: Reader[ConversationInput] = Reader(ConversationInput)
-# The same, as errors list it.
-SUPPORTED = (
-    "session.update",
-    "input_audio_buffer.append",
-    "input_audio_buffer.commit",
-    "input_audio_buffer.clear",
-    "conversation.item.create",
-    "conversation.item.retrieve",
-    "conversation.item.truncate",
-    "conversation.item.delete",
-    "response.create",
-    "response.cancel",
-)
 
 
 class ConversationSnapshot(msgspec.Struct):
@@ -180,9 +167,10 @@ class OpenAIConversation(FrameReader[ConversationInput]):
     # --- from the client
 
     def _read(self, data: str | bytes) -> ConversationInput:
+        # Errors list what every client may send.
         if self._server_plays:
-            return read_message(data, _ANY_INPUT, SUPPORTED)
-        return read_message(data, _INPUT, SUPPORTED)
+            return read_message(data, _ANY_INPUT, INPUT.tags)
+        return read_message(data, INPUT, INPUT.tags)
 
     def _commands(self, message: ConversationInput, data: str | bytes | msgspec.Raw) -> list[Command]:
         match message:

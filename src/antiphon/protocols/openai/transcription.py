@@ -75,14 +75,6 @@ TranscriptionMessage = (
     | InputAudioBufferClear
 )
 _MESSAGE: Reader[TranscriptionMessage] = Reader(TranscriptionMessage)
-# What a client may send, as errors list it.
-SUPPORTED = (
-    "session.update",
-    "transcription_session.update",
-    "input_audio_buffer.append",
-    "input_audio_buffer.commit",
-    "input_audio_buffer.clear",
-)
 
 
 class _AudioFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -204,7 +196,7 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
     # --- from the client
 
     def _read(self, data: str | bytes) -> TranscriptionMessage:
-        return read_message(data, _MESSAGE, SUPPORTED)
+        return read_message(data, _MESSAGE, _MESSAGE.tags)
 
     def _commands(self, message: TranscriptionMessage, data: str | bytes | msgspec.Raw) -> list[Command]:
         match message:
