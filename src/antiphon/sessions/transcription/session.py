@@ -248,7 +248,7 @@ class TranscriptionSession:
                 case None:
                     return
                 case AppendAudio(pcm):
-                    is_cut = self._pauses.is_on and len(pcm) > 2 * JUDGED_PIECE
+                    is_cut = len(pcm) > 2 * JUDGED_PIECE and self._pauses.is_on
                     step = JUDGED_PIECE if is_cut else SAMPLE_RATE_HZ
                     for start in range(0, len(pcm), step):
                         await self._listen_to(pcm[start : start + step])
@@ -322,8 +322,8 @@ class TranscriptionSession:
 
     async def _report_silence(self) -> None:
         """Report that nobody has spoken for the idle timeout, and commit the silence as a turn without words."""
-        timeout_ms, silent_since = self.config.idle_timeout_ms, self._segmenter.silent_since
-        if timeout_ms is None or silent_since is None:
+        timeout_ms = self.config.idle_timeout_ms
+        if timeout_ms is None or (silent_since := self._segmenter.silent_since) is None:
             return
         now, since = self._segmenter.now, max(silent_since, self._idle_from)
         if now - since >= timeout_ms * SAMPLE_RATE_HZ / 1000:

@@ -41,35 +41,27 @@ class WindowText:
     """The text of one window. Turns that share the window each get their own words, by where the words lie.
 
     - `base`: the words of the finished window before, whose audio this window begins with as context.
+    - `base_tokens`: the token ids that the final has to begin with: those of the base alone, so that the final is free
+      to read again what was sent.
     - `sent`: the words that were sent, each with the number of its turn, in order.
+    - `prefix`: the token ids that the next partial has to begin with, so that it cannot contradict what was sent: the
+      tokens of the base, then of all words sent.
     """
 
     def __init__(self, profile: TranscriberProfile, base: tuple[HypothesisWord, ...] = ()) -> None:
         self._profile = profile
         self.base = base
+        self.base_tokens = self.prefix = tuple(t for p in base for t in p.tokens)
         self.sent: list[TurnPiece] = []
+        self._turns_sent: set[int] = set()
         self._candidates: list[_Candidate] = []
         self._num_offers = 0
-
-    @property
-    def prefix(self) -> tuple[int, ...]:
-        """The token ids that the next partial has to begin with, so that it cannot contradict what was sent: the
-        tokens of the base, then of all words sent.
-        """
-        return self.base_tokens + tuple(t for _, p in self.sent for t in p.tokens)
-
-    @property
-    def base_tokens(self) -> tuple[int, ...]:
-        """The token ids that the final has to begin with: those of the base alone, so that the final is free to read
-        again what was sent.
-        """
-        return tuple(t for p in self.base for t in p.tokens)
 
     def untouched(self, turn: int) -> bool:
         """Whether no word of the turn was sent from this window. Words that an earlier window sent for the same turn
         do not count.
         """
-        return all(t != turn for t, _ in self.sent)
+        return turn not in self._turns_sent
 
     def offer(self, hypothesis: Hypothesis, audio_s: float, turns: Sequence[int], eager: bool) -> list[TurnPiece]:
         """Compare a partial with those before it, and return the words of it that became stable, in order, often none.
@@ -109,6 +101,9 @@ class WindowText:
 
     def _send(self, pieces: list[TurnPiece]) -> list[TurnPiece]:
         self.sent += pieces
+        for turn, piece in pieces:
+            self._turns_sent.add(turn)
+            self.prefix += tuple(piece.tokens)
         return pieces
 
     def _update_candidates(self, pieces: Sequence[HypothesisWord], audio_s: float) -> None:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from operator import itemgetter
 
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import Hypothesis, HypothesisWord, TranscriberProfile
@@ -23,15 +24,41 @@ from antiphon.turns.segmenter import SpeechWindow, TurnEnded
 
 # A model hears words in half a second of humming at a probability of 0.1, and in speech at 0.5 and more.
 LIKELY_PROBABILITY = 0.4
-# A phrase of up to LOOP_WORDS words that comes LOOP_REPEATS times in a row is given once: a model that is given a
-# loop goes on with it.
+
+
+@dataclass(slots=True)
+class _TurnText:
+    """A turn's transcript so far."""
+
+    streamed: str = ""
+    text: str = ""
+    language: str = ""
+    words: list[Word] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _FinishedWindow:
+    """The window finished last: the context of one that comes soon after. `words` are all that its audio from the
+    sample `start` on says, `context` the text before that.
+    """
+
+    id: int
+    start: int
+    words: tuple[HypothesisWord, ...]
+    context: str
+
+
+# A phrase of up to so many words that comes so often in a row is given once: a model that is given a loop goes on with
+# it.
 LOOP_WORDS, LOOP_REPEATS = 8, 4
 
 
 class SpokenContext:
-    """The words of finished windows, the newest ones, of at most `max_tokens` tokens, for a model that is given what
-    was said before a window. With 0 it is empty.
-    """
+    """The words of finished windows, the newest ones, of at most `max_tokens` tokens. With 0 it is empty."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -44,7 +71,7 @@ class SpokenContext:
         return "".join(w.text for w in self._words)
 
     def limit(self, max_tokens: int) -> None:
-        """Keep at most `max_tokens` from now on."""
+        """Keep at most so many tokens from now on."""
         self._max_tokens = max_tokens
         self._trim()
 
@@ -75,32 +102,6 @@ def _size(word: HypothesisWord) -> int:
     return max(1, len(word.tokens))
 
 
-@dataclass(slots=True)
-class _TurnText:
-    """A turn's transcript so far."""
-
-    streamed: str = ""
-    text: str = ""
-    language: str = ""
-    words: list[Word] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _FinishedWindow:
-    """The window finished last: the context of one that comes soon after. `words` are all that its audio from the
-    sample `start` on says, `context` the text before that.
-    """
-
-    id: int
-    start: int
-    words: tuple[HypothesisWord, ...]
-    context: str
-
-
 class Transcripts:
     """The transcripts of one session that are not complete, and the words of the window that is being decoded.
 
@@ -115,7 +116,8 @@ class Transcripts:
         self._finished: _FinishedWindow | None = None
         self._window_id = 0
         self._window_start = 0
-        self._window_text: WindowText | None = None
+        # The words of the window that was entered last.
+        self.window_text = WindowText(profile)
         self._context = ""
         self._said = SpokenContext(profile.context_tokens)
 
@@ -123,12 +125,6 @@ class Transcripts:
     def num_turns(self) -> int:
         """The number of turns that were begun and are neither complete nor dropped."""
         return len(self._turns)
-
-    @property
-    def window_text(self) -> WindowText:
-        """The words of the window that was entered last."""
-        assert self._window_text is not None
-        return self._window_text
 
     @property
     def context(self) -> str:
@@ -147,7 +143,7 @@ class Transcripts:
         the context would be transcribed again, as words of this window. It is without the context, too, where the words
         of that take more than half of the prefix, so that the window is not cut as soon as it has words of its own.
         """
-        if self._window_text is None or self._window_id != window.id:
+        if self._window_id != window.id:
             self._window_id, self._window_start = window.id, window.start
             words: tuple[HypothesisWord, ...] = ()
             self._context = self._said.text
@@ -156,7 +152,7 @@ class Transcripts:
                 self._context = self._finished.context
             elif window.after is not None:
                 self._window_start = window.spans[0].start
-            self._window_text = WindowText(self._profile, words)
+            self.window_text = WindowText(self._profile, words)
         return window.from_sample(self._window_start)
 
     def is_eager(self, window: SpeechWindow) -> bool:
@@ -261,7 +257,7 @@ class Transcripts:
     def _deltas(self, sent: Sequence[TurnPiece], words: dict[int, tuple[Word]]) -> list[TranscriptDelta]:
         """The deltas that bring these pieces, one for each of their turns, with the places that are known of them."""
         deltas = []
-        for number, group in groupby(sent, key=lambda x: x[0]):
+        for number, group in groupby(sent, key=itemgetter(0)):
             pieces = [piece for _, piece in group]
             turn = self._turn(number)
             text = "".join(p.text for p in pieces)

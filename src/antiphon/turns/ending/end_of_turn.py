@@ -75,11 +75,6 @@ class EndOfTurnTable:
     spread: float
 
 
-def semantic_vad(eagerness: Eagerness = "auto") -> ServerVad:
-    """The endpointing of `semantic_vad` with a client's eagerness, at the default threshold and padding."""
-    return ServerVad(silence_duration_ms=MAX_SILENCE_MS[eagerness], eagerness=eagerness)
-
-
 _NORMAL = NormalDist()
 FITTED = EndOfTurnTable(LOGISTIC, PAUSE_MEDIAN_S, PAUSE_SPREAD)
 
@@ -202,3 +197,8 @@ class EndOfTurn:
 @lru_cache(256)
 def _cues(text: str, language: str | None) -> WordCues:
     return word_cues(text, language)
+
+
+def semantic_vad(eagerness: Eagerness = "auto") -> ServerVad:
+    """The endpointing of `semantic_vad` with a client's eagerness, at the default threshold and padding."""
+    return ServerVad(silence_duration_ms=MAX_SILENCE_MS[eagerness], eagerness=eagerness)
