@@ -4,7 +4,7 @@ counts samples.
 The audio that was sent lies on the microphone's clock from the moment it was sent. Where its echo lies after that, and
 how loud it is in each band, is learned from the audio itself: by the correlation of the two level patterns, over delays
 up to MAX_DELAY_S. A frame that is no louder than its echo would be is no speech. Nothing is subtracted, so somebody who
-speaks over the echo is heard.
+speaks over the echo is heard. The microphone's clock goes on while the client sends nothing (`MicrophoneClock`).
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ CUT_TAIL_S = 0.3
 GAIN_UPDATE_SHARE, NOISE_RISE_DB = 0.2, 0.1
 BAND_EDGES_HZ = np.geomspace(150, 7000, 13)
 
+
 # Audio that comes later than this was not recorded in between: the client has muted itself. A network's stalls are
 # mostly shorter; after a longer one, the clock is right again once the delayed audio has come.
 MUTED_SAMPLES = int(0.6 * SAMPLE_RATE_HZ)
@@ -73,8 +74,7 @@ DRIFT_SAMPLES = 1
 
 
 class MicrophoneClock:
-    """Counts the samples that a microphone has given, those included that a muted client did not send. It is told what
-    time it is.
+    """Counts the samples that a microphone has given, those included that a muted client did not send.
 
     Audio that the server sends is heard while the client is muted, too. Counted by received samples alone, it would
     still seem to be heard when the client goes on.

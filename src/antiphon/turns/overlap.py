@@ -3,6 +3,9 @@ out.
 
 A client that is told of speech falls silent at once. So a backchannel ("mm-hm") is not reported at all: no event, no
 item, no response. Speech with a word of its own, or that goes on for long, is reported as if nothing had been held.
+
+The words of backchannels are the most common acknowledgements in conversation (Ward & Tsukahara 2000; the backchannel
+act of the AMI corpus), in those languages that have them written alike or nearly so.
 """
 
 from __future__ import annotations
@@ -30,19 +33,8 @@ from antiphon.events.transcription import (
 from antiphon.events.words import bare_word
 from antiphon.state_machine import transition
 
-# A backchannel is over by then: speech that goes on takes the floor whatever its words. Seconds since its onset was
-# found.
-MAX_BACKCHANNEL_S = 0.9
-# A client that has ducked the response learns by then what the overlap is, unless its words so far are a backchannel.
-# Seconds since its onset was found.
-DECISION_S = 0.4
-# Speech that begins with less than this left of the response is a turn, not an overlap: "yes" to a question just
-# asked. Seconds.
-RESPONSE_TAIL_S = 0.4
-# The most words of a backchannel. A text of more than MAX_CHARS characters is none: a client may send any.
+# A text of more characters is none, and is not looked at: a client may send any.
 MAX_WORDS, MAX_CHARS = 4, 200
-# The most common acknowledgements in conversation (Ward & Tsukahara 2000; the backchannel act of the AMI corpus), in
-# the languages that have them written alike or nearly so.
 _ACKNOWLEDGEMENTS = (
     "mm mmm mhm mhmm hm hmm uh um huh ah aha ha oh ooh yeah yea yep yup yes ok okay kay right sure really wow nice "
     "cool great good true exactly absolutely indeed alright see i of course got it go on interesting "
@@ -64,18 +56,6 @@ PHRASES = frozenset(
         ("bien", "sûr"),
     )
 )
-TurnEvent = (
-    SpeechStarted
-    | SpeechStopped
-    | TurnCommitted
-    | TranscriptDelta
-    | TranscriptPartial
-    | TranscriptGuessed
-    | GuessDropped
-    | TranscriptDone
-    | LanguageDetected
-    | TranscriptFailed
-)
 
 
 def is_backchannel(text: str) -> bool:
@@ -92,6 +72,29 @@ def is_backchannel(text: str) -> bool:
     if len(words) > MAX_WORDS or any(w not in WORDS for w in words):
         return False
     return all(w not in FRAGMENTS for w in words) or words in PHRASES
+
+
+# A backchannel is over by then: speech that goes on takes the floor whatever its words. Seconds since its onset was
+# found.
+MAX_BACKCHANNEL_S = 0.9
+# A client that has ducked the response learns by then what the overlap is, unless its words so far are a backchannel.
+# Seconds since its onset was found.
+DECISION_S = 0.4
+# Speech that begins with less than this left of the response is a turn, not an overlap: "yes" to a question just
+# asked. Seconds.
+RESPONSE_TAIL_S = 0.4
+TurnEvent = (
+    SpeechStarted
+    | SpeechStopped
+    | TurnCommitted
+    | TranscriptDelta
+    | TranscriptPartial
+    | TranscriptGuessed
+    | GuessDropped
+    | TranscriptDone
+    | LanguageDetected
+    | TranscriptFailed
+)
 
 
 class OverlapState(Enum):

@@ -44,7 +44,7 @@ from antiphon.events.video import (
     VideoFailed,
 )
 from antiphon.pipelines.observer import Observer
-from antiphon.sessions.video.session import MAX_AUDIO_SAMPLES, MAX_WAITING_BYTES, VideoSession
+from antiphon.sessions.video.session import MAX_AUDIO_SAMPLES, MAX_WAITING_BYTES, QuestionSound, VideoSession, VideoTime
 from antiphon.vision.images import decode
 from tests.pipelines.scripted import Partner, Reader
 
@@ -510,3 +510,22 @@ def test_when_the_session_ends_then_whoever_waits_for_it_to_settle_is_let_go() -
         await asyncio.wait_for(session.settled(), 5)
 
     asyncio.run(main())
+
+
+def test_the_time_of_a_session_never_goes_back_and_sound_is_where_it_was_heard() -> None:
+    clock_s = 100.0
+    time, sound = VideoTime(lambda: clock_s), QuestionSound()
+    assert time.sound(16_000) == 0.0
+    assert [time.frame(FrameInfo(0.0, pts_ms=pts)) for pts in (1000, 3000, 1500)] == [0.0, 2.0, 0.5]
+    assert time.now_s == 2.0
+    clock_s = 105.0
+    # Of the five seconds since the newest frame, the last one.
+    assert sound.append(np.zeros(16_000, np.float32), time) == 6.0
+    clock_s = 110.0
+    assert sound.append(np.zeros(16_000, np.float32), time) == 7.0
+    assert (sound.at_s, sound.num_samples) == (6.0, 32_000)
+    pcm = sound.take()
+    assert pcm is not None
+    assert len(pcm) == 32_000
+    assert (sound.take(), sound.num_samples) == (None, 0)
+    assert sound.append(np.zeros(16_000, np.float32), time) == 11.0

@@ -24,15 +24,41 @@ from antiphon.turns.segmenter import SpeechWindow, TurnEnded
 
 # A model hears words in half a second of humming at a probability of 0.1, and in speech at 0.5 and more.
 LIKELY_PROBABILITY = 0.4
-# A phrase of up to LOOP_WORDS words that comes LOOP_REPEATS times in a row is given once: a model that is given a
-# loop goes on with it.
+
+
+@dataclass(slots=True)
+class _TurnText:
+    """A turn's transcript so far."""
+
+    streamed: str = ""
+    text: str = ""
+    language: str = ""
+    words: list[Word] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    failure: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _FinishedWindow:
+    """The window finished last: the context of one that comes soon after. `words` are all that its audio from the
+    sample `start` on says, `context` the text before that.
+    """
+
+    id: int
+    start: int
+    words: tuple[HypothesisWord, ...]
+    context: str
+
+
+# A phrase of up to so many words that comes so often in a row is given once: a model that is given a loop goes on with
+# it.
 LOOP_WORDS, LOOP_REPEATS = 8, 4
 
 
 class SpokenContext:
-    """The words of finished windows, the newest ones, of at most `max_tokens` tokens, for a model that is given what
-    was said before a window. With 0 it is empty.
-    """
+    """The words of finished windows, the newest ones, of at most `max_tokens` tokens. With 0 it is empty."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -45,7 +71,7 @@ class SpokenContext:
         return "".join(w.text for w in self._words)
 
     def limit(self, max_tokens: int) -> None:
-        """Keep at most `max_tokens` from now on."""
+        """Keep at most so many tokens from now on."""
         self._max_tokens = max_tokens
         self._trim()
 
@@ -74,32 +100,6 @@ class SpokenContext:
 
 def _size(word: HypothesisWord) -> int:
     return max(1, len(word.tokens))
-
-
-@dataclass(slots=True)
-class _TurnText:
-    """A turn's transcript so far."""
-
-    streamed: str = ""
-    text: str = ""
-    language: str = ""
-    words: list[Word] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    failure: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _FinishedWindow:
-    """The window finished last: the context of one that comes soon after. `words` are all that its audio from the
-    sample `start` on says, `context` the text before that.
-    """
-
-    id: int
-    start: int
-    words: tuple[HypothesisWord, ...]
-    context: str
 
 
 class Transcripts:
