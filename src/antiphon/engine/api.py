@@ -358,30 +358,30 @@ class Capable(Protocol):
     def capabilities(self) -> Capabilities: ...
 
 
-class Engine(Capable, Protocol):
+class DecoderFacts(Protocol):
+    """Facts of a decoder, or of an engine that steps it.
+
+    `context_rows`: the most rows of a session that are in the KV: the model's, the settings', or what the memory holds.
+    `vocabulary_size`: tokens of the model's head, which may be more than its tokenizer knows. `width`: numbers of an
+    embedding that is given as a row. `eos_tokens`: the tokens that end a text by the model's configuration; they end a
+    generation only if `Sampling.stop` has them.
+    """
+
+    @property
+    def context_rows(self) -> int: ...
+
+    @property
+    def vocabulary_size(self) -> int: ...
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def eos_tokens(self) -> frozenset[int]: ...
+
+
+class Engine(Capable, DecoderFacts, Protocol):
     """What steps one model for all its sessions, from its construction until `close`. Used from any event loop."""
-
-    @property
-    def context_rows(self) -> int:
-        """The most rows of a session that are in the KV: the model's, the settings', or what the memory holds."""
-        ...
-
-    @property
-    def vocabulary_size(self) -> int:
-        """How many tokens the model's head has, which may be more than its tokenizer knows."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """How many numbers an embedding has that is given as a row."""
-        ...
-
-    @property
-    def eos_tokens(self) -> frozenset[int]:
-        """The tokens that end a text by the model's configuration. They end a generation only if `Sampling.stop` has
-        them.
-        """
-        ...
 
     @property
     def last_state(self) -> EngineState:

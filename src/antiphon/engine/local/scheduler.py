@@ -18,9 +18,17 @@ from typing import TypeVar
 
 from antiphon.engine.api import Finish, Token
 from antiphon.engine.generation import Generation
-from antiphon.engine.local.fair_share import in_turns, page_shares, queues_by_owner
 from antiphon.engine.local.kv.cache import PAGE_ROWS, Extent, KvCache, pages_of
-from antiphon.engine.local.step import KeptPrefix, ScheduledSession, SettledCallback, StepChunk, StepLimits
+from antiphon.engine.local.step import (
+    KeptPrefix,
+    ScheduledSession,
+    SettledCallback,
+    StepChunk,
+    StepLimits,
+    in_turns,
+    page_shares,
+    queues_by_owner,
+)
 from antiphon.engine.rows import Rows
 from antiphon.errors import EngineError, ModelError, Refused
 

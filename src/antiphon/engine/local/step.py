@@ -1,15 +1,18 @@
-"""What the scheduler, the runner and the engine hand each other: sessions, chunks of a step, limits.
+"""What the scheduler, the runner and the engine hand each other: sessions, chunks of a step, limits, shares of owners.
 
-Values and one protocol. The rules that fill them are in `scheduler.py`; what computes them satisfies `StepRunner`.
+Values, one protocol, and pure functions that share a step and the memory equally between the owners of sessions (by any
+value; None for sessions without one). The rules that fill the values are in `scheduler.py`; what computes them
+satisfies `StepRunner`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from typing import Any, Protocol
 
-from antiphon.engine.api import EngineSettings, Position, Row, Token
+from antiphon.engine.api import DecoderFacts, EngineSettings, Position, Row, Token
 from antiphon.engine.generation import Generation
 from antiphon.engine.local.kv.cache import Extent, Lease, Storage
 from antiphon.engine.rows import Rows, SinkRange
@@ -133,28 +136,11 @@ class RunnerStats:
     sample_s: float = 0.0
 
 
-class StepRunner(Protocol):
-    """What computes the steps of an engine. All of it but `embeddings` is called in the model's thread."""
+class StepRunner(DecoderFacts, Protocol):
+    """What computes the steps of an engine. All of it but `embeddings` is called in the model's thread.
 
-    @property
-    def context_rows(self) -> int:
-        """How many positions the model was made for."""
-        ...
-
-    @property
-    def vocabulary_size(self) -> int:
-        """How many tokens the model's head has."""
-        ...
-
-    @property
-    def width(self) -> int:
-        """How many numbers a row has that is given as an embedding."""
-        ...
-
-    @property
-    def eos_tokens(self) -> frozenset[int]:
-        """The tokens that end a text, by the model's configuration."""
-        ...
+    Its `context_rows` are the positions that the model was made for.
+    """
 
     @property
     def stats(self) -> RunnerStats:
@@ -175,3 +161,37 @@ class StepRunner(Protocol):
     def step(self, chunks: Sequence[StepChunk]) -> Sequence[Token | Exception | None]:
         """Compute the chunks' KV and return one result for each: a token where one is sampled, an error, or None."""
         ...
+
+
+def queues_by_owner(sessions: Iterable[ScheduledSession]) -> list[list[ScheduledSession]]:
+    """Return each owner's sessions, in the given order; the owner that has waited longest for a step comes first."""
+    queues: dict[Hashable | None, list[ScheduledSession]] = {}
+    for session in sessions:
+        queues.setdefault(session.rows.owner, []).append(session)
+    return sorted(queues.values(), key=lambda queue: max(s.last_step for s in queue))
+
+
+def in_turns(sessions: Sequence[ScheduledSession]) -> Sequence[ScheduledSession]:
+    """Return the sessions with one of each owner first, then a second of each, and so on.
+
+    However many sessions an owner has, another owner's first one has at most as many before it as there are owners.
+    """
+    queues = queues_by_owner(sessions)
+    if len(queues) < 2:
+        return sessions
+    return [s for turn in zip_longest(*queues) for s in turn if s]
+
+
+def page_shares(
+    sessions: Iterable[ScheduledSession], owner: Hashable | None, total_pages: int
+) -> tuple[dict[Hashable | None, int], int]:
+    """Return the pages that each owner claims, and the share that each may claim at the expense of others.
+
+    The share is an equal part of `total_pages` for each owner with a session that claims memory or has work, and for
+    `owner`, who asks for more.
+    """
+    held: dict[Hashable | None, int] = {owner: 0}
+    for session in sessions:
+        if session.lease.claim_pages or session.rows.busy:
+            held[session.rows.owner] = held.get(session.rows.owner, 0) + session.lease.claim_pages
+    return held, total_pages // len(held)
