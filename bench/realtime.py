@@ -52,7 +52,7 @@ class Talk:
 @asynccontextmanager
 async def talking(ws: str, session: dict[str, Any]) -> AsyncIterator[Talk]:
     """Open a conversation with a session at a ws:// address."""
-    async with websockets.connect(f"{ws}/v1/realtime?model=clever", max_size=None, compression=None) as socket:
+    async with websockets.connect(f"{ws}/v1/realtime?model=gpt-realtime", max_size=None, compression=None) as socket:
         talk = Talk(socket)
         await talk.send("session.update", session=session)
         await talk.until("session.updated")
