@@ -103,8 +103,8 @@ class UnitChooser:
     `begin` is called before each unit. `ids`: the special tokens. `forbidden`: tokens that are never spoken, the same
     for all conversations of a model. `text`: decodes tokens, to count their characters. `in_turn`: a turn is being
     spoken, and the model cannot listen before it has ended it. `num_units`: units begun. `chosen`: the tokens of the
-    last unit so far. `recent`: the last words, on which the penalty looks back. `random`: each token takes TOKEN_DRAWS of
-    these numbers.
+    last unit so far. `recent`: the last words, on which the penalty looks back. `random`: of these numbers, each token
+    takes TOKEN_DRAWS.
     """
 
     ids: SpecialTokens

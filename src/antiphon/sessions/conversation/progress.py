@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from antiphon.events.conversation import CreateResponse
-from antiphon.sessions.conversation.responses.heard import Heard
+from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.sessions.conversation.responses.queue import ResponseQueue
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.floor import Floor, TurnStage
@@ -12,7 +12,9 @@ from antiphon.turns.floor import Floor, TurnStage
 class ConversationProgress:
     """Where one conversation stands. It changes nothing, and is read at any time, also before the session runs."""
 
-    def __init__(self, listener: TranscriptionSession, floor: Floor, queue: ResponseQueue, heard: Heard) -> None:
+    def __init__(
+        self, listener: TranscriptionSession, floor: Floor, queue: ResponseQueue, heard: HeardResponses
+    ) -> None:
         self._listener = listener
         self._floor = floor
         self._queue = queue

@@ -55,7 +55,7 @@ from antiphon.sessions.conversation.context import ConversationContext, EmitConv
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.overlap_timing import DISMISSAL_S, OverlapHolder
 from antiphon.sessions.conversation.progress import ConversationProgress
-from antiphon.sessions.conversation.responses.heard import Heard
+from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.sessions.conversation.responses.queue import ResponseQueue
 from antiphon.sessions.conversation.turn_audio import TurnAudio, drop_old_media
 from antiphon.sessions.inbox import Inbox
@@ -112,7 +112,7 @@ class ConversationSession:
             speaker_model=context.speaker_model,
             on_other_voice=self._overlaps.other_voice,
         )
-        self._heard = Heard(self.history, self._listener, context, emit, playback=playback, left_s=left_s)
+        self._heard = HeardResponses(self.history, self._listener, context, emit, playback=playback, left_s=left_s)
         self._queue = ResponseQueue(config, context, self.history, self._floor, self._listener, self._heard, emit)
         self._responder, self._native = self._queue.responder, self._queue.native
         self.progress = ConversationProgress(self._listener, self._floor, self._queue, self._heard)

@@ -18,7 +18,7 @@ from antiphon.events.playback import PlaybackCleared, PlaybackHoldChanged
 from antiphon.events.words import Word
 from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.history import ConversationHistory
-from antiphon.sessions.conversation.responses.heard import Heard
+from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.turns.overlap import RESPONSE_TAIL_S
 
 A, B = ContentPosition("resp_a", "item_a", 0), ContentPosition("resp_b", "item_b", 0)
@@ -38,7 +38,7 @@ class Loudspeaker:
 
 
 class Room:
-    """One `Heard`, with two spoken items of one second in its history, and what it reports.
+    """One `HeardResponses`, with two spoken items of one second in its history, and what it reports.
 
     `expected`: the samples that the listener was told to expect, None where it was told to expect none.
     """
@@ -56,7 +56,7 @@ class Room:
         context = SimpleNamespace(
             count=lambda name, number: self.counted.update({name: number}), clock=lambda: self.now_s
         )
-        self.heard = Heard(
+        self.heard = HeardResponses(
             self.history, self, cast(ConversationContext, context), self.emit, playback=playback, **options
         )
 

@@ -24,7 +24,7 @@ from antiphon.events.conversation import (
 from antiphon.events.transcription import ServerVad, TranscriptionConfig
 from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.history import ConversationHistory
-from antiphon.sessions.conversation.responses.heard import Heard
+from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.sessions.conversation.responses.queue import MAX_WAITING, ResponseQueue, WaitingRequests
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.floor import Floor
@@ -93,7 +93,7 @@ class Scripted:
             clock=lambda: math.inf,
         )
         listener = cast(TranscriptionSession, self)
-        heard = Heard(history, listener, context, self.emit)
+        heard = HeardResponses(history, listener, context, self.emit)
         config = ConversationConfig(TranscriptionConfig(vad=ServerVad()), idle_timeout_ms=idle_timeout_ms)
         self.queue = ResponseQueue(config, context, history, self.floor, listener, heard, self.emit)
 

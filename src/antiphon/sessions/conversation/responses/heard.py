@@ -28,7 +28,7 @@ class HearsEcho(Protocol):
         ...
 
 
-class Heard:
+class HeardResponses:
     """The audio of one conversation's responses from when it is sent on, and what of the history was heard.
 
     - `playback`: what plays the responses in place of the client, None where nobody reports what was heard: the client

@@ -25,7 +25,7 @@ from antiphon.sessions.conversation.context import ConversationContext, EmitConv
 from antiphon.sessions.conversation.history import ConversationHistory
 from antiphon.sessions.conversation.item_media import ItemMediaResolver
 from antiphon.sessions.conversation.native_turns import NativeResponse, NativeTurns
-from antiphon.sessions.conversation.responses.heard import Heard
+from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.sessions.conversation.responses.responder import Responder
 from antiphon.sessions.conversation.responses.response import ResponseTask
 from antiphon.sessions.transcription.session import TranscriptionSession
@@ -100,7 +100,7 @@ class ResponseQueue:
         history: ConversationHistory,
         floor: Floor,
         listener: TranscriptionSession,
-        heard: Heard,
+        heard: HeardResponses,
         emit: EmitConversation,
     ) -> None:
         model = context.model

@@ -38,7 +38,7 @@ from antiphon.sessions.conversation.responses.generation import (
     request_for,
     wants_audio,
 )
-from antiphon.sessions.conversation.responses.heard import Heard
+from antiphon.sessions.conversation.responses.heard import HeardResponses
 from antiphon.sessions.conversation.responses.response import ResponseTask
 from antiphon.turns.floor import Floor
 
@@ -66,7 +66,7 @@ class Responder:
         context: ConversationContext,
         history: ConversationHistory,
         emit: EmitConversation,
-        heard: Heard,
+        heard: HeardResponses,
         floor: Floor,
     ) -> None:
         self.config = config
