@@ -14,7 +14,7 @@ from pathlib import Path
 
 from antiphon.store.sessions import ClaimRefusal, Hold, Host, StoredSession
 from antiphon.store.sessions.api import ReceivedCounts
-from antiphon.store.sessions.home import Write
+from antiphon.store.sessions.backend import Write
 from antiphon.store.sessions.sqlite import SqliteHome
 
 TTL_S, RENEW_S, STEP_S = 5.0, 1.5, 0.5

@@ -26,7 +26,7 @@ from antiphon.contracts import ListenStep, NativeOptions, NativeStep, SpeakStep,
 from antiphon.errors import ModelError
 from antiphon.events.duplex import NativeSampling
 from antiphon.loading.loaded import LoadedModels
-from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.shares.places import current_owner
 from tests.adapters import tiny_minicpmo as tiny
 from tests.adapters.stand_in.stepaudio2 import Token2wav

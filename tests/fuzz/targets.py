@@ -48,8 +48,8 @@ from antiphon.recording.tape import Tape, marks, turns
 from antiphon.remote.chat_completions import ChatReader
 from antiphon.remote.responses import ResponsesReader
 from antiphon.server.credentials import Caller
-from antiphon.server.live.moving.continuation import Continuation
 from antiphon.server.live.moving.persistence import restored, stored_session
+from antiphon.server.live.moving.resume_point import Continuation
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.metrics import Metrics
 from antiphon.server.routes import client_secrets

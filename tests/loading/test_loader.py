@@ -15,7 +15,7 @@ from antiphon.engine.api import Capabilities
 from antiphon.errors import ModelError
 from antiphon.loading import loader, selection
 from antiphon.loading.loader import ENGINES, load, store_of
-from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.roles import OTHER_NAMES
 from antiphon.settings import EngineOptions, ModelSettings, Settings, SpeechSettings
 from antiphon.store import Model

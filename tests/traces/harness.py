@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import anyio
 
 from antiphon.loading.loaded import LoadedModels
-from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.server.app import build
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState

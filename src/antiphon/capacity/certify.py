@@ -31,7 +31,7 @@ from antiphon.capacity.certificate import (
 from antiphon.capacity.clients import OBJECTIVES, Turn, Work
 from antiphon.capacity.recordings import read_recordings
 from antiphon.capacity.search import EDGE_TURNS, SEARCH_TURNS, SessionSearch, Trial, is_lost, percentile
-from antiphon.capacity.yardstick import YARDSTICK_KINDS, SoleCaller, lines_of
+from antiphon.capacity.single_caller import YARDSTICK_KINDS, SoleCaller, lines_of
 from antiphon.errors import RemoteError
 
 # A step has so many seconds at most for its turns, beside those in which it warms up: while the number is searched, and

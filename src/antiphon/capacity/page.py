@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from antiphon.capacity.certificate import Certificate, CertifiedKind
-from antiphon.capacity.yardstick import lines_of
+from antiphon.capacity.single_caller import lines_of
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 520, 240, 46, 32
 

@@ -35,8 +35,8 @@ from antiphon.contracts import (
 from antiphon.engine.grammar_trial import TRIALS
 from antiphon.engine.lane import Lane
 from antiphon.pipelines.cascade import Cascade
+from antiphon.pipelines.conversation_video import ConversationVideoModel
 from antiphon.pipelines.observer import Observer
-from antiphon.pipelines.video_partner import ConversationVideoModel
 from antiphon.roles import ModelRole, shown_role
 
 # Units that a native model is warmed with at most.

@@ -35,7 +35,7 @@ from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.placement import engine_servers, placement
 from antiphon.loading.selection import ALL_ROLES, LocalModel, RemoteModel, selected_models, spec_of
 from antiphon.pipelines.by_language import VoiceByLanguage
-from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
 from antiphon.remote.address import read_key
 from antiphon.remote.language import RemoteLanguageModel

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any
 
-from antiphon.server.live.moving.continuation import MOVED
+from antiphon.server.live.moving.resume_point import MOVED
 from antiphon.server.live.moving.stored_copy import wait_for_boundary
 
 

@@ -31,8 +31,8 @@ from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.credentials import Caller
 from antiphon.server.live import enrolled_voices
 from antiphon.server.live.enrolled_voices import EnrolledVoices
-from antiphon.server.live.moving.continuation import Continuation
 from antiphon.server.live.moving.persistence import restored, stored_session
+from antiphon.server.live.moving.resume_point import Continuation
 from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState

@@ -39,7 +39,7 @@ from antiphon.events.duplex import (
     SpeakStepTaken,
 )
 from antiphon.events.transcription import AppendAudio, CommitAudio, ServerVad, TranscriptionConfig
-from antiphon.pipelines.native_partner import NativeConversationModel
+from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.sessions.conversation.context import ConversationContext
 from antiphon.sessions.conversation.native_turns import (
     ANSWER_UNITS,

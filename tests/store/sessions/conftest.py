@@ -8,7 +8,7 @@ import pytest
 
 from antiphon.store.sessions import SessionStore
 from tests.store.servers import PostgresServer, RedisServer
-from tests.store.sessions.homes import HomeKit, PostgresKit, RedisKit, SqliteKit
+from tests.store.sessions.backends import HomeKit, PostgresKit, RedisKit, SqliteKit
 
 HOMES = ["sqlite", *(pytest.param(name, marks=pytest.mark.server) for name in ("redis", "postgres"))]
 Open = Callable[..., SessionStore]

@@ -24,8 +24,8 @@ from antiphon.store.sessions import (
 from antiphon.store.sessions.postgres import PostgresHome
 from antiphon.store.sessions.redis import RedisHome
 from antiphon.store.sessions.sqlite import SqliteHome
+from tests.store.sessions.backends import HomeKit, row
 from tests.store.sessions.conftest import Open
-from tests.store.sessions.homes import HomeKit, row
 
 WAIT_S = 20
 

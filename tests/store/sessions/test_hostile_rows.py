@@ -28,8 +28,8 @@ from antiphon.store.sessions.writer import ROUND_BYTES
 from tests.server.clients import Wire, connect
 from tests.server.live.test_ownership import Server, answer, conversation, last_seq, say, sharing
 from tests.server.scripted import serving
+from tests.store.sessions.backends import COUNTS, HomeKit, row
 from tests.store.sessions.conftest import Open
-from tests.store.sessions.homes import COUNTS, HomeKit, row
 from tests.store.sessions.test_contract import WAIT_S, until
 
 NUMBERS = (-1, -(2**62), 2**53, 2**62, 2**63 - 1, 2**64, 10**400, 1.5, float("nan"), float("inf"))

@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from antiphon.errors import SupersededError
 from antiphon.store.sessions import ClaimRefusal, Hold, Host, SessionStore, StoredSession, TailChunk
-from tests.store.sessions.homes import HomeKit, row
+from tests.store.sessions.backends import HomeKit, row
 
 WAIT_S = 20
 NAMES = ("a/1", "b/1", "b/2")

@@ -14,8 +14,8 @@ import pytest
 from antiphon.errors import RowError, SettingsError, StoreError, SupersededError
 from antiphon.store.sessions import Host, StoredSession, TailChunk, open_store
 from tests.store.servers import PASSWORD
+from tests.store.sessions.backends import HomeKit, PostgresKit, RedisKit, row
 from tests.store.sessions.conftest import Open
-from tests.store.sessions.homes import HomeKit, PostgresKit, RedisKit, row
 from tests.store.sessions.test_contract import WAIT_S, claimed, until
 
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from antiphon.errors import StoreError
-from antiphon.store.sessions.home import Write
+from antiphon.store.sessions.backend import Write
 from antiphon.store.sessions.sqlite import SqliteHome
 from antiphon.store.sessions.writer import ROUND_BYTES, QueuedStore
-from tests.store.sessions.homes import row
+from tests.store.sessions.backends import row
 from tests.store.sessions.test_contract import until
 
 

@@ -25,6 +25,7 @@ from antiphon.protocols.wire import Frame
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import Persistence
 from antiphon.server.live.moving.stored_copy import Restored, StoredCopy
+from antiphon.server.live.observers import Witness
 from antiphon.server.live.open_wire import is_slow, prepare_voices, read_slow
 from antiphon.server.live.realtime_session import (
     CommandBounds,
@@ -44,7 +45,6 @@ from antiphon.server.live.session import (
     LiveSession,
     refusal_in,
 )
-from antiphon.server.live.witness import Witness
 from antiphon.server.state import ServerState
 from antiphon.sessions.inbox import Inbox
 from antiphon.transports.transport import ClientData, Transport

@@ -23,7 +23,7 @@ from antiphon.events.size import num_bytes
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription
 from antiphon.protocols.connection import Command, WireConnection
 from antiphon.server.credentials import Caller
-from antiphon.server.live.witness import Witness
+from antiphon.server.live.observers import Witness
 from antiphon.server.memory import MemoryAccount
 from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation

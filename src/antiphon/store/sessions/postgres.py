@@ -24,7 +24,7 @@ from antiphon.store.sessions.api import (
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.home import BUSY_S, Home, Write, chunk_of, host_of, row_of, superseded
+from antiphon.store.sessions.backend import BUSY_S, Home, Write, chunk_of, host_of, row_of, superseded
 from antiphon.store.sessions.url import StoreUrl
 
 # Of the tables, in `antiphon_format`.

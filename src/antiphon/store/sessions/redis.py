@@ -20,7 +20,7 @@ from antiphon.store.sessions.api import (
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.home import (
+from antiphon.store.sessions.backend import (
     BUSY_S,
     Home,
     Write,

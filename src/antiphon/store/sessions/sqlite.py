@@ -26,7 +26,7 @@ from antiphon.store.sessions.api import (
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.home import BUSY_S, Home, Write, chunk_of, host_of, row_of, superseded
+from antiphon.store.sessions.backend import BUSY_S, Home, Write, chunk_of, host_of, row_of, superseded
 
 FILE = "sessions.sqlite3"
 # The format of the file (`pragma user_version`). Files of before there were formats have 0. Those of format 1 have the

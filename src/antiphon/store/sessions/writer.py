@@ -1,6 +1,6 @@
 """The session store over any home: a thread that writes, so that no session waits for a disk or a network.
 
-What a home is, and what it does at once, is `home.py`'s; this module knows no database.
+What a home is, and what it does at once, is `backend.py`'s; this module knows no database.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from antiphon.store.sessions.api import (
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.home import BUSY_S, Home, Write, superseded, too_large
+from antiphon.store.sessions.backend import BUSY_S, Home, Write, superseded, too_large
 
 log = logging.getLogger(__name__)
 # How soon a write that failed is tried again.

@@ -8,7 +8,7 @@ from typing import Any
 from antiphon.events.conversation import CreateResponse
 from antiphon.protocols.resume.journal import Journal, SentFrame
 from antiphon.protocols.wire import message
-from antiphon.server.live.moving.continuation import Continuation, FinishedResponse, OpenResponse, with_missed
+from antiphon.server.live.moving.resume_point import Continuation, FinishedResponse, OpenResponse, with_missed
 
 DONE = FinishedResponse(OpenResponse("resp_1", True, ["item_1"]), CreateResponse(event_id="asked"))
 

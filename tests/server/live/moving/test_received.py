@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.server.live.moving.continuation import ReceivedMessages, SettledMessages
+from antiphon.server.live.moving.resume_point import ReceivedMessages, SettledMessages
 
 
 def test_audio_counts_once_everything_in_it_was_read_and_other_messages_once_they_were_carried_out() -> None:

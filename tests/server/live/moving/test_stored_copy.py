@@ -33,8 +33,8 @@ from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame, message
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving import stored_copy
-from antiphon.server.live.moving.continuation import Continuation
 from antiphon.server.live.moving.persistence import Persistence
+from antiphon.server.live.moving.resume_point import Continuation
 from antiphon.server.live.moving.stored_copy import Restored, StoredCopy
 from antiphon.server.live.session import LiveSession
 from antiphon.server.metrics import Metrics

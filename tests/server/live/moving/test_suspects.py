@@ -9,7 +9,7 @@ import pytest
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import CreateResponse
-from antiphon.server.live.moving.continuation import Continuation, OpenResponse
+from antiphon.server.live.moving.resume_point import Continuation, OpenResponse
 from antiphon.server.live.moving.take_up import MAX_DELAY_S, MAX_IDLE_RESTORES, MAX_RESTORES, delay_s
 from antiphon.store.sessions import StoredSession
 

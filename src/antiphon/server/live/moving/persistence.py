@@ -26,7 +26,7 @@ from antiphon.protocols.dialects import dialect_named
 from antiphon.protocols.opening import NULL, Opening
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.credentials import Caller
-from antiphon.server.live.moving.continuation import Continuation, check_counts
+from antiphon.server.live.moving.resume_point import Continuation, check_counts
 from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.state import ServerState

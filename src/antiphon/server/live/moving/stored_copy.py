@@ -1,7 +1,7 @@
 """The copy of a live conversation in the session store, from which another host can go on.
 
 A client learns of nothing that the copy lacks: its frames wait while the copy is written. How a row is written, and
-whether this host still owns it, is `persistence.py`'s; where the conversation stands is `continuation.py`'s.
+whether this host still owns it, is `persistence.py`'s; where the conversation stands is `resume_point.py`'s.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from antiphon.protocols.connection import Command, Event, WireConnection
 from antiphon.protocols.resume.control import moving_frame, session_elsewhere, state_degraded_frame
 from antiphon.protocols.resume.journal import SentFrame
 from antiphon.protocols.wire import Frame
-from antiphon.server.live.moving.continuation import MOVED, STORED_AFTER, Continuation, Progress, keeps_turn
 from antiphon.server.live.moving.persistence import Kept, Persistence
+from antiphon.server.live.moving.resume_point import MOVED, STORED_AFTER, Continuation, Progress, keeps_turn
 from antiphon.server.live.realtime_session import RealtimeConversation
 from antiphon.server.live.session import CLOSE_MOVED, LiveSession
 from antiphon.sessions.inbox import Inbox

@@ -31,8 +31,8 @@ from antiphon.events.conversation import Item
 from antiphon.protocols.resume.control import HowResumed, ResumeRequest, session_elsewhere
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.credentials import Caller
-from antiphon.server.live.moving.continuation import Continuation, OpenResponse, recovered, with_missed
 from antiphon.server.live.moving.persistence import caller_hash, restored
+from antiphon.server.live.moving.resume_point import Continuation, OpenResponse, recovered, with_missed
 from antiphon.server.live.moving.stored_copy import Restored
 from antiphon.server.live.moving.tail import messages_of
 from antiphon.server.live.open_wire import prepare_voices

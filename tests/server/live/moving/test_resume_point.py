@@ -25,7 +25,7 @@ from antiphon.events.conversation import (
 from antiphon.events.transcription import AppendAudio
 from antiphon.protocols.resume.journal import Journal, SentFrame
 from antiphon.protocols.wire import Frame
-from antiphon.server.live.moving.continuation import (
+from antiphon.server.live.moving.resume_point import (
     MOVED,
     Continuation,
     FinishedResponse,

@@ -30,7 +30,7 @@ from antiphon.contracts import (
 from antiphon.engine.api import EngineSettings
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.events.tools import Tool
-from antiphon.pipelines.video_partner import (
+from antiphon.pipelines.conversation_video import (
     KEPT_PAST_FRAMES,
     MAX_PAST_FRAMES,
     SYSTEM,
