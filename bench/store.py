@@ -1,10 +1,10 @@
-"""The session store: how long a fenced write of a conversation takes, and a claim, in each of its homes.
+"""The session store: how long a fenced write of a conversation takes, and a claim, in each of its backends.
 
     antiphon bench store [--writes 1000] [--kb 12]
 
 A write is what a session waits for before it tells its client of an item: given to the writing thread, fenced, and
-acknowledged by the home. Redis writes each command to its disk (`appendfsync always`), or each second (`everysec`);
-Postgres commits each. Both are Debian's, on this machine; a home that is not installed is left out.
+acknowledged by the backend. Redis writes each command to its disk (`appendfsync always`), or each second (`everysec`);
+Postgres commits each. Both are Debian's, on this machine; a backend that is not installed is left out.
 """
 
 from __future__ import annotations

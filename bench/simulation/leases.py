@@ -1,4 +1,4 @@
-"""Sessions, owners and pauses on a virtual clock: the real home of sessions (SQLite), hosts that hang and come back.
+"""Sessions, owners and pauses on a virtual clock: the real backend of sessions (SQLite), hosts that hang and come back.
 
 Hosts stand still for up to three times the life of their keys, as a collector of garbage, a debugger or a hypervisor
 makes them, and then go on as if nothing had been. Meanwhile clients resume elsewhere. What is looked for: two owners of
@@ -15,7 +15,7 @@ from pathlib import Path
 from antiphon.store.sessions import ClaimRefusal, Hold, Host, StoredSession
 from antiphon.store.sessions.api import ReceivedCounts
 from antiphon.store.sessions.backend import Write
-from antiphon.store.sessions.sqlite import SqliteHome
+from antiphon.store.sessions.sqlite import SqliteBackend
 
 TTL_S, RENEW_S, STEP_S = 5.0, 1.5, 0.5
 # In one step: a session writes, a host begins to hang.
@@ -25,7 +25,7 @@ WRITES, HANGS = 0.05, 0.02
 def pauses(folder: Path, num_hosts: int, num_sessions: int, seconds: float, seed: int) -> Counter[str]:
     """Let hosts hang for so long, and count what came of it; `two owners` has to be 0."""
     drawn, now_s, out = random.Random(seed), 0.0, Counter({"two owners": 0})
-    home = SqliteHome(folder, 1e9, TTL_S, clock=lambda: now_s, uptime=lambda: now_s)
+    backend = SqliteBackend(folder, 1e9, TTL_S, clock=lambda: now_s, uptime=lambda: now_s)
     names = [f"host-{n}/1" for n in range(num_hosts)]
     hangs_until_s = dict.fromkeys(names, -1.0)
     # What each host believes to have, and the newest fence whose write was done.
@@ -34,7 +34,7 @@ def pauses(folder: Path, num_hosts: int, num_sessions: int, seconds: float, seed
     for number in range(num_sessions):
         name, session = names[number % num_hosts], f"session-{number}"
         row = StoredSession(session, "key", b"token", b"{}", name, 1, ReceivedCounts(0, 0), 0)
-        home.write([Write(Hold(session, name, 1), row)])
+        backend.write([Write(Hold(session, name, 1), row)])
         holds[name][session], newest[session] = row, 1
     while now_s < seconds:
         now_s += STEP_S
@@ -45,11 +45,11 @@ def pauses(folder: Path, num_hosts: int, num_sessions: int, seconds: float, seed
         awake = [name for name in names if hangs_until_s[name] < now_s]
         for name in awake:
             if round(now_s / STEP_S) % round(RENEW_S / STEP_S) == 0:
-                home.renew(Host(name, "", 0.0, False))
+                backend.renew(Host(name, "", 0.0, False))
             for session, row in list(holds[name].items()):
                 if drawn.random() >= WRITES:
                     continue
-                (failure,) = home.write([Write(Hold(session, name, row.fence), replace(row, restores=0))])
+                (failure,) = backend.write([Write(Hold(session, name, row.fence), replace(row, restores=0))])
                 if failure is not None:
                     out["late writes refused"] += 1
                     del holds[name][session]
@@ -64,9 +64,9 @@ def pauses(folder: Path, num_hosts: int, num_sessions: int, seconds: float, seed
                 if not awake or drawn.random() >= WRITES:
                     continue
                 other = drawn.choice(awake)
-                row_now = home.read(session)
+                row_now = backend.read(session)
                 assert row_now is not None
-                claimed = home.claim(session, other, row_now.fence)
+                claimed = backend.claim(session, other, row_now.fence)
                 if isinstance(claimed, ClaimRefusal):
                     out[f"claims refused, {claimed.value}"] += 1
                     continue
@@ -76,8 +76,8 @@ def pauses(folder: Path, num_hosts: int, num_sessions: int, seconds: float, seed
                 holds[other][session] = claimed
     for session in newest:
         owners = {r.fence for rows in holds.values() for s, r in rows.items() if s == session}
-        row_now = home.read(session)
+        row_now = backend.read(session)
         assert row_now is not None
         out["sessions without an owner"] += row_now.fence not in owners
-    home.close()
+    backend.close()
     return out

@@ -25,7 +25,7 @@ from antiphon.capacity.headroom import (
     YOUNG_PART,
     YOUNG_S,
     Headroom,
-    Light,
+    OverloadSignal,
 )
 from antiphon.errors import Refused
 
@@ -130,8 +130,8 @@ def test_while_a_light_is_red_nobody_comes_in_whatever_was_certified() -> None:
     box = Box(Headroom(certificate(captions=9), 256))
     for step in range(8):
         box.now_s = step * 0.25
-        box.headroom.lights.see({"loop": 0.3}, box.now_s)
-    assert box.headroom.lights.red == ("loop",)
+        box.headroom.overload.see({"loop": 0.3}, box.now_s)
+    assert box.headroom.overload.red == ("loop",)
     assert box.fill("captions") == 0
     assert box.headroom.room("captions", box.held) == 0
     with pytest.raises(Refused, match="no headroom now \\(loop\\)"):
@@ -139,7 +139,7 @@ def test_while_a_light_is_red_nobody_comes_in_whatever_was_certified() -> None:
 
 
 def test_a_light_is_red_only_after_a_while_and_stays_so_until_it_is_well_below() -> None:
-    light = Light(1.0)
+    light = OverloadSignal(1.0)
     light.see(5.0, 0.0)
     light.see(0.9, RED_AFTER_S / 2)
     light.see(5.0, RED_AFTER_S)
@@ -174,9 +174,9 @@ def test_without_a_certificate_an_overload_settles_and_does_not_swing(offered: f
         box.now_s = step * step_s
         leaves = [at for at in leaves if at > box.now_s]
         box.held = Counter[Kind]({"conversation": len(leaves)})
-        was = bool(box.headroom.lights.red)
-        box.headroom.lights.see({"loop": seen}, box.now_s)
-        turns_red += not was and bool(box.headroom.lights.red)
+        was = bool(box.headroom.overload.red)
+        box.headroom.overload.see({"loop": seen}, box.now_s)
+        turns_red += not was and bool(box.headroom.overload.red)
         due += offered * holds / stay_s * step_s
         while due >= 1:
             due -= 1
@@ -203,14 +203,14 @@ def test_with_a_certificate_nobody_who_is_in_is_slowed(offered: float) -> None:
         box.now_s = step * 0.25
         leaves = [at for at in leaves if at > box.now_s]
         box.held = Counter[Kind]({"conversation": len(leaves)})
-        box.headroom.lights.see({"loop": lag_of(len(leaves), holds)}, box.now_s)
+        box.headroom.overload.see({"loop": lag_of(len(leaves), holds)}, box.now_s)
         due += offered * holds / stay_s * 0.25
         while due >= 1:
             due -= 1
             if box.tries("conversation"):
                 leaves.append(box.now_s + stay_s)
         most = max(most, len(leaves))
-        assert not box.headroom.lights.red
+        assert not box.headroom.overload.red
     assert most == holds if offered > 1 else most >= 0.9 * holds
 
 
@@ -228,10 +228,10 @@ def test_who_is_gone_is_not_young_any_more() -> None:
 def test_what_fills_is_green_again_a_little_below() -> None:
     headroom = Headroom(None, 256)
     for at_s in (0.0, 1.0):
-        headroom.lights.see({"system": 0.98, "loop": 0.3}, at_s)
+        headroom.overload.see({"system": 0.98, "loop": 0.3}, at_s)
     for at_s in (2.0, 8.0):
-        headroom.lights.see({"system": 0.9, "loop": 0.2}, at_s)
-    assert headroom.lights.red == ("loop",)
+        headroom.overload.see({"system": 0.9, "loop": 0.2}, at_s)
+    assert headroom.overload.red == ("loop",)
 
 
 def test_the_load_is_of_what_may_be_held() -> None:
@@ -244,7 +244,7 @@ def test_the_load_is_of_what_may_be_held() -> None:
 
 def turn_red(headroom: Headroom, name: str, now_s: float, falls_s: float = 0.0) -> None:
     for at_s in (now_s - RED_AFTER_S, now_s):
-        headroom.lights.see({name: 10 * LIMITS.get(name, 2.0)}, at_s, {name: falls_s})
+        headroom.overload.see({name: 10 * LIMITS.get(name, 2.0)}, at_s, {name: falls_s})
 
 
 def test_a_client_that_comes_back_is_no_new_burden() -> None:
@@ -271,9 +271,9 @@ def test_only_a_signal_far_over_its_limit_for_a_while_refuses_clients_that_come_
     for factor, is_refused in ((FAR - 0.1, False), (FAR, True)):
         headroom = Headroom(None, 256)
         for at_s in (0.0, RED_AFTER_S, SHEDS_S):
-            headroom.lights.see({"loop": factor * LIMITS["loop"]}, at_s)
+            headroom.overload.see({"loop": factor * LIMITS["loop"]}, at_s)
         headroom.left(0.0, SHEDS_S, "captions", "Anna")
-        assert headroom.lights.red == ("loop",)
+        assert headroom.overload.red == ("loop",)
         if is_refused:
             with pytest.raises(Refused, match="loop"):
                 headroom.admit("captions", {}, SHEDS_S, client="Anna")
@@ -284,7 +284,7 @@ def test_only_a_signal_far_over_its_limit_for_a_while_refuses_clients_that_come_
 def test_memory_that_is_short_refuses_clients_that_come_back() -> None:
     headroom = Headroom(None, 256)
     for at_s in (0.0, RED_AFTER_S):
-        headroom.lights.see({"system": LIMITS["system"]}, at_s)
+        headroom.overload.see({"system": LIMITS["system"]}, at_s)
     headroom.left(0.0, RED_AFTER_S, "captions", "Anna")
     with pytest.raises(Refused, match="system"):
         headroom.admit("captions", {}, RED_AFTER_S, client="Anna")
@@ -306,7 +306,7 @@ def test_a_refusal_by_a_light_names_the_seconds_until_it_can_be_green() -> None:
     with pytest.raises(Refused) as refused:
         headroom.check("captions", {}, 10.0)
     assert refused.value.retry_after_s == pytest.approx(7.0 + GREEN_AFTER_S)
-    headroom.lights.see({"finals": 0.1}, 17.0)
+    headroom.overload.see({"finals": 0.1}, 17.0)
     with pytest.raises(Refused) as refused:
         headroom.check("captions", {}, 20.0)
     assert refused.value.retry_after_s == pytest.approx(GREEN_AFTER_S - 3.0)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import websockets
 
-from antiphon.capacity.certificate import Part, Spread, Yardstick
+from antiphon.capacity.certificate import Part, SingleCallerFigures, Spread
 from antiphon.capacity.clients import captions_sessions
 from antiphon.capacity.recordings import Recording, read_recordings, speech_begin_s
 from antiphon.capacity.single_caller import (
     HESITATION_S,
-    SoleCaller,
+    SingleCaller,
     hesitating,
     lines_of,
     num_word_errors,
@@ -70,7 +70,7 @@ def test_turns_are_summed_up_without_those_that_failed_and_nothing_is_made_of_no
     assert spread([]) is None
     assert part([True, False, False]) == Part(1, 3, 0.333)
     assert part([]) is None
-    assert dict(lines_of(Yardstick()))["voice to voice"] == "not told"
+    assert dict(lines_of(SingleCallerFigures()))["voice to voice"] == "not told"
 
 
 def test_silence_at_the_head_of_an_answer_is_not_heard_as_sound() -> None:
@@ -124,7 +124,7 @@ def test_the_one_caller_asks_for_the_turn_detection_that_is_wanted(monkeypatch: 
 
     async def act() -> None:
         async with answering(answer) as url:
-            caller = SoleCaller(url, "", read_recordings(DATA), 1, lambda _: None, "semantic_vad")
+            caller = SingleCaller(url, "", read_recordings(DATA), 1, lambda _: None, "semantic_vad")
             await caller.measure(["conversation"])
 
     asyncio.run(act())
@@ -139,9 +139,9 @@ def test_a_server_that_speaks_another_language_is_told_of_and_measured_as_nothin
     async def answer(socket: Any) -> None:
         await socket.send("no JSON")
 
-    async def act() -> Yardstick:
+    async def act() -> SingleCallerFigures:
         async with answering(answer) as url:
-            return await SoleCaller(url, "", read_recordings(DATA), 2, lambda _: None).measure()
+            return await SingleCaller(url, "", read_recordings(DATA), 2, lambda _: None).measure()
 
     found = asyncio.run(act())
     assert (found.first_words, found.voice_to_voice, found.barge_in, found.word_errors) == (None, None, None, None)
@@ -153,7 +153,7 @@ def test_a_server_that_speaks_another_language_is_told_of_and_measured_as_nothin
 def test_one_caller_of_a_real_server_is_measured_at_everything(serve: Serve) -> None:
     server = serve("--language-model", SMALL, "--synthesizer", VOICE)
     recordings = [r for r in read_recordings(DATA) if 1.5 < r.speech_end_s < 3.0]
-    found = asyncio.run(SoleCaller(server.url, "", recordings, 2, lambda _: None).measure())
+    found = asyncio.run(SingleCaller(server.url, "", recordings, 2, lambda _: None).measure())
     # On a machine with more to do, sound may come late, and an answer after the patience of a caller.
     assert all(re.search(r"ms late|no answer came in time", error) for error in found.errors), found.errors
     for one in (found.first_words, found.finals, found.voice_to_voice):

@@ -119,7 +119,7 @@ def test_the_board_has_what_is_held_and_why_nobody_is_let_in() -> None:
     assert whole[3] == "1"
     assert [line[0] for line in lines if line and line[0] in TURN_STAGES] == ["endpoint", "final", "first_sound"]
     for at_s in (0.0, 1.0, 2.0):
-        headroom.lights.see({"loop": 9.0}, at_s)
+        headroom.overload.see({"loop": 9.0}, at_s)
     assert ["load:", "25%;", "headroom:", "none,", "loop", "red"] in shown(now, reading(metrics))
 
 

@@ -49,7 +49,7 @@ from antiphon.remote.chat_completions import ChatReader
 from antiphon.remote.responses import ResponsesReader
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import restored, stored_session
-from antiphon.server.live.moving.resume_point import Continuation
+from antiphon.server.live.moving.resume_point import ResumePoint
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.metrics import Metrics
 from antiphon.server.routes import client_secrets
@@ -285,7 +285,7 @@ def snapshots() -> tuple[Any, ...]:
         wire.open()
         wire.feed('{"type": "session.update", "session": {"type": "realtime", "instructions": "Be brief."}}')
         item = Item("item_1", "message", role="user", parts=[ContentPart("input_text", "Hi.")])
-        row = stored_session(Caller(), wire, ResumeToken(), [item], Continuation())
+        row = stored_session(Caller(), wire, ResumeToken(), [item], ResumePoint())
         assert row
         found.append(json.loads(row.snapshot))
     return tuple(found)

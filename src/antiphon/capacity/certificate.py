@@ -88,7 +88,7 @@ class Part(msgspec.Struct, frozen=True):
     part: float | None
 
 
-class Yardstick(msgspec.Struct, frozen=True):
+class SingleCallerFigures(msgspec.Struct, frozen=True):
     """What one caller alone was measured to get. None: the server does not do it, or not in a way that could be seen.
 
     - `first_words`: from the true beginning of speech to its first transcribed text.
@@ -151,7 +151,7 @@ class Certificate(msgspec.Struct, frozen=True):
     mixed: float | None = None
     mixtures: tuple[Mixture, ...] = ()
     url: str = ""
-    alone: Yardstick | None = None
+    alone: SingleCallerFigures | None = None
 
     @property
     def most_mixed(self) -> float:

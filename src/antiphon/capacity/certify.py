@@ -24,14 +24,14 @@ from antiphon.capacity.certificate import (
     Kind,
     Mixture,
     Objective,
+    SingleCallerFigures,
     Step,
-    Yardstick,
     machine,
 )
 from antiphon.capacity.clients import OBJECTIVES, Turn, Work
 from antiphon.capacity.recordings import read_recordings
 from antiphon.capacity.search import EDGE_TURNS, SEARCH_TURNS, SessionSearch, Trial, is_lost, percentile
-from antiphon.capacity.single_caller import YARDSTICK_KINDS, SoleCaller, lines_of
+from antiphon.capacity.single_caller import SINGLE_CALLER_KINDS, SingleCaller, lines_of
 from antiphon.errors import RemoteError
 
 # A step has so many seconds at most for its turns, beside those in which it warms up: while the number is searched, and
@@ -164,10 +164,10 @@ class Certifier:
         except (httpx.HTTPError, ValueError, KeyError, TypeError):
             return ()
 
-    async def alone(self, kinds: Collection[Kind], turns: int) -> Yardstick:
+    async def alone(self, kinds: Collection[Kind], turns: int) -> SingleCallerFigures:
         """Measure what one caller of these kinds gets, in so many turns of each sort."""
         recordings = read_recordings(self._data)
-        caller = SoleCaller(self._url, self._key, recordings, turns, self.say, self._turn_detection)
+        caller = SingleCaller(self._url, self._key, recordings, turns, self.say, self._turn_detection)
         begun_s = time.monotonic()
         found = await caller.measure(kinds)
         minutes, seconds = divmod(round(time.monotonic() - begun_s), 60)
@@ -335,7 +335,7 @@ async def certify(
 
     `url`: of a server that was not started for it. `turns_alone`: of one caller, of each kind of turn; 0: none.
     """
-    sole_kinds = [kind for kind in kinds if turns_alone and kind in YARDSTICK_KINDS]
+    sole_kinds = [kind for kind in kinds if turns_alone and kind in SINGLE_CALLER_KINDS]
     certifier.say(plan(kinds, sole_kinds, certifier.minutes, turns_alone, mixed=mixed))
     alone = await certifier.alone(kinds, turns_alone) if sole_kinds else None
     found = {kind: await certifier.kind(kind) for kind in kinds} if certifier.minutes > 0 else {}

@@ -36,7 +36,7 @@ NOTHING: Mapping[str, float] = {}
 
 
 @dataclass(slots=True)
-class Light:
+class OverloadSignal:
     """One signal. `limit`: red from there on. `green`: part of it below which it is green. `value`: the last one."""
 
     limit: float
@@ -77,45 +77,47 @@ class Light:
         return max(0.0, GREEN_AFTER_S - (now_s - self._since_s))
 
 
-class Lights:
+class Overload:
     """All signals of one server, by name. `limits`: what each is red from."""
 
     def __init__(self, limits: Mapping[str, float]) -> None:
-        self._lights = {name: Light(limit, GREEN_FILL if name in FILLS else GREEN) for name, limit in limits.items()}
+        self._signals = {
+            name: OverloadSignal(limit, GREEN_FILL if name in FILLS else GREEN) for name, limit in limits.items()
+        }
 
     def see(self, values: Mapping[str, float], now_s: float, falls_s: Mapping[str, float] = NOTHING) -> None:
-        """Take in the signals' values now, and for those over a window when they fall (`Light.see`).
+        """Take in the signals' values now, and for those over a window when they fall (`OverloadSignal.see`).
 
         Raises KeyError for a signal without a limit.
         """
         for name, value in values.items():
-            self._lights[name].see(value, now_s, falls_s.get(name, 0.0))
+            self._signals[name].see(value, now_s, falls_s.get(name, 0.0))
 
     @property
     def red(self) -> tuple[str, ...]:
         """The names of the red lights."""
-        return tuple(name for name, light in self._lights.items() if light.red)
+        return tuple(name for name, light in self._signals.items() if light.red)
 
     def sheds(self, now_s: float) -> tuple[str, ...]:
         """The names of the red lights that refuse clients that come back too: the sessions of now are too many."""
-        return tuple(name for name in self.red if name in FILLS or self._is_far(self._lights[name], now_s))
+        return tuple(name for name in self.red if name in FILLS or self._is_far(self._signals[name], now_s))
 
     @staticmethod
-    def _is_far(light: Light, now_s: float) -> bool:
+    def _is_far(light: OverloadSignal, now_s: float) -> bool:
         return light.far_since_s is not None and now_s - light.far_since_s >= SHEDS_S
 
     def green_below(self, name: str) -> float:
         """Return the value below which a red light may turn green. Raises KeyError for an unknown name."""
-        light = self._lights[name]
+        light = self._signals[name]
         return light.green * light.limit
 
     def clears_s(self, now_s: float) -> float:
         """Return the seconds until the last red light can be green; 0 where none is red."""
-        return max((light.clears_s(now_s) for light in self._lights.values() if light.red), default=0.0)
+        return max((light.clears_s(now_s) for light in self._signals.values() if light.red), default=0.0)
 
     def states(self) -> dict[str, bool]:
         """Whether each is red, by name."""
-        return {name: light.red for name, light in self._lights.items()}
+        return {name: light.red for name, light in self._signals.items()}
 
 
 class Headroom:
@@ -129,7 +131,7 @@ class Headroom:
         self.certificate, self.burst, self._max_sessions = certificate, burst, max_sessions
         captions = certificate.kinds.get("captions") if certificate else None
         finals_s = captions.objective.p95_s if captions else FINALS_S
-        self.lights = Lights(LIMITS | {"finals": finals_s})
+        self.overload = Overload(LIMITS | {"finals": finals_s})
         # When the youngest sessions were admitted. Bound: the burst, or a part of the sessions.
         self._young_s: deque[float] = deque()
         # Places that became free within DEPARTURES_S: when, and whose they were. One that its client took again has
@@ -148,7 +150,7 @@ class Headroom:
             client: Who begins it, to recognize a client that comes back; "" recognizes none.
         """
         if not resumes or self.certificate:
-            self.check(kind, held, now_s, lights=not resumes, client=client)
+            self.check(kind, held, now_s, overload=not resumes, client=client)
         if resumes:
             return
         if (place := self._left_place(kind, client, now_s)) is not None:
@@ -163,13 +165,13 @@ class Headroom:
         self._departures.append((now_s, kind, client))
 
     def check(
-        self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, lights: bool = True, client: str = ""
+        self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, overload: bool = True, client: str = ""
     ) -> None:
-        """Raise Refused as `admit` does, and take nothing in. `lights`: whether a red one refuses."""
+        """Raise Refused as `admit` does, and take nothing in. `overload`: whether a red one refuses."""
         returns = self._left_place(kind, client, now_s) is not None
-        red = self.lights.sheds(now_s) if returns else self.lights.red
-        if lights and red:
-            retry_s = max(MIN_RETRY_S, self.lights.clears_s(now_s))
+        red = self.overload.sheds(now_s) if returns else self.overload.red
+        if overload and red:
+            retry_s = max(MIN_RETRY_S, self.overload.clears_s(now_s))
             raise Refused(f"the server has no headroom now ({', '.join(red)})", retry_s)
         if self.certificate:
             if self._share(held) + self._share({kind: 1}) > self._most(kind, held) + ROUNDING:
@@ -222,7 +224,7 @@ class Headroom:
         if not self.certificate or kind not in self.certificate.kinds:
             return None
         places = max(0, self._max_sessions - sum(held.values()))
-        if self.lights.red:
+        if self.overload.red:
             return 0
         left = self._most(kind, held) + ROUNDING - self._share(held)
         return max(0, min(places, int(left / self._share({kind: 1}))))

@@ -20,7 +20,7 @@ import numpy as np
 import websockets
 
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.capacity.certificate import Kind, Part, Spread, Yardstick
+from antiphon.capacity.certificate import Kind, Part, SingleCallerFigures, Spread
 from antiphon.capacity.clients import (
     CAPTIONS_PATH,
     CONVERSATION_PATH,
@@ -48,7 +48,7 @@ from antiphon.capacity.wire import (
 )
 
 # What one caller is measured at.
-YARDSTICK_KINDS: tuple[Kind, ...] = ("captions", "conversation")
+SINGLE_CALLER_KINDS: tuple[Kind, ...] = ("captions", "conversation")
 # The pause of a hesitation, and the part of a recording in which the quietest place for it is looked for.
 HESITATION_S, MIDDLE = 1.0, (0.3, 0.7)
 # An answer is heard for so long before somebody speaks into it, and so long is waited for that to be noticed.
@@ -119,7 +119,7 @@ class CutAnswer:
     heard: float
 
 
-class SoleCaller:
+class SingleCaller:
     """Measures one server with one session at a time. `turns`: of each kind of turn. `say`: told what is being done.
     `turn_detection`: how the server is to find the ends of turns.
     """
@@ -138,7 +138,7 @@ class SoleCaller:
         self._errors = set[str]()
         self._turn_detection = turn_detection
 
-    async def measure(self, kinds: Collection[Kind] = YARDSTICK_KINDS) -> Yardstick:
+    async def measure(self, kinds: Collection[Kind] = SINGLE_CALLER_KINDS) -> SingleCallerFigures:
         """Do all of these kinds that the server can do; what it cannot is told in `errors`."""
         listened = await self._listen() if "captions" in kinds else []
         talked, hesitated, cuts = list[Turn](), list[bool](), list[CutAnswer]()
@@ -147,7 +147,7 @@ class SoleCaller:
         pairs = [(words_of(turn.said), words_of(turn.heard)) for turn in listened]
         said, wrong = sum(len(words) for words, _ in pairs), sum(num_word_errors(*pair) for pair in pairs)
         unheard = percentile([c.kept - c.heard for c in cuts if c.kept is not None], 50)
-        return Yardstick(
+        return SingleCallerFigures(
             spread([t.first_words_s for t in listened]),
             spread([t.delay_s for t in listened]),
             Part(wrong, said, round(wrong / said, 4)) if said else None,
@@ -344,7 +344,7 @@ class _Answer:
             self.is_cancelled = event.response is not None and event.response.status == "cancelled"
 
 
-def lines_of(found: Yardstick) -> list[tuple[str, str]]:
+def lines_of(found: SingleCallerFigures) -> list[tuple[str, str]]:
     """What was measured, for people: a name and a value each."""
 
     def delay(one: Spread | None) -> str:

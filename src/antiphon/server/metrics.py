@@ -299,7 +299,7 @@ class _Headroom(Collector):
             if certificate and (found := certificate.kinds.get(kind)):
                 capacity.add_metric([kind], found.sessions)
         red = GaugeMetricFamily("antiphon_red", "1 while a signal says that there is no headroom.", labels=["light"])
-        for light, is_red in self._headroom.lights.states().items():
+        for light, is_red in self._headroom.overload.states().items():
             red.add_metric([light], float(is_red))
         yield from (load, live, room, capacity, red)
 

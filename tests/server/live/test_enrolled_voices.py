@@ -32,7 +32,7 @@ from antiphon.server.credentials import Caller
 from antiphon.server.live import enrolled_voices
 from antiphon.server.live.enrolled_voices import EnrolledVoices
 from antiphon.server.live.moving.persistence import restored, stored_session
-from antiphon.server.live.moving.resume_point import Continuation
+from antiphon.server.live.moving.resume_point import ResumePoint
 from antiphon.server.live.open_wire import context_of, prepare_voices
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
@@ -240,7 +240,7 @@ def test_when_a_conversation_is_restored_then_its_voice_is_found_again_unless_it
         wire.open()
         await prepare_voices(state, caller, UPDATE)
         assert wire.feed(UPDATE).commands
-        row = stored_session(caller, wire, ResumeToken(), [], Continuation())
+        row = stored_session(caller, wire, ResumeToken(), [], ResumePoint())
         assert row
         later = started()
         await prepare_voices(later, caller, row.snapshot)

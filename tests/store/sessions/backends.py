@@ -1,4 +1,4 @@
-"""The three homes of sessions as tests see them: opened, looked into, tampered with, and taken away for a while."""
+"""The three backends of sessions as tests see them: opened, looked into, tampered with, and taken away for a while."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from redis.exceptions import DataError
 
 from antiphon.store.sessions import SessionStore, StoredSession, open_store
-from antiphon.store.sessions.sqlite import FILE, SqliteHome
+from antiphon.store.sessions.sqlite import FILE, SqliteBackend
 from antiphon.store.sessions.writer import QueuedStore
 from tests.store.servers import PostgresServer, RedisServer
 
@@ -29,35 +29,35 @@ def row(
     return StoredSession(name, key_hash, b"hash", text.encode(), owner, fence, restores=restores)
 
 
-class HomeKit(Protocol):
-    """A home, and what tests do to it."""
+class BackendKit(Protocol):
+    """A backend, and what tests do to it."""
 
     name: str
 
     def open(self, max_age_s: float = DAY_S, host_ttl_s: float = LONG_S, *, skew_s: float = 0.0) -> SessionStore:
-        """A store of its own over the home. `skew_s`: how far its machine's clock is ahead, where it has one."""
+        """A store of its own over the backend. `skew_s`: how far its machine's clock is ahead, where it has one."""
         ...
 
     def text(self) -> bytes:
-        """Everything that is in the home."""
+        """Everything that is in the backend."""
         ...
 
     def tamper(self, session_id: str, field: str, value: Any) -> bool:
-        """Write into a row what no host would write; False where the home does not take such a value. `field`: of
+        """Write into a row what no host would write; False where the backend does not take such a value. `field`: of
         StoredSession, and `events` and `audio_ms` of what it received.
         """
         ...
 
     def tamper_tail(self, session_id: str, at_ms: Any, data: Any) -> bool:
-        """Write a chunk into a tail; False where the home does not take such values."""
+        """Write a chunk into a tail; False where the backend does not take such values."""
         ...
 
     def tamper_host(self, name: str, field: str, value: Any) -> bool:
-        """Write into what is known of a host; False where the home does not take such a value. `field`: of Host."""
+        """Write into what is known of a host; False where the backend does not take such a value. `field`: of Host."""
         ...
 
     def stop(self) -> None:
-        """Take the home away: nothing can be written."""
+        """Take the backend away: nothing can be written."""
         ...
 
     def start(self) -> None:
@@ -79,7 +79,7 @@ class SqliteKit:
         self._other: sqlite3.Connection | None = None
 
     def open(self, max_age_s: float = DAY_S, host_ttl_s: float = LONG_S, *, skew_s: float = 0.0) -> SessionStore:
-        return QueuedStore(SqliteHome(self.folder, max_age_s, host_ttl_s, clock=lambda: time.time() + skew_s))
+        return QueuedStore(SqliteBackend(self.folder, max_age_s, host_ttl_s, clock=lambda: time.time() + skew_s))
 
     def text(self) -> bytes:
         return b"".join(path.read_bytes() for path in self.folder.iterdir())

@@ -1,4 +1,6 @@
-"""A fixture that is each home of sessions in turn. Redis and Postgres are started once for all tests of this folder."""
+"""A fixture that is each backend of sessions in turn. Redis and Postgres are started once for all tests of this
+folder.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +10,25 @@ import pytest
 
 from antiphon.store.sessions import SessionStore
 from tests.store.servers import PostgresServer, RedisServer
-from tests.store.sessions.backends import HomeKit, PostgresKit, RedisKit, SqliteKit
+from tests.store.sessions.backends import BackendKit, PostgresKit, RedisKit, SqliteKit
 
-HOMES = ["sqlite", *(pytest.param(name, marks=pytest.mark.server) for name in ("redis", "postgres"))]
+BACKENDS = ["sqlite", *(pytest.param(name, marks=pytest.mark.server) for name in ("redis", "postgres"))]
 Open = Callable[..., SessionStore]
 
 
 @pytest.fixture(scope="session")
-def servers() -> Iterator[dict[str, HomeKit]]:
-    started: dict[str, HomeKit] = {}
+def servers() -> Iterator[dict[str, BackendKit]]:
+    started: dict[str, BackendKit] = {}
     yield started
     for kit in started.values():
         kit.close()
 
 
-@pytest.fixture(scope="module", params=HOMES)
-def home(
-    request: pytest.FixtureRequest, servers: dict[str, HomeKit], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[HomeKit]:
-    """One home for all tests of a module, which therefore have sessions and hosts of their own."""
+@pytest.fixture(scope="module", params=BACKENDS)
+def backend(
+    request: pytest.FixtureRequest, servers: dict[str, BackendKit], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[BackendKit]:
+    """One backend for all tests of a module, which therefore have sessions and hosts of their own."""
     name = request.param
     if name == "sqlite":
         kit = SqliteKit(tmp_path_factory.mktemp("sessions"))
@@ -41,15 +43,15 @@ def home(
 
 
 @pytest.fixture
-def opened(home: HomeKit) -> Iterator[Open]:
-    """Opens stores over the home, and closes them after the test, which brings the home back."""
+def opened(backend: BackendKit) -> Iterator[Open]:
+    """Opens stores over the backend, and closes them after the test, which brings the backend back."""
     stores: list[SessionStore] = []
 
     def open_one(*args: float, **options: float) -> SessionStore:
-        stores.append(home.open(*args, **options))
+        stores.append(backend.open(*args, **options))
         return stores[-1]
 
     yield open_one
-    home.start()
+    backend.start()
     for store in stores:
         store.close()

@@ -1,4 +1,6 @@
-"""What every home of sessions does: rows, owners and fences, tails, hosts, deletion. The same tests for all three."""
+"""What every backend of sessions does: rows, owners and fences, tails, hosts, deletion. The same tests for all
+three.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ from antiphon.store.sessions import (
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.postgres import PostgresHome
-from antiphon.store.sessions.redis import RedisHome
-from antiphon.store.sessions.sqlite import SqliteHome
-from tests.store.sessions.backends import HomeKit, row
+from antiphon.store.sessions.postgres import PostgresBackend
+from antiphon.store.sessions.redis import RedisBackend
+from antiphon.store.sessions.sqlite import SqliteBackend
+from tests.store.sessions.backends import BackendKit, row
 from tests.store.sessions.conftest import Open
 
 WAIT_S = 20
@@ -70,11 +72,11 @@ def test_what_waits_to_be_written_does_not_hide_another_owner(
     store.put(before).result(WAIT_S)
     taken = claimed(other.claim(name, "b/1", 1))
     may_write = threading.Event()
-    for kind in (SqliteHome, RedisHome, PostgresHome):
+    for kind in (SqliteBackend, RedisBackend, PostgresBackend):
 
-        def slowly(home: Any, writes: Any, write: Callable[..., Any] = kind.write) -> Any:
+        def slowly(backend: Any, writes: Any, write: Callable[..., Any] = kind.write) -> Any:
             may_write.wait(WAIT_S)
-            return write(home, writes)
+            return write(backend, writes)
 
         monkeypatch.setattr(kind, "write", slowly)
     written = store.forget(before.hold) if last == "forget" else store.put(before)
@@ -219,7 +221,9 @@ def test_when_twenty_hosts_claim_a_session_then_one_of_them_gets_it(opened: Open
         assert claimed(stores[1].get(name) or ClaimRefusal.UNKNOWN).owner == winners[0].owner
 
 
-def test_when_the_store_lost_what_was_written_then_the_newest_owner_makes_it_anew(home: HomeKit, opened: Open) -> None:
+def test_when_the_store_lost_what_was_written_then_the_newest_owner_makes_it_anew(
+    backend: BackendKit, opened: Open
+) -> None:
     store = opened()
     newest = row("lost-1", "newest", owner="b/1", fence=5)
     store.put(newest).result(WAIT_S)
@@ -270,7 +274,7 @@ def test_when_there_is_no_such_session_then_it_has_no_tail_and_nothing_happens(o
 
 
 def test_when_a_session_is_forgotten_then_its_text_is_nowhere_and_no_owner_makes_it_anew(
-    home: HomeKit, opened: Open
+    backend: BackendKit, opened: Open
 ) -> None:
     store, other = opened(), opened()
     secret = row("gone-1", "the code is blackbird " * 400, key_hash="who-blackbird")
@@ -278,10 +282,10 @@ def test_when_a_session_is_forgotten_then_its_text_is_nowhere_and_no_owner_makes
     store.append_tail(secret.hold, TailChunk(0, b"the sound of blackbird")).result(WAIT_S)
     store.put(replace(secret, snapshot=b"the code was blackbird")).result(WAIT_S)
     other.put(row("gone-2", "something else")).result(WAIT_S)
-    assert b"blackbird" in home.text()
+    assert b"blackbird" in backend.text()
     store.forget(secret.hold).result(WAIT_S)
-    assert b"blackbird" not in home.text()
-    assert b"something else" in home.text()
+    assert b"blackbird" not in backend.text()
+    assert b"something else" in backend.text()
     assert other.get("gone-1") is None
     assert other.tail("gone-1") == ()
     assert other.claim("gone-1", "b/1", 1) is ClaimRefusal.UNKNOWN
@@ -292,7 +296,7 @@ def test_when_a_session_is_forgotten_then_its_text_is_nowhere_and_no_owner_makes
     assert isinstance(other.release(secret.hold).exception(WAIT_S), SupersededError)
     # Again: the answer to the first may have been lost.
     other.forget(secret.hold).result(WAIT_S)
-    assert b"blackbird" not in home.text()
+    assert b"blackbird" not in backend.text()
 
 
 # --- hosts ------------------------------------------------------------------------------------------------------------
@@ -327,51 +331,51 @@ def test_when_a_supervisor_unregisters_a_name_then_all_its_incarnations_are_dead
 
 
 def test_when_a_row_is_of_another_version_then_it_is_refused_by_name_and_not_touched(
-    home: HomeKit, opened: Open
+    backend: BackendKit, opened: Open
 ) -> None:
     store = opened()
     store.put(row("version-1")).result(WAIT_S)
-    home.tamper("version-1", "version", 7)
+    backend.tamper("version-1", "version", 7)
     with pytest.raises(RowError, match="version-1 has version 7"):
         store.get("version-1")
     with pytest.raises(RowError, match="version-1 has version 7"):
         store.claim("version-1", "b/1", 1)
-    home.tamper("version-1", "version", 1)
+    backend.tamper("version-1", "version", 1)
     assert store.get("version-1") == row("version-1")
 
 
 def test_when_there_is_garbage_in_a_row_then_it_is_refused_by_name_and_the_others_are_served(
-    home: HomeKit, opened: Open
+    backend: BackendKit, opened: Open
 ) -> None:
     store = opened()
     store.put(row("garbage-free")).result(WAIT_S)
     # The columns of Postgres take numbers alone.
-    for field in ("version", "fence", "restores") if home.name != "postgres" else ():
+    for field in ("version", "fence", "restores") if backend.name != "postgres" else ():
         name = f"garbage-{field}"
         store.put(row(name)).result(WAIT_S)
-        home.tamper(name, field, "?")
+        backend.tamper(name, field, "?")
         for ask in (partial(store.get, name), partial(store.claim, name, "b/1", 1)):
             with pytest.raises(RowError, match=name):
                 ask()
         assert isinstance(store.put(row(name)).exception(WAIT_S), RowError | None)
     # What a snapshot holds is up to its reader.
     store.put(row("garbage-text")).result(WAIT_S)
-    home.tamper("garbage-text", "snapshot", b"\xff")
+    backend.tamper("garbage-text", "snapshot", b"\xff")
     assert claimed(store.get("garbage-text") or ClaimRefusal.UNKNOWN).snapshot == b"\xff"
     assert store.get("garbage-free")
     assert store.degraded is None
 
 
-def test_when_one_session_cannot_be_written_then_the_others_are(home: HomeKit, opened: Open) -> None:
+def test_when_one_session_cannot_be_written_then_the_others_are(backend: BackendKit, opened: Open) -> None:
     store = opened()
     unwritable: Any = object()
-    home.stop()
+    backend.stop()
     # They wait for the same moment.
     store.put(row("first-1")).exception(WAIT_S)
     store.put(replace(row("bad-1"), snapshot=unwritable))
     for n in range(3):
         store.put(row(f"good-{n}"))
-    home.start()
+    backend.start()
     until(lambda: store.put(row("first-1")).exception(WAIT_S) is None)
     assert isinstance(store.put(replace(row("bad-1"), snapshot=unwritable)).exception(WAIT_S), RowError)
     other = opened()

@@ -1,4 +1,4 @@
-"""What no host writes, in every home: rows, tails and hosts by somebody who can write to it, or of a broken machine.
+"""What no host writes, in every backend: rows, tails and hosts by somebody who can write to it, or of a broken machine.
 
 A damaged row is refused by name and stays as it is; all others are served, and the store goes on.
 """
@@ -21,14 +21,14 @@ from antiphon.errors import RowError, StoreError, SupersededError
 from antiphon.server.process.watches import as_host
 from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession, TailChunk, writer
 from antiphon.store.sessions.api import MAX_SNAPSHOT_BYTES
-from antiphon.store.sessions.postgres import PostgresHome
-from antiphon.store.sessions.redis import RedisHome
-from antiphon.store.sessions.sqlite import SqliteHome
+from antiphon.store.sessions.postgres import PostgresBackend
+from antiphon.store.sessions.redis import RedisBackend
+from antiphon.store.sessions.sqlite import SqliteBackend
 from antiphon.store.sessions.writer import ROUND_BYTES
 from tests.server.clients import Wire, connect
 from tests.server.live.test_ownership import Server, answer, conversation, last_seq, say, sharing
 from tests.server.scripted import serving
-from tests.store.sessions.backends import COUNTS, HomeKit, row
+from tests.store.sessions.backends import COUNTS, BackendKit, row
 from tests.store.sessions.conftest import Open
 from tests.store.sessions.test_contract import WAIT_S, until
 
@@ -56,7 +56,7 @@ def told(ask: Callable[[], Any]) -> Any:
 
 @pytest.mark.parametrize("field", ODD)
 def test_when_a_field_of_a_row_is_odd_then_that_row_alone_is_refused_by_name(
-    home: HomeKit, opened: Open, field: str
+    backend: BackendKit, opened: Open, field: str
 ) -> None:
     store = opened()
     for number, value in enumerate(ODD[field]):
@@ -64,8 +64,8 @@ def test_when_a_field_of_a_row_is_odd_then_that_row_alone_is_refused_by_name(
         kept = row(name)
         store.put(kept).result(WAIT_S)
         store.append_tail(kept.hold, TailChunk(0, b"sound")).result(WAIT_S)
-        if not home.tamper(name, field, value):
-            # The home itself does not take it.
+        if not backend.tamper(name, field, value):
+            # The backend itself does not take it.
             assert store.get(name) == kept
             continue
         found = told(partial(store.get, name))
@@ -76,9 +76,9 @@ def test_when_a_field_of_a_row_is_odd_then_that_row_alone_is_refused_by_name(
             assert (claimed.owner, claimed.fence) == ("b/1", fence + 1)
         if isinstance(claimed, RowError):
             # It is as it was.
-            assert home.tamper(name, field, kept.received.events if field in COUNTS else getattr(kept, field))
+            assert backend.tamper(name, field, kept.received.events if field in COUNTS else getattr(kept, field))
             assert store.get(name) == kept
-            assert home.tamper(name, field, value)
+            assert backend.tamper(name, field, value)
         for write in (store.put(kept), store.release(kept.hold), store.forget(kept.hold)):
             assert isinstance(write.exception(WAIT_S), RowError | SupersededError | None), (field, value)
         assert store.degraded is None
@@ -88,11 +88,11 @@ def test_when_a_field_of_a_row_is_odd_then_that_row_alone_is_refused_by_name(
 
 @pytest.mark.parametrize(("at_ms", "data"), [("?", b"x"), (-5, b"x"), (2**62, b""), (7, "text"), (1.5, b"x")])
 def test_when_a_chunk_of_a_tail_is_odd_then_it_is_refused_by_name_or_read(
-    home: HomeKit, opened: Open, at_ms: Any, data: Any
+    backend: BackendKit, opened: Open, at_ms: Any, data: Any
 ) -> None:
     store, kept = opened(), row(f"tail-of-{at_ms}")
     store.put(kept).result(WAIT_S)
-    if home.tamper_tail(kept.id, at_ms, data):
+    if backend.tamper_tail(kept.id, at_ms, data):
         found = told(partial(store.tail, kept.id))
         assert isinstance(found, RowError) or all(
             isinstance(chunk.at_ms, int) and isinstance(chunk.data, bytes) for chunk in found
@@ -105,10 +105,10 @@ def test_when_a_chunk_of_a_tail_is_odd_then_it_is_refused_by_name_or_read(
     assert store.degraded is None
 
 
-@pytest.mark.parametrize("home", [pytest.param("redis", marks=pytest.mark.server)], indirect=True)
-def test_when_keys_are_of_another_type_then_their_sessions_alone_are_refused(home: Any, opened: Open) -> None:
+@pytest.mark.parametrize("backend", [pytest.param("redis", marks=pytest.mark.server)], indirect=True)
+def test_when_keys_are_of_another_type_then_their_sessions_alone_are_refused(backend: Any, opened: Open) -> None:
     store = opened()
-    with home.server.client() as client:
+    with backend.server.client() as client:
         for name in ("typed-row", "typed-tail", "typed-size"):
             store.put(row(name)).result(WAIT_S)
         client.delete("antiphon:session:typed-row")
@@ -124,7 +124,7 @@ def test_when_keys_are_of_another_type_then_their_sessions_alone_are_refused(hom
     with pytest.raises(StoreError):
         store.tail("typed-tail")
     assert store.degraded is None
-    with home.server.client() as client:
+    with backend.server.client() as client:
         client.delete("antiphon:session:typed-row")
 
 
@@ -137,12 +137,12 @@ HOST_FIELDS = [
 
 @pytest.mark.parametrize(("field", "value"), HOST_FIELDS, ids=[f"{f}-{n}" for n, (f, _) in enumerate(HOST_FIELDS)])
 def test_when_what_is_known_of_a_host_is_odd_then_it_lives_and_all_hosts_are_listed(
-    home: HomeKit, opened: Open, field: str, value: Any
+    backend: BackendKit, opened: Open, field: str, value: Any
 ) -> None:
     store = opened()
     for name in ("odd/1", "other/1"):
         store.renew(Host(name, "http://10.0.0.1:8000", 0.5))
-    home.tamper_host("odd/1", field, value)
+    backend.tamper_host("odd/1", field, value)
     listed = {host.name: host for host in store.hosts()}
     assert listed["other/1"] == Host("other/1", "http://10.0.0.1:8000", 0.5)
     odd = listed["odd/1"]
@@ -201,22 +201,22 @@ def test_when_a_conversation_grows_too_large_then_its_client_alone_is_told_until
 
 
 def test_when_much_waits_after_an_outage_then_it_is_written_a_part_at_a_time(
-    home: HomeKit, opened: Open, monkeypatch: pytest.MonkeyPatch
+    backend: BackendKit, opened: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = opened()
     sizes: list[int] = []
-    for kind in (SqliteHome, RedisHome, PostgresHome):
+    for kind in (SqliteBackend, RedisBackend, PostgresBackend):
 
-        def write(home: Any, writes: Any, write: Callable[..., Any] = kind.write) -> Any:
+        def write(backend: Any, writes: Any, write: Callable[..., Any] = kind.write) -> Any:
             sizes.append(sum(len(each.row.snapshot) for each in writes))
-            return write(home, writes)
+            return write(backend, writes)
 
         monkeypatch.setattr(kind, "write", write)
-    home.stop()
+    backend.stop()
     store.put(row("waits-0")).exception(WAIT_S)
     for number in range(12):
         store.put(row(f"waits-{number}", "x" * (1 << 20)))
-    home.start()
+    backend.start()
     until(lambda: store.put(row("waits-0")).exception(WAIT_S) is None)
     other = opened()
     until(lambda: all(other.get(f"waits-{number}") for number in range(12)))
@@ -263,7 +263,7 @@ SNAPSHOTS: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.slow
 def test_when_a_stored_snapshot_is_odd_then_it_is_refused_by_name_or_restored_and_the_server_goes_on(
-    home: HomeKit, opened: Open
+    backend: BackendKit, opened: Open
 ) -> None:
     store = opened()
     found: dict[str, str] = {}
@@ -277,7 +277,7 @@ def test_when_a_stored_snapshot_is_odd_then_it_is_refused_by_name_or_restored_an
             snapshot = change(kept.snapshot.replace(session_id.encode(), changed.encode()))
             copy = replace(kept, id=changed, snapshot=b"{}", owner="killed-long-ago/1", fence=3, restores=0)
             store.put(copy).result(WAIT_S)
-            assert home.tamper(changed, "snapshot", snapshot)
+            assert backend.tamper(changed, "snapshot", snapshot)
             async with connect(host.ws, f"?resume={changed}") as wire:
                 about = {"session_id": changed, "resume_token": token, "last_received_server_event_seq": 0}
                 await wire.say("session.resume", **about)
@@ -289,7 +289,7 @@ def test_when_a_stored_snapshot_is_odd_then_it_is_refused_by_name_or_restored_an
     with hosting(store) as host:
         asyncio.run(main())
         until(lambda: not host.state.sessions.live or all(s.attachment.token for s in host.state.sessions.live))
-    # No host writes so large a row: a home may not give it in its time, of which the client is told.
+    # No host writes so large a row: a backend may not give it in its time, of which the client is told.
     assert found.pop("60 MB") in ("session.resumed", "resource_exhausted")
     assert found == {name: told for name, (_, told) in SNAPSHOTS.items() if name != "60 MB"}
     assert store.degraded is None
@@ -299,7 +299,7 @@ def test_when_a_stored_snapshot_is_odd_then_it_is_refused_by_name_or_restored_an
     ("field", "value"), [("version", 7), ("fence", 2**62), ("fence", -3), ("token", b"x"), ("restores", -1)]
 )
 def test_when_a_field_of_a_stored_row_is_odd_then_its_client_is_told_and_the_server_goes_on(
-    home: HomeKit, opened: Open, field: str, value: Any
+    backend: BackendKit, opened: Open, field: str, value: Any
 ) -> None:
     store = opened()
 
@@ -309,7 +309,7 @@ def test_when_a_field_of_a_stored_row_is_odd_then_its_client_is_told_and_the_ser
         assert kept
         changed = f"sess-{field}-{value}".replace("'", "")
         store.put(replace(kept, id=changed, owner="killed-long-ago/1", fence=3)).result(WAIT_S)
-        assert home.tamper(changed, field, value)
+        assert backend.tamper(changed, field, value)
         async with connect(host.ws, f"?resume={changed}") as wire:
             about = {"session_id": changed, "resume_token": token, "last_received_server_event_seq": 0}
             await wire.say("session.resume", **about)

@@ -1,5 +1,5 @@
-"""A model of owners and fences, and each home against it: whatever hosts do, and in whatever order, what they are told
-is what the model says.
+"""A model of owners and fences, and each backend against it: whatever hosts do, and in whatever order, what they are
+told is what the model says.
 
 So there are never two owners whose writes both succeed, a claim has one winner, and an old fence never writes.
 """
@@ -24,7 +24,7 @@ from hypothesis.stateful import (
 
 from antiphon.errors import SupersededError
 from antiphon.store.sessions import ClaimRefusal, Hold, Host, SessionStore, StoredSession, TailChunk
-from tests.store.sessions.backends import HomeKit, row
+from tests.store.sessions.backends import BackendKit, row
 
 WAIT_S = 20
 NAMES = ("a/1", "b/1", "b/2")
@@ -34,7 +34,7 @@ NUMBERS = itertools.count()
 
 @dataclass
 class Modelled:
-    """What is to be in the home: the row, None for a session that was forgotten, and its tail."""
+    """What is to be in the backend: the row, None for a session that was forgotten, and its tail."""
 
     row: StoredSession | None
     fence: int
@@ -42,9 +42,9 @@ class Modelled:
 
 
 @pytest.fixture(scope="module")
-def stores(home: HomeKit) -> Iterator[dict[str, SessionStore]]:
+def stores(backend: BackendKit) -> Iterator[dict[str, SessionStore]]:
     """A store of its own for each host."""
-    opened = {name: home.open() for name in NAMES}
+    opened = {name: backend.open() for name in NAMES}
     yield opened
     for store in opened.values():
         store.close()

@@ -1,5 +1,5 @@
-"""A home that is away for a while: sessions go on, nothing is said to be stored that is not, and all is written in the
-end.
+"""A backend that is away for a while: sessions go on, nothing is said to be stored that is not, and all is written in
+the end.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import pytest
 from antiphon.errors import RowError, SettingsError, StoreError, SupersededError
 from antiphon.store.sessions import Host, StoredSession, TailChunk, open_store
 from tests.store.servers import PASSWORD
-from tests.store.sessions.backends import HomeKit, PostgresKit, RedisKit, row
+from tests.store.sessions.backends import BackendKit, PostgresKit, RedisKit, row
 from tests.store.sessions.conftest import Open
 from tests.store.sessions.test_contract import WAIT_S, claimed, until
 
 
 def test_when_the_home_is_away_then_the_store_is_degraded_and_writes_all_when_it_is_back(
-    home: HomeKit, opened: Open
+    backend: BackendKit, opened: Open
 ) -> None:
     store = opened()
     first = row("away-1", "before")
     store.put(first).result(WAIT_S)
-    home.stop()
+    backend.stop()
     began_s = time.monotonic()
     with pytest.raises(StoreError):
         store.put(replace(first, snapshot=b"during")).result(WAIT_S)
@@ -37,7 +37,7 @@ def test_when_the_home_is_away_then_the_store_is_degraded_and_writes_all_when_it
     store.append_tail(later.hold, TailChunk(0, b"sound"))
     store.put(row("away-2"))
     assert store.get("away-1") == later
-    home.start()
+    backend.start()
     until(lambda: store.put(row("away-3")).exception(WAIT_S) is None)
     assert store.degraded is None
     other = opened()
@@ -47,18 +47,18 @@ def test_when_the_home_is_away_then_the_store_is_degraded_and_writes_all_when_it
 
 
 def test_when_writes_are_acknowledged_while_the_home_goes_away_then_all_of_them_are_there(
-    home: HomeKit, opened: Open
+    backend: BackendKit, opened: Open
 ) -> None:
-    """The home is killed between any two writes, three times."""
+    """The backend is killed between any two writes, three times."""
     store = opened()
     kept = 0
     for cycle in range(3):
         for n in range(cycle * 100, cycle * 100 + 40):
             if n % 100 == 20:
-                home.stop()
+                backend.stop()
             if store.put(row("ack-1", str(n))).exception(WAIT_S) is None:
                 kept = n
-        home.start()
+        backend.start()
         found = opened().get("ack-1")
         assert found
         assert int(found.snapshot) >= kept
@@ -66,15 +66,15 @@ def test_when_writes_are_acknowledged_while_the_home_goes_away_then_all_of_them_
 
 
 def test_when_a_session_was_claimed_during_an_outage_of_its_owner_then_the_owner_is_told_when_it_is_over(
-    home: HomeKit, opened: Open
+    backend: BackendKit, opened: Open
 ) -> None:
     store, other = opened(), opened()
     mine = row("cut-1", "mine", owner="cut/1")
     store.put(mine).result(WAIT_S)
-    home.stop()
+    backend.stop()
     store.put(replace(mine, snapshot=b"while cut off")).exception(WAIT_S)
     assert store.degraded
-    home.start()
+    backend.start()
     try:
         other.claim("cut-1", "b/1", 1)
     except StoreError:
@@ -89,16 +89,16 @@ def test_when_a_session_was_claimed_during_an_outage_of_its_owner_then_the_owner
     assert found.owner in ("b/1", "cut/1")
 
 
-@pytest.mark.parametrize("home", ["redis", "postgres"], indirect=True)
+@pytest.mark.parametrize("backend", ["redis", "postgres"], indirect=True)
 @pytest.mark.server
-def test_when_the_home_hangs_then_nobody_waits_long(home: RedisKit | PostgresKit, opened: Open) -> None:
+def test_when_the_home_hangs_then_nobody_waits_long(backend: RedisKit | PostgresKit, opened: Open) -> None:
     """The server is connected and does not answer; of Postgres, the process of the connection."""
     store = opened()
     store.put(row("hang-1")).result(WAIT_S)
     store.renew(Host("hang/1"))
-    pids = [home.server.popen.pid] if home.server.popen else []
-    if isinstance(home, PostgresKit):
-        with home.server.client() as client:
+    pids = [backend.server.popen.pid] if backend.server.popen else []
+    if isinstance(backend, PostgresKit):
+        with backend.server.client() as client:
             query = "select pid from pg_stat_activity where backend_type = 'client backend'"
             pids = [pid for (pid,) in client.execute(query) if pid != client.info.backend_pid]
     import os
@@ -122,14 +122,14 @@ def test_when_the_home_hangs_then_nobody_waits_long(home: RedisKit | PostgresKit
     until(lambda: claimed(opened().get("hang-1") or row("")).snapshot == b"later")
 
 
-@pytest.mark.parametrize("home", ["redis", "postgres"], indirect=True)
+@pytest.mark.parametrize("backend", ["redis", "postgres"], indirect=True)
 @pytest.mark.server
 def test_when_a_server_cannot_be_had_then_the_error_does_not_show_its_password(
-    home: RedisKit | PostgresKit, opened: Open, caplog: pytest.LogCaptureFixture
+    backend: RedisKit | PostgresKit, opened: Open, caplog: pytest.LogCaptureFixture
 ) -> None:
-    url = home.server.url
+    url = backend.server.url
     wrong = url.replace(PASSWORD, "wr0ng-password")
-    absent = url.replace(str(home.server.port), "1")
+    absent = url.replace(str(backend.server.port), "1")
     failures = []
     for bad in (wrong, absent, absent + "?sslpassword=hidden-too"):
         with pytest.raises((StoreError, SettingsError)) as caught:
@@ -138,7 +138,7 @@ def test_when_a_server_cannot_be_had_then_the_error_does_not_show_its_password(
         assert "127.0.0.1" in str(caught.value)
         failures.append(str(caught.value))
     store = opened()
-    home.stop()
+    backend.stop()
     caplog.set_level(logging.DEBUG, "antiphon")
     failures.append(str(store.put(row("secret-1")).exception(WAIT_S)))
     with pytest.raises(StoreError) as caught:
@@ -148,14 +148,14 @@ def test_when_a_server_cannot_be_had_then_the_error_does_not_show_its_password(
         assert secret not in text
 
 
-@pytest.mark.parametrize("home", ["redis", "postgres"], indirect=True)
+@pytest.mark.parametrize("backend", ["redis", "postgres"], indirect=True)
 @pytest.mark.server
-def test_when_the_home_is_of_a_newer_format_then_it_is_refused_by_name(home: RedisKit | PostgresKit) -> None:
-    home.open().close()
+def test_when_the_home_is_of_a_newer_format_then_it_is_refused_by_name(backend: RedisKit | PostgresKit) -> None:
+    backend.open().close()
 
     def write_format(number: int) -> None:
-        with home.server.client() as client:
-            if isinstance(home, RedisKit):
+        with backend.server.client() as client:
+            if isinstance(backend, RedisKit):
                 client.set("antiphon:format", number)
             else:
                 client.execute("update antiphon_format set format = %s", (number,))
@@ -163,6 +163,6 @@ def test_when_the_home_is_of_a_newer_format_then_it_is_refused_by_name(home: Red
     write_format(99)
     try:
         with pytest.raises(StoreError, match=r"format .*99"):
-            home.open()
+            backend.open()
     finally:
         write_format(1)

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from antiphon.errors import StoreError
 from antiphon.store.sessions.backend import Write
-from antiphon.store.sessions.sqlite import SqliteHome
+from antiphon.store.sessions.sqlite import SqliteBackend
 from antiphon.store.sessions.writer import ROUND_BYTES, QueuedStore
 from tests.store.sessions.backends import row
 from tests.store.sessions.test_contract import until
 
 
-class WatchedHome(SqliteHome):
-    """A home that waits with its first write until `gate` is set, and notes the sessions of each."""
+class WatchedBackend(SqliteBackend):
+    """A backend that waits with its first write until `gate` is set, and notes the sessions of each."""
 
     rounds: list[list[str]]
     gate: threading.Event
@@ -27,15 +27,15 @@ class WatchedHome(SqliteHome):
 
 
 def test_when_large_conversations_wait_then_small_ones_are_written_between_them(tmp_path: Path) -> None:
-    home = WatchedHome(tmp_path, 3600, 1000.0)
-    home.rounds, home.gate = [], threading.Event()
-    store = QueuedStore(home)
+    backend = WatchedBackend(tmp_path, 3600, 1000.0)
+    backend.rounds, backend.gate = [], threading.Event()
+    store = QueuedStore(backend)
     written = [store.put(row("first"))]
-    until(lambda: bool(home.rounds))
+    until(lambda: bool(backend.rounds))
     written += [store.put(row(f"large-{n}", "x" * ROUND_BYTES)) for n in range(3)]
     written += [store.put(row(f"small-{n}")) for n in range(2)]
-    home.gate.set()
+    backend.gate.set()
     for future in written:
         future.result(10)
     store.close()
-    assert home.rounds == [["first"], ["large-0"], ["small-0", "small-1"], ["large-1"], ["large-2"]]
+    assert backend.rounds == [["first"], ["large-0"], ["small-0", "small-1"], ["large-1"], ["large-2"]]

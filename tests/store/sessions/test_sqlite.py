@@ -1,4 +1,4 @@
-"""Sessions in SQLite: files, locks and formats. What all homes have in common is in test_contract.py."""
+"""Sessions in SQLite: files, locks and formats. What all backends have in common is in test_contract.py."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from antiphon.errors import StoreError
 from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession
-from antiphon.store.sessions.sqlite import FILE, FORMAT, SCHEMA, SqliteHome
+from antiphon.store.sessions.sqlite import FILE, FORMAT, SCHEMA, SqliteBackend
 from antiphon.store.sessions.writer import PURGE_EVERY_S, QueuedStore
 
 
@@ -25,7 +25,7 @@ def stored(name: str, text: str = "{}") -> StoredSession:
 
 
 def open_folder(folder: Path, max_age_s: float = 60) -> SessionStore:
-    return QueuedStore(SqliteHome(folder, max_age_s))
+    return QueuedStore(SqliteBackend(folder, max_age_s))
 
 
 def test_when_a_session_was_stored_then_the_next_server_finds_its_latest_state(tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ def test_when_a_session_is_forgotten_then_its_text_is_in_no_file(tmp_path: Path)
 def test_when_a_session_becomes_too_old_while_the_server_runs_then_its_text_is_in_no_file(tmp_path: Path) -> None:
     hours = [0.0]
     clock = lambda: hours[0] * PURGE_EVERY_S  # noqa: E731
-    store = QueuedStore(SqliteHome(tmp_path, 60, clock=clock), clock)
+    store = QueuedStore(SqliteBackend(tmp_path, 60, clock=clock), clock)
     store.put(stored("a", "the code is 7391")).result(10)
     hours[0] = 1.5
     for _ in range(2):
@@ -269,14 +269,14 @@ def test_when_a_host_is_killed_then_it_is_dead_at_once_and_while_it_hangs_it_is_
 
 def test_when_a_host_hangs_for_longer_than_its_time_then_it_is_dead_until_it_goes_on(tmp_path: Path) -> None:
     now_s = [100.0]
-    store, other = (QueuedStore(SqliteHome(tmp_path, 60, 5.0, uptime=lambda: now_s[0])) for _ in range(2))
+    store, other = (QueuedStore(SqliteBackend(tmp_path, 60, 5.0, uptime=lambda: now_s[0])) for _ in range(2))
     store.renew(Host("a/1"))
     now_s[0] += 4.9
     assert other.host("a/1")
     now_s[0] += 0.2
     assert other.host("a/1") is None
     # A host that is deleted from the list meanwhile still holds its lock.
-    SqliteHome(tmp_path, 60, uptime=lambda: now_s[0]).close()
+    SqliteBackend(tmp_path, 60, uptime=lambda: now_s[0]).close()
     store.renew(Host("a/1"))
     assert other.host("a/1")
     store.close()

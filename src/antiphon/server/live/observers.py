@@ -37,7 +37,7 @@ DECISIONS = {
 }
 
 
-class Witness:
+class SessionObservers:
     """Sees one session. Nothing here waits, or changes what the session is given, but that a recorded one hears its
     audio in 16 bits.
     """

@@ -25,7 +25,7 @@ from antiphon.protocols.wire import Frame
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import Persistence
 from antiphon.server.live.moving.stored_copy import Restored, StoredCopy
-from antiphon.server.live.observers import Witness
+from antiphon.server.live.observers import SessionObservers
 from antiphon.server.live.open_wire import is_slow, prepare_voices, read_slow
 from antiphon.server.live.realtime_session import (
     CommandBounds,
@@ -90,7 +90,7 @@ class LiveRealtime:
             audio.max_backlog_s, live=audio.overflow == "close", is_fed=lambda: attachment.state.has_transport
         )
         self._bounds = CommandBounds(self._live.memory, audio.max_events_per_s)
-        self._witness = Witness(state, wire, self._live.measure)
+        self._observers = SessionObservers(state, wire, self._live.measure)
         persistence = Persistence(state, caller, wire, restored.row if restored else None)
         self.copy = StoredCopy(wire, self._live, self._inbox, persistence, self._send, first_frames, restored)
         # Set once a session that was restored goes on; frames of its client wait until then.
@@ -116,7 +116,7 @@ class LiveRealtime:
             await self._live.serve(self._transport, *tasks)
         finally:
             self.copy.close()
-            self._witness.close()
+            self._observers.close()
             self._live.log_end(self._session.progress.audio_s if self._session else 0.0)
             if self._session:
                 self._state.metrics.audio_s.labels("live").inc(self._session.progress.audio_s)
@@ -190,10 +190,10 @@ class LiveRealtime:
         received_ms = round(((self._session.progress.audio_s if self._session else 0.0) + self._inbox.backlog_s) * 1000)
         num_received = self.attachment.num_received
         frame = self.wire.resumed(token, received_events=num_received, **facts, received_audio_ms=received_ms, how=how)
-        return self._witness.sent(frame)
+        return self._observers.sent(frame)
 
     def replaced(self) -> Frame:
-        return self._witness.sent(self.wire.replaced())
+        return self._observers.sent(self.wire.replaced())
 
     async def handle(self, data: ClientData) -> None:
         """Have the wire decode a frame, and give its commands to the session; errors are answered on the wire.
@@ -240,7 +240,7 @@ class LiveRealtime:
                 received = self.wire.feed(data)
             self.copy.send(received.answers)
             commands = received.commands
-        return self._witness.came(data, commands)
+        return self._observers.came(data, commands)
 
     async def _carry_out(self, commands: Sequence[Command]) -> None:
         """Carry out the commands of a frame, or put them into the inbox."""
@@ -294,7 +294,7 @@ class LiveRealtime:
         inbox, emit, player = self._inbox, self._emit, self._transport.playback
         if isinstance(first, ConfigureConversation):
             self._session = self._conversation = new_conversation(
-                self._state, self.caller, self.wire, first, inbox, emit, player, self._witness
+                self._state, self.caller, self.wire, first, inbox, emit, player, self._observers
             )
         else:
             self._session = new_transcription(self._state, self.wire, first, inbox, emit, self._live.measure)
@@ -338,12 +338,12 @@ class LiveRealtime:
             player.send(event)
         while not self._wire_is_free.is_set():
             await self._wire_is_free.wait()
-        self._witness.told(event)
+        self._observers.told(event)
         await self.copy.before_sending(event, self.wire.send(event))
         await self._flush()
 
     def _send(self, frame: Frame) -> None:
-        self._live.outbox.put(self._witness.sent(frame))
+        self._live.outbox.put(self._observers.sent(frame))
 
     async def _flush(self, frames: Iterable[Frame] = ()) -> None:
         self.copy.send(frames)

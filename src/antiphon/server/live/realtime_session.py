@@ -23,7 +23,7 @@ from antiphon.events.size import num_bytes
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription
 from antiphon.protocols.connection import Command, WireConnection
 from antiphon.server.credentials import Caller
-from antiphon.server.live.observers import Witness
+from antiphon.server.live.observers import SessionObservers
 from antiphon.server.memory import MemoryAccount
 from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
@@ -136,7 +136,7 @@ def new_conversation(
     inbox: Inbox,
     emit: EmitConversation,
     playback: AudioPlayer | None,
-    witness: Witness,
+    observers: SessionObservers,
 ) -> ConversationSession | DuplexSession:
     """Return the session of a wire that holds a conversation, with the models of the server, and an empty history."""
     models = state.loaded()
@@ -149,8 +149,8 @@ def new_conversation(
         turn_detector=models.turn_detector,
         image_reader=models.image_reader,
         speaker_model=models.speaker_model,
-        measure=witness.measure,
-        count=witness.count,
+        measure=observers.measure,
+        count=observers.count,
         min_commit_ms=wire.min_commit_ms,
         owner=caller.key,
     )

@@ -39,7 +39,7 @@ WINDOWS = {"wait": Evidence(5.0, 5.0), "final": Evidence(30.0, 10.0)}
 
 async def watch_headroom(state: ServerState, models: LoadedModels) -> None:
     """Show the signals to the server's headroom until cancelled, and log each light that changes."""
-    headroom, lights = state.admission.headroom, state.admission.headroom.lights
+    headroom, overload = state.admission.headroom, state.admission.headroom.overload
     if headroom.certificate is None:
         log.info(
             "no certificate: sessions are admitted by live headroom alone, %d in a burst (antiphon certify)",
@@ -49,8 +49,8 @@ async def watch_headroom(state: ServerState, models: LoadedModels) -> None:
         log.warning("the certificate is of another machine: its %s differ", ", ".join(others))
     before: dict[str, bool] = {}
     while True:
-        lights.see(_signals(state, models), time.monotonic(), _falls_s(state))
-        states = lights.states()
+        overload.see(_signals(state, models), time.monotonic(), _falls_s(state))
+        states = overload.states()
         for name, red in states.items():
             if red != before.get(name, False):
                 log.warning("headroom: %s is %s", name, "red: no session is admitted" if red else "green again")
@@ -74,7 +74,7 @@ def _signals(state: ServerState, models: LoadedModels) -> dict[str, float]:
 
 def _falls_s(state: ServerState) -> dict[str, float]:
     """Return for each signal over a window when it is low again, in seconds, if nothing is added."""
-    recent, green = state.metrics.recent, state.admission.headroom.lights.green_below
+    recent, green = state.metrics.recent, state.admission.headroom.overload.green_below
     return {
         "loop": LOOP_S,
         "wait": recent.falls_s("wait", WINDOWS["wait"], green("wait")),

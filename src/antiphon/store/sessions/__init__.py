@@ -1,6 +1,7 @@
-"""Sessions that outlive their host, and which host owns each: the contract (`api.py`), and `open_store` for its homes.
+"""Sessions that outlive their host, and which host owns each: the contract (`api.py`), and `open_store` for its
+backends.
 
-A home is SQLite in a folder, Redis or Valkey, or Postgres; one thread writes to it (`writer.py`).
+A backend is SQLite in a folder, Redis or Valkey, or Postgres; one thread writes to it (`writer.py`).
 """
 
 from pathlib import Path
@@ -18,9 +19,9 @@ from antiphon.store.sessions.api import (
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.postgres import PostgresHome
-from antiphon.store.sessions.redis import RedisHome
-from antiphon.store.sessions.sqlite import SqliteHome
+from antiphon.store.sessions.postgres import PostgresBackend
+from antiphon.store.sessions.redis import RedisBackend
+from antiphon.store.sessions.sqlite import SqliteBackend
 from antiphon.store.sessions.url import StoreUrl, is_store_url
 from antiphon.store.sessions.writer import QueuedStore
 
@@ -49,8 +50,8 @@ def open_store(state: str, max_age_s: float, host_ttl_s: float = HOST_TTL_S) -> 
     for a URL that is wrong or needs a package that is not installed. Neither shows the password.
     """
     if not is_store_url(state):
-        return QueuedStore(SqliteHome(Path(state).expanduser(), max_age_s, host_ttl_s))
+        return QueuedStore(SqliteBackend(Path(state).expanduser(), max_age_s, host_ttl_s))
     url = StoreUrl(state)
     return QueuedStore(
-        RedisHome(url, max_age_s, host_ttl_s) if url.is_redis else PostgresHome(url, max_age_s, host_ttl_s)
+        RedisBackend(url, max_age_s, host_ttl_s) if url.is_redis else PostgresBackend(url, max_age_s, host_ttl_s)
     )

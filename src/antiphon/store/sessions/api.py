@@ -1,6 +1,6 @@
 """The contract of a session store: conversations that outlive their host, each of which one host owns at a time.
 
-Pure: no home, clock or thread. What a snapshot and a chunk of the tail hold is up to their writer. Resume tokens and
+Pure: no backend, clock or thread. What a snapshot and a chunk of the tail hold is up to their writer. Resume tokens and
 API keys are stored as hashes. docs/design/hosts.md says what is kept where, and what holds when hosts and stores fail.
 """
 
@@ -13,8 +13,8 @@ from typing import Protocol
 
 # The version of the rows that this code writes and reads.
 ROW_VERSION = 1
-# The most bytes of a row's snapshot: what a home takes in its time (`BUSY_S`) on a machine that is busy. A session with
-# more would have all of its host's sessions wait.
+# The most bytes of a row's snapshot: what a backend takes in its time (`BUSY_S`) on a machine that is busy. A session
+# with more would have all of its host's sessions wait.
 MAX_SNAPSHOT_BYTES = 16 << 20
 # The most bytes of a session's tail: six minutes of Opus at 24 kbit/s.
 MAX_TAIL_BYTES = 1 << 20
@@ -114,8 +114,8 @@ class ClaimRefusal(Enum):
 
 
 class Ownership(Protocol):
-    """Which host has which session, and which hosts live. Methods block, and raise StoreError where the home cannot be
-    had. No clock but the home's decides anything.
+    """Which host has which session, and which hosts live. Methods block, and raise StoreError where the backend cannot
+    be had. No clock but the backend's decides anything.
     """
 
     def tail(self, session_id: str) -> tuple[TailChunk, ...]:
@@ -126,9 +126,9 @@ class Ownership(Protocol):
         """Make `new_owner` the owner of a session whose owner is dead or has released it, and return the new row.
 
         One of any number of hosts that saw the same fence succeeds: the fence is raised by one, and `restores` too. The
-        home itself refuses it while the owner's key lives, unless that is `new_owner`. A store first writes what waits
-        of the session. Raises RowError, and changes nothing, for a row that is damaged or of another version. Where it
-        raises StoreError it may have succeeded: the row tells.
+        backend itself refuses it while the owner's key lives, unless that is `new_owner`. A store first writes what
+        waits of the session. Raises RowError, and changes nothing, for a row that is damaged or of another version.
+        Where it raises StoreError it may have succeeded: the row tells.
         """
         ...
 
@@ -144,7 +144,7 @@ class Ownership(Protocol):
         ...
 
     def hosts(self) -> tuple[Host, ...]:
-        """The hosts that live: those of a store by name, those of a home in any order."""
+        """The hosts that live: those of a store by name, those of a backend in any order."""
         ...
 
     def host(self, name: str) -> Host | None:
@@ -155,9 +155,9 @@ class Ownership(Protocol):
 class SessionStore(Ownership, Protocol):
     """The stored conversations, and which hosts live. All hosts of a store share them.
 
-    Writes do not wait: they return a future that is done when the home has them, and writes of one session that wait
-    become one. It fails with StoreError where the home cannot be written to: after a second or two, and at once while
-    the store is degraded. What was to be written waits then, and is tried again every two seconds. It fails with
+    Writes do not wait: they return a future that is done when the backend has them, and writes of one session that wait
+    become one. It fails with StoreError where the backend cannot be written to: after a second or two, and at once
+    while the store is degraded. What was to be written waits then, and is tried again every two seconds. It fails with
     SupersededError where the hold is not the newest: nothing of that write was or will be written.
 
     All other methods block, and callers on an event loop run them in a thread. All may be called from any thread.

@@ -1,4 +1,6 @@
-"""What a home of sessions has to be, for the writer that all homes share: a database that reads and writes at once."""
+"""What a backend of sessions has to be, for the writer that all backends share: a database that reads and writes at
+once.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,9 @@ from antiphon.store.sessions.api import (
     TailChunk,
 )
 
-# How long a home may take to answer, in seconds.
+# How long a backend may take to answer, in seconds.
 BUSY_S = 1.0
-# What a row's numbers are below: 15 digits, and 9 of `restores`. A claim raises two of them, and each home counts in
+# What a row's numbers are below: 15 digits, and 9 of `restores`. A claim raises two of them, and each backend counts in
 # numbers that hold more than that.
 MAX_NUMBER, MAX_RESTORES = 10**15, 10**9
 
@@ -54,8 +56,9 @@ class Write:
         return row.version, row.key_hash, row.token, row.snapshot, self.next_owner, row.fence, *counts
 
 
-class Home(Ownership, Protocol):
-    """Where rows and hosts are. All methods block, for BUSY_S or little more, and raise StoreError for a failing home.
+class Backend(Ownership, Protocol):
+    """Where rows and hosts are. All methods block, for BUSY_S or little more, and raise StoreError for a failing
+    backend.
 
     `write` and `purge` are called by one thread, the others by any.
     """
@@ -81,7 +84,7 @@ class Home(Ownership, Protocol):
 
 
 def row_of(session_id: str, values: Sequence[object]) -> StoredSession:
-    """Make a row of the values of its fields as a home has them, in the order of Redis's and the tables' columns:
+    """Make a row of the values of its fields as a backend has them, in the order of Redis's and the tables' columns:
     version, key_hash, token, snapshot, owner, fence, received events and milliseconds, restores.
 
     Raises RowError for values of another type, numbers that no host writes, and a row of another version.
@@ -105,8 +108,8 @@ def row_of(session_id: str, values: Sequence[object]) -> StoredSession:
 
 
 def host_of(name: str, address: object, load: object, draining: object) -> Host:
-    """Make a host of the values of its fields as a home has them. What no host writes counts as not known: a host lives
-    by its key, whatever is in it.
+    """Make a host of the values of its fields as a backend has them. What no host writes counts as not known: a host
+    lives by its key, whatever is in it.
     """
     known = isinstance(load, int | float) and math.isfinite(load)
     return Host(name, address if isinstance(address, str) else "", float(str(load)) if known else None, bool(draining))

@@ -24,7 +24,7 @@ from antiphon.store.sessions.api import (
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.backend import BUSY_S, Home, Write, chunk_of, host_of, row_of, superseded
+from antiphon.store.sessions.backend import BUSY_S, Backend, Write, chunk_of, host_of, row_of, superseded
 from antiphon.store.sessions.url import StoreUrl
 
 # Of the tables, in `antiphon_format`.
@@ -123,7 +123,7 @@ UNREGISTER = "delete from antiphon_hosts where name = %(name)s or starts_with(na
 HOSTS = "select name, address, nullif(load, -1), draining from antiphon_hosts where until > clock_timestamp()"
 
 
-class PostgresHome(Home):
+class PostgresBackend(Backend):
     """Sessions in Postgres. Connects and makes its tables, and raises StoreError where that fails, and for tables of a
     newer format.
 

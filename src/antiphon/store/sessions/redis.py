@@ -22,7 +22,7 @@ from antiphon.store.sessions.api import (
 )
 from antiphon.store.sessions.backend import (
     BUSY_S,
-    Home,
+    Backend,
     Write,
     chunk_of,
     damaged,
@@ -102,7 +102,7 @@ return redis.call('HMGET', KEYS[1], 'version', 'key_hash', 'token', 'snapshot', 
 """
 
 
-class RedisHome(Home):
+class RedisBackend(Backend):
     """Sessions in Redis or Valkey. Connects, and raises StoreError where that fails, and for keys of a newer format.
 
     Rows are deleted by the server itself `max_age_s` after they were written. Needs the extra `[redis]`, without

@@ -26,7 +26,7 @@ from antiphon.store.sessions.api import (
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.backend import BUSY_S, Home, Write, chunk_of, host_of, row_of, superseded
+from antiphon.store.sessions.backend import BUSY_S, Backend, Write, chunk_of, host_of, row_of, superseded
 
 FILE = "sessions.sqlite3"
 # The format of the file (`pragma user_version`). Files of before there were formats have 0. Those of format 1 have the
@@ -56,7 +56,7 @@ MIGRATION = (
 COLUMNS = "version, who, token, kept, owner, fence, received_events, received_audio_ms, restores"
 
 
-class SqliteHome(Home):
+class SqliteBackend(Backend):
     """Sessions in a folder, which is created with access for its owner only. Deleted rows are overwritten in the files.
 
     `max_age_s`: rows older than that are not found. `host_ttl_s`: how long a host that hangs is alive. `clock`: seconds

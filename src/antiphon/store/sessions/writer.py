@@ -1,6 +1,6 @@
-"""The session store over any home: a thread that writes, so that no session waits for a disk or a network.
+"""The session store over any backend: a thread that writes, so that no session waits for a disk or a network.
 
-What a home is, and what it does at once, is `backend.py`'s; this module knows no database.
+What a backend is, and what it does at once, is `backend.py`'s; this module knows no database.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from antiphon.store.sessions.api import (
     StoredSession,
     TailChunk,
 )
-from antiphon.store.sessions.backend import BUSY_S, Home, Write, superseded, too_large
+from antiphon.store.sessions.backend import BUSY_S, Backend, Write, superseded, too_large
 
 log = logging.getLogger(__name__)
 # How soon a write that failed is tried again.
@@ -49,20 +49,21 @@ class _Waiting:
     @property
     def num_bytes(self) -> int:
         row = self.write.row
-        # A row may hold what cannot be written, which its home says.
+        # A row may hold what cannot be written, which its backend says.
         snapshot = len(row.snapshot) if row and isinstance(row.snapshot, bytes) else 0
         return snapshot + sum(map(len, self.write.chunks.values()))
 
 
 class QueuedStore(SessionStore):
-    """A SessionStore over `home`, whose `write` it calls in a thread of its own. `close` ends the thread and the home.
+    """A SessionStore over `backend`, whose `write` it calls in a thread of its own. `close` ends the thread and the
+    backend.
 
     A write that fails makes the store *degraded*: what is to be written waits, and is tried again every RETRY_S until
     it is written. `clock`: seconds that pass, for the deletion of old rows each hour.
     """
 
-    def __init__(self, home: Home, clock: Callable[[], float] = time.monotonic) -> None:
-        self._home = home
+    def __init__(self, backend: Backend, clock: Callable[[], float] = time.monotonic) -> None:
+        self._backend = backend
         self._clock = clock
         # Of each session what is not written yet. Bounded by the number of sessions and MAX_TAIL_BYTES of each, because
         # a newer row replaces the one that waits.
@@ -82,7 +83,7 @@ class QueuedStore(SessionStore):
     # --- writes -------------------------------------------------------------------------------------------------------
 
     def put(self, session: StoredSession, *, turn_kept: bool = False) -> Future[None]:
-        # It may hold what cannot be written, which its home says.
+        # It may hold what cannot be written, which its backend says.
         num_bytes = len(session.snapshot) if isinstance(session.snapshot, bytes) else 0
         if num_bytes > MAX_SNAPSHOT_BYTES:
             refused: Future[None] = Future()
@@ -130,7 +131,7 @@ class QueuedStore(SessionStore):
             return newer
         if write and write.forgets:
             return None
-        row = write.row if write and write.row else self._home.read(session_id)
+        row = write.row if write and write.row else self._backend.read(session_id)
         if row and write and write.hold == row.hold:
             row = replace(row, owner=write.next_owner, restores=0 if write.releases else row.restores)
         return row
@@ -138,16 +139,16 @@ class QueuedStore(SessionStore):
     def _newer(self, write: Write) -> StoredSession | None:
         """The row of another owner since, which a write that waits will not change; None where that cannot be read."""
         with suppress(StoreError):
-            row = self._home.read(write.hold.session_id)
+            row = self._backend.read(write.hold.session_id)
             return row if row and row.fence > write.hold.fence else None
         return None
 
     def tail(self, session_id: str) -> tuple[TailChunk, ...]:
-        return self._home.tail(session_id)
+        return self._backend.tail(session_id)
 
     def claim(self, session_id: str, new_owner: str, seen_fence: int) -> StoredSession | ClaimRefusal:
         self._flush(session_id)
-        return self._home.claim(session_id, new_owner, seen_fence)
+        return self._backend.claim(session_id, new_owner, seen_fence)
 
     def _flush(self, session_id: str) -> None:
         """Wait until nothing of a session is to be written. Raises StoreError where that fails."""
@@ -166,26 +167,26 @@ class QueuedStore(SessionStore):
             raise StoreError(f"session {session_id} could not be written in {FLUSH_S:.0f} s") from None
 
     def renew(self, host: Host) -> None:
-        self._home.renew(host)
+        self._backend.renew(host)
 
     def unregister(self, name: str) -> None:
-        self._home.unregister(name)
+        self._backend.unregister(name)
 
     def hosts(self) -> tuple[Host, ...]:
-        return tuple(sorted(self._home.hosts(), key=lambda host: host.name))
+        return tuple(sorted(self._backend.hosts(), key=lambda host: host.name))
 
     def host(self, name: str) -> Host | None:
-        return self._home.host(name)
+        return self._backend.host(name)
 
     def close(self, host_name: str = "") -> None:
         self._wake.put(False)
         self._thread.join(CLOSE_S)
         if host_name:
             try:
-                self._home.unregister(host_name)
+                self._backend.unregister(host_name)
             except StoreError as error:
                 log.warning("%s is not unregistered, and dead for others when its time is over: %s", host_name, error)
-        self._home.close()
+        self._backend.close()
 
     # --- the thread ---------------------------------------------------------------------------------------------------
 
@@ -197,19 +198,19 @@ class QueuedStore(SessionStore):
             try:
                 self._write_pending()
                 if self._clock() - purged_s >= PURGE_EVERY_S:
-                    self._home.purge()
+                    self._backend.purge()
                     purged_s = self._clock()
             except Exception as error:
                 # Whatever it is, sessions must not wait for a thread that ended.
                 self._degrade(f"conversations cannot be stored: {error}")
 
     def _write_pending(self) -> None:
-        """Write what waits. Raises what makes the home as a whole impossible to write to."""
+        """Write what waits. Raises what makes the backend as a whole impossible to write to."""
         takes_oldest = False
         while True:
             with self._lock:
                 taken = self._in_hand = self._take_round(takes_oldest=takes_oldest)
-            failures = self._home.write([waiting.write for waiting in taken.values()]) if taken else ()
+            failures = self._backend.write([waiting.write for waiting in taken.values()]) if taken else ()
             for wrong in filter(None, failures):
                 log.log(logging.WARNING if isinstance(wrong, SupersededError) else logging.ERROR, "%s", wrong)
             with self._lock:
@@ -264,7 +265,7 @@ def _merged(earlier: Write, later: Write) -> tuple[StoreError | None, Write]:
     """One write for two of the same session, the later of which was given after the other; or why it is refused."""
     session_id = later.hold.session_id
     if later.hold != earlier.hold:
-        # Of two owners, the one of the newer fence is right; the home decides about the rest.
+        # Of two owners, the one of the newer fence is right; the backend decides about the rest.
         is_older = later.hold.fence < earlier.hold.fence
         return (superseded(session_id) if is_older else None), later
     if later.forgets or earlier.forgets:

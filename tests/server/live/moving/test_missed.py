@@ -8,7 +8,7 @@ from typing import Any
 from antiphon.events.conversation import CreateResponse
 from antiphon.protocols.resume.journal import Journal, SentFrame
 from antiphon.protocols.wire import message
-from antiphon.server.live.moving.resume_point import Continuation, FinishedResponse, OpenResponse, with_missed
+from antiphon.server.live.moving.resume_point import FinishedResponse, OpenResponse, ResumePoint, with_missed
 
 DONE = FinishedResponse(OpenResponse("resp_1", True, ["item_1"]), CreateResponse(event_id="asked"))
 
@@ -17,7 +17,7 @@ def frame(seq: int, **fields: Any) -> SentFrame:
     return SentFrame(seq, json.dumps({**fields, "server_event_seq": seq}, separators=(",", ":")))
 
 
-def told(continued: Continuation) -> list[dict[str, Any]]:
+def told(continued: ResumePoint) -> list[dict[str, Any]]:
     return [json.loads(f.frame) for f in continued.journal]
 
 
@@ -32,7 +32,7 @@ JOURNAL = [
 
 
 def test_when_a_client_lacks_the_end_alone_then_it_is_told_it_under_the_numbers_it_expects() -> None:
-    found = with_missed(Continuation(journal=JOURNAL, finished=DONE, owed=[]), 6)
+    found = with_missed(ResumePoint(journal=JOURNAL, finished=DONE, owed=[]), 6)
     assert [(f["type"], f["server_event_seq"]) for f in told(found)] == [
         ("conversation.item.done", 7),
         ("conversation.item.added", 8),
@@ -44,14 +44,14 @@ def test_when_a_client_lacks_the_end_alone_then_it_is_told_it_under_the_numbers_
 
 def test_when_a_client_has_all_then_it_is_told_nothing_again() -> None:
     for last_received in (9, 12):
-        found = with_missed(Continuation(journal=JOURNAL, finished=DONE), last_received)
+        found = with_missed(ResumePoint(journal=JOURNAL, finished=DONE), last_received)
         assert (found.journal, found.open_response, found.owed) == ([], None, [])
 
 
 def test_when_a_client_lacks_pieces_of_the_last_response_then_it_is_begun_anew() -> None:
     waiting = CreateResponse(event_id="later")
     for last_received in (3, 5):
-        found = with_missed(Continuation(journal=JOURNAL, finished=DONE, owed=[waiting]), last_received)
+        found = with_missed(ResumePoint(journal=JOURNAL, finished=DONE, owed=[waiting]), last_received)
         # The user's item stays told; what ended the response is told by what comes next.
         assert [(f["item"]["id"], f["server_event_seq"]) for f in told(found)] == [("item_2", last_received + 1)]
         assert found.open_response == DONE.response
@@ -59,7 +59,7 @@ def test_when_a_client_lacks_pieces_of_the_last_response_then_it_is_begun_anew()
 
 
 def test_when_a_client_lacks_the_beginning_too_then_it_is_told_that_first() -> None:
-    found = with_missed(Continuation(journal=JOURNAL, finished=DONE), 1)
+    found = with_missed(ResumePoint(journal=JOURNAL, finished=DONE), 1)
     assert [(f["type"], f["server_event_seq"]) for f in told(found)] == [
         ("response.created", 2),
         ("conversation.item.added", 3),
@@ -69,13 +69,13 @@ def test_when_a_client_lacks_the_beginning_too_then_it_is_told_that_first() -> N
 
 
 def test_when_pieces_of_a_response_before_the_last_turn_are_missing_then_what_ended_it_is_told() -> None:
-    found = with_missed(Continuation(journal=JOURNAL), 3)
+    found = with_missed(ResumePoint(journal=JOURNAL), 3)
     assert [f["server_event_seq"] for f in told(found)] == [4, 5, 6]
     assert found.open_response is None
 
 
 def test_when_a_host_has_handed_over_then_its_journal_stays_as_it_is() -> None:
-    whole = Continuation(journal=JOURNAL, finished=DONE, is_whole=True)
+    whole = ResumePoint(journal=JOURNAL, finished=DONE, is_whole=True)
     assert with_missed(whole, 3) is whole
 
 

@@ -27,10 +27,10 @@ from antiphon.protocols.resume.journal import Journal, SentFrame
 from antiphon.protocols.wire import Frame
 from antiphon.server.live.moving.resume_point import (
     MOVED,
-    Continuation,
     FinishedResponse,
     OpenResponse,
     Progress,
+    ResumePoint,
     check_counts,
     keeps_turn,
     recovered,
@@ -70,7 +70,7 @@ async def test_audio_is_counted_by_itself_whatever_else_waits_in_the_inbox() -> 
 @pytest.mark.anyio
 async def test_audio_that_another_host_has_made_words_of_is_silence_here_and_no_more() -> None:
     inbox = Inbox(30.0)
-    progress = Progress(inbox, Continuation(received=4, heard_ms=1500.0))
+    progress = Progress(inbox, ResumePoint(received=4, heard_ms=1500.0))
     second, other = np.ones(16_000, np.float32), CreateItem(Item("x"))
     heard = [c for pcm in (second, second, second) for c in progress.unheard([AppendAudio(pcm), other])]
     audio = [c.pcm for c in heard if isinstance(c, AppendAudio)]
@@ -84,7 +84,7 @@ async def test_audio_that_another_host_has_made_words_of_is_silence_here_and_no_
 async def test_what_was_owed_is_owed_until_the_session_has_taken_it() -> None:
     inbox = Inbox(30.0)
     first, second = CreateResponse(instructions="1"), CreateResponse(instructions="2")
-    progress = Progress(inbox, Continuation(received=4, owed=[first, second]))
+    progress = Progress(inbox, ResumePoint(received=4, owed=[first, second]))
 
     def owed() -> list[str | None]:
         return [request.instructions for request in progress.now(conversation()).owed]
@@ -122,7 +122,7 @@ def test_an_answer_that_ended_with_its_host_is_no_turn_that_was_kept(
 
 def test_what_has_no_end_is_deleted_and_the_client_is_told() -> None:
     items = [Item("a", role="user"), Item("b", role="assistant", status="in_progress"), Item("c", role="user")]
-    continued = Continuation(unread_items=["c"], open_response=OpenResponse("resp_1", False, ["b"]))
+    continued = ResumePoint(unread_items=["c"], open_response=OpenResponse("resp_1", False, ["b"]))
     kept, told = recovered(items, continued)
     assert [item.id for item in kept] == ["a"]
     done = told[0]
@@ -133,9 +133,9 @@ def test_what_has_no_end_is_deleted_and_the_client_is_told() -> None:
 
 @pytest.mark.parametrize(
     "continued",
-    [Continuation(-1), Continuation(3, [3]), Continuation(heard_ms=-1.0), Continuation(heard_ms=math.nan)],
+    [ResumePoint(-1), ResumePoint(3, [3]), ResumePoint(heard_ms=-1.0), ResumePoint(heard_ms=math.nan)],
 )
-def test_counts_that_no_snapshot_has_are_refused(continued: Continuation) -> None:
+def test_counts_that_no_snapshot_has_are_refused(continued: ResumePoint) -> None:
     with pytest.raises(RemoteProtocolError):
         check_counts(continued)
 
@@ -144,8 +144,8 @@ def test_a_snapshot_survives_its_json() -> None:
     owed = CreateResponse(items=("a", Item("x", parts=[ContentPart("input_text", "hi")])), max_tokens=3)
     frames = [SentFrame(1, "{}"), SentFrame(2, None, b"\x00\xff", 4)]
     opened = OpenResponse("r", True, ["b"])
-    continued = Continuation(5, [7], ["c"], opened, [owed], FinishedResponse(opened, owed), True, frames)
-    assert msgspec.json.decode(msgspec.json.encode(continued), type=Continuation) == continued
+    continued = ResumePoint(5, [7], ["c"], opened, [owed], FinishedResponse(opened, owed), True, frames)
+    assert msgspec.json.decode(msgspec.json.encode(continued), type=ResumePoint) == continued
 
 
 def journal() -> Journal:
@@ -188,7 +188,7 @@ def test_frames_that_are_too_many_are_not_handed_over() -> None:
 def test_what_the_client_asks_for_waits_for_the_response_that_is_begun_anew() -> None:
     asked, done = CreateResponse(), Response("resp_1", True, None, None, status="completed")
     assert Progress(Inbox(30.0)).unheard([asked]) == [asked]
-    progress = Progress(Inbox(30.0), Continuation(owed=[CreateResponse()]))
+    progress = Progress(Inbox(30.0), ResumePoint(owed=[CreateResponse()]))
     assert progress.unheard([asked]) == [replace(asked, when_busy="wait")]
     # The one that was broken off is told first.
     progress.follow(ResponseDone(replace(done, status="cancelled", reason=MOVED)))

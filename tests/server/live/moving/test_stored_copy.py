@@ -34,7 +34,7 @@ from antiphon.protocols.wire import Frame, message
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving import stored_copy
 from antiphon.server.live.moving.persistence import Persistence
-from antiphon.server.live.moving.resume_point import Continuation
+from antiphon.server.live.moving.resume_point import ResumePoint
 from antiphon.server.live.moving.stored_copy import Restored, StoredCopy
 from antiphon.server.live.session import LiveSession
 from antiphon.server.metrics import Metrics
@@ -132,7 +132,7 @@ class Stage:
                 unread_items=[],
                 owed_responses=[],
                 user_speaks=False,
-                answering=False,
+                is_responding=False,
                 is_heard=False,
                 leave_open_turn=lambda: setattr(self, "left_open_turn", True),
             ),
@@ -313,7 +313,7 @@ def test_a_resume_says_how_many_messages_are_stored() -> None:
 def restored(**facts: Any) -> Restored:
     told = [ItemDeleted("lost")]
     tail = [(5, np.ones(1600, np.float32)), (6, np.ones(800, np.float32))]
-    continued = Continuation(received=4, applied=[6], heard_ms=50.0, owed=[CreateResponse(instructions="1")])
+    continued = ResumePoint(received=4, applied=[6], heard_ms=50.0, owed=[CreateResponse(instructions="1")])
     return Restored(ROW, [Item("x")], **{"continued": continued, "told": told, "tail": tail} | facts)
 
 
@@ -359,7 +359,7 @@ def test_a_restored_session_is_stored_with_its_new_token_before_it_begins(items:
         await stage.inbox.put(SECOND)
         assert await stage.copy.store_token() == 4
 
-    stage = play(scene, Restored(ROW, items, Continuation(received=4)))
+    stage = play(scene, Restored(ROW, items, ResumePoint(received=4)))
     row = stage.store.rows[0]
     assert (row.owner, row.fence, row.restores, row.received) == ("host-1/a", 3, 1, ReceivedCounts(4, 1500))
     assert row.token == stage.live.attachment.token.hash  # type: ignore[union-attr]

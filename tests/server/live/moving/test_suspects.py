@@ -9,35 +9,35 @@ import pytest
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.conversation import CreateResponse
-from antiphon.server.live.moving.resume_point import Continuation, OpenResponse
+from antiphon.server.live.moving.resume_point import OpenResponse, ResumePoint
 from antiphon.server.live.moving.take_up import MAX_DELAY_S, MAX_IDLE_RESTORES, MAX_RESTORES, delay_s
 from antiphon.store.sessions import StoredSession
 
-IDLE = Continuation(received=4)
+IDLE = ResumePoint(received=4)
 BUSY = [
-    Continuation(owed=[CreateResponse()]),
-    Continuation(unread_items=["item_1"]),
-    Continuation(open_response=OpenResponse("resp_1", True)),
+    ResumePoint(owed=[CreateResponse()]),
+    ResumePoint(unread_items=["item_1"]),
+    ResumePoint(open_response=OpenResponse("resp_1", True)),
 ]
 
 
-def row(continued: Continuation | None, restores: int) -> StoredSession:
+def row(continued: ResumePoint | None, restores: int) -> StoredSession:
     snapshot = msgspec.json.encode({"wire": {}, "items": [], "continued": continued})
     return StoredSession("sess-1", "who", b"hash", snapshot, "host-1", 1, restores=restores)
 
 
-def longest(continued: Continuation | None, restores: int) -> float:
+def longest(continued: ResumePoint | None, restores: int) -> float:
     return max(delay_s(row(continued, restores)) for _ in range(300))
 
 
 @pytest.mark.parametrize("continued", [IDLE, None, *BUSY])
-def test_after_a_first_death_nobody_waits(continued: Continuation | None) -> None:
+def test_after_a_first_death_nobody_waits(continued: ResumePoint | None) -> None:
     assert delay_s(row(continued, 0)) == 0.0
 
 
 @pytest.mark.parametrize("continued", BUSY)
 def test_a_session_with_something_to_do_waits_from_the_second_death_on_and_is_then_refused(
-    continued: Continuation,
+    continued: ResumePoint,
 ) -> None:
     assert 0.8 < longest(continued, 1) <= 1.0
     assert 1.6 < longest(continued, 2) <= 2.0
@@ -47,7 +47,7 @@ def test_a_session_with_something_to_do_waits_from_the_second_death_on_and_is_th
 
 
 @pytest.mark.parametrize("continued", [IDLE, None])
-def test_a_session_with_nothing_to_do_is_suspected_after_many(continued: Continuation | None) -> None:
+def test_a_session_with_nothing_to_do_is_suspected_after_many(continued: ResumePoint | None) -> None:
     assert delay_s(row(continued, MAX_RESTORES)) == 0.0
     assert 0.8 < longest(continued, MAX_RESTORES + 1) <= 1.0
     assert longest(continued, MAX_IDLE_RESTORES - 1) <= MAX_DELAY_S

@@ -26,7 +26,7 @@ from antiphon.protocols.dialects import dialect_named
 from antiphon.protocols.opening import NULL, Opening
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.credentials import Caller
-from antiphon.server.live.moving.resume_point import Continuation, check_counts
+from antiphon.server.live.moving.resume_point import ResumePoint, check_counts
 from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.open_wire import context_of
 from antiphon.server.state import ServerState
@@ -47,7 +47,7 @@ class _Snapshot(msgspec.Struct):
     wire: WireSnapshot
     opening: Opening
     items: list[Item]
-    continued: Continuation | None = None
+    continued: ResumePoint | None = None
 
 
 def caller_hash(caller: Caller) -> str:
@@ -60,7 +60,7 @@ def caller_hash(caller: Caller) -> str:
 
 
 def stored_session(
-    caller: Caller, wire: WireConnection, token: ResumeToken, items: Sequence[Item], continued: Continuation
+    caller: Caller, wire: WireConnection, token: ResumeToken, items: Sequence[Item], continued: ResumePoint
 ) -> StoredSession | None:
     """Return a conversation as it is stored now; None for a wire that holds no conversation, or no snapshot of it.
 
@@ -101,7 +101,7 @@ def _as_text(part: ContentPart) -> ContentPart:
 
 def restored(
     state: ServerState, caller: Caller, row: StoredSession
-) -> tuple[WireConnection, list[Item], Continuation | None]:
+) -> tuple[WireConnection, list[Item], ResumePoint | None]:
     """Make an open wire from a stored conversation of a caller, and return it with the history and where both stand.
     The voice that is enrolled in it has to be looked up before (`prepare_voices`).
 
@@ -164,7 +164,7 @@ class Persistence:
         self,
         token: ResumeToken | None,
         items: Sequence[Item],
-        continued: Continuation,
+        continued: ResumePoint,
         audio_ms: int,
         *,
         turn_kept: bool = False,

@@ -83,7 +83,7 @@ class FinishedResponse(msgspec.Struct):
     request: CreateResponse
 
 
-class Continuation(msgspec.Struct):
+class ResumePoint(msgspec.Struct):
     """Where a snapshot stands among the client's messages and its responses.
 
     - `received`: all messages up to this number are in it. `applied`: later ones that are in it, too. `heard_ms`: so
@@ -194,8 +194,8 @@ class Progress:
     the audio, where that is stored too.
     """
 
-    def __init__(self, inbox: Inbox, continued: Continuation | None = None, speech: SpeechTail | None = None) -> None:
-        continued = continued or Continuation()
+    def __init__(self, inbox: Inbox, continued: ResumePoint | None = None, speech: SpeechTail | None = None) -> None:
+        continued = continued or ResumePoint()
         self._inbox = inbox
         self._speech = speech
         self._messages = ReceivedMessages(SettledMessages(continued.received, continued.applied, continued.heard_ms))
@@ -268,7 +268,7 @@ class Progress:
                 is_complete = response.status == "completed" and bool(done.items)
                 self._finished = FinishedResponse(done, response.request) if is_complete else None
 
-    def now(self, conversation: RealtimeConversation, *, empties_tail: bool = False) -> Continuation:
+    def now(self, conversation: RealtimeConversation, *, empties_tail: bool = False) -> ResumePoint:
         """Return where the conversation stands now. `empties_tail`: the snapshot that is made of it does."""
         received = self._messages.snapshot(conversation.progress.settled_ms, self._inbox.num_taken)
         if self._speech:
@@ -284,10 +284,10 @@ class Progress:
         unread = conversation.progress.unread_items
         owed = [owed.request for owed in self._owed] + conversation.progress.owed_responses
         opened, heard_ms = self._open, received.heard_ms
-        return Continuation(received.last, received.applied, unread, opened, owed, finished, heard_ms=heard_ms)
+        return ResumePoint(received.last, received.applied, unread, opened, owed, finished, heard_ms=heard_ms)
 
 
-def recovered(items: Sequence[Item], continued: Continuation) -> tuple[list[Item], list[ConversationEvent]]:
+def recovered(items: Sequence[Item], continued: ResumePoint) -> tuple[list[Item], list[ConversationEvent]]:
     """Return the history as another host goes on with it, and what the client is told of that.
 
     Items without a transcript, and those of a response that was not done, are deleted: the audio of the first is sent
@@ -304,7 +304,7 @@ def recovered(items: Sequence[Item], continued: Continuation) -> tuple[list[Item
     return kept, told
 
 
-def with_missed(continued: Continuation, last_received: int) -> Continuation:
+def with_missed(continued: ResumePoint, last_received: int) -> ResumePoint:
     """Return where the conversation goes on for a client that has received the events up to this number.
 
     Its journal has what the client lacks, numbered on from there, and is whole. A finished response of which the client
@@ -331,7 +331,7 @@ def _before_the_gap(missed: list[SentFrame], last_received: int) -> list[SentFra
     return [frame for seq, frame in enumerate(missed, last_received + 1) if frame.seq == seq]
 
 
-def check_counts(continued: Continuation) -> None:
+def check_counts(continued: ResumePoint) -> None:
     """Raise RemoteProtocolError for counts that no snapshot has: the row is damaged."""
     is_wrong = any(not continued.received < number < MAX_NUMBER for number in continued.applied)
     if is_wrong or not 0 <= continued.received < MAX_NUMBER or not 0 <= continued.heard_ms <= MAX_HEARD_MS:

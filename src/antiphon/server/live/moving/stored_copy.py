@@ -24,7 +24,7 @@ from antiphon.protocols.resume.control import moving_frame, session_elsewhere, s
 from antiphon.protocols.resume.journal import SentFrame
 from antiphon.protocols.wire import Frame
 from antiphon.server.live.moving.persistence import Kept, Persistence
-from antiphon.server.live.moving.resume_point import MOVED, STORED_AFTER, Continuation, Progress, keeps_turn
+from antiphon.server.live.moving.resume_point import MOVED, STORED_AFTER, Progress, ResumePoint, keeps_turn
 from antiphon.server.live.realtime_session import RealtimeConversation
 from antiphon.server.live.session import CLOSE_MOVED, LiveSession
 from antiphon.sessions.inbox import Inbox
@@ -61,7 +61,7 @@ class Restored:
 
     row: StoredSession
     items: Sequence[Item]
-    continued: Continuation | None = None
+    continued: ResumePoint | None = None
     told: Sequence[ConversationEvent] = ()
     tail: Sequence[tuple[int, Pcm]] = ()
 
@@ -209,7 +209,7 @@ class StoredCopy:
             items, audio_s = conversation.history.items, audio_s + conversation.progress.audio_s
             continued = self._progress.now(conversation, empties_tail=turn_kept)
         elif self._restored:
-            items, continued = list(self._restored.items), self._restored.continued or Continuation()
+            items, continued = list(self._restored.items), self._restored.continued or ResumePoint()
         else:
             return None
         journal = self._live.outbox.journal

@@ -80,7 +80,7 @@ def messages_of(
 ) -> list[tuple[int, Pcm]]:
     """Return the client's messages that a tail has, by number, from the first on that a snapshot lacks.
 
-    `received`, `applied`: as in `Continuation`, of the snapshot. Those that are applied have no audio here. The list
+    `received`, `applied`: as in `ResumePoint`, of the snapshot. Those that are applied have no audio here. The list
     ends where a message is missing, and before it has more audio than `max_s`. Chunks that are damaged count as
     missing.
     """

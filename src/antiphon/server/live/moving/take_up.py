@@ -32,7 +32,7 @@ from antiphon.protocols.resume.control import HowResumed, ResumeRequest, session
 from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import caller_hash, restored
-from antiphon.server.live.moving.resume_point import Continuation, OpenResponse, recovered, with_missed
+from antiphon.server.live.moving.resume_point import OpenResponse, ResumePoint, recovered, with_missed
 from antiphon.server.live.moving.stored_copy import Restored
 from antiphon.server.live.moving.tail import messages_of
 from antiphon.server.live.open_wire import prepare_voices
@@ -275,14 +275,14 @@ def _left(
     state: ServerState,
     row: StoredSession,
     items: Sequence[Item],
-    continued: Continuation | None,
+    continued: ResumePoint | None,
     tail: Sequence[TailChunk],
 ) -> Restored:
     """What the last host has left of a session: without what has no end, and with as much of its tail as a live inbox
     takes at once.
     """
     audio = state.settings.audio
-    kept, told = recovered(items, continued or Continuation())
+    kept, told = recovered(items, continued or ResumePoint())
     max_s = audio.max_backlog_s / 2 if audio.overflow == "close" else math.inf
     messages = messages_of(tail, continued.received, continued.applied, max_s) if continued else ()
     return Restored(row, kept, continued, told, messages)
