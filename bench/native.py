@@ -81,7 +81,7 @@ def speaking() -> Iterator[Server]:
     path = os.pathsep.join(filter(None, (str(tiny.STAND_IN), os.environ.get("PYTHONPATH"))))
     with patch.dict(os.environ, {"PYTHONPATH": path}), tempfile.TemporaryDirectory() as folder:
         model = str(tiny.write(Path(folder), voice=True))
-        with server("--partner", model, "--weights", "fp32") as srv:
+        with server("--conversation-model", model, "--weights", "fp32") as srv:
             yield srv
 
 

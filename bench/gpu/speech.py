@@ -71,8 +71,8 @@ async def serving(synthesizer: Synthesizer) -> AsyncIterator[str]:
         language_model=None,
         synthesizer=synthesizer,
         image_reader=None,
-        partner=None,
-        watcher=None,
+        conversation_model=None,
+        video_model=None,
         names=(synthesizer.profile.id,),
         lanes=(),
     )

@@ -8,9 +8,9 @@
 | `speaker` | `SpeakerModel` |
 | `language` | `LanguageModel` |
 | `synthesizer` | `Synthesizer` |
-| `partner` | `ConversationModel`, or `NativeModel` where it takes turns by itself |
-| `watcher` | `VideoModel` |
-| `reader` | `ImageReader` |
+| `conversation_model` | `ConversationModel`, or `NativeModel` where it takes turns by itself |
+| `video_model` | `VideoModel` |
+| `image_reader` | `ImageReader` |
 | `fallback` | `Synthesizer`, for languages that the other one does not speak |
 """
 
@@ -21,11 +21,20 @@ from types import MappingProxyType
 from typing import Literal, cast, get_args
 
 ModelRole = Literal[
-    "transcriber", "vad", "turn", "speaker", "language", "synthesizer", "partner", "watcher", "reader", "fallback"
+    "transcriber",
+    "vad",
+    "turn",
+    "speaker",
+    "language",
+    "synthesizer",
+    "conversation_model",
+    "video_model",
+    "image_reader",
+    "fallback",
 ]
-# Other names of roles, as specs and `--placement` may say them.
+# Other names of roles, as specs and `--placement` may say them; metrics, /ready and logs do.
 OTHER_NAMES: Mapping[str, ModelRole] = MappingProxyType(
-    {"conversation_model": "partner", "video_model": "watcher", "image_reader": "reader"}
+    {"partner": "conversation_model", "watcher": "video_model", "reader": "image_reader"}
 )
 
 
@@ -39,4 +48,4 @@ def role_named(name: str) -> ModelRole:
 
 def shown_role(role: ModelRole) -> str:
     """Return what metrics, /ready and logs call a role."""
-    return role
+    return next((name for name, other in OTHER_NAMES.items() if other == role), role)

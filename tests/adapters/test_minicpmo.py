@@ -181,9 +181,9 @@ def test_when_models_are_warmed_then_a_native_partner_listens_and_speaks(folder:
     recorder = Recorder()
     model = MiniCpmO(folder, "tiny", EngineModelOptions(weights="fp32", threads=1), vocoder=recorder)
     nothing = dict.fromkeys(
-        ("transcriber", "vad", "turn_detector", "language_model", "synthesizer", "image_reader", "watcher")
+        ("transcriber", "vad", "turn_detector", "language_model", "synthesizer", "image_reader", "video_model")
     )
-    loaded = LoadedModels(**nothing, partner=NativeConversationModel(model), names=(), lanes=())
+    loaded = LoadedModels(**nothing, conversation_model=NativeConversationModel(model), names=(), lanes=())
     asyncio.run(loaded.warm())
     assert recorder.windows
     model.close()

@@ -183,7 +183,7 @@ def main() -> int:
                 failed += drive(others, url, folder)
         if native:
             model = tiny_minicpmo.write(folder, voice=True)
-            with server("--partner", model, "--weights", "fp32") as url:
+            with server("--conversation-model", model, "--weights", "fp32") as url:
                 failed += drive(native, url, folder)
         for name in behind:
             with hosts_behind_a_door() as url:

@@ -54,8 +54,8 @@ class MadeReader:
 
 
 LANE = Spec("synthesizer", f"{HERE}:Made", "lane")
-READER = Spec("reader", f"{HERE}:MadeReader", "lane")
-ENGINE = Spec("partner", f"{HERE}:Made", "engine", model_types=("made",))
+READER = Spec("image_reader", f"{HERE}:MadeReader", "lane")
+ENGINE = Spec("conversation_model", f"{HERE}:Made", "engine", model_types=("made",))
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def specs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Spec]:
     """A table to fill, in the place of the adapters' own. No files are fetched or looked for."""
-    table: dict[str, Spec] = {"reader": READER}
+    table: dict[str, Spec] = {"image_reader": READER}
     monkeypatch.setattr(selection, "SPECS", table)
     monkeypatch.setattr(loader, "SPECS", table)
 
@@ -86,27 +86,31 @@ def made(settings: Settings, *roles: Any, observe: Any = None) -> Any:
 def test_when_a_model_uses_others_then_they_are_loaded_before_and_given_to_it(
     specs: dict[str, Spec], folder: Path
 ) -> None:
-    specs["eyes"] = replace(ENGINE, role="watcher", uses=("synthesizer", "transcriber"))
+    specs["eyes"] = replace(ENGINE, role="video_model", uses=("synthesizer", "transcriber"))
     specs["hibari"] = LANE
     # The profile has the transcriber before the synthesizer.
     specs["whisper"] = replace(LANE, role="transcriber", uses=("synthesizer",))
-    settings = Settings(engine=EngineOptions(watcher=str(folder)))
-    models = made(settings, "watcher", "synthesizer", "transcriber")
+    settings = Settings(engine=EngineOptions(video_model=str(folder)))
+    models = made(settings, "video_model", "synthesizer", "transcriber")
     assert models.transcriber.synthesizer is models.synthesizer
-    assert models.watcher.folder == folder
-    assert models.watcher.synthesizer is models.synthesizer
+    assert models.video_model.folder == folder
+    assert models.video_model.synthesizer is models.synthesizer
     assert models.synthesizer.voice.synthesizer is None
-    assert made(settings, "watcher", "synthesizer").watcher.transcriber is None
+    assert made(settings, "video_model", "synthesizer").video_model.transcriber is None
 
 
 def test_an_adapter_may_name_roles_by_their_other_names(specs: dict[str, Spec], folder: Path) -> None:
-    own = {role: other for other, role in OTHER_NAMES.items()}["partner"]
+    own = {role: other for other, role in OTHER_NAMES.items()}["conversation_model"]
     specs["talks"] = replace(ENGINE, role=own)
-    specs["eyes"] = replace(ENGINE, model=f"{HERE}:MadeWith", role="watcher", uses=(own,))
-    models = made(Settings(engine=EngineOptions(partner=str(folder), watcher=str(folder))), "partner", "watcher")
-    assert models.partner.folder == folder
+    specs["eyes"] = replace(ENGINE, model=f"{HERE}:MadeWith", role="video_model", uses=(own,))
+    models = made(
+        Settings(engine=EngineOptions(conversation_model=str(folder), video_model=str(folder))),
+        "conversation_model",
+        "video_model",
+    )
+    assert models.conversation_model.folder == folder
     # The class is given the model under the name that its spec says.
-    assert models.watcher.given == {own: models.partner}
+    assert models.video_model.given == {own: models.conversation_model}
 
 
 def test_when_voices_are_named_then_the_adapter_gets_the_folders_of_the_further_ones(specs: dict[str, Spec]) -> None:
@@ -137,8 +141,8 @@ def test_when_a_conversation_model_has_a_language_model_then_it_stands_in_for_on
     specs: dict[str, Spec], folder: Path
 ) -> None:
     specs["talks"] = replace(ENGINE, language_model="brain")
-    models = made(Settings(engine=EngineOptions(partner=str(folder))), "partner", "language")
-    assert models.language_model is models.partner.brain
+    models = made(Settings(engine=EngineOptions(conversation_model=str(folder))), "conversation_model", "language")
+    assert models.language_model is models.conversation_model.brain
     # What a language model cannot see is read to it.
     assert isinstance(models.image_reader, MadeReader)
     assert models.lanes == (models.image_reader.lane,)
@@ -146,8 +150,8 @@ def test_when_a_conversation_model_has_a_language_model_then_it_stands_in_for_on
 
 def test_when_a_conversation_model_is_native_then_it_is_wrapped_as_one(specs: dict[str, Spec], folder: Path) -> None:
     specs["talks"] = replace(ENGINE, native=True)
-    models = made(Settings(engine=EngineOptions(partner=str(folder))), "partner")
-    assert isinstance(models.partner, NativeConversationModel)
+    models = made(Settings(engine=EngineOptions(conversation_model=str(folder))), "conversation_model")
+    assert isinstance(models.conversation_model, NativeConversationModel)
     assert models.language_model is None
     assert models.image_reader is None
 
@@ -158,12 +162,12 @@ def test_when_a_model_runs_on_an_engine_then_its_options_are_those_of_the_settin
     specs["talks"] = ENGINE
     seen: list[Any] = []
     settings = Settings(
-        models=ModelSettings(placement="partner=cuda:1/bf16,talker=cpu"),
+        models=ModelSettings(placement="conversation_model=cuda:1/bf16,talker=cpu"),
         engine=EngineOptions(
-            partner=str(folder), kv_mb=3, context_tokens=400, engine_threads=5, watcher_prefill="query"
+            conversation_model=str(folder), kv_mb=3, context_tokens=400, engine_threads=5, video_prefill="query"
         ),
     )
-    options = made(settings, "partner", observe=lambda *step: seen.append(step)).partner.options
+    options = made(settings, "conversation_model", observe=lambda *step: seen.append(step)).conversation_model.options
     assert isinstance(options, EngineModelOptions)
     assert (options.device, options.weights, options.talker_device) == ("cuda:1", "bf16", "cpu")
     assert (options.threads, options.prefill) == (5, "query")
@@ -194,13 +198,13 @@ def test_when_an_engine_lacks_what_an_adapter_needs_then_the_pair_is_refused_bef
     # The synthesizer comes first in the order of loading; its class does not exist.
     specs["hibari"] = replace(LANE, model="nowhere:Nothing")
     specs["talks"] = replace(ENGINE, requires=missing | Capabilities.CHOOSER)
-    settings = Settings(engine=EngineOptions(partner=str(folder)))
+    settings = Settings(engine=EngineOptions(conversation_model=str(folder)))
     with pytest.raises(
         ModelError, match=r"^mine cannot run on the engine 'lesser', which lacks: evict, hidden states$"
     ):
-        load(settings, store_of(settings.models), roles=("synthesizer", "partner"), engine="lesser")
+        load(settings, store_of(settings.models), roles=("synthesizer", "conversation_model"), engine="lesser")
     specs["talks"] = replace(ENGINE, requires=Capabilities.CHOOSER)
-    assert load(settings, store_of(settings.models), roles=("partner",), engine="lesser").partner
+    assert load(settings, store_of(settings.models), roles=("conversation_model",), engine="lesser").conversation_model
 
 
 def test_the_local_engine_runs_every_adapter() -> None:

@@ -16,15 +16,15 @@ def placed(text: str) -> Placement:
 
 
 def test_when_a_role_is_placed_then_its_model_runs_there_and_the_others_on_the_device() -> None:
-    places = placed("partner=cuda:0, transcriber=cuda:1,synthesizer=cpu/int8")
-    assert places.of("partner") == ("cuda:0", "auto")
+    places = placed("conversation_model=cuda:0, transcriber=cuda:1,synthesizer=cpu/int8")
+    assert places.of("conversation_model") == ("cuda:0", "auto")
     assert places.of("transcriber") == ("cuda:1", "auto")
     assert places.of("synthesizer") == ("cpu", "int8")
     assert places.of("language") == ("cpu", "auto")
     settings = Settings(
-        models=ModelSettings(device="cuda", placement="watcher=cpu"), engine=EngineOptions(weights="bf16")
+        models=ModelSettings(device="cuda", placement="video_model=cpu"), engine=EngineOptions(weights="bf16")
     )
-    assert placement(settings).of("watcher") == ("cpu", "bf16")
+    assert placement(settings).of("video_model") == ("cpu", "bf16")
     assert placement(settings).of("language") == ("cuda", "bf16")
 
 
@@ -36,9 +36,12 @@ def test_a_role_may_be_placed_by_its_other_name() -> None:
 
 
 def test_when_a_talker_is_not_placed_then_it_runs_where_its_partner_does() -> None:
-    assert placed("partner=cuda:1/bf16").of("talker", like="partner") == ("cuda:1", "bf16")
-    assert placed("partner=cuda:1/bf16,talker=cpu").of("talker", like="partner") == ("cpu", "bf16")
-    assert placed("").of("talker", like="partner") == ("cpu", "auto")
+    assert placed("conversation_model=cuda:1/bf16").of("talker", like="conversation_model") == ("cuda:1", "bf16")
+    assert placed("conversation_model=cuda:1/bf16,talker=cpu").of("talker", like="conversation_model") == (
+        "cpu",
+        "bf16",
+    )
+    assert placed("").of("talker", like="conversation_model") == ("cpu", "auto")
 
 
 def test_when_a_role_is_placed_twice_then_the_last_device_and_the_last_weights_count() -> None:
@@ -46,7 +49,16 @@ def test_when_a_role_is_placed_twice_then_the_last_device_and_the_last_weights_c
 
 
 @pytest.mark.parametrize(
-    "wrong", ["vad=cpu", "partner", "partner=tpu", "partner=cuda:x", "partner=cpu/int3", "=cpu", "talker=cpu/bf16"]
+    "wrong",
+    [
+        "vad=cpu",
+        "conversation_model",
+        "conversation_model=tpu",
+        "conversation_model=cuda:x",
+        "conversation_model=cpu/int3",
+        "=cpu",
+        "talker=cpu/bf16",
+    ],
 )
 def test_when_a_placement_is_wrong_then_selecting_models_names_it(wrong: str) -> None:
     with pytest.raises(SettingsError, match="--placement"):

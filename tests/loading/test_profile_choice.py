@@ -56,7 +56,7 @@ def test_where_nothing_may_be_fetched_only_what_is_there_is_chosen(tmp_path: Pat
         (Settings(models=ModelSettings(profile="large")), "large"),
         (Settings(models=ModelSettings(profile="hub")), "hub"),
         (Settings(engine=EngineOptions(language_model="none")), "default"),
-        (Settings(engine=EngineOptions(partner="somewhere")), "default"),
+        (Settings(engine=EngineOptions(conversation_model="somewhere")), "default"),
         (Settings(models=ModelSettings(device="cuda")), "large"),
     ],
 )

@@ -17,15 +17,15 @@ def test_when_settings_name_folders_then_their_models_are_selected(tmp_path: Pat
     own = str(tmp_path)
     settings = Settings(
         models=ModelSettings(transcriber=own),
-        engine=EngineOptions(partner=own, watcher=own),
+        engine=EngineOptions(conversation_model=own, video_model=own),
         speech=SpeechSettings(synthesizer=own),
     )
     found = {m.role: m.adapter for m in selected_models(settings) if isinstance(m, LocalModel)}
     assert found == {
         "transcriber": "qwen3_asr",
         "synthesizer": "qwen3_tts",
-        "partner": "minicpmo",
-        "watcher": "vlm",
+        "conversation_model": "minicpmo",
+        "video_model": "vlm",
     }
     assert [
         m.id
@@ -42,10 +42,10 @@ def test_when_settings_name_folders_then_their_models_are_selected(tmp_path: Pat
 @pytest.mark.parametrize(
     ("role", "model_type", "adapter"),
     [
-        ("partner", "qwen3_omni_moe", "qwen3_omni"),
-        ("partner", "qwen2_5_omni", "qwen2_5_omni"),
-        ("partner", "minicpmo", "minicpmo"),
-        ("watcher", "qwen3_vl", "vlm"),
+        ("conversation_model", "qwen3_omni_moe", "qwen3_omni"),
+        ("conversation_model", "qwen2_5_omni", "qwen2_5_omni"),
+        ("conversation_model", "minicpmo", "minicpmo"),
+        ("video_model", "qwen3_vl", "vlm"),
         ("language", "qwen2", "causal_lm"),
     ],
 )
@@ -64,17 +64,17 @@ def test_when_a_config_names_no_known_type_then_the_first_adapter_of_the_role_is
     tmp_path: Path, config: str
 ) -> None:
     (tmp_path / "config.json").write_text(config)
-    settings = Settings(engine=EngineOptions(partner=str(tmp_path)))
+    settings = Settings(engine=EngineOptions(conversation_model=str(tmp_path)))
     (found,) = (m for m in selected_models(settings) if isinstance(m, LocalModel))
     assert found.adapter == "minicpmo"
 
 
-@pytest.mark.parametrize(("partner", "stays"), [("qwen3_omni_moe", False), ("minicpmo", True)])
+@pytest.mark.parametrize(("conversation_model", "stays"), [("qwen3_omni_moe", False), ("minicpmo", True)])
 def test_when_a_partner_can_be_the_language_model_then_the_profiles_is_left_out(
-    tmp_path: Path, partner: str, stays: bool
+    tmp_path: Path, conversation_model: str, stays: bool
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": partner}))
-    models = selected_models(Settings(engine=EngineOptions(partner=str(tmp_path))))
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": conversation_model}))
+    models = selected_models(Settings(engine=EngineOptions(conversation_model=str(tmp_path))))
     assert ("language" in {m.role for m in models}) is stays
 
 

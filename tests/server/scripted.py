@@ -92,8 +92,8 @@ def scripted_models(echo: Echo, transcriber: ScriptedTranscriber | None = None) 
         language_model=None,
         synthesizer=None,
         image_reader=None,
-        partner=echo,
-        watcher=None,
+        conversation_model=echo,
+        video_model=None,
         names=("scripted",),
         lanes=(),
     )

@@ -77,7 +77,9 @@ def test_a_cascade_answers_in_full_duplex(serve: Serve, question: Path, tmp_path
 def test_a_native_model_answers_what_is_committed(
     serve: Serve, tmp_path_factory: pytest.TempPathFactory, question: Path, tmp_path: Path
 ) -> None:
-    native = serve("--partner", str(tiny_minicpmo.write(tmp_path_factory.mktemp("native"))), "--weights", "fp32")
+    native = serve(
+        "--conversation-model", str(tiny_minicpmo.write(tmp_path_factory.mktemp("native"))), "--weights", "fp32"
+    )
     out = tmp_path / "answer.wav"
     given = ("--push-to-talk", "--instructions", tiny_minicpmo.PROMPT, "--url", f"{native.ws}/v1/duplex")
     # When random weights have said enough is up to chance, mostly within half a minute.

@@ -65,7 +65,7 @@ def test_when_a_socket_is_handed_over_then_it_serves_and_is_closed_where_the_sta
 @pytest.mark.slow
 def test_when_a_model_does_not_load_then_the_error_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "qwen3_omni_moe"}')
-    flags = ("--partner", str(tmp_path), "--synthesizer", "none", "--port", "0")
+    flags = ("--conversation-model", str(tmp_path), "--synthesizer", "none", "--port", "0")
     ended = subprocess.run(
         [sys.executable, "-m", "antiphon", "serve", *flags], capture_output=True, text=True, timeout=90, check=False
     )

@@ -23,7 +23,7 @@ HEADINGS = {
     "memory": "memory (what clients may make the server hold)",
     "audio": "audio (what clients send)",
     "models": "models (which are loaded, from where and on which device)",
-    "engine": "engine (language model, partner, watcher and their KV)",
+    "engine": "engine (language model, conversation model, video model and their KV)",
     "remote": "remote (a language model that another server runs)",
     "speech": "speech (synthesizer, voices and speech streams)",
     "video": "video (video streams)",

@@ -76,12 +76,15 @@ async def _watch(settings: Settings, request: WatchRequest) -> None:
         load, settings, store_of(settings.models), None, (*LANGUAGE_ROLES, *VIDEO_ROLES, "transcriber")
     )
     try:
-        watcher = models.video_model
-        if watcher is None:
+        video_model = models.for_video
+        if video_model is None:
             raise MediaError("--language-model none: there is no model to answer")
         printer = _AnswerPrinter()
         session = VideoSession(
-            VideoConfig(audio_output=False, max_frames=256, filter="blocks"), watcher, printer.emit, new_id=lambda p: p
+            VideoConfig(audio_output=False, max_frames=256, filter="blocks"),
+            video_model,
+            printer.emit,
+            new_id=lambda p: p,
         )
         async with anyio.create_task_group() as group:
             group.start_soon(session.run)

@@ -64,13 +64,13 @@ class ModelWorker(Protocol):
 class LoadedModels:
     """The models that all sessions share; None for a role that was not asked for.
 
-    - `transcriber`, `vad`, `turn_detector`, `language_model`, `synthesizer`, `image_reader`, `speaker_model`: the model
-      of that role.
-    - `partner`: a model that converses by itself; `watcher`: a model that sees pictures.
+    - `transcriber`, `vad`, `turn_detector`, `language_model`, `synthesizer`, `image_reader`, `conversation_model`,
+      `video_model`, `speaker_model`: the model of that role.
     - `names`: the ids under which clients may name the models.
     - `lanes`: the models' lanes, for metrics.
     - `failure_line`: what is said where a language model fails in an answer; "": nothing.
-    - `eager_frames`: a partner that accepts media computes frames as they come, not when a question is asked.
+    - `eager_frames`: a conversation model that accepts media computes frames as they come, not when a question is
+      asked.
     """
 
     transcriber: Transcriber | None
@@ -79,8 +79,8 @@ class LoadedModels:
     language_model: LanguageModel | None
     synthesizer: Synthesizer | None
     image_reader: ImageReader | None
-    partner: ConversationModel | None
-    watcher: VideoModel | None
+    conversation_model: ConversationModel | None
+    video_model: VideoModel | None
     names: tuple[str, ...]
     lanes: tuple[Lane[Any, Any], ...]
     eager_frames: bool = True
@@ -93,11 +93,11 @@ class LoadedModels:
         second engine of a model is ROLE-2.
         """
         workers: dict[str, ModelWorker] = {lane.name: lane for lane in self.lanes}
-        partner = getattr(self.partner, "native", None) or self.partner
+        conversation_model = getattr(self.conversation_model, "native", None) or self.conversation_model
         owners: dict[ModelRole, Any] = {
             "language": self.language_model,
-            "partner": partner,
-            "watcher": self.watcher,
+            "conversation_model": conversation_model,
+            "video_model": self.video_model,
             "transcriber": self.transcriber,
             "synthesizer": self.synthesizer,
         }
@@ -141,27 +141,27 @@ class LoadedModels:
         return self.synthesizer
 
     @property
-    def conversation_model(self) -> ConversationModel | None:
-        """What answers in conversations: the partner, or a cascade of the language model and the synthesizer. None
-        where there is neither. A cascade is made on each call and holds nothing.
+    def for_conversations(self) -> ConversationModel | None:
+        """What answers in conversations: the conversation model, or a cascade of the language model and the
+        synthesizer. None where there is neither. A cascade is made on each call and holds nothing.
         """
-        if self.partner:
-            return self.partner
+        if self.conversation_model:
+            return self.conversation_model
         return self._cascade(self.language_model) if self.language_model else None
 
     def _cascade(self, language: LanguageModel) -> Cascade:
         return Cascade(language, self.synthesizer, self.failure_line)
 
     @property
-    def video_model(self) -> VideoModel | None:
-        """What answers questions about frames: the watcher, a partner that accepts media, or an observer that tells the
-        language model what can be read on them. None where there is none of them. Made on each call but for the
-        watcher.
+    def for_video(self) -> VideoModel | None:
+        """What answers questions about frames: the video model, a conversation model that accepts media, or an observer
+        that tells the language model what can be read on them. None where there is none of them. Made on each call but
+        for the video model.
         """
-        if self.watcher:
-            return self.watcher
-        if self.partner and self.partner.profile.accepts_media:
-            return ConversationVideoModel(self.partner, eager=self.eager_frames)
+        if self.video_model:
+            return self.video_model
+        if self.conversation_model and self.conversation_model.profile.accepts_media:
+            return ConversationVideoModel(self.conversation_model, eager=self.eager_frames)
         if self.language_model and self.language_model.profile.accepts_media:
             return ConversationVideoModel(self._cascade(self.language_model), eager=False)
         if self.language_model is None or self.image_reader is None:
@@ -185,17 +185,23 @@ class LoadedModels:
                 group.start_soon(_warm_language_model, self.language_model)
             if self.synthesizer:
                 group.start_soon(_warm_synthesizer, self.synthesizer)
-            if native := getattr(self.partner, "native", None):
+            if native := getattr(self.conversation_model, "native", None):
                 group.start_soon(_warm_native, native)
-            if self.partner and self.partner.profile.accepts_media:
-                group.start_soon(_warm_partner, self.partner)
+            if self.conversation_model and self.conversation_model.profile.accepts_media:
+                group.start_soon(_warm_conversation_model, self.conversation_model)
 
     def close(self) -> None:
         """Stop the workers of all models. Steps that are running finish first; what waits in the lanes is dropped."""
         for lane in self.lanes:
             lane.close()
         # Models that are stepped by an engine have no lane.
-        for model in (self.language_model, self.partner, self.watcher, self.transcriber, self.synthesizer):
+        for model in (
+            self.language_model,
+            self.conversation_model,
+            self.video_model,
+            self.transcriber,
+            self.synthesizer,
+        ):
             if close := getattr(model, "close", None):
                 close()
 
@@ -221,8 +227,8 @@ async def _warm_transcriber(transcriber: Transcriber) -> None:
         stream.close()
 
 
-async def _warm_partner(partner: ConversationModel) -> None:
-    stream, voices = await partner.open(), partner.profile.voices
+async def _warm_conversation_model(conversation_model: ConversationModel) -> None:
+    stream, voices = await conversation_model.open(), conversation_model.profile.voices
     question = Message("user", "", parts=(AudioPart(np.zeros(SAMPLE_RATE_HZ, np.float32)), "Good morning!"))
     voice = VoiceOptions(voices[0]) if voices else None
     try:

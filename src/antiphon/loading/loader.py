@@ -70,9 +70,9 @@ class ModelsByRole(TypedDict, total=False):
     speaker: SpeakerModel
     language: LanguageModel
     synthesizer: Synthesizer
-    partner: ConversationModel
-    watcher: VideoModel
-    reader: ImageReader
+    conversation_model: ConversationModel
+    video_model: VideoModel
+    image_reader: ImageReader
     fallback: Synthesizer
 
 
@@ -184,11 +184,11 @@ def _assembled(
         language_model=by_role.get("language"),
         synthesizer=by_role.get("synthesizer"),
         image_reader=reader,
-        partner=by_role.get("partner"),
-        watcher=by_role.get("watcher"),
+        conversation_model=by_role.get("conversation_model"),
+        video_model=by_role.get("video_model"),
         names=tuple(names),
         lanes=tuple(lanes),
-        eager_frames=settings.engine.watcher_prefill == "eager",
+        eager_frames=settings.engine.video_prefill == "eager",
         speaker_model=by_role.get("speaker"),
         failure_line=settings.speech.failure_line,
     )
@@ -220,10 +220,10 @@ def _load_model(
 
 def _load_reader(settings: Settings, observe: ObserveLaneStep | None) -> Any:
     """The image reader. No setting names it: there is one, with its weights in a library, which may be missing."""
-    spec = next(s for s in SPECS.values() if s.role == "reader")
+    spec = next(s for s in SPECS.values() if s.role == "image_reader")
     if missing_packages(spec.extra):
         return None
-    return _imported(spec.model)(_lane_options(settings, "reader", observe))
+    return _imported(spec.model)(_lane_options(settings, "image_reader", observe))
 
 
 def fallback_profile(settings: Settings) -> SynthesizerProfile:
@@ -293,7 +293,7 @@ def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneSte
         threads=engine.engine_threads,
         observe=_observe_engine(observe, shown_role(role)),
         talker_device=places.of("talker", like=role)[0],
-        prefill=engine.watcher_prefill,
+        prefill=engine.video_prefill,
         servers=engine_servers(settings) if role == "language" else None,
     )
 

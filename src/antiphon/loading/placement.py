@@ -15,8 +15,8 @@ from antiphon.remote.address import read_key
 from antiphon.roles import OTHER_NAMES
 from antiphon.settings import WEIGHTS, Settings
 
-# Roles whose models can be put on a device of their own; a talker is a part of a partner.
-PLACEABLE_ROLES = ("transcriber", "language", "synthesizer", "partner", "watcher", "talker")
+# Roles whose models can be put on a device of their own; a talker is a part of a conversation model.
+PLACEABLE_ROLES = ("transcriber", "language", "synthesizer", "conversation_model", "video_model", "talker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ def placement(settings: Settings) -> Placement:
         role = OTHER_NAMES.get(name, name)
         device, _, weights = where.partition("/")
         if role == "talker" and weights:
-            raise SettingsError(f"--placement {given}: a talker has its partner's weights")
+            raise SettingsError(f"--placement {given}: a talker has its conversation model's weights")
         if (
             role not in PLACEABLE_ROLES
             or not re.fullmatch(r"cpu|cuda(:\d+)?", device)

@@ -57,7 +57,7 @@ def choose_profile(settings: Settings, measure: Callable[[], float] | None = Non
     if without := _beyond_what_is_installed(settings):
         left_out = " and ".join(without)
         return ProfileChoice("default", f"without {left_out} model: {install_command('talk')} adds it", without)
-    if engine.language_model or engine.partner:
+    if engine.language_model or engine.conversation_model:
         return ProfileChoice("default", "for all but the model that the settings name")
     among = _available(settings)
     if settings.models.device != "cpu":
@@ -92,7 +92,7 @@ def _container_gb(folder: Path = Path("/sys/fs/cgroup")) -> float:
 def _beyond_what_is_installed(settings: Settings) -> tuple[ModelRole, ...]:
     """The roles that no setting names a model for, and whose models in the profiles need packages that are missing."""
     named: dict[ModelRole, str] = {
-        "language": settings.engine.language_model or settings.engine.partner,
+        "language": settings.engine.language_model or settings.engine.conversation_model,
         "synthesizer": settings.speech.synthesizer,
     }
     by_role = {model.role: model for model in PROFILES["default"]}

@@ -23,10 +23,10 @@ LANGUAGE_ROLES: tuple[ModelRole, ...] = ("language",)
 SPEECH_ROLES: tuple[ModelRole, ...] = ("synthesizer",)
 TURN_ROLES: tuple[ModelRole, ...] = ("turn",)
 SPEAKER_ROLES: tuple[ModelRole, ...] = ("speaker",)
-PARTNER_ROLES: tuple[ModelRole, ...] = ("partner",)
-VIDEO_ROLES: tuple[ModelRole, ...] = ("watcher",)
+CONVERSATION_ROLES: tuple[ModelRole, ...] = ("conversation_model",)
+VIDEO_ROLES: tuple[ModelRole, ...] = ("video_model",)
 ALL_ROLES = (
-    TRANSCRIPTION_ROLES + TURN_ROLES + SPEAKER_ROLES + LANGUAGE_ROLES + SPEECH_ROLES + PARTNER_ROLES + VIDEO_ROLES
+    TRANSCRIPTION_ROLES + TURN_ROLES + SPEAKER_ROLES + LANGUAGE_ROLES + SPEECH_ROLES + CONVERSATION_ROLES + VIDEO_ROLES
 )
 # What stands for every voice of the registry's, in `--voice`.
 ALL_VOICES = "all"
@@ -98,14 +98,14 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
         models.append(_partials(settings.models.partials, transcriber))
     if settings.models.speaker_model and "speaker" in roles:
         models.append(_registered("speaker", settings.models.speaker_model, "--speaker-model"))
-    if settings.engine.partner and "partner" in roles:
-        partner = _checkpoint("partner", settings.engine.partner)
-        if spec_of(partner).language_model and not language:
-            # The partner is the language model too.
+    if settings.engine.conversation_model and "conversation_model" in roles:
+        conversation_model = _checkpoint("conversation_model", settings.engine.conversation_model)
+        if spec_of(conversation_model).language_model and not language:
+            # The conversation model is the language model too.
             models = _without(models, "language")
-        models.append(partner)
-    if settings.engine.watcher and "watcher" in roles:
-        models.append(_checkpoint("watcher", settings.engine.watcher))
+        models.append(conversation_model)
+    if settings.engine.video_model and "video_model" in roles:
+        models.append(_checkpoint("video_model", settings.engine.video_model))
     return tuple(dict.fromkeys(models))
 
 

@@ -64,18 +64,19 @@ TRUNCATION = 0.75
 class ConversationVideoModel:
     """A VideoModel on a conversation model that accepts media.
 
-    `partner` belongs to the caller, who closes it. `eager`: prefill frames before a question is asked about them.
+    `conversation_model` belongs to the caller, who closes it. `eager`: prefill frames before a question is asked about
+    them.
     """
 
-    def __init__(self, partner: ConversationModel, *, eager: bool) -> None:
-        self._partner, self._eager = partner, eager
-        facts = partner.profile
+    def __init__(self, conversation_model: ConversationModel, *, eager: bool) -> None:
+        self._conversation_model, self._eager = conversation_model, eager
+        facts = conversation_model.profile
         self.profile = VideoProfile(facts.id, "pictures", facts.sample_rate_hz, facts.voices)
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> ConversationVideoStream:
         """Open a conversation of its own for a session; `instructions` follow this module's. Raises Refused."""
-        conversation = await self._partner.open(owner)
-        window_s = self._partner.profile.video_window_s
+        conversation = await self._conversation_model.open(owner)
+        window_s = self._conversation_model.profile.video_window_s
         return ConversationVideoStream(conversation, instructions, eager=self._eager, window_s=window_s)
 
     def close(self) -> None:

@@ -71,26 +71,30 @@ MAX_TIME_OFFSET_S = 3.0
 class Observer:
     """A VideoModel that knows of a frame what `reader` reads on it, and its brightness, colours and motion.
 
-    `partner` words the answers, and speaks them in its voice. `transcriber` hears spoken questions; None: they go
-    unheard. `synthesizer` speaks the answer that replaces one that the notes do not support; None: it is text only. All
-    of them belong to the caller, who closes them.
+    `conversation_model` words the answers, and speaks them in its voice. `transcriber` hears spoken questions; None:
+    they go unheard. `synthesizer` speaks the answer that replaces one that the notes do not support; None: it is text
+    only. All of them belong to the caller, who closes them.
     """
 
     def __init__(
         self,
-        partner: ConversationModel,
+        conversation_model: ConversationModel,
         reader: ImageReader,
         transcriber: Transcriber | None,
         synthesizer: Synthesizer | None = None,
     ) -> None:
-        self._partner, self._read_ahead, self._transcriber = partner, ReadAhead(reader), transcriber
+        self._conversation_model, self._read_ahead, self._transcriber = (
+            conversation_model,
+            ReadAhead(reader),
+            transcriber,
+        )
         self._synthesizer = synthesizer
-        facts = partner.profile
+        facts = conversation_model.profile
         self.profile = VideoProfile(facts.id, "text", facts.sample_rate_hz, facts.voices)
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> ObserverStream:
         """Open a conversation of its own for a session; `instructions` follow the observer's. Raises Refused."""
-        conversation = await self._partner.open(owner)
+        conversation = await self._conversation_model.open(owner)
         return ObserverStream(conversation, self._read_ahead, self._transcriber, self._synthesizer, instructions)
 
     def close(self) -> None:

@@ -91,7 +91,7 @@ class ServerState:
     @property
     def conversation_names(self) -> ModelNames | None:
         """The names that a client may use for the conversation model; None where none is loaded."""
-        model = self.models.conversation_model if self.models else None
+        model = self.models.for_conversations if self.models else None
         if model is None:
             return None
         unit_ms = round(model.native.profile.unit_s * 1000) if model.native else 0

@@ -256,8 +256,8 @@ class ModelSettings:
     placement: str = option(
         "",
         "Device and weights of single models, in place of `--device` and `--weights`: `ROLE=DEVICE[/WEIGHTS]`, "
-        "comma separated, as in `partner=cuda:0,transcriber=cuda:1,synthesizer=cpu/int8`. The role `talker` is that "
-        "of a partner with a separate one.",
+        "comma separated, as in `conversation_model=cuda:0,transcriber=cuda:1,synthesizer=cpu/int8`. The role "
+        "`talker` is that of a conversation model with a separate one.",
     )
     compute_type: str = option("int8", "Numeric type of the Whisper weights, as CTranslate2 names it.")
     workers: int = option(0, "Parallel model workers, one thread each; 0 means one for each core.", low=0)
@@ -266,7 +266,9 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The section `[engine]`: the language model, the partner and the watcher, and the memory of their KV."""
+    """The section `[engine]`: the language model, the conversation model and the video model, and the memory of their
+    KV.
+    """
 
     language_model: str = option(
         "",
@@ -278,24 +280,24 @@ class EngineOptions:
         "What computes the language model: `local`, this process; `vllm:URL[,URL]` or `sglang:URL[,URL]`, servers of "
         "that kind, which serve the model that is in the folder of `--language-model` (no weights are needed there).",
     )
-    partner: str = option(
+    conversation_model: str = option(
         "",
         "Conversation model used in place of the language model and the voice: the folder of a Qwen3-Omni checkpoint, "
         "or a Qwen2.5-Omni checkpoint, which hears, sees, writes and speaks, or of a MiniCPM-o 4.5 checkpoint, which "
         "takes turns by itself.",
-        also="conversation_model",
+        also="partner",
     )
-    watcher: str = option(
+    video_model: str = option(
         "",
         "Vision-language model that answers questions about video, in place of the language model: the folder of a "
         "SmolVLM, Qwen2.5-VL or Qwen3-VL checkpoint.",
-        also="video_model",
+        also="watcher",
     )
-    watcher_prefill: str = option(
+    video_prefill: str = option(
         "eager",
-        "When the `--watcher` takes frames into its KV: as they come, or when a question is asked.",
+        "When the `--video-model` takes frames into its KV: as they come, or when a question is asked.",
         choices=("eager", "query"),
-        also="video_prefill",
+        also="watcher_prefill",
     )
     weights: str = option(
         "auto",

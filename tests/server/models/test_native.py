@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def native(serve: Serve, folder: Path) -> Process:
-    return serve("--partner", str(folder), "--weights", "fp32")
+    return serve("--conversation-model", str(folder), "--weights", "fp32")
 
 
 def run(coroutine: Any) -> Any:

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(serve: Serve, folder: Path) -> Process:
-    return serve("--partner", str(folder), "--weights", "fp32", "--language-model", "")
+    return serve("--conversation-model", str(folder), "--weights", "fp32", "--language-model", "")
 
 
 def run(coroutine: Any) -> Any:

@@ -23,7 +23,7 @@ def test_a_language_model_that_is_away_leaves_the_server_ready_and_is_named(is_a
     # Nothing listens there.
     language = RemoteLanguageModel(parse_address("http://127.0.0.1:9/v1#m", "--language-model"), "", RemoteSettings())
     language.client.is_away = is_away
-    others: Any = dict.fromkeys(("turn_detector", "synthesizer", "image_reader", "partner", "watcher"))
+    others: Any = dict.fromkeys(("turn_detector", "synthesizer", "image_reader", "conversation_model", "video_model"))
     hears = {"transcriber": ScriptedTranscriber(), "vad": ScriptedDetector()}
     models = LoadedModels(**others, **hears, language_model=language, names={}, lanes=())
     state: Any = SimpleNamespace(admission=SimpleNamespace(draining=False, num_sessions=0), models=models)

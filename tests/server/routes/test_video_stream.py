@@ -360,7 +360,7 @@ def test_when_a_vision_model_is_loaded_then_it_answers_each_question(
     serve: Serve, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tiny_pictures.write(tmp_path_factory.mktemp("smolvlm"))
-    seeing = serve("--watcher", str(folder), "--weights", "fp32")
+    seeing = serve("--video-model", str(folder), "--weights", "fp32")
 
     async def main() -> tuple[list[str], list[dict[str, Any]]]:
         async with connect(url(seeing), max_size=None) as socket:

@@ -9,7 +9,7 @@ from antiphon.adapters.spec import Spec
 from antiphon.engine.api import Capabilities
 
 SPEC = Spec(
-    role="partner",
+    role="conversation_model",
     model="antiphon.adapters.minicpmo.model:MiniCpmO",
     runs_on="engine",
     # Units are rows of the encoders'. The oldest leave the context, after those that stay were computed with them. The

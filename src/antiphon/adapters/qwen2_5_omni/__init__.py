@@ -4,7 +4,7 @@ from antiphon.adapters.spec import Spec
 from antiphon.engine.api import Capabilities
 
 SPEC = Spec(
-    role="partner",
+    role="conversation_model",
     model="antiphon.adapters.qwen2_5_omni.model:Qwen25Omni",
     runs_on="engine",
     # Audio and images are rows of the encoders', and replies may be held to tools. The talker reads hidden states of

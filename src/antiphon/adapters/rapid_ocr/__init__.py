@@ -2,4 +2,4 @@
 
 from antiphon.adapters.spec import Spec
 
-SPEC = Spec(role="reader", model="antiphon.adapters.rapid_ocr.reader:RapidOcr", runs_on="lane", extra="video")
+SPEC = Spec(role="image_reader", model="antiphon.adapters.rapid_ocr.reader:RapidOcr", runs_on="lane", extra="video")

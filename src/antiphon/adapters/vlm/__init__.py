@@ -4,7 +4,7 @@ from antiphon.adapters.spec import Spec
 from antiphon.engine.api import Capabilities
 
 SPEC = Spec(
-    role="watcher",
+    role="video_model",
     model="antiphon.adapters.vlm.session:VisionLanguageModel",
     runs_on="engine",
     # Pictures are rows of the encoder's.

@@ -32,7 +32,7 @@ from antiphon.loading.selection import (
     selected_models,
     spec_of,
 )
-from antiphon.roles import ModelRole
+from antiphon.roles import ModelRole, shown_role
 from antiphon.settings import Settings, options
 from antiphon.store import MODELS, Model, Store
 from antiphon.store.sessions import open_store
@@ -41,7 +41,7 @@ log = logging.getLogger("antiphon.cli.main")
 # The settings that decide which files are wanted, and where they are kept.
 PULLED_BY = (
     *("profile", "home", "models_from", "transcriber", "partials", "speaker_model"),
-    *("language_model", "partner", "watcher", "engine", "synthesizer", "voices"),
+    *("language_model", "conversation_model", "video_model", "engine", "synthesizer", "voices"),
 )
 
 
@@ -236,7 +236,7 @@ def require(settings: Settings) -> None:
 def check_extras(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> None:
     """Raise SettingsError where a model of these roles needs packages that are not installed."""
     for model in local_models(settings, roles):
-        require_extra(spec_of(model).extra, f"{model.role} model {model.id}")
+        require_extra(spec_of(model).extra, f"{shown_role(model.role)} model {model.id}")
 
 
 def registered(name: str) -> Model:

@@ -111,7 +111,7 @@ def _open_recorder(state: ServerState, wire: WireConnection) -> Recorder | None:
         models=tuple(models.names),
         redaction=redaction,
     )
-    spoken = [part.profile for part in (models.synthesizer, models.conversation_model) if part]
+    spoken = [part.profile for part in (models.synthesizer, models.for_conversations) if part]
     profiles = [models.required_transcriber.profile, *spoken]
     names = {*models.names, *(p.id for p in profiles), *(voice for p in spoken for voice in p.voices)}
     redactor = Redactor(redaction, field_names(), names)

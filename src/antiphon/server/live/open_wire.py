@@ -94,7 +94,7 @@ def context_of(
     Raises Refused while models load and while the server drains.
     """
     settings, models = state.settings, state.loaded()
-    model, profile = models.conversation_model, models.required_transcriber.profile
+    model, profile = models.for_conversations, models.required_transcriber.profile
     audio = settings.audio
     return Context(
         models=state.transcriber_names,
@@ -102,7 +102,9 @@ def context_of(
         steady_s=time.monotonic,
         conversation_models=state.conversation_names,
         voices=model.profile.voices if model else (),
-        spoken_languages=models.synthesizer.profile.languages if models.synthesizer and not models.partner else (),
+        spoken_languages=models.synthesizer.profile.languages
+        if models.synthesizer and not models.conversation_model
+        else (),
         max_append_bytes=audio.max_append_bytes,
         session_s=settings.server.session_s,
         knows_language=profile.languages.__contains__,

@@ -140,11 +140,11 @@ def new_conversation(
 ) -> ConversationSession | DuplexSession:
     """Return the session of a wire that holds a conversation, with the models of the server, and an empty history."""
     models = state.loaded()
-    assert models.conversation_model
+    assert models.for_conversations
     context = ConversationContext(
         transcriber=models.required_transcriber,
         detector=models.required_vad,
-        model=models.conversation_model,
+        model=models.for_conversations,
         new_id=wire.context.new_id,
         turn_detector=models.turn_detector,
         image_reader=models.image_reader,

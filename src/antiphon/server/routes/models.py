@@ -21,8 +21,8 @@ TASKS = {
     "transcriber": "automatic-speech-recognition",
     "synthesizer": "text-to-speech",
     "language_model": "text-generation",
-    "partner": "any-to-any",
-    "watcher": "image-text-to-text",
+    "conversation_model": "any-to-any",
+    "video_model": "image-text-to-text",
 }
 
 
@@ -98,7 +98,7 @@ async def speech_models(request: Request) -> Response:
 def _entries(state: ServerState) -> Iterator[ModelEntry]:
     if state.models is None:
         return
-    video_model = state.models.video_model
+    video_model = state.models.for_video
     answers = video_model.profile if video_model else None
     tasks = _profiles(state.models)
     for name in (*state.models.names, "default"):

@@ -100,7 +100,7 @@ async def video_stream(websocket: WebSocket) -> None:
     """Serve one video stream, new or resumed, until it is closed."""
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket)
-    model = state.loaded().video_model
+    model = state.loaded().for_video
     if model is None:
         raise RemoteProtocolError("model_not_found", "No language model is loaded.")
     check_query(websocket.query_params)

@@ -79,12 +79,12 @@ async def ready(request: Request) -> Response:
 def served_kinds(models: LoadedModels) -> tuple[Kind, ...]:
     """What these models can be used for, in the order of the certificate's kinds."""
     hears = models.transcriber is not None and models.vad is not None
-    converses = models.conversation_model is not None
+    converses = models.for_conversations is not None
     has: dict[Kind, bool] = {
         "captions": hears,
         "conversation": converses,
         "speech": models.synthesizer is not None,
-        "video": models.video_model is not None,
+        "video": models.for_video is not None,
         "duplex": converses,
     }
     return tuple(kind for kind, is_there in has.items() if is_there)
