@@ -27,7 +27,7 @@ PRELOADED = (
     "antiphon.cli.main",
     "antiphon.server.run",
     "antiphon.server.app",
-    "antiphon.cli.start.preparation",
+    "antiphon.cli.preparation",
     "antiphon.adapters.causal_lm.model",
     "av",
     "ctranslate2",

@@ -42,7 +42,7 @@ SOURCES: dict[str, tuple[str, ...]] = {
     "server/routes/calls.py": ("webrtc",),
     "server/routes/chat.py": ("chat-completions",),
     "server/routes/client_secrets.py": ("client-secrets",),
-    "server/routes/operations/health.py": ("bridges", "index"),
+    "server/routes/health.py": ("bridges", "index"),
     "server/routes/speech.py": ("speech",),
     "server/routes/voices.py": ("speech",),
     "server/routes/transcriptions.py": ("transcriptions",),

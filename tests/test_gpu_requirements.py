@@ -56,7 +56,7 @@ NEED_MORE = {
     "antiphon.adapters.whisper.transcriber",
     "antiphon.audio.ffmpeg_encoder",
     "antiphon.audio.stretch",
-    "antiphon.cli.operating.doctor",
+    "antiphon.cli.doctor",
     "antiphon.cli.watch",
     # Ray is an extra.
     "antiphon.cluster.ray_app",

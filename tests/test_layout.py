@@ -90,8 +90,17 @@ PURE_FILES = (
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
 # Where anyio's threads and the event loop's default executor may be used, which no client may fill: for the server's
 # own work. The others are of a key each.
-OWN_THREADS = ("cli/", "client/", "cluster/", "server/process/", "server/routes/operations/", "server/memory.py")
-OWN_THREADS += ("server/run.py", "server/fetch.py", "shares/threads.py")
+OWN_THREADS = (
+    "cli/",
+    "client/",
+    "cluster/",
+    "server/watches.py",
+    "server/routes/control.py",
+    "server/memory.py",
+    "server/run.py",
+    "server/fetch.py",
+    "shares/threads.py",
+)
 # Where tensors may be known.
 TORCH = {"adapters", "modeling"}
 TORCH_FILES = {

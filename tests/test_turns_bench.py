@@ -12,7 +12,7 @@ from bench.turn_taking.fit import fit, log_normal, logistic
 from bench.turn_taking.pauses import Pause, deepest_gap, is_whole, noise_like, read, speaker_of
 from bench.turn_taking.replay import is_fitted, listening, outcome, turn_detector_alone
 
-from antiphon.turns.ending.end_of_turn_table import (
+from antiphon.turns.end_of_turn_table import (
     LOGISTIC,
     PAUSE_MEDIAN_S,
     PAUSE_SPREAD,

@@ -18,7 +18,7 @@ import numpy as np
 from bench.turn_taking.pauses import Pause, read
 from bench.turn_taking.replay import evidence_of, is_fitted, listening, renamed, scales
 
-from antiphon.turns.ending.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, EndOfTurnTable, features
+from antiphon.turns.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, EndOfTurnTable, features
 
 TABLE = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "turns" / "ending" / "end_of_turn_table.py"
 MAX_PAUSES = 10.0

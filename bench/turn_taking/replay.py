@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from bench.turn_taking.pauses import Pause
 
-from antiphon.turns.ending.end_of_turn import (
+from antiphon.turns.end_of_turn import (
     FITTED,
     EndOfTurn,
     EndOfTurnTable,

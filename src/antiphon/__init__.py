@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from antiphon.cli.start.embedded import Server
+    from antiphon.cli.embedded import Server
 
 __version__ = "0.1.0"
 __all__ = ["Server", "__version__"]
@@ -17,7 +17,7 @@ __all__ = ["Server", "__version__"]
 def __getattr__(name: str) -> Any:
     """Import the server where it is asked for: it takes a second, and a client does without it."""
     if name == "Server":
-        from antiphon.cli.start.embedded import Server
+        from antiphon.cli.embedded import Server
 
         return Server
     raise AttributeError(f"module 'antiphon' has no attribute {name!r}")

@@ -18,7 +18,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from antiphon.server.process.connections import Connections, connection_limit, log_failed_accepts
+from antiphon.server.http.connections import Connections, connection_limit, log_failed_accepts
 from tests.attack.scripted_server import LIMIT_S, ScriptedServer, scripted_server
 
 DESCRIPTORS = 240

@@ -17,7 +17,7 @@ from antiphon.errors import ModelError, ModelLost
 from antiphon.loading.loaded import LoadedModels
 from antiphon.server import run
 from antiphon.server.metrics import Metrics
-from antiphon.server.process.watches import declare_stalled, watch_models
+from antiphon.server.watches import declare_stalled, watch_models
 from antiphon.settings import Settings
 from tests.attack.scripted_server import scripted_server
 from tests.attack.test_stop import Posted

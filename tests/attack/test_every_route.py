@@ -21,9 +21,9 @@ import websockets
 from starlette.routing import Route, WebSocketRoute
 
 from antiphon.loading.loaded import LoadedModels
-from antiphon.server.process.watches import as_host
 from antiphon.server.routes.table import ROUTES
 from antiphon.server.state import ServerState
+from antiphon.server.watches import as_host
 from antiphon.settings import Settings
 from antiphon.store.sessions import open_store
 from tests.attack.doors import UPGRADE, as_key

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from antiphon.server import body
+from antiphon.server.http import body
 from tests.server.scripted import serving
 
 LIMIT_S = 30.0

@@ -36,7 +36,7 @@ from antiphon.capacity.page import page
 from antiphon.capacity.recordings import read_recordings, speech_end_s
 from antiphon.capacity.search import ALLOWED, EDGE_TURNS, SessionSearch, Trial, is_lost, percentile
 from antiphon.capacity.wire import Event, Loudspeaker, wire_pcm
-from antiphon.cli.operating.certify import RECORDINGS, kinds_of
+from antiphon.cli.certify import RECORDINGS, kinds_of
 from antiphon.errors import SettingsError
 from tests.conftest import DATA, SMALL, VOICE, Serve
 

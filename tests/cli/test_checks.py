@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from antiphon.adapters.causal_lm.checkpoint import _in_own_process
+from antiphon.cli import preparation
 from antiphon.cli.main import main
+from antiphon.cli.preparation import fetch, pull_command
 from antiphon.cli.say import SayRequest, _Player, check_request
-from antiphon.cli.start import preparation
-from antiphon.cli.start.preparation import fetch, pull_command
 from antiphon.errors import ModelError, SettingsError, StoreError
 from antiphon.loading.loader import store_of
-from antiphon.server.process.listening import bind
+from antiphon.server.http.listening import bind
 from antiphon.settings import Settings
 from antiphon.store import Store
 from antiphon.store.registry import SILERO, SMART_TURN
@@ -41,7 +41,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
         raise AssertionError("it was told too late")
 
     for name in ("choose_profile", "fetch", "require"):
-        monkeypatch.setattr(f"antiphon.cli.start.preparation.{name}", late)
+        monkeypatch.setattr(f"antiphon.cli.preparation.{name}", late)
 
     def run(*arguments: str, status: int = 1) -> str:
         assert main(arguments) == status
@@ -110,7 +110,7 @@ def test_when_ray_serves_then_the_port_was_tried_and_is_free_for_it(
             served.append(sock.getsockname()[1])
 
     monkeypatch.setattr("antiphon.cli.main._ray_serve", lambda: serve_here)
-    monkeypatch.setattr("antiphon.cli.start.preparation.fetch", lambda settings: None)
+    monkeypatch.setattr("antiphon.cli.preparation.fetch", lambda settings: None)
     ray = ("serve", "--ray", "--profile", "light", "--home", str(tmp_path), "--port", str(port))
     assert main(ray) == 0
     assert served == [port]
@@ -142,7 +142,7 @@ def test_pull_fetches_what_is_named_and_nothing_else(
     assert "did you mean smollm2-135m-instruct?" in refused("pull", "smollm", *home, status=2)
     fetched: list[str] = []
     monkeypatch.setattr(Store, "pull", lambda _, model, __: fetched.append(model.id))
-    for module in ("antiphon.loading.loader", "antiphon.cli.start.preparation"):
+    for module in ("antiphon.loading.loader", "antiphon.cli.preparation"):
         monkeypatch.setattr(f"{module}.prepare", lambda settings, store, model: tmp_path)
     assert main(["pull", "hibari-emma", "resemblyzer", *home]) == 0
     assert fetched == ["hibari-emma", "resemblyzer"]

@@ -11,7 +11,7 @@ from rich.console import Console
 from antiphon.capacity.certificate import Certificate, CertifiedKind, Objective
 from antiphon.capacity.headroom import Headroom
 from antiphon.cli.main import main
-from antiphon.cli.operating.top import TURN_STAGES, Reading, board, parsed, quantile
+from antiphon.cli.top import TURN_STAGES, Reading, board, parsed, quantile
 from antiphon.contracts import Urgency
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings

@@ -18,8 +18,8 @@ from typing import Any
 
 import anyio
 
+from antiphon.cli import preparation
 from antiphon.cli.main import main
-from antiphon.cli.start import preparation
 from antiphon.contracts import Message, ResponseChunk
 from antiphon.server import run
 from tests.scripted import ScriptedTranscriber

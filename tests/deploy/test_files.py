@@ -22,7 +22,7 @@ from helm_python.chart import Chart, lint
 from helm_python.errors import HelmError
 
 from antiphon.cli.arguments import argument_parser
-from antiphon.server.process.forwarded import TrustedProxies
+from antiphon.server.http.forwarded import TrustedProxies
 from antiphon.settings import Settings, load, options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"

@@ -18,7 +18,7 @@ from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.openai.conversation import OpenAIConversation
 from antiphon.protocols.openai.transcription import OpenAITranscription
 from antiphon.protocols.opening import Opening
-from antiphon.turns.ending.end_of_turn import semantic_vad
+from antiphon.turns.end_of_turn import semantic_vad
 from tests.protocols.gathered import Gathered
 
 # What a leaf is when nothing, or null, was given: by the type it belongs to; "" is of all types.

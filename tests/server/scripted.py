@@ -31,8 +31,8 @@ from antiphon.events.tools import Tool
 from antiphon.events.words import Word
 from antiphon.loading.loaded import LoadedModels
 from antiphon.server.app import build
+from antiphon.server.drain import drain
 from antiphon.server.metrics import Metrics
-from antiphon.server.process.drain import drain
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from tests.scripted import ScriptedDetector, ScriptedTranscriber

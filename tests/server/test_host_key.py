@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from antiphon.server.process.watches import as_host
 from antiphon.server.registry import SessionRegistry
+from antiphon.server.watches import as_host
 
 
 def state(load: float | None, draining: bool = False, models: str | None = "loaded") -> Any:

@@ -10,7 +10,7 @@ import pytest
 from starlette.exceptions import HTTPException
 
 from antiphon.errors import AntiphonError, ModelError
-from antiphon.server.disconnect import COMMENT, HEAD_S, SILENT_S, LiveEvents
+from antiphon.server.http.disconnect import COMMENT, HEAD_S, SILENT_S, LiveEvents
 
 SAID = b"data: 1\n\n"
 

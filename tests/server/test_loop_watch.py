@@ -12,7 +12,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from antiphon.server.process.watches import watch_loop
+from antiphon.server.watches import watch_loop
 
 LIMIT_S, WAIT_S = 0.05, 30
 
@@ -36,7 +36,7 @@ async def test_when_the_loop_is_held_then_the_log_names_the_function_and_the_lag
         if lag_s > LIMIT_S:
             measured.set()
 
-    with caplog.at_level(logging.WARNING, "antiphon.server.process.watches"):
+    with caplog.at_level(logging.WARNING, "antiphon.server.watches"):
         async with anyio.create_task_group() as group:
             group.start_soon(watch_loop, observe, LIMIT_S)
             await anyio.lowlevel.checkpoint()

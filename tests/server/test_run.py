@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 from antiphon.errors import ModelError, SettingsError, StoreError
-from antiphon.server.process.listening import bind
+from antiphon.server.http.listening import bind
 from antiphon.server.run import first_cause, serve
 from antiphon.settings import Settings
 

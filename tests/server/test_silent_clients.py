@@ -18,7 +18,7 @@ from websockets.client import ClientProtocol
 from websockets.frames import OP_CLOSE, OP_PING, Close, Frame
 from websockets.uri import parse_uri
 
-from antiphon.server.process.connections import (
+from antiphon.server.http.connections import (
     PING_INTERVAL_S,
     SILENCE_S,
     SLOWEST_BYTES_PER_S,

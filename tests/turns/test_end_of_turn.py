@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.turns.ending.end_of_turn import (
+from antiphon.turns.end_of_turn import (
     MAX_SCALE,
     MAX_SILENCE_MS,
     MIN_SILENCE_MS,

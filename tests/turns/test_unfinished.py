@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.turns.ending.unfinished import MAX_CHARS, WordCues, word_cues
+from antiphon.turns.unfinished import MAX_CHARS, WordCues, word_cues
 
 
 @pytest.mark.parametrize(

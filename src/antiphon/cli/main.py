@@ -127,8 +127,8 @@ def _settings_of(args: argparse.Namespace) -> Settings:
 def _serve(settings: Settings, args: argparse.Namespace) -> int:
     if settings.cluster.role == "door":
         return _serve_door(settings)
-    from antiphon.cli.start.preparation import prepare_to_serve
-    from antiphon.server.process.listening import bind
+    from antiphon.cli.preparation import prepare_to_serve
+    from antiphon.server.http.listening import bind
     from antiphon.server.run import check_exposure, serve
 
     check_exposure(settings)
@@ -152,7 +152,7 @@ def _serve(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _serve_door(settings: Settings) -> int:
-    from antiphon.server.process.door import serve_door
+    from antiphon.server.door import serve_door
 
     def ready(url: str) -> None:
         behind = ", ".join(settings.cluster.hosts) or "the hosts of its store"
@@ -186,7 +186,7 @@ def _serve_ray(serve_here: Callable[..., None], settings: Settings, args: argpar
 
 
 def _pull(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.start.preparation import (
+    from antiphon.cli.preparation import (
         check_extras,
         check_home,
         check_names,
@@ -226,7 +226,7 @@ def _pull(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _transcribe(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.start.preparation import fetch_checked
+    from antiphon.cli.preparation import fetch_checked
     from antiphon.cli.transcribe import OutputStyle, check_source, transcribe_file
     from antiphon.loading.selection import TRANSCRIPTION_ROLES
 
@@ -245,8 +245,8 @@ def _say(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _speak(settings: Settings, request: SayRequest) -> int:
+    from antiphon.cli.preparation import check_extras, check_names, fetch_checked
     from antiphon.cli.say import check_request, say
-    from antiphon.cli.start.preparation import check_extras, check_names, fetch_checked
     from antiphon.loading.selection import SPEECH_ROLES
 
     # Packages come first: a machine that cannot speak needs no player.
@@ -259,8 +259,8 @@ def _speak(settings: Settings, request: SayRequest) -> int:
 
 
 def _voices(settings: Settings, args: argparse.Namespace) -> int:
+    from antiphon.cli.preparation import fetch_checked
     from antiphon.cli.say import SAMPLE, SayRequest, voice_lines, with_voices
-    from antiphon.cli.start.preparation import fetch_checked
     from antiphon.loading.selection import SPEECH_ROLES
 
     if args.output and not args.hear:
@@ -276,7 +276,7 @@ def _voices(settings: Settings, args: argparse.Namespace) -> int:
 
 
 def _watch(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.start.preparation import fetch_checked
+    from antiphon.cli.preparation import fetch_checked
     from antiphon.cli.watch import WatchRequest, check_source, watch
     from antiphon.loading.selection import LANGUAGE_ROLES
 
@@ -290,7 +290,7 @@ def _watch(settings: Settings, args: argparse.Namespace) -> int:
 
 def _chat(settings: Settings, args: argparse.Namespace) -> int:
     from antiphon.cli.chat import chat
-    from antiphon.cli.start.preparation import fetch_checked
+    from antiphon.cli.preparation import fetch_checked
     from antiphon.loading.selection import LANGUAGE_ROLES
 
     if args.max_tokens is not None and args.max_tokens < 1:
@@ -353,29 +353,29 @@ def _timeline(_: Settings, args: argparse.Namespace) -> int:
 
 
 def _doctor(settings: Settings, _: argparse.Namespace) -> int:
-    from antiphon.cli.operating.doctor import report
-    from antiphon.cli.start.preparation import check_home, with_profile
+    from antiphon.cli.doctor import report
+    from antiphon.cli.preparation import check_home, with_profile
 
     check_home(settings, create=False)
     return anyio.run(report, with_profile(settings))
 
 
 def _hosts(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.operating.hosts import show_hosts
+    from antiphon.cli.hosts import show_hosts
 
     show_hosts(settings, args.dead)
     return 0
 
 
 def _top(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.operating.top import top
+    from antiphon.cli.top import top
 
     top(settings, args.server or args.url, args.every, once=args.once)
     return 0
 
 
 def _certify(settings: Settings, args: argparse.Namespace) -> int:
-    from antiphon.cli.operating.certify import CertifyOptions, run
+    from antiphon.cli.certify import CertifyOptions, run
 
     options = CertifyOptions(
         kinds=args.kinds,

@@ -25,7 +25,7 @@ from antiphon.audio.encode import Encoder
 from antiphon.audio.pcm import from_pcm16
 from antiphon.audio.playback_clock import PlaybackClock
 from antiphon.audio.wav import wav_header
-from antiphon.cli.start.preparation import store_for
+from antiphon.cli.preparation import store_for
 from antiphon.contracts import Synthesizer
 from antiphon.errors import ModelError, RemoteProtocolError, SettingsError, StoreError
 from antiphon.events.speech import SpeechConfig

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import TextIO
 
-from antiphon.cli.start.embedded import Server
+from antiphon.cli.embedded import Server
 from antiphon.client import (
     AudioToPlay,
     Client,

@@ -13,11 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon.errors import Unauthorized
 from antiphon.server.access_log import AccessLog
-from antiphon.server.auth import identify
-from antiphon.server.body import CloseUnread, HeldBody
-from antiphon.server.errors import HANDLERS, error_response, response_to
-from antiphon.server.origin import OriginCheck, cors
-from antiphon.server.process.drain import CutRequests
+from antiphon.server.drain import CutRequests
+from antiphon.server.http.auth import identify
+from antiphon.server.http.body import CloseUnread, HeldBody
+from antiphon.server.http.errors import HANDLERS, error_response, response_to
+from antiphon.server.http.origin import OriginCheck, cors
 from antiphon.server.routes.table import ROUTES
 from antiphon.server.state import ServerState
 from antiphon.transports.paths import BasePath, CheckedPaths, is_for_clients

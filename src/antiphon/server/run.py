@@ -20,14 +20,14 @@ from antiphon.errors import AntiphonError, ModelLost, SettingsError, StoreError
 from antiphon.loading.loaded import LoadedModels
 from antiphon.loading.loader import load, store_of
 from antiphon.server.app import build
+from antiphon.server.drain import drain
+from antiphon.server.http.connections import log_failed_accepts
+from antiphon.server.http.listening import QuietServer, base_url, bind, is_wildcard, quiet_log, stop_on_signals
+from antiphon.server.http.origin import is_loopback
 from antiphon.server.memory import reclaim_excess, settle_garbage
 from antiphon.server.metrics import Metrics
-from antiphon.server.origin import is_loopback
-from antiphon.server.process.connections import log_failed_accepts
-from antiphon.server.process.drain import drain
-from antiphon.server.process.listening import QuietServer, base_url, bind, is_wildcard, quiet_log, stop_on_signals
-from antiphon.server.process.watches import as_host, keep_registered, watch_headroom, watch_loop, watch_models
 from antiphon.server.state import ServerState
+from antiphon.server.watches import as_host, keep_registered, watch_headroom, watch_loop, watch_models
 from antiphon.settings import Settings
 from antiphon.signals import unless_set
 from antiphon.store.sessions import SessionStore, open_store

@@ -15,7 +15,7 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import Hypothesis, TranscriberProfile
 from antiphon.events.transcription import ServerVad, SpeechStarted, SpeechStopped, TurnCommitted
-from antiphon.turns.ending.end_of_turn import SpeakerPauses
+from antiphon.turns.end_of_turn import SpeakerPauses
 from antiphon.turns.endpoint import (
     MAX_BACKDATED,
     EndpointChange,

@@ -21,8 +21,8 @@ from antiphon.errors import StoreError, SupersededError
 from antiphon.server.credentials import Credentials
 from antiphon.server.live.moving import persistence
 from antiphon.server.live.moving.take_up import MAX_IDLE_RESTORES
-from antiphon.server.process.watches import as_host, keep_registered
 from antiphon.server.state import ServerState
+from antiphon.server.watches import as_host, keep_registered
 from antiphon.store.sessions import ClaimRefusal, SessionStore, StoredSession, open_store
 from antiphon.store.sessions.sqlite import FILE
 from tests.server.clients import Wire, connect

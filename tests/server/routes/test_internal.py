@@ -12,8 +12,8 @@ import pytest
 
 from antiphon.cluster.door.app import Door, build
 from antiphon.cluster.door.hosts import Hosts
-from antiphon.server.process.watches import as_host
 from antiphon.server.state import ServerState
+from antiphon.server.watches import as_host
 from antiphon.settings import Settings
 from antiphon.store.sessions import Host, SessionStore, open_store
 from tests.cluster.processes import INTERNAL_KEY, cluster, until

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from antiphon.loading.loaded import LoadedModels
 from antiphon.remote.address import parse_address
 from antiphon.remote.language import RemoteLanguageModel
-from antiphon.server.routes.operations.health import ready
+from antiphon.server.routes.health import ready
 from antiphon.settings import RemoteSettings
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 

@@ -37,7 +37,7 @@ from antiphon.events.transcription import (
 )
 from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
-from antiphon.turns.ending.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, semantic_vad
+from antiphon.turns.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, semantic_vad
 from tests.scripted import FRAME, WORD_SAMPLES, ScriptedDetector, ScriptedTranscriber, speech, text
 
 VAD = ServerVad(0.5, 96, 192)

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from antiphon.errors import RowError, StoreError, SupersededError
-from antiphon.server.process.watches import as_host
+from antiphon.server.watches import as_host
 from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession, TailChunk, writer
 from antiphon.store.sessions.api import MAX_SNAPSHOT_BYTES
 from antiphon.store.sessions.postgres import PostgresBackend

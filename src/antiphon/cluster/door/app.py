@@ -42,7 +42,7 @@ HOP_HEADERS = frozenset(
     {"connection", "expect", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding", "upgrade"}
 )
 NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=32)
-# As `server/disconnect.py` has it: nobody reads the answer.
+# As `server/http/disconnect.py` has it: nobody reads the answer.
 CLIENT_CLOSED_REQUEST = 499
 # Refuses a request, or does not.
 Refusal = Callable[[HTTPConnection], Response | None]

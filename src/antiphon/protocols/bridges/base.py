@@ -40,7 +40,7 @@ from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.messages import type_in
 from antiphon.protocols.resume.control import Control
 from antiphon.protocols.wire import Frame, Received
-from antiphon.turns.ending.end_of_turn import semantic_vad
+from antiphon.turns.end_of_turn import semantic_vad
 
 if TYPE_CHECKING:
     from typing_extensions import TypeForm

@@ -39,7 +39,7 @@ from antiphon.protocols.realtime.session_fields import (
     apply_own,
     conversation_config,
 )
-from antiphon.turns.ending.end_of_turn import semantic_vad
+from antiphon.turns.end_of_turn import semantic_vad
 
 
 class DuplexSnapshot(msgspec.Struct):

@@ -26,7 +26,7 @@ from antiphon.protocols.connection import Context
 from antiphon.protocols.fields import Text, number, unknown_parameter
 from antiphon.protocols.realtime.transcript_events import LANGUAGE, LOGPROBS, WORDS
 from antiphon.protocols.wire import decode_json
-from antiphon.turns.ending.end_of_turn import semantic_vad
+from antiphon.turns.end_of_turn import semantic_vad
 
 F = TypeVar("F")
 G = TypeVar("G", bound=msgspec.Struct)

@@ -35,11 +35,11 @@ from antiphon.protocols.resume.control import (
 from antiphon.protocols.resume.journal import JournalGap, ResumeToken
 from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.credentials import Caller
+from antiphon.server.http.connections import limit_first_message
 from antiphon.server.live.moving.take_up import is_lost, is_unknown, take_up
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
-from antiphon.server.process.connections import limit_first_message
 from antiphon.server.state import ServerState
 from antiphon.transports.websocket import WebSocketTransport
 

@@ -18,8 +18,8 @@ from antiphon.errors import RemoteProtocolError, Unauthorized
 from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.fields import EMPTY
 from antiphon.protocols.opening import TRUE_VALUES, Opening
-from antiphon.server.auth import identify
-from antiphon.server.errors import error_response
+from antiphon.server.http.auth import identify
+from antiphon.server.http.errors import error_response
 from antiphon.server.live.handshake import check_query, kind_of
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime

@@ -20,10 +20,10 @@ from antiphon.contracts import LanguageModel, LanguageStream, Reply, ReplyOption
 from antiphon.errors import AntiphonError, RemoteProtocolError
 from antiphon.protocols.rest import chat as openai_chat
 from antiphon.protocols.rest.chat import ChatCompletion, ChatRequest
-from antiphon.server.auth import identify
-from antiphon.server.body import limited
 from antiphon.server.credentials import Caller
-from antiphon.server.disconnect import CLIENT_CLOSED_REQUEST, LiveEvents, unless_disconnected
+from antiphon.server.http.auth import identify
+from antiphon.server.http.body import limited
+from antiphon.server.http.disconnect import CLIENT_CLOSED_REQUEST, LiveEvents, unless_disconnected
 from antiphon.server.live.open_wire import check_fits, check_tools
 from antiphon.server.state import ServerState
 from antiphon.shares.threads import GRAMMAR_THREADS, in_thread

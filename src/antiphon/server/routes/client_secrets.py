@@ -15,9 +15,9 @@ from starlette.responses import JSONResponse, Response
 from antiphon.protocols.fields import EMPTY, decode, json_object, number
 from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import NULL, Opening
-from antiphon.server.auth import identify
-from antiphon.server.body import limited
 from antiphon.server.credentials import ClientSecret
+from antiphon.server.http.auth import identify
+from antiphon.server.http.body import limited
 from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.state import ServerState
 

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from antiphon.loading.loaded import LoadedModels
 from antiphon.protocols.model_names import hosted_task, is_hosted_model
-from antiphon.server.body import json_response
-from antiphon.server.errors import error_response
+from antiphon.server.http.body import json_response
+from antiphon.server.http.errors import error_response
 from antiphon.server.state import ServerState
 
 # What models of a role do, in the names that Hugging Face has for tasks.

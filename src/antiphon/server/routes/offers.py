@@ -11,8 +11,8 @@ from starlette.requests import Request
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.fields import json_object
-from antiphon.server.body import limited, limited_form
-from antiphon.server.errors import BodyTooLarge
+from antiphon.server.http.body import limited, limited_form
+from antiphon.server.http.errors import BodyTooLarge
 from antiphon.shares.threads import in_thread
 
 if TYPE_CHECKING:

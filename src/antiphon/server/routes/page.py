@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from antiphon import __version__
-from antiphon.server.errors import error_response
+from antiphon.server.http.errors import error_response
 from antiphon.server.state import ServerState
 
 # The page may load its own files and talk to its own server only: no other script comes in, and none sends data to

@@ -1,7 +1,7 @@
 """The WebSockets: realtime sessions of all dialects, the speech stream and the video stream.
 
 Without an admissible key, without the model that it is about, or while models load, an upgrade is refused over HTTP
-(`server/errors.py`).
+(`server/http/errors.py`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from antiphon.protocols.connection import Resume
 from antiphon.protocols.dialects import DIALECTS, dialect_of
 from antiphon.protocols.opening import TRUE_VALUES, Opening
 from antiphon.protocols.resume.journal import ResumeToken
-from antiphon.server.auth import identify
 from antiphon.server.credentials import Caller
+from antiphon.server.http.auth import identify
 from antiphon.server.live.handshake import (
     accept,
     check_query,

@@ -19,10 +19,10 @@ from antiphon.events.words import Word
 from antiphon.protocols.speech import rest as openai_speech
 from antiphon.protocols.speech.rest import BatchItem, BatchResults, SpeechRequest
 from antiphon.server.access_log import current_request
-from antiphon.server.auth import identify
-from antiphon.server.body import json_response, limited
 from antiphon.server.credentials import Caller
-from antiphon.server.disconnect import unless_disconnected
+from antiphon.server.http.auth import identify
+from antiphon.server.http.body import json_response, limited
+from antiphon.server.http.disconnect import unless_disconnected
 from antiphon.server.live.speech_catalog import speech_catalog, with_sample
 from antiphon.server.state import ServerState
 from antiphon.sessions.speech.render import EncodedSpeech, speak

@@ -7,9 +7,9 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 from antiphon.server.routes.calls import calls, hang_up
 from antiphon.server.routes.chat import chat_completions
 from antiphon.server.routes.client_secrets import client_secrets, sessions
+from antiphon.server.routes.control import bury, drain_host, list_hosts, start_profile, stop_profile
+from antiphon.server.routes.health import health, metrics, ready
 from antiphon.server.routes.models import model, models, speech_models
-from antiphon.server.routes.operations.control import bury, drain_host, list_hosts, start_profile, stop_profile
-from antiphon.server.routes.operations.health import health, metrics, ready
 from antiphon.server.routes.page import asset, client_module, root
 from antiphon.server.routes.sockets import PATHS, realtime, speech_stream, video_stream
 from antiphon.server.routes.speech import batch, speech

@@ -21,10 +21,10 @@ from antiphon.errors import MediaError, ModelError, Refused, RemoteProtocolError
 from antiphon.protocols.rest import transcriptions as openai_rest
 from antiphon.protocols.rest.transcriptions import FileRequest
 from antiphon.server.access_log import current_request
-from antiphon.server.auth import identify
-from antiphon.server.body import FORM_BYTES, limited_form
-from antiphon.server.disconnect import HeldStream, unless_disconnected
-from antiphon.server.errors import BodyTooLarge
+from antiphon.server.http.auth import identify
+from antiphon.server.http.body import FORM_BYTES, limited_form
+from antiphon.server.http.disconnect import HeldStream, unless_disconnected
+from antiphon.server.http.errors import BodyTooLarge
 from antiphon.server.state import ServerState
 from antiphon.sessions.transcription.file_speech import FILE_VAD, segments_by_words, transcribe_speech
 from antiphon.shares.threads import FILE_THREADS, in_thread

@@ -16,9 +16,9 @@ from antiphon.audio.containers import decode
 from antiphon.errors import MediaError, RemoteProtocolError
 from antiphon.protocols.model_names import HOSTED_VOICES
 from antiphon.protocols.speech import rest as openai_speech
-from antiphon.server.auth import identify
-from antiphon.server.body import FORM_BYTES, json_response, limited_form
-from antiphon.server.errors import BodyTooLarge
+from antiphon.server.http.auth import identify
+from antiphon.server.http.body import FORM_BYTES, json_response, limited_form
+from antiphon.server.http.errors import BodyTooLarge
 from antiphon.server.routes.speech import synthesizer_of
 from antiphon.server.state import ServerState
 from antiphon.shares.threads import FILE_THREADS, in_thread

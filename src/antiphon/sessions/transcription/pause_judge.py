@@ -12,7 +12,7 @@ from antiphon.contracts import TurnDetector
 from antiphon.errors import ModelError, Refused
 from antiphon.events.transcription import ServerVad
 from antiphon.signals import Signal
-from antiphon.turns.ending.end_of_turn import MIN_SILENCE_MS, EndOfTurn, PauseEvidence
+from antiphon.turns.end_of_turn import MIN_SILENCE_MS, EndOfTurn, PauseEvidence
 from antiphon.turns.segmenter import Segmenter
 
 log = logging.getLogger(__name__)

@@ -26,8 +26,8 @@ from antiphon.errors import (
     StoreError,
     Unauthorized,
 )
-from antiphon.server.body import limited
-from antiphon.server.errors import HANDLERS, BodyTooLarge, response_to
+from antiphon.server.http.body import limited
+from antiphon.server.http.errors import HANDLERS, BodyTooLarge, response_to
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings

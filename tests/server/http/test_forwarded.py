@@ -15,10 +15,10 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon.errors import SettingsError
+from antiphon.server.http.connections import Connections
+from antiphon.server.http.forwarded import ForwardedClients, TrustedProxies
+from antiphon.server.http.listening import QuietServer, bind, quiet_log
 from antiphon.server.metrics import Metrics
-from antiphon.server.process.connections import Connections
-from antiphon.server.process.forwarded import ForwardedClients, TrustedProxies
-from antiphon.server.process.listening import QuietServer, bind, quiet_log
 from antiphon.server.run import http_server
 from antiphon.server.state import ServerState
 from antiphon.settings import load

@@ -16,8 +16,8 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from antiphon.errors import SettingsError
-from antiphon.server.process.connections import BoundedConfig, Connections, connection_limit
-from antiphon.server.process.forwarded import ForwardedClients, TrustedProxies
+from antiphon.server.http.connections import BoundedConfig, Connections, connection_limit
+from antiphon.server.http.forwarded import ForwardedClients, TrustedProxies
 from antiphon.settings import ServerSettings, Settings
 from antiphon.transports.http import LineLimit
 

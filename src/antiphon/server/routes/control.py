@@ -20,8 +20,8 @@ from starlette.responses import Response
 
 from antiphon.engine.profiling import Profiler
 from antiphon.errors import EngineError, Unauthorized
-from antiphon.server.auth import bearer
-from antiphon.server.body import json_response
+from antiphon.server.http.auth import bearer
+from antiphon.server.http.body import json_response
 from antiphon.server.state import ServerState
 from antiphon.store.sessions import Host, SessionStore
 

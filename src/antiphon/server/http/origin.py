@@ -19,7 +19,7 @@ from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from antiphon.server.access_log import REQUEST_ID, current_request
-from antiphon.server.errors import Forbidden, response_to
+from antiphon.server.http.errors import Forbidden, response_to
 from antiphon.settings import ServerSettings
 from antiphon.transports.paths import respond
 

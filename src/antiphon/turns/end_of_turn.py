@@ -22,14 +22,14 @@ from functools import lru_cache
 from statistics import NormalDist, median
 
 from antiphon.events.transcription import Eagerness, ServerVad
-from antiphon.turns.ending.end_of_turn_table import (
+from antiphon.turns.end_of_turn_table import (
     LOGISTIC,
     PAUSE_MEDIAN_S,
     PAUSE_SPREAD,
     SPEAKER_SHRINKAGE,
     THRESHOLDS,
 )
-from antiphon.turns.ending.unfinished import WordCues, word_cues
+from antiphon.turns.unfinished import WordCues, word_cues
 
 # A pause is judged from here on; a shorter one ends no turn.
 MIN_SILENCE_MS = 200

@@ -8,7 +8,7 @@ import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from antiphon.server.admission import Admission
-from antiphon.server.errors import error_response
+from antiphon.server.http.errors import error_response
 from antiphon.server.registry import SessionRegistry
 from antiphon.server.state import ServerState
 from antiphon.signals import unless_set

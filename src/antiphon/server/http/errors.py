@@ -27,7 +27,7 @@ from antiphon.errors import (
     Unauthorized,
 )
 from antiphon.server.access_log import REQUEST_ID, current_request
-from antiphon.server.disconnect import CLIENT_CLOSED_REQUEST
+from antiphon.server.http.disconnect import CLIENT_CLOSED_REQUEST
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from antiphon import __version__
 from antiphon.capacity.certificate import Kind
 from antiphon.errors import Unauthorized
 from antiphon.loading.loaded import LoadedModels
-from antiphon.server.auth import bearer
-from antiphon.server.body import json_response
+from antiphon.server.http.auth import bearer
+from antiphon.server.http.body import json_response
 from antiphon.server.state import ServerState
 
 

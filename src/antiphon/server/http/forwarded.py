@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from antiphon.errors import SettingsError
-from antiphon.server.process.connections import TOO_MANY, Connections
+from antiphon.server.http.connections import TOO_MANY, Connections
 from antiphon.transports.paths import respond
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -15,7 +15,7 @@ import numpy as np
 
 from antiphon import __version__
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.cli.start.preparation import pull_command
+from antiphon.cli.preparation import pull_command
 from antiphon.contracts import (
     LanguageModel,
     Message,

@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from antiphon.server.app import build
+from antiphon.server.http.origin import allowed_origins
 from antiphon.server.metrics import Metrics
-from antiphon.server.origin import allowed_origins
 from antiphon.server.state import ServerState
 from antiphon.settings import load
 

@@ -21,7 +21,7 @@ from antiphon.errors import RemoteError, SettingsError
 # Seconds that a server may take to accept a connection, and to answer on it.
 REACHED_S = 5.0
 # The recordings of a checkout.
-RECORDINGS = Path(__file__).resolve().parents[4] / "tests" / "data"
+RECORDINGS = Path(__file__).resolve().parents[3] / "tests" / "data"
 
 
 @dataclass(frozen=True, slots=True)

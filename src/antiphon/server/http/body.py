@@ -13,8 +13,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from antiphon.server.auth import bearer
-from antiphon.server.errors import BodyTooLarge
+from antiphon.server.http.auth import bearer
+from antiphon.server.http.errors import BodyTooLarge
 from antiphon.server.state import ServerState
 from antiphon.transports.http import in_time
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import anyio
 
-from antiphon.cli.start.preparation import prepare_to_serve
+from antiphon.cli.preparation import prepare_to_serve
 from antiphon.client import Client
 from antiphon.client.in_process import App
 from antiphon.errors import ModelError
-from antiphon.server.process.listening import bind
+from antiphon.server.http.listening import bind
 from antiphon.server.run import check_exposure, serve
 from antiphon.settings import Settings, load
 

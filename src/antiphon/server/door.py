@@ -16,10 +16,10 @@ from starlette.responses import Response
 from antiphon.cluster.door.app import Door, build
 from antiphon.cluster.door.hosts import Hosts, host_urls, watching
 from antiphon.errors import SettingsError
-from antiphon.server.errors import Forbidden, error_response
-from antiphon.server.origin import Origins, is_loopback
-from antiphon.server.process.connections import log_failed_accepts
-from antiphon.server.process.listening import QuietServer, base_url, bind, quiet_log, stop_on_signals
+from antiphon.server.http.connections import log_failed_accepts
+from antiphon.server.http.errors import Forbidden, error_response
+from antiphon.server.http.listening import QuietServer, base_url, bind, quiet_log, stop_on_signals
+from antiphon.server.http.origin import Origins, is_loopback
 from antiphon.server.routes.door_calls import DoorCalls
 from antiphon.settings import ServerSettings, Settings
 from antiphon.signals import unless_set

@@ -1,1 +1,0 @@
-"""Commands for whoever runs servers: what is installed, what a server does and holds, who shares a store."""

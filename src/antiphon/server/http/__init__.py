@@ -1,0 +1,1 @@
+"""What a connection and a request pass before their route, and answers of errors."""

@@ -1,1 +1,0 @@
-"""Routes for those who run a server: probes, metrics, the profiler, and draining."""

@@ -1,1 +1,0 @@
-"""When a pause ends a turn."""
