@@ -31,7 +31,7 @@ from antiphon.adapters.causal_lm.model import CausalLm
 from antiphon.adapters.spec import EngineModelOptions
 from antiphon.client import AudioToPlay, Client, ResponseEnds
 from antiphon.engine.api import Engine, Sampling, Session
-from antiphon.engine.vllm import EngineServers
+from antiphon.remote.engine import EngineServers
 
 USER_ROWS, ANSWER_ROWS, TURNS, TOKENS_A_S = 20, 12, 20, 120
 WORDS = range(1000, 9000)
@@ -158,7 +158,7 @@ def scripted(folder: Path, text: str) -> AbstractContextManager[tuple[str, subpr
 
 def serve_scripted(folder: Path, text: str) -> None:
     """Serve until the process is killed. Prints the URL."""
-    from tests.engine.vllm.scripted_vllm import ScriptedVllm
+    from tests.remote.engine.scripted_vllm import ScriptedVllm
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     found = ScriptedVllm(tokenizer.backend_tokenizer, len(tokenizer), context_rows=8192, eos=tokenizer.eos_token_id)

@@ -27,7 +27,6 @@ BELOW_SERVER = BELOW_MODELS | {
     "store",
     "tracing",
     "turns",
-    "upstream",
 }
 # room -> the rooms it may import besides itself. A room is a folder of the package, or a module in its root.
 MAY_IMPORT: dict[str, set[str]] = {
@@ -41,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "state_machine": {"errors"},
     "audio": {"errors"},
     "vision": {"errors"},
-    "engine": {"errors", "shares", "upstream"},
+    "engine": {"errors", "shares"},
     "store": {"errors", "roles"},
     "events": {"audio"},
     "text": {"events"},
@@ -49,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "turns": {"audio", "contracts", "events", "state_machine"},
     "modeling": BELOW_MODELS | {"engine", "pipelines", "shares", "signals"},
     "pipelines": BELOW_MODELS | {"shares", "signals"},
-    "adapters": BELOW_MODELS | {"shares", "signals", "engine", "modeling", "pipelines", "roles"},
+    "adapters": BELOW_MODELS | {"engine", "modeling", "pipelines", "remote", "roles", "shares", "signals"},
     "loading": {
         "adapters",
         "audio",
@@ -67,13 +66,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "protocols": {"audio", "contracts", "errors", "events", "turns"},
     "transports": {"audio", "contracts", "errors", "events", "protocols", "signals", "state_machine"},
     "recording": {"audio", "errors"},
-    # Servers spoken to over HTTP, and many machines: rooms that later work fills.
-    "remote": {"audio", "contracts", "errors", "events", "settings", "shares", "text", "upstream"},
-    "upstream": {"errors"},
+    "remote": {"audio", "contracts", "engine", "errors", "events", "settings", "shares", "text"},
     "tracing": {"errors", "events"},
     "client": {"audio", "errors", "protocols"},
     "cluster": {"audio", "client", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
-    "server": BELOW_SERVER | {"cluster", "transports"},
+    "server": BELOW_SERVER | {"cluster", "remote", "transports"},
     "cli": BELOW_SERVER | {"client", "cluster", "extras", "server", "transports"},
 }
 # The package itself and `python -m antiphon` hand on to the rooms.

@@ -45,8 +45,9 @@ from antiphon.protocols.speech.stream import SpeechDialect
 from antiphon.protocols.video.stream import VideoDialect
 from antiphon.protocols.wire import Received
 from antiphon.recording.tape import Tape, marks, turns
-from antiphon.remote.chat_completions import ChatReader
-from antiphon.remote.responses import ResponsesReader
+from antiphon.remote import sse
+from antiphon.remote.chat.chat_completions import ChatReader
+from antiphon.remote.chat.responses import ResponsesReader
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import restored, stored_session
 from antiphon.server.live.moving.resume_point import ResumePoint
@@ -56,7 +57,6 @@ from antiphon.server.routes import client_secrets
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from antiphon.store.sessions import StoredSession
-from antiphon.upstream import sse
 from antiphon.vision import images
 from tests.fuzz import schemas, wire
 from tests.fuzz.mutations import mutated_bytes, mutated_frame, mutated_text, recorded_bodies, recorded_frames

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from antiphon.engine.vllm import EngineServers
 from antiphon.errors import SettingsError
 from antiphon.loading.placement import engine_servers
 from antiphon.loading.selection import selected_models
+from antiphon.remote.engine import EngineServers
 from antiphon.settings import EngineOptions, RemoteSettings, Settings
 
 KEY = "sk-not-to-be-seen"

@@ -28,7 +28,6 @@ from antiphon.engine.api import Capabilities, DecodeShaping, EngineSettings, KvL
 from antiphon.engine.grammar_trial import TRIALS, GrammarLimits
 from antiphon.engine.lane import Lane
 from antiphon.engine.local import CAPABILITIES
-from antiphon.engine.vllm import CAPABILITIES as SERVER_CAPABILITIES
 from antiphon.errors import ModelError
 from antiphon.extras import missing_packages
 from antiphon.loading.loaded import LoadedModels
@@ -37,8 +36,9 @@ from antiphon.loading.selection import ALL_ROLES, LocalModel, RemoteModel, selec
 from antiphon.pipelines.by_language import VoiceByLanguage
 from antiphon.pipelines.native_conversation import NativeConversationModel
 from antiphon.pipelines.reading import ReadingVoice
-from antiphon.remote.address import read_key
-from antiphon.remote.language import RemoteLanguageModel
+from antiphon.remote.chat.address import read_key
+from antiphon.remote.chat.language import RemoteLanguageModel
+from antiphon.remote.engine import CAPABILITIES as SERVER_CAPABILITIES
 from antiphon.roles import ModelRole, role_named, shown_role
 from antiphon.settings import ModelSettings, Settings
 from antiphon.store import Model, Store

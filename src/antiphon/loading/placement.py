@@ -9,9 +9,9 @@ from functools import cache
 from typing import get_args
 from urllib.parse import urlsplit
 
-from antiphon.engine.vllm import EngineServers, ServerKind
 from antiphon.errors import SettingsError
-from antiphon.remote.address import read_key
+from antiphon.remote.chat.address import read_key
+from antiphon.remote.engine import EngineServers, ServerKind
 from antiphon.roles import OTHER_NAMES
 from antiphon.settings import WEIGHTS, Settings
 

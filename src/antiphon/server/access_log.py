@@ -19,8 +19,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from antiphon.remote.trace_context import TRACEPARENT, valid_traceparent
 from antiphon.transports.http import LineLimit
-from antiphon.upstream.trace_context import TRACEPARENT, valid_traceparent
 
 log = logging.getLogger(__name__)
 

@@ -19,15 +19,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from antiphon.engine.api import Capabilities, Engine, EngineSettings
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
-from antiphon.engine.vllm import EngineServers
-from antiphon.engine.vllm.engine import VllmEngine
-from antiphon.engine.vllm.server import ModelFacts
+from antiphon.remote.engine import EngineServers
+from antiphon.remote.engine.engine import VllmEngine
+from antiphon.remote.engine.server import ModelFacts
 from tests.engine.contract.resubmitting import ResubmittingEngine
 from tests.engine.local import tiny
 from tests.engine.local.scripted import VOCABULARY, ScriptedRunner
 from tests.engine.local.smollm2 import checkpoint
-from tests.engine.vllm.scripted_sglang import ScriptedSglang
-from tests.engine.vllm.scripted_vllm import ScriptedVllm
+from tests.remote.engine.scripted_sglang import ScriptedSglang
+from tests.remote.engine.scripted_vllm import ScriptedVllm
 
 # Rows of a context that a test fills; two pages of the local engine.
 SMALL_CONTEXT = 128

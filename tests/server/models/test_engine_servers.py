@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import SMALL, VOICE, Process, Serve
 from tests.engine.local.smollm2 import checkpoint
-from tests.engine.vllm.scripted_vllm import ScriptedVllm
+from tests.remote.engine.scripted_vllm import ScriptedVllm
 from tests.server.conversations import TEXT_ONLY, talk
 
 KEY = "sk-not-to-be-seen"

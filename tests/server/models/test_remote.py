@@ -15,7 +15,7 @@ import pytest
 from anyio.from_thread import start_blocking_portal
 
 from tests.conftest import SMALL, VOICE, Process, Recording, Serve
-from tests.remote.scripted_server import Answer, Script, ScriptedServer, fails, hangs, says, scripted_server
+from tests.remote.chat.scripted_server import Answer, Script, ScriptedServer, fails, hangs, says, scripted_server
 from tests.server.collector import collector
 from tests.server.conversations import TEXT_ONLY, ConversationClient, talk
 

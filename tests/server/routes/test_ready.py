@@ -11,8 +11,8 @@ import pytest
 from starlette.requests import Request
 
 from antiphon.loading.loaded import LoadedModels
-from antiphon.remote.address import parse_address
-from antiphon.remote.language import RemoteLanguageModel
+from antiphon.remote.chat.address import parse_address
+from antiphon.remote.chat.language import RemoteLanguageModel
 from antiphon.server.routes.health import ready
 from antiphon.settings import RemoteSettings
 from tests.scripted import ScriptedDetector, ScriptedTranscriber

@@ -15,9 +15,9 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.weights import load_model
 from antiphon.engine.threads import load_errors
-from antiphon.engine.vllm.engine import VllmEngine
-from antiphon.engine.vllm.server import ModelFacts
 from antiphon.modeling.chat import ChatModel
+from antiphon.remote.engine.engine import VllmEngine
+from antiphon.remote.engine.server import ModelFacts
 
 
 class CausalLm(ChatModel):

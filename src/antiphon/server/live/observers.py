@@ -20,11 +20,11 @@ from antiphon.recording.disk import Keep
 from antiphon.recording.recorder import Recorder
 from antiphon.recording.redaction import Redaction, Redactor
 from antiphon.recording.tape import SessionFacts
+from antiphon.remote.trace_context import follow_session
 from antiphon.server.access_log import current_request
 from antiphon.server.state import ServerState
 from antiphon.tracing.turns import TurnTracer
 from antiphon.transports.transport import ClientData
-from antiphon.upstream.trace_context import follow_session
 
 log = logging.getLogger(__name__)
 # What a conversation counts that is a decision about the turn under way.

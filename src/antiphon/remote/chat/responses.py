@@ -1,0 +1,209 @@
+"""OpenAI's Responses API from the client's side: the body of a request, and the events of its answer. Pure.
+
+Nothing is stored at the server: a conversation is sent whole, as it was heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from antiphon.contracts import Message, Reply, ReplyOptions
+from antiphon.errors import RemoteError
+from antiphon.remote.chat.messages import SentPart, content_part, sent_arguments, sent_parameters, sent_schema
+from antiphon.remote.chat.replies import CallBuffer, Count, ThoughtFilter, done
+from antiphon.remote.http import decoded, error_text, optional
+
+
+class _Item(msgspec.Struct):
+    type: str = ""
+    call_id: str = ""
+    name: str = ""
+
+
+class _InputDetails(msgspec.Struct):
+    cached_tokens: Count | None = 0
+
+
+class _Usage(msgspec.Struct):
+    input_tokens: Count | None = 0
+    output_tokens: Count | None = 0
+    input_tokens_details: _InputDetails | None = None
+
+
+class _Incomplete(msgspec.Struct):
+    reason: str | None = None
+
+
+class _Response(msgspec.Struct):
+    # Any type, as with servers of others.
+    usage: msgspec.Raw = msgspec.Raw(b"null")
+    incomplete_details: _Incomplete | None = None
+    # An error has a message, or is one: servers differ.
+    error: Any = None
+
+
+class _Event(msgspec.Struct):
+    type: str
+    delta: str = ""
+    output_index: int = 0
+    item: _Item | None = None
+    response: _Response | None = None
+    message: str | None = None
+
+
+class _AnyEvent(msgspec.Struct):
+    """An event of a type that is not read: its fields may have any form."""
+
+    type: str
+
+
+_type_decoder = msgspec.json.Decoder(_AnyEvent)
+_decoder, _usage_decoder = msgspec.json.Decoder(_Event), msgspec.json.Decoder(_Usage | None, strict=False)
+_READ = {
+    "response.output_text.delta",
+    "response.output_item.added",
+    "response.function_call_arguments.delta",
+    "response.completed",
+    "response.incomplete",
+    "response.failed",
+    "error",
+}
+
+
+class _Said(msgspec.Struct, tag="output_text"):
+    text: str
+    annotations: tuple[()] = ()
+
+
+class _SentItem(msgspec.Struct, kw_only=True):
+    """An item of the input: a message, a function's call or its result."""
+
+    type: str | UnsetType = UNSET
+    id: str | UnsetType = UNSET
+    status: str | UnsetType = UNSET
+    role: str | UnsetType = UNSET
+    content: str | list[SentPart] | list[_Said] | UnsetType = UNSET
+    call_id: str | UnsetType = UNSET
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+    output: str | UnsetType = UNSET
+
+
+class _SentTool(msgspec.Struct, tag="function"):
+    name: str
+    description: str | UnsetType = UNSET
+    parameters: msgspec.Raw | UnsetType = UNSET
+
+
+class _Format(msgspec.Struct, tag="json_schema"):
+    name: str
+    schema: msgspec.Raw
+
+
+class _Body(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A request. What is None is not sent."""
+
+    model: str
+    input: list[_SentItem]
+    stream: bool
+    store: bool
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    tools: list[_SentTool] | None = None
+    tool_choice: str | _SentTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, _Format] | None = None
+
+
+def body(model: str, messages: Sequence[Message], options: ReplyOptions) -> bytes:
+    """The body of a request. What the API has no field for (seeds, penalties, stops, biases) is not sent."""
+    out = _Body(
+        model=model,
+        input=[item for n, m in enumerate(messages) if m.role != "system" for item in _items(n, m)],
+        stream=True,
+        store=False,
+        instructions="\n\n".join(m.text for m in messages if m.role == "system") or None,
+        max_output_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+    )
+    if options.tools and options.tool_choice != "none":
+        out.tools = [_SentTool(t.name, t.description, sent_parameters(t)) for t in options.tools]
+        choice = options.tool_choice
+        out.tool_choice = choice if choice in ("auto", "required") else _SentTool(choice)
+        if not options.parallel_tool_calls:
+            out.parallel_tool_calls = False
+    if options.schema is not None:
+        out.text = {"format": _Format("answer", sent_schema(options.schema))}
+    return msgspec.json.encode(out)
+
+
+def _items(number: int, message: Message) -> list[_SentItem]:
+    if message.role == "tool":
+        return [_SentItem(type="function_call_output", call_id=message.tool_call_id, output=message.text)]
+    items: list[_SentItem] = []
+    if message.role == "assistant":
+        if message.text:
+            # The whole form of it: llama.cpp's server knows no other.
+            said, name = [_Said(message.text)], f"msg_{number}"
+            items.append(_SentItem(type="message", id=name, status="completed", role="assistant", content=said))
+    else:
+        parts = [content_part(part, "responses") for part in message.parts]
+        items.append(_SentItem(role=message.role, content=parts or message.text))
+    items += [
+        _SentItem(type="function_call", call_id=c.id, name=c.name, arguments=sent_arguments(c))
+        for c in message.tool_calls
+    ]
+    return items
+
+
+class ResponsesReader:
+    """A ReplyReader of the Responses API."""
+
+    def __init__(self) -> None:
+        self.done = False
+        self._reason: str | None = None
+        self._calls = CallBuffer()
+        self._thoughts = ThoughtFilter()
+        self._usage = (0, 0, 0)
+
+    def feed(self, data: bytes) -> Iterator[Reply]:
+        """Yield what one event says; see ReplyReader. Events of other types say nothing."""
+        if data == b"[DONE]":
+            return
+        if decoded(_type_decoder, data, "event of an answer").type not in _READ:
+            return
+        event = decoded(_decoder, data, "event of an answer")
+        match event.type:
+            case "response.output_text.delta":
+                yield from self._thoughts.feed(event.delta)
+            case "response.output_item.added":
+                if event.item and event.item.type == "function_call":
+                    yield from self._calls.add(event.output_index, event.item.call_id, event.item.name, "")
+            case "response.function_call_arguments.delta":
+                yield from self._calls.add(event.output_index, "", "", event.delta)
+            case "response.completed" | "response.incomplete":
+                self._end(event.response or _Response())
+            case _:
+                failed = event.response and event.response.error
+                raise RemoteError(f"the model's server failed in its answer: {error_text(failed or event.message)}")
+
+    def _end(self, response: _Response) -> None:
+        self.done = True
+        if usage := optional(_usage_decoder, response.usage):
+            cached = (usage.input_tokens_details and usage.input_tokens_details.cached_tokens) or 0
+            self._usage = (usage.input_tokens or 0, cached, usage.output_tokens or 0)
+        details = response.incomplete_details
+        self._reason = "length" if details and details.reason == "max_output_tokens" else None
+
+    def end(self) -> Iterator[Reply]:
+        """Yield what is left; see ReplyReader."""
+        yield from self._thoughts.end()
+        yield from self._calls.end()
+        yield done(self._reason, len(self._calls), self._usage)

@@ -1,0 +1,150 @@
+"""Function calls that a server's model writes as JSON in its text, where the server made no calls of them. Pure."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import secrets
+from collections.abc import Collection, Iterator
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from antiphon.contracts import Reply, ReplyDone, TextDelta, ToolCallDelta, ToolCallStarted
+from antiphon.events.tools import ToolCall
+from antiphon.remote.chat.replies import MAX_CALLS
+from antiphon.text.written_calls import WrittenCallFinder
+
+log = logging.getLogger(__name__)
+# How servers and models name a function and its arguments.
+_NAMES = ("name", "function", "function_name", "tool", "tool_name")
+_ARGUMENTS = ("arguments", "parameters", "args", "input")
+# Bounds: the beginnings of JSON in one reply that are tried, and the values in it that are looked at for calls.
+# What stands further behind is not read: no arguments are so long.
+_MAX_BEGINNINGS, _MAX_VALUES, _MAX_CHARS = 64, 10_000, 1 << 18
+_BEGINNING = re.compile(r"[{\[]")
+_decoder = json.JSONDecoder()
+
+
+class WrittenCalls:
+    """Turns JSON in a reply's prose that calls a tool of one of `names` into calls: it would be spoken.
+
+    From where such JSON begins, prose is held until the end. `parallel` false: of several
+    calls, those of the server's own included, only the first is made.
+    Arguments are as the model wrote them: nothing holds them to the tool's schema.
+
+    `makes` false: such JSON is dropped, and no call is made of it.
+
+    `void`: the end of a reply that was nothing but a call of what is no tool, which is not yielded: it is for the
+    caller to ask again without tools. None for any other.
+    """
+
+    void: ReplyDone | None = None
+
+    def __init__(self, names: Collection[str], *, parallel: bool = True, makes: bool = True) -> None:
+        self._names, self._parallel, self._makes = frozenset(names), parallel, makes
+        self._finder = WrittenCallFinder(names)
+        # What may become the beginning of a call, and the reply's text from where one began.
+        self._held, self._text = "", list[str]()
+        self._before = ""
+        self._written = self._told = self._is_known = False
+        self._num_calls = 0
+
+    def feed(self, reply: Reply) -> Iterator[Reply]:
+        """Yield what a part of the reply adds to what is known of it."""
+        match reply:
+            case TextDelta(text):
+                yield from self._prose(text)
+            case ReplyDone():
+                yield from self._end(reply)
+            case _:
+                self._num_calls += isinstance(reply, ToolCallStarted)
+                if self._parallel or self._num_calls == 1:
+                    yield reply
+
+    def _prose(self, text: str) -> Iterator[Reply]:
+        if self._written:
+            self._text.append(text)
+            return
+        self._held += text
+        cut, name = self._finder.find(self._before, self._held)
+        prose, self._held = self._held[:cut], self._held[cut:]
+        if name is not None:
+            self._written, self._is_known = True, bool(name)
+            self._text.append(self._held)
+        if prose:
+            self._told = self._told or not prose.isspace()
+            self._before = prose[-1]
+            yield TextDelta(prose)
+
+    def _end(self, done: ReplyDone) -> Iterator[Reply]:
+        if not self._written:
+            if self._held:
+                yield TextDelta(self._held)
+            yield done
+            return
+        # Behind a call that the server has made, JSON is what the model says of it.
+        reads = self._makes and self._is_known and not self._num_calls
+        calls = calls_in("".join(self._text), self._names) if reads else []
+        if self._makes and not (self._is_known or self._num_calls or self._told):
+            self.void = done
+            return
+        if not calls and not self._num_calls:
+            log.warning("the model's server sent a call as JSON that cannot be read; nothing is made of it")
+        for call in calls if self._parallel else calls[:1]:
+            yield ToolCallStarted(call.id, call.name)
+            yield ToolCallDelta(call.arguments)
+        yield replace(done, reason="tool_calls") if calls else done
+
+
+def calls_in(text: str, names: Collection[str]) -> list[ToolCall]:
+    """Return the calls of tools of these names that stand as JSON in a text, in their order, each with a new id: the
+    first MAX_CALLS in its first _MAX_CHARS characters. What is no JSON is passed over, until twice the text was read.
+    """
+    text = text[:_MAX_CHARS]
+    calls, at, read = list[ToolCall](), 0, 0
+    for _ in range(_MAX_BEGINNINGS):
+        start = _BEGINNING.search(text, at)
+        if start is None or read > 2 * len(text) or len(calls) == MAX_CALLS:
+            break
+        begin = start.start()
+        try:
+            value, at = _decoder.raw_decode(text, begin)
+            read += at - begin
+            calls += islice(_calls(value, names), MAX_CALLS - len(calls))
+        except (ValueError, RecursionError) as error:
+            # How far a text was read that is too deep, or has too long a number, is not known.
+            read += getattr(error, "pos", len(text)) - begin
+            at = max(at, begin + 1)
+    return calls
+
+
+def _calls(value: Any, names: Collection[str]) -> Iterator[ToolCall]:
+    """The calls in a JSON value, from the first to the last, among the first _MAX_VALUES values in it."""
+    waiting = [value]
+    for _ in range(_MAX_VALUES):
+        if not waiting:
+            return
+        value = waiting.pop()
+        if isinstance(value, list):
+            waiting += reversed(value[:_MAX_VALUES])
+        elif isinstance(value, dict):
+            name = next((n for k in _NAMES if isinstance(n := value.get(k), str) and n in names), None)
+            if name is None:
+                waiting += reversed(list(islice(value.values(), _MAX_VALUES)))
+            elif call := _call(name, next((value[k] for k in _ARGUMENTS if k in value), {})):
+                yield call
+
+
+def _call(name: str, arguments: Any) -> ToolCall | None:
+    """The call of a tool with what an object has as its arguments; None where these are none."""
+    if isinstance(arguments, str):
+        # OpenAI's form has them as JSON within JSON.
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            return None
+    if not isinstance(arguments, dict):
+        return None
+    return ToolCall(f"call_{secrets.token_hex(12)}", name, json.dumps(arguments, ensure_ascii=False))

@@ -1,0 +1,307 @@
+"""Asks servers for tokens, and looks at what they serve. HTTP only: what is sent and read, wires know."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass
+
+import httpx
+import msgspec
+from tokenizers import Tokenizer
+
+from antiphon.engine.api import Capabilities
+from antiphon.errors import EngineError, ModelError, Refused, RemoteError
+from antiphon.remote.breaker import PROBE
+from antiphon.remote.engine import CAPABILITIES, EngineServers
+from antiphon.remote.engine.endpoints import Endpoint, Endpoints
+from antiphon.remote.engine.sglang import SessionLost, Sglang
+from antiphon.remote.engine.wires import Ask, HeldRows, Piece, VllmCompletions, VllmGenerate, Wire
+from antiphon.remote.http import (
+    PROBE_TIMEOUT_S,
+    LoopClients,
+    ask_document,
+    chunks,
+    decoded,
+    models_in,
+    read_failure,
+    without_key,
+)
+from antiphon.remote.sse import ReaderTask, events
+from antiphon.remote.trace_context import trace_headers
+
+log = logging.getLogger(__name__)
+
+# What every tokenizer is asked for: scripts, numbers, spaces, code, a character of several bytes.
+PROBE_TEXT = "Hello, wörld! 1234567890  \n\tfür 東京 Привет مرحبا 🙂 def f(x): return x**2 <|im_start|></s>"
+# A block of a server that says it has larger ones is not believed.
+MAX_BLOCK_ROWS = 4096
+# The rows of a block where the server does not say: vLLM's on GPUs.
+DEFAULT_BLOCK_ROWS = 16
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+
+
+_tokenized_decoder = msgspec.json.Decoder(_Tokenized)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server says of itself. `model`: the name that requests carry. `context_rows`, `block_rows`: 0 where it
+    does not say. `generates`: vLLM's `/inference/v1/generate` is on.
+    """
+
+    model: str
+    context_rows: int = 0
+    block_rows: int = 0
+    generates: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a checkpoint's configuration says of its model; see Engine. `context_rows`: what it was made for."""
+
+    context_rows: int
+    vocabulary_size: int
+    width: int
+    eos_tokens: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTimeouts:
+    """Seconds to the first token of a request, and from one piece of an answer to the next."""
+
+    first_s: float
+    next_s: float
+
+
+class EngineServer:
+    """The servers of one engine, which its sessions ask: all of one kind, with one key and one tokenizer.
+
+    It looks at each server first, and waits some seconds for that. Raises ModelError where one serves another model
+    than the tokenizer's, or does not take the key. A server that is not there yet is logged, and no error.
+
+    `name`: the kind. `tokenizer`: the model's. `context_rows`: the most rows of a session, 0: as many as there can be;
+    `block_rows`: rows of a block of the servers' KV.
+    """
+
+    capabilities: Capabilities = CAPABILITIES
+
+    def __init__(self, servers: EngineServers, tokenizer: Tokenizer, facts: ModelFacts, context_rows: int) -> None:
+        self.name, self._key = servers.kind, servers.key
+        self.timeouts = TokenTimeouts(servers.first_token_s, servers.token_s)
+        self.endpoints = Endpoints(servers.urls)
+        self.instance = secrets.token_hex(4)
+        self._eos, self._vocabulary_size = facts.eos_tokens, facts.vocabulary_size
+        added = tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token for token, what in added.items() if what.special)
+        self._probe = (PROBE_TEXT, tokenizer.encode(PROBE_TEXT, add_special_tokens=False).ids)
+        self._clients = LoopClients()
+        # What the first server said; the others, and each after a failure, have to serve the same.
+        self.served: Served | None = None
+        # Requests that go on or are being closed.
+        self.tasks: set[asyncio.Task[None]] = set()
+        self._readers: dict[ReaderTask[Piece], asyncio.AbstractEventLoop] = {}
+        self._closed = False
+        asyncio.run(self._verify_all())
+        limits = context_rows, self.served and self.served.context_rows, facts.context_rows
+        self.context_rows = min(limit for limit in limits if limit)
+        self.block_rows = (self.served and self.served.block_rows) or DEFAULT_BLOCK_ROWS
+
+    def close(self) -> None:
+        """End all answers that are being read. Returns at once."""
+        self._closed = True
+        for reader, loop in list(self._readers.items()):
+            # Its loop may have ended with it.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(reader.fail, EngineError("the engine was closed"))
+
+    def check_alive(self) -> None:
+        """Raise EngineError for a generation whose engine was closed."""
+        if self._closed:
+            raise EngineError("the engine was closed")
+
+    def check_open(self) -> None:
+        """Raise Refused after `close`."""
+        if self._closed:
+            raise Refused("the engine is shutting down", 5.0)
+
+    @contextmanager
+    def reading(self, endpoint: Endpoint, ask: Ask) -> Iterator[ReaderTask[Piece]]:
+        """Ask a server, and read its answer in a task, until the block ends, or `close` ends the answer."""
+        reader = ReaderTask(self.ask(endpoint, ask), self.tasks)
+        self._readers[reader] = asyncio.get_running_loop()
+        try:
+            yield reader
+        finally:
+            del self._readers[reader]
+            reader.end()
+
+    async def _verify_all(self) -> None:
+        for endpoint in self.endpoints.all:
+            try:
+                await self.verify(endpoint)
+            except RemoteError as error:
+                log.warning("%s", error)
+
+    @property
+    def wire(self) -> Wire:
+        """How the servers are asked. Known once one of them was looked at."""
+        assert self.served
+        if self.name == "sglang":
+            return Sglang(self._special)
+        wire = VllmGenerate if self.served.generates else VllmCompletions
+        return wire(self.served.model, self._eos)
+
+    async def verify(self, endpoint: Endpoint) -> None:
+        """See to it that a server serves what the first one did, with the same tokenizer, unless that is known.
+
+        Raises RemoteError where it does not answer, ModelError where it serves something else, or takes another key.
+        """
+        if endpoint.verified:
+            return
+        try:
+            served = await self._look(endpoint)
+        except RemoteError:
+            endpoint.breaker.failed(PROBE, time.monotonic())
+            raise
+        endpoint.breaker.succeeded(PROBE)
+        if self.served is None:
+            self.served = served
+        same = (served.model, served.generates) == (self.served.model, self.served.generates)
+        if not same or (served.context_rows and served.context_rows < self.served.context_rows):
+            raise ModelError(f"{endpoint.host} serves {served.model} now, and not what it did at the start")
+        endpoint.verified = True
+
+    async def ask(self, endpoint: Endpoint, ask: Ask) -> AsyncGenerator[Piece, None]:
+        """Send a request and yield its answer, of which one piece has a `finish`. Closing the generator ends it there.
+
+        Raises RemoteError where the server fails, Refused where it has no room, ModelError where it does not accept
+        the request.
+        """
+        wire, held, given, finished, goes_on = self.wire, ask.held, 0, False, False
+        endpoint.requests += 1
+        headers = self._headers() | trace_headers() | {"X-Session-ID": ask.session}
+        try:
+            client = await self._clients.client()
+            if held and not held.opened:
+                # Also where this is cancelled, so that it is closed.
+                held.opened = True
+                url = f"{endpoint.url}/open_session"
+                status, _ = await ask_document(client, "POST", url, headers, held.opening())
+                if status != 200:
+                    raise RemoteError(f"{endpoint.host} opened no session: status {status}")
+            goes_on = bool(held and held.request)
+            body, request = wire.body(ask), held.asked if held else ""
+            async with client.stream("POST", endpoint.url + wire.path, json=body, headers=headers) as answer:
+                if answer.status_code != 200:
+                    raise await self._error(endpoint, answer)
+                async with aclosing(events(chunks(answer))) as found:
+                    async for data in found:
+                        piece = wire.read(without_key(data, self._key), given)
+                        if piece is None:
+                            break
+                        if piece.prompt_tokens not in (None, len(ask.rows)):
+                            raise RemoteError(f"{endpoint.host} counts {piece.prompt_tokens} of {len(ask.rows)} rows")
+                        if max(piece.tokens, default=0) >= self._vocabulary_size:
+                            raise RemoteError(f"{endpoint.host} sent a token that the model does not have")
+                        if given + len(piece.tokens) > ask.max_tokens:
+                            raise RemoteError(f"{endpoint.host} sent more than the {ask.max_tokens} tokens asked for")
+                        if held:
+                            held.answered(request, ask.rows, piece.tokens, given)
+                        given += len(piece.tokens)
+                        finished = finished or piece.finish is not None
+                        yield piece
+            if not finished:
+                raise RemoteError(f"{endpoint.host} ended in the middle of its answer")
+        except httpx.HTTPError as error:
+            self.forget(endpoint, held)
+            raise RemoteError(f"{endpoint.host}: {error or type(error).__name__}") from error
+        except Exception as error:
+            self.forget(endpoint, held)
+            if goes_on and not given and type(error) in (RemoteError, EngineError):
+                raise SessionLost(str(error)) from error
+            raise
+
+    def forget(self, endpoint: Endpoint, held: HeldRows | None) -> None:
+        """Have a server forget what it holds of a session. Returns at once."""
+        if held and held.opened:
+            closing = asyncio.create_task(self._close_session(endpoint, held.id))
+            self.tasks.add(closing)
+            closing.add_done_callback(self.tasks.discard)
+            held.lose()
+
+    async def _close_session(self, endpoint: Endpoint, session: str) -> None:
+        with suppress(httpx.HTTPError, TimeoutError, RemoteError):
+            client = await self._clients.client()
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                url = f"{endpoint.url}/close_session"
+                await ask_document(client, "POST", url, self._headers(), {"session_id": session})
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self._key}"} if self._key else {}
+
+    async def _look(self, endpoint: Endpoint) -> Served:
+        try:
+            client = await self._clients.client()
+            async with asyncio.timeout(PROBE_TIMEOUT_S):
+                served = await self._facts(client, endpoint)
+                await self._compare_tokenizer(client, endpoint, served.model)
+        except (httpx.HTTPError, TimeoutError, RemoteError) as error:
+            raise RemoteError(
+                f"{endpoint.host} does not say what it serves: {error or type(error).__name__}"
+            ) from error
+        return served
+
+    async def _get(self, client: httpx.AsyncClient, url: str) -> tuple[int, bytes]:
+        status, data = await ask_document(client, "GET", url, self._headers())
+        if status in (401, 403):
+            raise ModelError(f"{url} does not accept the key (ANTIPHON_REMOTE_KEY)")
+        return status, data
+
+    async def _facts(self, client: httpx.AsyncClient, endpoint: Endpoint) -> Served:
+        status, data = await self._get(client, f"{endpoint.url}/v1/models")
+        if status != 200:
+            raise RemoteError(f"status {status}")
+        # Adapters of a model come behind it.
+        first = next((model for model in models_in(data) if not model.has_parent), None)
+        if first is None:
+            raise RemoteError("it has no models")
+        if self.name == "sglang":
+            return Served(first.id, first.context_tokens)
+        metrics = b""
+        with suppress(RemoteError):
+            _, metrics = await self._get(client, f"{endpoint.url}/metrics")
+        probe, _ = await ask_document(client, "POST", endpoint.url + VllmGenerate.path, self._headers(), {})
+        return Served(first.id, first.context_tokens, _block_rows(metrics), probe in (400, 422))
+
+    async def _compare_tokenizer(self, client: httpx.AsyncClient, endpoint: Endpoint, model: str) -> None:
+        text, expected = self._probe
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        status, data = await ask_document(client, "POST", f"{endpoint.url}/tokenize", self._headers(), body)
+        if status != 200:
+            log.warning("%s has no /tokenize: whether its tokenizer is the model's is not known", endpoint.host)
+            return
+        if decoded(_tokenized_decoder, data, "list of tokens").tokens != expected:
+            raise ModelError(f"{endpoint.host} has another tokenizer than the folder of --language-model")
+
+    async def _error(self, endpoint: Endpoint, answer: httpx.Response) -> Exception:
+        """What an answer's status says."""
+        if answer.status_code == 404:
+            # It serves another model now.
+            return RemoteError(f"{endpoint.host} failed with status 404")
+        said = await read_failure(endpoint.host, answer, self._key)
+        return EngineError(f"{endpoint.host} does not accept this: {said}") if isinstance(said, str) else said
+
+
+def _block_rows(metrics: bytes) -> int:
+    """The rows of a block of vLLM's KV, by its metrics; 0 where these do not say."""
+    found = re.search(rb'^vllm:cache_config_info\{.*?\bblock_size="(\d{1,9})"', metrics, re.MULTILINE)
+    return min(int(found[1]), MAX_BLOCK_ROWS) if found else 0

@@ -1,0 +1,288 @@
+"""HTTP to other servers: connections, bounded answers, what an error says, lists of models, and salts of caches.
+
+All requests go through here. Answers are not compressed, and bounded in bytes and in time. The event loop gets a turn
+after each CHUNKS_A_TURN chunks, also of an answer that has come whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import secrets
+import ssl
+import time
+from collections.abc import AsyncGenerator, Hashable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from http.cookiejar import CookieJar
+from typing import Annotated, Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import httpx
+import msgspec
+
+from antiphon.errors import AntiphonError, ModelError, Refused, RemoteError
+from antiphon.remote.breaker import retry_after_s
+
+T = TypeVar("T")
+
+CONNECT_TIMEOUT_S = 5.0
+MAX_CONNECTIONS, MAX_IDLE_CONNECTIONS = 1024, 64
+
+
+class LoopClients:
+    """An `httpx.AsyncClient` for each event loop that asks. They are closed with their loop (`shutdown_asyncgens`).
+
+    Only the time to connect is limited; requests have limits of their own. Making one reads certificates, which takes
+    tens of milliseconds.
+    """
+
+    def __init__(self) -> None:
+        self._tls = httpx.create_ssl_context()
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._closers: WeakKeyDictionary[asyncio.AbstractEventLoop, AsyncGenerator[httpx.AsyncClient, None]] = (
+            WeakKeyDictionary()
+        )
+
+    async def client(self) -> httpx.AsyncClient:
+        """The client of the running event loop."""
+        loop = asyncio.get_running_loop()
+        found = self._clients.get(loop)
+        if found is None:
+            self._closers[loop] = closer = _open(self._tls)
+            self._clients[loop] = found = await anext(closer)
+        return found
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop."""
+        loop = asyncio.get_running_loop()
+        if closer := self._closers.pop(loop, None):
+            del self._clients[loop]
+            await closer.aclose()
+
+
+class _NoCookies(CookieJar):
+    """Keeps no cookies: those of a server would be sent with the requests of all keys, and fill memory."""
+
+    def extract_cookies(self, response: Any, request: Any) -> None:
+        """Do nothing."""
+
+
+async def _open(tls: ssl.SSLContext) -> AsyncGenerator[httpx.AsyncClient, None]:
+    """A client, closed when the generator is: at the latest when its event loop ends."""
+    client = httpx.AsyncClient(
+        verify=tls,
+        headers={"Accept-Encoding": "identity"},
+        cookies=_NoCookies(),
+        timeout=httpx.Timeout(None, connect=CONNECT_TIMEOUT_S),
+        limits=httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=MAX_IDLE_CONNECTIONS),
+    )
+    try:
+        yield client
+    finally:
+        await client.aclose()
+
+
+# Bounds: an answer that is streamed, the seconds that it is waited for in all, and a document, as a list of models.
+MAX_ANSWER_BYTES, MAX_ANSWER_S, MAX_DOCUMENT_BYTES = 64 << 20, 600.0, 2 << 20
+CHUNKS_A_TURN = 64
+# Bound: objects of one document or event, which are made at once; 32,768 take some tens of milliseconds.
+MAX_OBJECTS = 1 << 15
+
+
+async def chunks(answer: httpx.Response, max_bytes: int = MAX_ANSWER_BYTES) -> AsyncGenerator[bytes, None]:
+    """Yield an answer's bytes as they come.
+
+    Raises RemoteError for an answer that is compressed, which no request asks for: a few bytes of one would be
+    gigabytes here. So it does for one with more bytes, and for one that takes longer than MAX_ANSWER_S. The time that
+    the caller takes is not counted.
+    """
+    if encoding := answer.headers.get("content-encoding", "").strip().lower().removeprefix("identity"):
+        raise RemoteError(f"the model's server compresses its answer ({encoding[:40]}), which was not asked for")
+    num_bytes = num_chunks = 0
+    waited_s, since_s = 0.0, time.monotonic()
+    async for chunk in answer.aiter_raw():
+        num_bytes += len(chunk)
+        num_chunks += 1
+        waited_s += time.monotonic() - since_s
+        if num_bytes > max_bytes:
+            raise RemoteError(f"the model's server sent more than {max_bytes} bytes in one answer")
+        if waited_s > MAX_ANSWER_S:
+            raise RemoteError(f"the model's server took longer than {MAX_ANSWER_S:g} s for one answer")
+        yield chunk
+        if num_chunks % CHUNKS_A_TURN == 0:
+            await asyncio.sleep(0)
+        since_s = time.monotonic()
+
+
+# The body is whatever JSON a server is sent.
+async def ask_document(
+    client: httpx.AsyncClient, method: str, url: str, headers: Mapping[str, str], body: Any = None
+) -> tuple[int, bytes]:
+    """Send a request; return the status of its answer, and all of its bytes.
+
+    Raises RemoteError for more than MAX_DOCUMENT_BYTES, and what `chunks` raises; httpx.HTTPError.
+    """
+    async with (
+        client.stream(method, url, headers=headers, json=body) as answer,
+        aclosing(chunks(answer, MAX_DOCUMENT_BYTES)) as found,
+    ):
+        return answer.status_code, b"".join([chunk async for chunk in found])
+
+
+def decoded(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
+    """What a server's JSON says. Raises RemoteError, "the model's server sent what is no `what`", for what is none, is
+    too deep, or has more than MAX_OBJECTS objects.
+    """
+    if data.count(b"{") > MAX_OBJECTS:
+        raise RemoteError(f"the model's server sent what is no {what}: it has too many objects")
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise RemoteError(f"the model's server sent what is no {what}: {error}") from None
+
+
+def optional(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T | None:
+    """What a server's JSON says of what may be missing; None where that is of another type than it should be."""
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+# Bound: the body of an error that is read, and the sentence of it that is passed on.
+MAX_ERROR_BYTES, MAX_SENTENCE_CHARS = 1 << 16, 300
+_error_decoder = msgspec.json.Decoder()
+
+
+# The body of an error is whatever a server of others sends.
+def error_text(error: Any) -> str:
+    """The sentence in an error's body, in at most MAX_SENTENCE_CHARS characters."""
+    if isinstance(error, dict):
+        error = error.get("error", error)
+    if isinstance(error, dict):
+        error = error.get("message") or error.get("detail") or error
+    return str(error)[:MAX_SENTENCE_CHARS]
+
+
+def without_key(data: bytes, key: str) -> bytes:
+    """What a server sent, with the key struck out of it; `key`: "" for none."""
+    return data.replace(key.encode(), b"***") if key else data
+
+
+async def read_failure(server: str, answer: httpx.Response, key: str) -> AntiphonError | str:
+    """What an answer with another status than 200 means, for whoever asked `server`, as messages name it.
+
+    An error to raise; or, where the request itself was not accepted, the server's own words for it, which the caller
+    makes an error of. ModelError: the key is not accepted. Refused: there is no room. RemoteError: it failed.
+    """
+    status = answer.status_code
+    if status in (401, 403):
+        return ModelError(f"{server} does not accept the key (status {status})")
+    if status in (429, 503):
+        return Refused("The model's server has no room.", retry_after_s(answer.headers.get("retry-after", "")))
+    if status >= 500 or status < 400:
+        return RemoteError(f"{server} failed with status {status}")
+    data = bytearray()
+    async with aclosing(chunks(answer)) as found:
+        async for chunk in found:
+            data += chunk
+            if len(data) > MAX_ERROR_BYTES:
+                break
+    said = without_key(bytes(data), key)
+    try:
+        return error_text(decoded(_error_decoder, said, "JSON"))
+    except RemoteError:
+        return error_text(said.decode(errors="replace").strip())
+
+
+PROBE_TIMEOUT_S = 5.0
+# Bound: a name, which messages carry. A model with a longer one is passed over.
+MAX_NAME_CHARS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ListedModel:
+    """A model of a list.
+
+    - `context_tokens`: the most that it takes, 0 where the list does not say. `owner`: what serves it, as "vllm".
+    - `has_parent`: it is an adapter of another model of the list.
+    """
+
+    id: str
+    context_tokens: int = 0
+    owner: str = ""
+    has_parent: bool = False
+
+
+_null = msgspec.Raw(b"null")
+
+
+class _Entry(msgspec.Struct, gc=False):
+    """Servers add fields, and give them types, as they like."""
+
+    id: msgspec.Raw = _null
+    max_model_len: msgspec.Raw = _null
+    owned_by: msgspec.Raw = _null
+    parent: msgspec.Raw = _null
+
+
+class _List(msgspec.Struct):
+    data: list[_Entry]
+
+
+_list_decoder, _text_decoder = msgspec.json.Decoder(_List), msgspec.json.Decoder(str)
+_tokens_decoder = msgspec.json.Decoder(Annotated[int, msgspec.Meta(gt=0, lt=1 << 31)])
+
+
+async def list_models(base_url: str, key: str) -> list[ListedModel]:
+    """Ask a server for its models, within PROBE_TIMEOUT_S. `key`: "" for none.
+
+    Raises ModelError where the key is not accepted. RemoteError: the server does not tell; an httpx.HTTPError is its
+    cause where the server did not answer.
+    """
+    clients, url = LoopClients(), f"{base_url}/models"
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            client = await clients.client()
+            status, data = await ask_document(client, "GET", url, {"Authorization": f"Bearer {key}"} if key else {})
+    except TimeoutError:
+        raise RemoteError(f"no answer within {PROBE_TIMEOUT_S:g} s") from httpx.ReadTimeout("")
+    except httpx.HTTPError as error:
+        raise RemoteError(str(error) or type(error).__name__) from error
+    finally:
+        await clients.close()
+    if status in (401, 403):
+        raise ModelError(f"{base_url} does not accept the key (ANTIPHON_REMOTE_KEY)")
+    if status != 200:
+        raise RemoteError(f"status {status}")
+    return models_in(data)
+
+
+def models_in(data: bytes) -> list[ListedModel]:
+    """The models of a list, without those that have no proper name. Raises RemoteError for what is no such list."""
+    found = []
+    for entry in decoded(_list_decoder, data, "list of models").data:
+        name = optional(_text_decoder, entry.id) if entry.id is not _null else None
+        if name and len(name) <= MAX_NAME_CHARS:
+            found.append(
+                ListedModel(
+                    name,
+                    optional(_tokens_decoder, entry.max_model_len) or 0,
+                    optional(_text_decoder, entry.owned_by) or "",
+                    entry.parent != _null,
+                )
+            )
+    return found
+
+
+def salt_of(secret: bytes, owner: Hashable | None) -> str:
+    """The salt of an owner's requests: the same for the same owner, and not to be guessed without `secret`.
+
+    Requests with different salts share nothing, so that neither cached tokens nor times tell an owner what another has
+    said. None shares with nobody: it gets a new salt each time.
+    """
+    if owner is None:
+        return secrets.token_hex(32)
+    return hmac.new(secret, repr(owner).encode(), hashlib.sha256).hexdigest()

@@ -1,1 +1,0 @@
-"""What talking to other servers over HTTP has in common: streams of events, circuit breakers, when to try again."""
