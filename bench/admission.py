@@ -25,8 +25,8 @@ from bench.hearing.client import TRANSCRIPTION
 from bench.hearing.clips import with_data
 from bench.hostile.stages import attacker
 
-from antiphon.capacity.certificate import Certificate, Kind, read
-from antiphon.capacity.clients import Turn, Work
+from antiphon.admission.certificate import Certificate, Kind, read
+from antiphon.certify.clients import Turn, Work
 from antiphon.client.link import SessionEnded
 
 FACTORS = (1.0, 1.5, 3.0)
@@ -38,7 +38,7 @@ WARM_S, KNOCK_EVERY_S = 15.0, 0.5
 async def crowd(url: str, kind: Kind, count: int, seconds: float, data: Path) -> list[Turn]:
     """The turns of so many clients in so many seconds, refusals and the first seconds left out."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "antiphon.capacity.clients", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "antiphon.certify.clients", stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
     )
     assert process.stdin
     assert process.stdout

@@ -26,7 +26,7 @@ from bench.driver import CONVERSATION, Session
 from bench.simulation.leases import pauses
 from bench.simulation.service import KIND, Counts, Service, certificate_of
 
-from antiphon.capacity.certificate import encode
+from antiphon.admission.certificate import encode
 from antiphon.client.link import SessionEnded
 from antiphon.cluster.autoscaling import Autoscaler, ScalingRules
 

@@ -21,8 +21,8 @@ from bench.common import HERE, machine, options, percentile, save, server, show
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from tests.server.collector import collector
 
-from antiphon.capacity.certify import Certifier
-from antiphon.capacity.search import Trial
+from antiphon.certify.certify import Certifier
+from antiphon.certify.search import Trial
 from antiphon.events.conversation import (
     ContentPosition,
     Response,

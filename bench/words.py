@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from antiphon.capacity.single_caller import num_word_errors
+from antiphon.certify.single_caller import num_word_errors
 
 ABBREVIATIONS = {"mr": "mister", "mrs": "missus", "dr": "doctor", "st": "saint", "ok": "okay", "etc": "et cetera"}
 SPELLINGS = {

@@ -14,7 +14,6 @@ MAX_LINES, MAX_MODULES = 500, 16
 
 BELOW_MODELS = {"audio", "contracts", "errors", "events", "text", "vision"}
 BELOW_SERVER = BELOW_MODELS | {
-    "capacity",
     "engine",
     "loading",
     "protocols",
@@ -30,7 +29,6 @@ BELOW_SERVER = BELOW_MODELS | {
 }
 # room -> the rooms it may import besides itself. A room is a folder of the package, or a module in its root.
 MAY_IMPORT: dict[str, set[str]] = {
-    "capacity": {"audio", "errors"},
     "errors": set(),
     "extras": {"errors"},
     "roles": set(),
@@ -70,8 +68,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tracing": {"errors", "events"},
     "client": {"audio", "errors", "protocols"},
     "cluster": {"audio", "client", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
-    "server": BELOW_SERVER | {"cluster", "remote", "transports"},
-    "cli": BELOW_SERVER | {"client", "cluster", "extras", "server", "transports"},
+    "server": BELOW_SERVER | {"admission", "cluster", "remote", "transports"},
+    "cli": BELOW_SERVER | {"admission", "certify", "client", "cluster", "extras", "server", "transports"},
+    "admission": {"errors"},
+    "certify": {"admission", "audio", "errors"},
 }
 # The package itself and `python -m antiphon` hand on to the rooms.
 UNRULED = {"__init__", "__main__"}

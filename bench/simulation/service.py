@@ -1,6 +1,6 @@
 """A service of many hosts on a virtual clock: callers come, are placed, refused, moved and lost.
 
-Each host decides by the very code that runs for real (`capacity.headroom.Headroom`), doors choose by theirs
+Each host decides by the very code that runs for real (`admission.headroom.Headroom`), doors choose by theirs
 (`cluster.door.hosts.Hosts`), and the number of hosts follows `cluster.autoscaling.Autoscaler`. What is made up is what
 the callers do, how long a host takes to start, and that nothing takes any time in between but what is said here.
 """
@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from antiphon.capacity.certificate import Certificate, CertifiedKind, Kind, Objective
-from antiphon.capacity.headroom import Headroom
+from antiphon.admission.certificate import Certificate, CertifiedKind, Kind, Objective
+from antiphon.admission.headroom import Headroom
 from antiphon.cluster.autoscaling import Autoscaler
 from antiphon.cluster.door.hosts import Hosts
 from antiphon.errors import Refused

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from antiphon.capacity.certificate import Certificate, CertifiedKind, Objective
-from antiphon.capacity.headroom import Headroom
+from antiphon.admission.certificate import Certificate, CertifiedKind, Objective
+from antiphon.admission.headroom import Headroom
 from antiphon.cli.main import main
 from antiphon.cli.top import TURN_STAGES, Reading, board, parsed, quantile
 from antiphon.contracts import Urgency

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from antiphon.capacity.headroom import Headroom
+from antiphon.admission.headroom import Headroom
 from antiphon.contracts import LanguageModel
 from antiphon.server.memory import MemoryLedger
 from antiphon.server.metrics import Metrics

@@ -29,7 +29,7 @@ import ray
 from ray import serve
 from ray.cluster_utils import Cluster
 
-from antiphon.capacity.certificate import Certificate, CertifiedKind, Objective, encode
+from antiphon.admission.certificate import Certificate, CertifiedKind, Objective, encode
 from antiphon.cluster import ray_app
 from antiphon.cluster.autoscaling import ScalingRules
 from antiphon.settings import Settings, load

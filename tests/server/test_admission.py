@@ -16,8 +16,8 @@ import pytest
 import websockets
 from websockets.exceptions import InvalidStatus
 
-from antiphon.capacity.certificate import Certificate, CertifiedKind, Objective, encode
-from antiphon.capacity.headroom import MOST_YOUNG
+from antiphon.admission.certificate import Certificate, CertifiedKind, Objective, encode
+from antiphon.admission.headroom import MOST_YOUNG
 from tests.cluster.callers import StockCaller
 from tests.cluster.processes import Host
 from tests.conftest import DATA

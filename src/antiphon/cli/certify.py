@@ -11,11 +11,11 @@ from pathlib import Path
 
 import httpx
 
-from antiphon.capacity.certificate import KINDS, Certificate, Kind, encode, read
-from antiphon.capacity.certify import TOLERANCE, Certifier, certify, started_server, told
-from antiphon.capacity.clients import OBJECTIVES
-from antiphon.capacity.page import page
-from antiphon.capacity.recordings import read_recordings
+from antiphon.admission.certificate import KINDS, Certificate, Kind, encode, read
+from antiphon.certify.certify import TOLERANCE, Certifier, certify, started_server, told
+from antiphon.certify.clients import OBJECTIVES
+from antiphon.certify.page import page
+from antiphon.certify.recordings import read_recordings
 from antiphon.errors import RemoteError, SettingsError
 
 # Seconds that a server may take to accept a connection, and to answer on it.

@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-from antiphon.capacity.certificate import read
+from antiphon.admission.certificate import read
 from antiphon.errors import SettingsError, StoreError
 from antiphon.extras import missing_packages, require_extra
 from antiphon.loading.loader import prepare, store_of

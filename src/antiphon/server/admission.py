@@ -10,9 +10,9 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
-from antiphon.capacity import certificate as certificates
-from antiphon.capacity.certificate import Kind
-from antiphon.capacity.headroom import MOST_YOUNG, MOST_YOUNG_GPU, Headroom
+from antiphon.admission import certificate as certificates
+from antiphon.admission.certificate import Kind
+from antiphon.admission.headroom import MOST_YOUNG, MOST_YOUNG_GPU, Headroom
 from antiphon.errors import Refused
 from antiphon.server.credentials import Caller
 from antiphon.server.memory import MemoryLedger

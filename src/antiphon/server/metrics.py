@@ -13,8 +13,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.openmetrics.exposition import generate_latest as openmetrics_latest
 from prometheus_client.registry import Collector
 
-from antiphon.capacity.certificate import KINDS, Kind
-from antiphon.capacity.headroom import Headroom
+from antiphon.admission.certificate import KINDS, Kind
+from antiphon.admission.headroom import Headroom
 from antiphon.contracts import LanguageModel, Urgency
 from antiphon.engine.lane import Lane
 from antiphon.loading.loaded import ModelWorker

@@ -18,7 +18,7 @@ from pathlib import Path
 import anyio
 import anyio.to_thread
 
-from antiphon.capacity.certificate import differs
+from antiphon.admission.certificate import differs
 from antiphon.errors import StoreError
 from antiphon.loading.loaded import LoadedModels, ModelWorker
 from antiphon.server.metrics import Evidence

@@ -12,7 +12,7 @@ import pytest
 import websockets
 from websockets.exceptions import InvalidStatus
 
-from antiphon.capacity.certificate import Certificate, CertifiedKind, Objective, encode
+from antiphon.admission.certificate import Certificate, CertifiedKind, Objective, encode
 from tests.cluster import balancer
 from tests.cluster.callers import StockCaller
 from tests.cluster.processes import Cluster, cluster

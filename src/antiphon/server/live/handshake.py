@@ -17,7 +17,7 @@ from msgspec import UNSET
 from starlette.datastructures import QueryParams
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from antiphon.capacity.certificate import Kind
+from antiphon.admission.certificate import Kind
 from antiphon.cluster.relay import RELAYED_HEADER
 from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.connection import Dialect

@@ -16,7 +16,7 @@ from typing import Any
 import anyio
 import anyio.abc
 
-from antiphon.capacity.certificate import Kind
+from antiphon.admission.certificate import Kind
 from antiphon.errors import Refused
 from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.server.access_log import Fields, current_request, log_fields

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from antiphon import __version__
-from antiphon.capacity.certificate import Kind
+from antiphon.admission.certificate import Kind
 from antiphon.errors import Unauthorized
 from antiphon.loading.loaded import LoadedModels
 from antiphon.server.http.auth import bearer

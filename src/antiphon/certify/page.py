@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from html import escape
 
-from antiphon.capacity.certificate import Certificate, CertifiedKind
-from antiphon.capacity.single_caller import lines_of
+from antiphon.admission.certificate import Certificate, CertifiedKind
+from antiphon.certify.single_caller import lines_of
 
 WIDTH, HEIGHT, LEFT, BOTTOM = 520, 240, 46, 32
 

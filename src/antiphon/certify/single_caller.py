@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 import numpy as np
 import websockets
 
+from antiphon.admission.certificate import Kind, Part, SingleCallerFigures, Spread
 from antiphon.audio import SAMPLE_RATE_HZ
-from antiphon.capacity.certificate import Kind, Part, SingleCallerFigures, Spread
-from antiphon.capacity.clients import (
+from antiphon.certify.clients import (
     CAPTIONS_PATH,
     CONVERSATION_PATH,
     ODD,
@@ -33,9 +33,9 @@ from antiphon.capacity.clients import (
     captions_sessions,
     conversation_session,
 )
-from antiphon.capacity.recordings import Recording, speech_begin_s
-from antiphon.capacity.search import percentile
-from antiphon.capacity.wire import (
+from antiphon.certify.recordings import Recording, speech_begin_s
+from antiphon.certify.search import percentile
+from antiphon.certify.wire import (
     PATIENCE_S,
     Event,
     Events,

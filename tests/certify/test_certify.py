@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from antiphon.capacity.certificate import (
+from antiphon.admission.certificate import (
     DEFAULT_MIXED,
     KINDS,
     Certificate,
@@ -30,12 +30,12 @@ from antiphon.capacity.certificate import (
     machine,
     read,
 )
-from antiphon.capacity.certify import HOPELESS, Certifier, Counted, certify, plan
-from antiphon.capacity.clients import OBJECTIVES, Turn
-from antiphon.capacity.page import page
-from antiphon.capacity.recordings import read_recordings, speech_end_s
-from antiphon.capacity.search import ALLOWED, EDGE_TURNS, SessionSearch, Trial, is_lost, percentile
-from antiphon.capacity.wire import Event, Loudspeaker, wire_pcm
+from antiphon.certify.certify import HOPELESS, Certifier, Counted, certify, plan
+from antiphon.certify.clients import OBJECTIVES, Turn
+from antiphon.certify.page import page
+from antiphon.certify.recordings import read_recordings, speech_end_s
+from antiphon.certify.search import ALLOWED, EDGE_TURNS, SessionSearch, Trial, is_lost, percentile
+from antiphon.certify.wire import Event, Loudspeaker, wire_pcm
 from antiphon.cli.certify import RECORDINGS, kinds_of
 from antiphon.errors import SettingsError
 from tests.conftest import DATA, SMALL, VOICE, Serve

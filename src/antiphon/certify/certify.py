@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import msgspec
 
-from antiphon.capacity.certificate import (
+from antiphon.admission.certificate import (
     VERSION,
     Certificate,
     CertifiedKind,
@@ -28,10 +28,10 @@ from antiphon.capacity.certificate import (
     Step,
     machine,
 )
-from antiphon.capacity.clients import OBJECTIVES, Turn, Work
-from antiphon.capacity.recordings import read_recordings
-from antiphon.capacity.search import EDGE_TURNS, SEARCH_TURNS, SessionSearch, Trial, is_lost, percentile
-from antiphon.capacity.single_caller import SINGLE_CALLER_KINDS, SingleCaller, lines_of
+from antiphon.certify.clients import OBJECTIVES, Turn, Work
+from antiphon.certify.recordings import read_recordings
+from antiphon.certify.search import EDGE_TURNS, SEARCH_TURNS, SessionSearch, Trial, is_lost, percentile
+from antiphon.certify.single_caller import SINGLE_CALLER_KINDS, SingleCaller, lines_of
 from antiphon.errors import RemoteError
 
 # A step has so many seconds at most for its turns, beside those in which it warms up: while the number is searched, and
@@ -274,7 +274,7 @@ async def _working(work: Work) -> AsyncIterator[AsyncIterator[bytes]]:
         sys.executable,
         "-P",
         "-m",
-        "antiphon.capacity.clients",
+        "antiphon.certify.clients",
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
     )

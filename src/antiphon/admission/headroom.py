@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from antiphon.capacity.certificate import KINDS, Certificate, Kind, load_of
+from antiphon.admission.certificate import KINDS, Certificate, Kind, load_of
 from antiphon.errors import Refused
 
 # What each light is red from, but for `finals`; docs/design/admission.md.

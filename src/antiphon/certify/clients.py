@@ -1,7 +1,7 @@
 """The clients of a certificate: each holds one session and takes turn after turn, in real time, as people do.
 
 They know the wires and nothing of the server, so that they measure any server that speaks them. A turn's delay is
-what its kind is certified for (`OBJECTIVES`). `python -m antiphon.capacity.clients` is a process of them.
+what its kind is certified for (`OBJECTIVES`). `python -m antiphon.certify.clients` is a process of them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 import websockets
 
-from antiphon.capacity.certificate import Kind, Objective
-from antiphon.capacity.recordings import Recording, read_recordings, speech_begin_s
-from antiphon.capacity.wire import (
+from antiphon.admission.certificate import Kind, Objective
+from antiphon.certify.recordings import Recording, read_recordings, speech_begin_s
+from antiphon.certify.wire import (
     PATIENCE_S,
     WIRE_HZ,
     Events,

@@ -17,7 +17,7 @@ import websockets
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.audio.pcm import to_pcm16
-from antiphon.capacity.recordings import Recording
+from antiphon.certify.recordings import Recording
 
 WIRE_HZ, CHUNK_S = 24_000, 0.04
 CHUNK_BYTES = 2 * int(WIRE_HZ * CHUNK_S)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from antiphon.capacity.certificate import KINDS, Certificate, CertifiedKind, Kind, Objective
-from antiphon.capacity.headroom import (
+from antiphon.admission.certificate import KINDS, Certificate, CertifiedKind, Kind, Objective
+from antiphon.admission.headroom import (
     DEPARTURES_S,
     FAR,
     GREEN,

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import websockets
 
-from antiphon.capacity.certificate import Part, SingleCallerFigures, Spread
-from antiphon.capacity.clients import captions_sessions
-from antiphon.capacity.recordings import Recording, read_recordings, speech_begin_s
-from antiphon.capacity.single_caller import (
+from antiphon.admission.certificate import Part, SingleCallerFigures, Spread
+from antiphon.certify.clients import captions_sessions
+from antiphon.certify.recordings import Recording, read_recordings, speech_begin_s
+from antiphon.certify.single_caller import (
     HESITATION_S,
     SingleCaller,
     hesitating,
@@ -27,7 +27,7 @@ from antiphon.capacity.single_caller import (
     spread,
     words_of,
 )
-from antiphon.capacity.wire import Event, Failed, Loudspeaker, begin, connected
+from antiphon.certify.wire import Event, Failed, Loudspeaker, begin, connected
 from tests.conftest import DATA, SMALL, VOICE, Serve
 
 
@@ -114,7 +114,7 @@ def test_a_server_that_knows_no_transcription_sessions_is_asked_for_one_that_doe
 
 
 def test_the_one_caller_asks_for_the_turn_detection_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("antiphon.capacity.single_caller.AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr("antiphon.certify.single_caller.AFTER_FAILURE_S", 0.0)
     asked = list[dict[str, Any]]()
 
     async def answer(socket: Any) -> None:
@@ -134,7 +134,7 @@ def test_the_one_caller_asks_for_the_turn_detection_that_is_wanted(monkeypatch: 
 def test_a_server_that_speaks_another_language_is_told_of_and_measured_as_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("antiphon.capacity.single_caller.AFTER_FAILURE_S", 0.0)
+    monkeypatch.setattr("antiphon.certify.single_caller.AFTER_FAILURE_S", 0.0)
 
     async def answer(socket: Any) -> None:
         await socket.send("no JSON")

@@ -1,1 +1,0 @@
-"""How many sessions a machine holds: measuring it (`antiphon certify`), and admitting by it (`serve --certificate`)."""

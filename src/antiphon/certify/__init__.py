@@ -1,0 +1,1 @@
+"""Measures how many sessions of each kind a server holds: `antiphon certify`."""
