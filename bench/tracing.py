@@ -32,8 +32,8 @@ from antiphon.events.conversation import (
     ResponseTextDelta,
 )
 from antiphon.events.transcription import SpeechStarted, SpeechStopped, TurnCommitted
-from antiphon.tracing.otel import TurnExporter
-from antiphon.tracing.turns import TurnTracer
+from antiphon.recording.tracing.otel import TurnExporter
+from antiphon.recording.tracing.turns import TurnTracer
 
 TURNS, TURN_S, DELTAS, PIECES_A_S = 2000, 6.0, 60, 50
 

@@ -24,7 +24,6 @@ BELOW_SERVER = BELOW_MODELS | {
     "shares",
     "signals",
     "store",
-    "tracing",
     "turns",
 }
 # room -> the rooms it may import besides itself. A room is a folder of the package, or a module in its root.
@@ -63,9 +62,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sessions": BELOW_MODELS | {"shares", "signals", "state_machine", "turns"},
     "protocols": {"audio", "contracts", "errors", "events", "turns"},
     "transports": {"audio", "contracts", "errors", "events", "protocols", "signals", "state_machine"},
-    "recording": {"audio", "errors"},
+    "recording": {"audio", "errors", "events"},
     "remote": {"audio", "contracts", "engine", "errors", "events", "settings", "shares", "text"},
-    "tracing": {"errors", "events"},
     "client": {"audio", "errors", "protocols"},
     "cluster": {"audio", "client", "errors", "events", "protocols", "settings", "signals", "store", "transports"},
     "server": BELOW_SERVER | {"admission", "cluster", "remote", "transports"},

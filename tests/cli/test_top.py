@@ -13,9 +13,9 @@ from antiphon.admission.headroom import Headroom
 from antiphon.cli.main import main
 from antiphon.cli.top import TURN_STAGES, Reading, board, parsed, quantile
 from antiphon.contracts import Urgency
+from antiphon.recording.tracing.turns import TurnTrace
 from antiphon.server.metrics import Metrics
 from antiphon.settings import Settings
-from antiphon.tracing.turns import TurnTrace
 from tests.server.scripted import serving
 
 HISTOGRAM = "antiphon_latency_seconds"

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import websockets
 
-from antiphon.tracing.turns import STAGES
+from antiphon.recording.tracing.turns import STAGES
 from tests.cluster.processes import Host
 from tests.scripted import speech
 from tests.server.clients import b64

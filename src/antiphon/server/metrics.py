@@ -18,12 +18,12 @@ from antiphon.admission.headroom import Headroom
 from antiphon.contracts import LanguageModel, Urgency
 from antiphon.engine.lane import Lane
 from antiphon.loading.loaded import ModelWorker
+from antiphon.recording.tracing.turns import TurnTrace
 from antiphon.server.memory import MemoryLedger
 from antiphon.settings import ServerSettings
-from antiphon.tracing.turns import TurnTrace
 
 if TYPE_CHECKING:
-    from antiphon.tracing.otel import TurnExporter
+    from antiphon.recording.tracing.otel import TurnExporter
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 _LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -237,7 +237,7 @@ class TurnReports:
         self._settings, self._metrics = settings, metrics
         self._exporter: TurnExporter | None = None
         if settings.otel_endpoint:
-            from antiphon.tracing.otel import TurnExporter
+            from antiphon.recording.tracing.otel import TurnExporter
 
             self._exporter = TurnExporter(settings.otel_endpoint)
 
@@ -249,7 +249,7 @@ class TurnReports:
         self._metrics.turn(trace)
         if self._exporter is None:
             return
-        from antiphon.tracing.otel import is_kept
+        from antiphon.recording.tracing.otel import is_kept
 
         if is_kept(trace, self._settings.otel_objective_s, self._settings.otel_sample):
             self._exporter.send(trace, {"antiphon.session": session, "antiphon.dialect": dialect}, client)

@@ -20,10 +20,10 @@ from antiphon.recording.disk import Keep
 from antiphon.recording.recorder import Recorder
 from antiphon.recording.redaction import Redaction, Redactor
 from antiphon.recording.tape import SessionFacts
+from antiphon.recording.tracing.turns import TurnTracer
 from antiphon.remote.trace_context import follow_session
 from antiphon.server.access_log import current_request
 from antiphon.server.state import ServerState
-from antiphon.tracing.turns import TurnTracer
 from antiphon.transports.transport import ClientData
 
 log = logging.getLogger(__name__)

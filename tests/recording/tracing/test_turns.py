@@ -30,9 +30,9 @@ from antiphon.events.transcription import (
     TurnCleared,
     TurnCommitted,
 )
+from antiphon.recording.tracing.otel import TurnExporter, is_kept
+from antiphon.recording.tracing.turns import MOST_TURNS, STAGES, TurnTrace, TurnTracer
 from antiphon.remote.trace_context import current_traceparent, follow_session, trace_headers, valid_traceparent
-from antiphon.tracing.otel import TurnExporter, is_kept
-from antiphon.tracing.turns import MOST_TURNS, STAGES, TurnTrace, TurnTracer
 
 BEGAN_S = 100.0
 FINAL = object()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from antiphon import __version__
 from antiphon.errors import SettingsError
-from antiphon.tracing.turns import TurnTrace
+from antiphon.recording.tracing.turns import TurnTrace
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
