@@ -74,13 +74,13 @@ MAY_IMPORT: dict[str, set[str]] = {
 # The package itself and `python -m antiphon` hand on to the rooms.
 UNRULED = {"__init__", "__main__"}
 # Rooms whose folders must not import each other, and the folders of shared parts that all of them may.
-SIBLINGS: dict[str, set[str]] = {"adapters": set(), "protocols": {"realtime", "resume"}}
+SIBLINGS: dict[str, set[str]] = {"adapters": set(), "protocols": {"realtime"}}
 # Rooms without input, output, clocks or an event loop.
 PURE = {"audio", "contracts", "events", "protocols", "state_machine", "text", "turns", "vision"}
 PURE_FILES = (
     {"engine/api.py", "engine/generation.py", "engine/rows.py"}
     | {f"engine/local/{name}.py" for name in ("kv/cache", "scheduler", "step")}
-    | {f"transports/{name}.py" for name in ("lifecycle",)}
+    | {f"transports/{name}.py" for name in ("journal", "lifecycle")}
 )
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
 # Where anyio's threads and the event loop's default executor may be used, which no client may fill: for the server's

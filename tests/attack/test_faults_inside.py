@@ -19,11 +19,11 @@ import pytest
 from antiphon.contracts import Hypothesis, Window
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError, StoreError
-from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving import persistence
 from antiphon.server.live.moving.persistence import caller_hash
 from antiphon.store.sessions import ClaimRefusal, Hold, Host, StoredSession
+from antiphon.transports.journal import ResumeToken
 from tests.scripted import ScriptedTranscriber, speech
 from tests.server.clients import Wire, connect
 from tests.server.scripted import serving

@@ -38,7 +38,6 @@ from antiphon.protocols.dialects import dialect_of
 from antiphon.protocols.model_names import ModelNames
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.rest import chat, transcriptions
-from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.speech import rest as speech
 from antiphon.protocols.speech.fields import SpeechCatalog
 from antiphon.protocols.speech.stream import SpeechDialect
@@ -57,6 +56,7 @@ from antiphon.server.routes import client_secrets
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from antiphon.store.sessions import StoredSession
+from antiphon.transports.journal import ResumeToken
 from antiphon.vision import images
 from tests.fuzz import schemas, wire
 from tests.fuzz.mutations import mutated_bytes, mutated_frame, mutated_text, recorded_bodies, recorded_frames

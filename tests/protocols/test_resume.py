@@ -8,8 +8,8 @@ import random
 import pytest
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.resume.journal import Journal, JournalGap, ResumeToken
 from antiphon.protocols.wire import Frame, message
+from antiphon.transports.journal import Journal, JournalGap, ResumeToken
 
 
 def numbered_journal(**options: int) -> Journal:

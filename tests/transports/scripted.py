@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.resume.control import control, refused_frame, replaced_frame, resumed_frame
+from antiphon.protocols.resume import control, refused_frame, replaced_frame, resumed_frame
 from antiphon.server.credentials import Caller
 from antiphon.signals import Signal
 

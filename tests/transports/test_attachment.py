@@ -10,9 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
-from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.protocols.wire import Frame, message
 from antiphon.transports.attachment import Attachment
+from antiphon.transports.journal import Journal, ResumeToken
 from antiphon.transports.lifecycle import LifecycleEvent, LifecycleMachine, new_lifecycle
 from antiphon.transports.outbox import Outbox
 from tests.transports.scripted import ScriptedSession

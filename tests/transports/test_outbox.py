@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from antiphon.protocols.resume.journal import Journal
 from antiphon.protocols.wire import message
+from antiphon.transports.journal import Journal
 from antiphon.transports.outbox import MAX_WAITING_BYTES, Outbox
 
 LARGE = 1 << 20

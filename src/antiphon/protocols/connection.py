@@ -20,7 +20,7 @@ from antiphon.protocols.fields import Unread
 from antiphon.protocols.model_names import OTHER_VOICES, ModelNames, check_voice, loaded_voice, unknown_language
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.items import CheckTools, take_tools
-from antiphon.protocols.resume.control import Control
+from antiphon.protocols.resume import Control
 from antiphon.protocols.wire import Frame, NewId, Received, random_id
 
 Command = TranscriptionCommand | ConversationCommand

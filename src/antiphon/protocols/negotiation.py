@@ -27,7 +27,7 @@ from antiphon.protocols.openai.conversation import ConversationSnapshot, OpenAIC
 from antiphon.protocols.openai.transcription import OpenAITranscription
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.session_fields import BetaSession, GaSession
-from antiphon.protocols.resume.control import Control, control, refused_frame, replaced_frame, resumed_frame
+from antiphon.protocols.resume import Control, control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.vllm.dialect import VllmDialect
 from antiphon.protocols.wire import Frame, Received
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import anyio
 
-from antiphon.protocols.resume.control import ResumeRequest
+from antiphon.protocols.resume import ResumeRequest
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.alive_hosts import AliveHosts
 from antiphon.shares.fair_cache import FairCache

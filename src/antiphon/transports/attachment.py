@@ -15,10 +15,10 @@ import anyio
 import anyio.abc
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.resume.control import Control, EventAck, HowResumed, SessionEnd
-from antiphon.protocols.resume.journal import ResumeToken, SentFrame
+from antiphon.protocols.resume import Control, EventAck, HowResumed, SessionEnd
 from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
+from antiphon.transports.journal import ResumeToken, SentFrame
 from antiphon.transports.lifecycle import (
     AttachmentEvent,
     AttachmentState,

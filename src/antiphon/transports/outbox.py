@@ -1,6 +1,6 @@
 """The queue of a live session's frames: it waits for clients that do not read, and keeps frames for those that resume.
 
-What is numbered, kept and sent again is the journal's to decide (`protocols/resume/journal.py`); how frames are sent
+What is numbered, kept and sent again is the journal's to decide (`transports/journal.py`); how frames are sent
 is the attachment's.
 """
 
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from antiphon.protocols.resume.journal import Journal
 from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
+from antiphon.transports.journal import Journal
 
 # The most bytes of frames that wait for a client before its session waits, besides one frame of any size.
 MAX_WAITING_BYTES = 4 << 20

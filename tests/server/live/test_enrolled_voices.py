@@ -27,7 +27,6 @@ from antiphon.events.transcription import AppendAudio, EnrolledVoice
 from antiphon.loading.loaded import LoadedModels
 from antiphon.protocols.negotiation import RealtimeConnection
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.credentials import Caller
 from antiphon.server.live import enrolled_voices
 from antiphon.server.live.enrolled_voices import EnrolledVoices
@@ -40,6 +39,7 @@ from antiphon.settings import load
 from antiphon.shares.places import current_owner
 from antiphon.signals import become
 from antiphon.store.voices import StoredVoice, VoiceStore
+from antiphon.transports.journal import ResumeToken
 from tests.scripted import OTHERS, ScriptedDetector, ScriptedTranscriber, ScriptedVoices, speech
 from tests.server.scripted import Echo, serving
 

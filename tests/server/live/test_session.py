@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from antiphon.errors import RemoteProtocolError
-from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.live.session import LiveSession
 from antiphon.server.metrics import Metrics
 from antiphon.server.state import ServerState
 from antiphon.settings import Settings
 from antiphon.transports.attachment import Attachment
+from antiphon.transports.journal import ResumeToken
 from antiphon.transports.lifecycle import AttachmentState, Lifecycle
 from tests.transports.scripted import ScriptedSession, ScriptedTransport, note
 

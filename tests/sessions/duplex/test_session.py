@@ -46,11 +46,11 @@ from antiphon.events.transcription import (
     TranscriptPartial,
     TurnCleared,
 )
-from antiphon.protocols.resume.journal import Journal
 from antiphon.sessions.conversation.context import ConversationContext, EmitConversation
 from antiphon.sessions.conversation.session import ConversationSession
 from antiphon.sessions.duplex.session import DuplexSession
 from antiphon.sessions.inbox import Inbox
+from antiphon.transports.journal import Journal
 from tests.protocols.test_duplex import connection, receive_event
 from tests.scripted import ScriptedDetector, ScriptedTranscriber
 from tests.sessions.conversation.scripted import PlayedTurns, ScriptedModel, play

@@ -38,7 +38,7 @@ from antiphon.protocols.connection import Command, Context, Event, WireSnapshot
 from antiphon.protocols.fields import LIMIT_CODES, check_length, decode
 from antiphon.protocols.opening import Opening
 from antiphon.protocols.realtime.messages import type_in
-from antiphon.protocols.resume.control import Control
+from antiphon.protocols.resume import Control
 from antiphon.protocols.wire import Frame, Received
 from antiphon.turns.end_of_turn import semantic_vad
 

@@ -1,7 +1,7 @@
 """The full-duplex dialect: docs/wire/duplex.md. OpenAI's conversation with epochs, overlap, playback and turn states.
 
 The client speaks first, and its first message opens the session. Frames with text or audio of a response carry its
-epoch, so that those that wait can be dropped when the epoch is raised (resume/journal.py).
+epoch, so that those that wait can be dropped when the epoch is raised (`transports/journal.py`).
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ from antiphon.protocols.realtime.messages import ClientMessage, InputAudioBuffer
 from antiphon.protocols.realtime.shown_items import ShownOutput, ShownResponse, content_place, response_json
 from antiphon.protocols.realtime.transcript_events import TranscriptEvents
 from antiphon.protocols.realtime.writer import EventWriter
-from antiphon.protocols.resume.control import Control, control, replaced_frame, resumed_frame
+from antiphon.protocols.resume import Control, control, replaced_frame, resumed_frame
 from antiphon.protocols.wire import Frame, Received
 
 

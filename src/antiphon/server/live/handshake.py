@@ -23,7 +23,7 @@ from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.protocols.connection import Dialect
 from antiphon.protocols.fields import nearest, unknown_parameter
 from antiphon.protocols.opening import TRUE_VALUES, Opening
-from antiphon.protocols.resume.control import (
+from antiphon.protocols.resume import (
     SESSION_ELSEWHERE,
     HowResumed,
     SessionResume,
@@ -32,7 +32,6 @@ from antiphon.protocols.resume.control import (
     resume_from,
     resync_frame,
 )
-from antiphon.protocols.resume.journal import JournalGap, ResumeToken
 from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.credentials import Caller
 from antiphon.server.http.connections import limit_first_message
@@ -41,6 +40,7 @@ from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.session import CLOSE_POLICY, CLOSE_TRY_LATER
 from antiphon.server.state import ServerState
+from antiphon.transports.journal import JournalGap, ResumeToken
 from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)

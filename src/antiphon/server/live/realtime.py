@@ -19,8 +19,7 @@ from antiphon.errors import Refused, RemoteProtocolError
 from antiphon.events.conversation import ConfigureConversation, CreateItem, CreateResponse
 from antiphon.events.transcription import AppendAudio, ConfigureTranscription, SessionEnding
 from antiphon.protocols.connection import Command, Event, WireConnection
-from antiphon.protocols.resume.control import Control, HowResumed
-from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.protocols.resume import Control, HowResumed
 from antiphon.protocols.wire import Frame
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import Persistence
@@ -47,6 +46,7 @@ from antiphon.server.live.session import (
 )
 from antiphon.server.state import ServerState
 from antiphon.sessions.inbox import Inbox
+from antiphon.transports.journal import ResumeToken
 from antiphon.transports.transport import ClientData, Transport
 
 log = logging.getLogger(__name__)

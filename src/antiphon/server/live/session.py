@@ -18,13 +18,13 @@ import anyio.abc
 
 from antiphon.admission.certificate import Kind
 from antiphon.errors import Refused
-from antiphon.protocols.resume.journal import Journal, ResumeToken
 from antiphon.server.access_log import Fields, current_request, log_fields
 from antiphon.server.admission import current_place
 from antiphon.server.credentials import Caller
 from antiphon.server.state import ServerState
 from antiphon.signals import become
 from antiphon.transports.attachment import AttachedSession, Attachment
+from antiphon.transports.journal import Journal, ResumeToken
 from antiphon.transports.lifecycle import Lifecycle, LifecycleEvent, new_lifecycle
 from antiphon.transports.outbox import Outbox
 from antiphon.transports.transport import STALL_S, Transport

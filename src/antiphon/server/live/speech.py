@@ -10,7 +10,6 @@ import anyio.lowlevel
 
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.speech import ConfigureSpeech, SentenceAudio
-from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.speech.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, SpeechDialect
 from antiphon.server.credentials import Caller
 from antiphon.server.live.session import CLOSE_INTERNAL, CLOSE_NORMAL, CLOSE_POLICY
@@ -19,6 +18,7 @@ from antiphon.server.live.stream import LiveStream
 from antiphon.server.state import ServerState
 from antiphon.sessions.speech.session import SpeechSession
 from antiphon.shares.threads import in_thread
+from antiphon.transports.journal import ResumeToken
 from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any, Protocol
 
 from antiphon.errors import Refused, RemoteProtocolError
-from antiphon.protocols.resume.control import Control, HowResumed, control, refused_frame, replaced_frame, resumed_frame
-from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.protocols.resume import Control, HowResumed, control, refused_frame, replaced_frame, resumed_frame
 from antiphon.protocols.wire import Frame, random_id
 from antiphon.server.credentials import Caller
 from antiphon.server.live.session import CLOSE_GOING_AWAY, CLOSE_NORMAL, LiveSession
 from antiphon.server.state import ServerState
+from antiphon.transports.journal import ResumeToken
 from antiphon.transports.transport import STALL_S, ClientData
 from antiphon.transports.websocket import WebSocketTransport
 

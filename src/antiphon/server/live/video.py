@@ -9,7 +9,6 @@ from functools import partial
 from antiphon.contracts import VideoModel
 from antiphon.errors import Refused
 from antiphon.events.video import FinishVideo, VideoConfig, VideoEvent
-from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.video.stream import CONFIG_TIMEOUT, IDLE_TIMEOUT, VideoDialect
 from antiphon.protocols.wire import random_id
 from antiphon.server.credentials import Caller
@@ -17,6 +16,7 @@ from antiphon.server.live.session import CLOSE_INTERNAL
 from antiphon.server.live.stream import LiveStream
 from antiphon.server.state import ServerState
 from antiphon.sessions.video.session import VideoSession
+from antiphon.transports.journal import ResumeToken
 from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,6 @@ from antiphon.errors import RemoteProtocolError, Unauthorized
 from antiphon.protocols.connection import Resume
 from antiphon.protocols.dialects import DIALECTS, dialect_of
 from antiphon.protocols.opening import TRUE_VALUES, Opening
-from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.credentials import Caller
 from antiphon.server.http.auth import identify
 from antiphon.server.live.handshake import (
@@ -30,6 +29,7 @@ from antiphon.server.live.realtime import LiveRealtime
 from antiphon.server.live.speech import LiveSpeech
 from antiphon.server.live.video import LiveVideo
 from antiphon.server.state import ServerState
+from antiphon.transports.journal import ResumeToken
 from antiphon.transports.websocket import WebSocketTransport
 
 PATHS = tuple(path for dialect in DIALECTS for path in dialect.paths)

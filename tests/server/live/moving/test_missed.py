@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from antiphon.events.conversation import CreateResponse
-from antiphon.protocols.resume.journal import Journal, SentFrame
 from antiphon.protocols.wire import message
 from antiphon.server.live.moving.resume_point import FinishedResponse, OpenResponse, ResumePoint, with_missed
+from antiphon.transports.journal import Journal, SentFrame
 
 DONE = FinishedResponse(OpenResponse("resp_1", True, ["item_1"]), CreateResponse(event_id="asked"))
 

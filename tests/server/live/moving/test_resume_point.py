@@ -23,7 +23,6 @@ from antiphon.events.conversation import (
     ResponseDone,
 )
 from antiphon.events.transcription import AppendAudio
-from antiphon.protocols.resume.journal import Journal, SentFrame
 from antiphon.protocols.wire import Frame
 from antiphon.server.live.moving.resume_point import (
     MOVED,
@@ -36,6 +35,7 @@ from antiphon.server.live.moving.resume_point import (
     recovered,
 )
 from antiphon.sessions.inbox import Inbox
+from antiphon.transports.journal import Journal, SentFrame
 
 SECOND = AppendAudio(np.zeros(16_000, np.float32))
 

@@ -29,7 +29,6 @@ from antiphon.events.duplex import EpochRaised
 from antiphon.events.transcription import AppendAudio, SessionEnding
 from antiphon.protocols.connection import WireSnapshot
 from antiphon.protocols.opening import Opening
-from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.protocols.wire import Frame, message
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving import stored_copy
@@ -43,6 +42,7 @@ from antiphon.sessions.inbox import Inbox
 from antiphon.settings import Settings
 from antiphon.settings.sections import ResumeSettings
 from antiphon.store.sessions import Hold, ReceivedCounts, StoredSession, TailChunk
+from antiphon.transports.journal import ResumeToken
 from antiphon.transports.lifecycle import Lifecycle
 from tests.transports.scripted import ScriptedSession, ScriptedTransport
 

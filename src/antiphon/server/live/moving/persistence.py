@@ -24,7 +24,6 @@ from antiphon.events.conversation import ContentPart, CreateResponse, Item
 from antiphon.protocols.connection import WireConnection, WireSnapshot
 from antiphon.protocols.dialects import dialect_named
 from antiphon.protocols.opening import NULL, Opening
-from antiphon.protocols.resume.journal import ResumeToken
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.resume_point import ResumePoint, check_counts
 from antiphon.server.live.moving.tail import SpeechTail
@@ -32,6 +31,7 @@ from antiphon.server.live.open_wire import context_of
 from antiphon.server.state import ServerState
 from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.store.sessions import ReceivedCounts, StoredSession
+from antiphon.transports.journal import ResumeToken
 
 # How long a write to the store may hold a session's frames back, and how long once its client is told of the failure.
 STORE_S, STORE_DEGRADED_S = 3.0, 0.1

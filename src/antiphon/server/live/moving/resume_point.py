@@ -40,10 +40,10 @@ from antiphon.events.conversation import (
 )
 from antiphon.events.transcription import AppendAudio, TranscriptDone
 from antiphon.protocols.connection import Command, Event
-from antiphon.protocols.resume.journal import SentFrame
 from antiphon.server.live.moving.tail import SpeechTail
 from antiphon.server.live.realtime_session import RealtimeConversation
 from antiphon.sessions.inbox import Inbox
+from antiphon.transports.journal import SentFrame
 
 # Why a response ended that was under way when its host went.
 MOVED = "session_moved"

@@ -20,8 +20,7 @@ from antiphon.events.conversation import ConversationEvent, Item
 from antiphon.events.duplex import EpochRaised
 from antiphon.events.transcription import SessionEnding
 from antiphon.protocols.connection import Command, Event, WireConnection
-from antiphon.protocols.resume.control import moving_frame, session_elsewhere, state_degraded_frame
-from antiphon.protocols.resume.journal import SentFrame
+from antiphon.protocols.resume import moving_frame, session_elsewhere, state_degraded_frame
 from antiphon.protocols.wire import Frame
 from antiphon.server.live.moving.persistence import Kept, Persistence
 from antiphon.server.live.moving.resume_point import MOVED, STORED_AFTER, Progress, ResumePoint, keeps_turn
@@ -30,6 +29,7 @@ from antiphon.server.live.session import CLOSE_MOVED, LiveSession
 from antiphon.sessions.inbox import Inbox
 from antiphon.signals import become
 from antiphon.store.sessions import StoredSession
+from antiphon.transports.journal import SentFrame
 
 log = logging.getLogger(__name__)
 # The interval, in seconds, at which a conversation is stored while no event stores it.

@@ -28,8 +28,7 @@ from websockets.exceptions import InvalidHandshake
 from antiphon.cluster.relay import RELAYED_HEADER, open_relay, relay
 from antiphon.errors import Refused, RemoteProtocolError, RowError, StoreError
 from antiphon.events.conversation import Item
-from antiphon.protocols.resume.control import HowResumed, ResumeRequest, session_elsewhere
-from antiphon.protocols.resume.journal import ResumeToken
+from antiphon.protocols.resume import HowResumed, ResumeRequest, session_elsewhere
 from antiphon.server.credentials import Caller
 from antiphon.server.live.moving.persistence import caller_hash, restored
 from antiphon.server.live.moving.resume_point import OpenResponse, ResumePoint, recovered, with_missed
@@ -41,6 +40,7 @@ from antiphon.server.state import ServerState
 from antiphon.shares.threads import in_thread
 from antiphon.signals import become
 from antiphon.store.sessions import ClaimRefusal, Host, SessionStore, StoredSession, TailChunk
+from antiphon.transports.journal import ResumeToken
 from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
