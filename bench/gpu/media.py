@@ -90,7 +90,7 @@ async def speaking(model: MiniCpmO, seed: int) -> MiniCpmOStream:
 def omni(plan: Plan, recorder: Recorder) -> None:
     """The section `omni`: first text and first sound of the answer to a spoken question."""
     size = plan.pick("tiny", "30B-A3B")
-    with closing(models.for_conversations(size, plan.options(24))) as model:
+    with closing(models.conversation_model(size, plan.options(24))) as model:
         asyncio.run(_measure_omni(plan, recorder, model, f"Qwen3-Omni {size}"))
 
 

@@ -221,7 +221,7 @@ async def _native(plan: Plan) -> AsyncIterator[Profiled]:
 @asynccontextmanager
 async def _omni(plan: Plan) -> AsyncIterator[Profiled]:
     size = plan.pick("tiny", "30B-A3B")
-    with closing(models.for_conversations(size, plan.options(ROOM_GB))) as model:
+    with closing(models.conversation_model(size, plan.options(ROOM_GB))) as model:
 
         async def run(steps: int) -> None:
             talk = await model.open()
