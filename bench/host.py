@@ -1,25 +1,45 @@
-"""What the host does in a decode step: a decoder of Qwen3-8B's 36 layers, and of next to no width.
+"""What the host does in a step: its time for a decoder of 36 layers, and the operators of each model.
 
-    antiphon bench host [--sessions 1,16,64] [--rows 500] [--tokens 40]
+    antiphon bench host [--models lm,tts,minicpmo,asr] [--sessions 1,16,64] [--rows 500] [--tokens 40]
 
 On a GPU the kernels of a step run while the host launches the next ones: where the host needs longer than they do, it
-bounds the step. Here the products cost almost nothing, so the time of a step is nearly that of the host, by layout of
-the KV and by shape of the steps, with one thread.
+bounds the step. `lm` is a decoder of Qwen3-8B's 36 layers and of next to no width: the products cost almost nothing, so
+the time of a step is nearly that of the host, by layout of the KV and by shape of the steps, with one thread.
+
+The other models are tiny, on paged KV and padded steps as on a GPU. For a frame of Qwen3-TTS, a speaking unit of
+MiniCPM-o and a partial of Qwen3-ASR, of all sessions at once, the operators that the host dispatches in the models'
+threads are counted, views left out: those in passes that a GPU replays as one graph (decode steps, the code predictor),
+and those outside of them, each of which the host launches. `adds`: what one more session adds to these. `reads`: times
+that the host waits for a number. `passes`: decode passes. `cpu_ms`: processor time of the process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
-from bench.common import machine, numbers, options, percentile, save, table, together
+from bench import models
+from bench.common import machine, numbers, options, percentile, save, show, table, together
 from bench.models import SHAPES, filled
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from antiphon.adapters.spec import EngineModelOptions
+from antiphon.contracts import NativeOptions, Unit, Urgency, VoiceOptions, Window
 from antiphon.engine.api import EngineSettings, Sampling
+from antiphon.engine.local.decode import DecodeShape
 from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
+from antiphon.engine.model_thread import ModelThread
+from antiphon.events.duplex import NativeSampling
+from antiphon.modeling.codec_talker import CodePredictor
 
 NARROW = SHAPES["Qwen3-8B"] | {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 256}
 NARROW |= {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -29,6 +49,158 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "paged, bucketed": {"kv_layout": "paged", "decode_shapes": "bucketed"},
 }
 ROUNDS = 3
+# Of the models whose operators are counted.
+AS_ON_A_GPU = EngineModelOptions(
+    EngineSettings(kv_bytes=256 << 20, kv_layout="paged", decode_shapes="bucketed"), weights="fp32", threads=1
+)
+TEXT = "Some say the world will end in fire, some say in ice, and from what I have tasted of desire I hold with those."
+COUNTED = ("outside", "captured", "reads", "passes")
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was dispatched in one thread. `depth`: above 0 within a pass that a GPU replays."""
+
+    outside: int = 0
+    captured: int = 0
+    reads: int = 0
+    passes: int = 0
+    depth: int = 0
+
+
+class Counting(TorchDispatchMode):
+    """Counts the operators of the thread that enters it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = Counts()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.counts.reads += 1
+        elif self.counts.depth:
+            self.counts.captured += not func.is_view
+        else:
+            self.counts.outside += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
+    """Tell what a GPU replays as one graph from the rest. `counting`: by the thread's identity."""
+
+    def marked(owner: Any, name: str) -> Callable[..., Any]:
+        run = getattr(owner, name)
+
+        def within(*args: Any, **kwargs: Any) -> Any:
+            mode = counting.get(threading.get_ident())
+            if mode is None:
+                return run(*args, **kwargs)
+            mode.counts.passes += owner is DecodeShape
+            mode.counts.depth += 1
+            try:
+                return run(*args, **kwargs)
+            finally:
+                mode.counts.depth -= 1
+
+        return within
+
+    captured = [(DecodeShape, "compute"), (CodePredictor, "forward")]
+    before = [getattr(owner, name) for owner, name in captured]
+    for owner, name in captured:
+        setattr(owner, name, marked(owner, name))
+    try:
+        yield
+    finally:
+        for (owner, name), method in zip(captured, before, strict=True):
+            setattr(owner, name, method)
+
+
+async def operators(
+    threads: Sequence[ModelThread], run: Callable[[int], Awaitable[None]], steps: int
+) -> dict[str, float]:
+    """What one step costs: the difference of runs of 2 * `steps` and `steps` steps, by their number."""
+    found = []
+    for count in (steps, 2 * steps):
+        modes = {await thread.call(threading.get_ident): Counting() for thread in threads}
+        began = time.process_time()
+        with as_graphs(modes):
+            for thread, mode in zip(threads, modes.values(), strict=True):
+                await thread.call(mode.__enter__)
+            await run(count)
+            for thread, mode in zip(threads, modes.values(), strict=True):
+                await thread.call(partial(mode.__exit__, None, None, None))
+        sums = {name: sum(getattr(m.counts, name) for m in modes.values()) for name in COUNTED}
+        began_ms = (time.process_time() - began) * 1000
+        found.append(sums | {"cpu_ms": began_ms})
+    return {name: (found[1][name] - found[0][name]) / steps for name in found[0]}
+
+
+async def tts(count: int) -> dict[str, float]:
+    """A frame of Qwen3-TTS."""
+    with closing(models.synthesizer("tiny", AS_ON_A_GPU)) as model:
+        voices = [VoiceOptions(model.profile.voices[0], seed=n) for n in range(count)]
+
+        async def say(number: int, frames: int) -> None:
+            async for _ in model.speak(TEXT, replace(voices[number], max_frames=frames), lambda: Urgency.FINAL):
+                pass
+
+        async def run(frames: int) -> None:
+            await together(count, lambda number: say(number, frames))
+
+        await run(24)
+        return await operators([model.engine.thread], run, 12)
+
+
+async def minicpmo(count: int) -> dict[str, float]:
+    """A unit of MiniCPM-o in which it speaks."""
+    with closing(models.native_model("tiny", AS_ON_A_GPU)) as model:
+        sampling = [NativeSampling(seed=n) for n in range(count)]
+        opened = [
+            await model.open(NativeOptions(models.NATIVE_PROMPT, listen_only_units=0, sampling=s)) for s in sampling
+        ]
+
+        async def hold(number: int, units: int) -> None:
+            for unit in range(units):
+                await opened[number].append(Unit(models.unit(unit)))
+                await opened[number].step(must_speak=True)
+
+        async def run(units: int) -> None:
+            await together(count, lambda number: hold(number, units))
+
+        await run(2)
+        return await operators([model.engine.thread, model.code_engine.thread], run, 3)
+
+
+async def asr(count: int) -> dict[str, float]:
+    """A partial of Qwen3-ASR."""
+    with closing(models.transcriber("tiny", AS_ON_A_GPU)) as model:
+        opened, sound = [model.open() for _ in range(count)], models.sound(8)
+
+        async def hear(number: int, partials: int) -> None:
+            for step in range(partials):
+                await opened[number].decode(Window(sound[: (4 + step % 4) * 16_000], language="en", max_tokens=9))
+
+        async def run(partials: int) -> None:
+            await together(count, lambda number: hear(number, partials))
+
+        await run(4)
+        return await operators([model.engine.thread], run, 4)
+
+
+# What is counted of each model, by its name on the command line.
+MODELS: dict[str, Callable[[int], Awaitable[dict[str, float]]]] = {"tts": tts, "minicpmo": minicpmo, "asr": asr}
+
+
+def counted(name: str, counts: Sequence[int]) -> dict[str, dict[str, float]]:
+    """The operators of a model's step with each number of sessions."""
+    found = {str(n): asyncio.run(MODELS[name](n)) for n in counts}
+    first, last = min(counts), max(counts)
+    if last > first:
+        few, many = (found[str(n)]["outside"] for n in (first, last))
+        found[str(last)]["adds"] = (many - few) / (last - first)
+    show(f"{name}: a step of all sessions", {f"{n} sessions": row for n, row in found.items()})
+    return found
 
 
 async def steps_ms(settings: dict[str, Any], count: int, rows: int, tokens: int) -> list[float]:
@@ -56,25 +228,37 @@ async def steps_ms(settings: dict[str, Any], count: int, rows: int, tokens: int)
     return took
 
 
+def decode_steps(counts: Sequence[int], rows: int, tokens: int) -> dict[str, dict[str, float]]:
+    """Milliseconds of a decode step of `lm`, by layout and number of sessions."""
+    found: dict[str, dict[str, float]] = {}
+    for label, settings in LAYOUTS.items():
+        for count in counts:
+            took = asyncio.run(steps_ms(settings, count, rows, tokens))
+            found.setdefault(label, {})[str(count)] = percentile(took, 50)
+    table(
+        f"host time of a decode step, ms, {rows} rows a session",
+        ["KV and steps", *(f"{n} sessions" for n in counts)],
+        [[label, *(found[label][str(n)] for n in counts)] for label in found],
+    )
+    return found
+
+
 def main() -> None:
     parser = options("antiphon bench host", __doc__)
+    parser.add_argument("--models", default=f"lm,{','.join(MODELS)}")
     parser.add_argument("--sessions", default="1,16,64")
     parser.add_argument("--rows", type=int, default=500, help="of each session's KV")
     parser.add_argument("--tokens", type=int, default=40)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    counts = numbers(args.sessions)
-    found: dict[str, dict[str, float]] = {}
-    for label, settings in LAYOUTS.items():
-        for count in counts:
-            took = asyncio.run(steps_ms(settings, count, args.rows, args.tokens))
-            found.setdefault(label, {})[str(count)] = percentile(took, 50)
-    table(
-        f"host time of a decode step, ms, {args.rows} rows a session",
-        ["KV and steps", *(f"{n} sessions" for n in counts)],
-        [[label, *(found[label][str(n)] for n in counts)] for label in found],
-    )
-    print(f"\nwritten: {save('host', {'machine': machine(), 'rows': args.rows, 'step_ms': found})}")
+    counts, wanted = numbers(args.sessions), args.models.split(",")
+    if unknown := set(wanted) - {"lm", *MODELS}:
+        parser.error(f"no such model: {', '.join(sorted(unknown))}")
+    document: dict[str, Any] = {"machine": machine()}
+    if "lm" in wanted:
+        document |= {"rows": args.rows, "step_ms": decode_steps(counts, args.rows, args.tokens)}
+    document |= {name: counted(name, counts) for name in wanted if name in MODELS}
+    print(f"\nwritten: {save('host', document)}")
 
 
 if __name__ == "__main__":
