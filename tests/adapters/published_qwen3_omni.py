@@ -171,7 +171,7 @@ async def answer(
     assert model.talker
     vocoder = model.talker.parts.vocoder
     vocode = vocoder.forward
-    vocoder.forward = lambda held, past: frames.extend(held) or vocode(held, past)  # type: ignore[method-assign]
+    vocoder.forward = lambda held, past: frames.extend(held[0]) or vocode(held, past)  # type: ignore[method-assign]
     async with aclosing(stream.respond(messages, OPTIONS, VoiceOptions(speaker))) as parts:
         async for part in parts:
             if isinstance(part, ResponseAudio):

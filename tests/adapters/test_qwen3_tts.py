@@ -140,7 +140,7 @@ def test_when_frames_are_vocoded_in_chunks_then_the_audio_is_the_published_one(f
         for number, case in enumerate(CASES):
             before = tiny.reference_codes() if case.get("clone") == "icl" else []
             frames = before + case["codes"]
-            whole = vocoder(frames, VocoderState()).numpy()
+            whole = vocoder([frames], [VocoderState()])[0].numpy()
             heard = whole[len(before) * tiny.FRAME_SAMPLES :]
             assert len(heard) == tiny.FRAME_SAMPLES * len(case["codes"])
             np.testing.assert_allclose(heard[:640], case["wav"], atol=1e-4)
@@ -149,7 +149,7 @@ def test_when_frames_are_vocoded_in_chunks_then_the_audio_is_the_published_one(f
             past, at, made = VocoderState(), 0, []
             while at < len(frames):
                 size = chance.choice((1, 1, 2, 3, 7, 20))
-                made.append(vocoder(frames[at : at + size], past).numpy())
+                made.append(vocoder([frames[at : at + size]], [past])[0].numpy())
                 at += size
             np.testing.assert_allclose(np.concatenate(made), whole, atol=1e-4)
 

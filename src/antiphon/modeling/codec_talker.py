@@ -7,14 +7,12 @@ is spoken, one token a frame. What turns codes into audio is in `codec_vocoder.p
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -26,7 +24,8 @@ from antiphon.engine.local.kernels.graphs import capture
 from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.local.sampling import RowEdits, RowSampler, sample_rows
 from antiphon.engine.model_thread import ModelThread
-from antiphon.errors import ModelError, ModelLost
+from antiphon.errors import ModelError
+from antiphon.modeling.gathered import GatheredCalls
 
 log = logging.getLogger(__name__)
 
@@ -232,19 +231,11 @@ class _CapturedFrame:
         return codes[:count], summed[:count]
 
 
-@dataclass(slots=True)
-class _PredictionRequest:
+class _PredictionRequest(NamedTuple):
     thought: torch.Tensor
     code: int
     params: Sampling
     random: RandomNumbers
-    loop: asyncio.AbstractEventLoop
-    done: asyncio.Future[tuple[list[int], torch.Tensor]]
-
-    def lose(self, error: ModelLost) -> None:
-        """Fail the request, from any thread."""
-        with suppress(RuntimeError):
-            self.loop.call_soon_threadsafe(_resolve, self.done, error)
 
 
 class CodePredictorBatch:
@@ -254,9 +245,8 @@ class CodePredictorBatch:
     """
 
     def __init__(self, thread: ModelThread, predictor: CodePredictor, first_codes: nn.Module) -> None:
-        self._thread, self._predictor, self._first_codes = thread, predictor, first_codes
-        # Bound: one for each session.
-        self._requests: deque[_PredictionRequest] = deque()
+        self._predictor, self._first_codes = predictor, first_codes
+        self._calls = GatheredCalls[_PredictionRequest, tuple[list[int], torch.Tensor]](thread, self._frames)
         table: Any = first_codes.weight
         self._captured: CapturedFrames | None = None
         if table.device.type == "cuda":
@@ -275,32 +265,10 @@ class CodePredictorBatch:
         """
         if not is_plain(params):
             raise ValueError("the code predictor has no penalties, biases or exclusions")
-        loop = asyncio.get_running_loop()
-        request = _PredictionRequest(thought, code, params, random, loop, loop.create_future())
-        self._requests.append(request)
-        with self._thread.waiting(request.lose):
-            self._thread.post(self._predict)
-            return await request.done
+        return await self._calls.call(_PredictionRequest(thought, code, params, random))
 
-    def _predict(self) -> None:
-        """Serve all requests that have come, in the model's thread."""
-        batch = [self._requests.popleft() for _ in range(len(self._requests))]
-        if not batch:
-            return
-        try:
-            codes, summed = self._frame(batch)
-        except Exception as error:
-            # The edge of the model: whatever it raises fails these requests, never the engine.
-            failure = error if isinstance(error, ModelError) else ModelError(f"{type(error).__name__}: {error}")
-            for request in batch:
-                self._thread.deliver(request.loop, partial(_resolve, request.done, failure))
-            return
-        for request, frame, row in zip(batch, codes, summed, strict=True):
-            failed = ModelError("the model's output is not a number") if NO_TOKEN in frame else None
-            self._thread.deliver(request.loop, partial(_resolve, request.done, failed or (frame, row)))
-
-    def _frame(self, batch: Sequence[_PredictionRequest]) -> tuple[list[list[int]], torch.Tensor]:
-        """Return the codes of each request, read from the device once, and the sums of embeddings [n, width]."""
+    def _frames(self, batch: Sequence[_PredictionRequest]) -> list[tuple[list[int], torch.Tensor] | ModelError]:
+        """The codes of each request, read from the device once, and the sums of their embeddings [width]."""
         like: Any = self._first_codes.weight
         first = torch.tensor([r.code for r in batch])
         uniforms = torch.tensor([r.random.take(self._predictor.num_codes) for r in batch], dtype=torch.float64)
@@ -308,25 +276,17 @@ class CodePredictorBatch:
         with torch.inference_mode():
             thoughts = torch.stack([r.thought for r in batch]).to(like.device, like.dtype)
             if self._captured and (made := self._captured.call(thoughts, first, params, uniforms)):
-                codes, summed = made
-                return codes.tolist(), summed.clone()
-            choices = RowChoices.of(params, like.device)
-            # A copy that blocks would also wait for all the work that the device was given before.
-            embedded = self._first_codes(first.to(like.device, non_blocking=True))
-            codes, summed = self._predictor(thoughts, embedded, choices, uniforms.to(like.device, non_blocking=True))
-        found: list[list[int]] = codes.tolist()
-        return found, summed
-
-
-def _resolve(
-    done: asyncio.Future[tuple[list[int], torch.Tensor]], result: tuple[list[int], torch.Tensor] | ModelError
-) -> None:
-    if done.done():
-        return
-    if isinstance(result, ModelError):
-        done.set_exception(result)
-    else:
-        done.set_result(result)
+                codes, summed = made[0], made[1].clone()
+            else:
+                choices = RowChoices.of(params, like.device)
+                # A copy that blocks would also wait for all the work that the device was given before.
+                embedded = self._first_codes(first.to(like.device, non_blocking=True))
+                uniforms = uniforms.to(like.device, non_blocking=True)
+                codes, summed = self._predictor(thoughts, embedded, choices, uniforms)
+        return [
+            ModelError("the model's output is not a number") if NO_TOKEN in frame else (frame, row)
+            for frame, row in zip(codes.tolist(), summed, strict=True)
+        ]
 
 
 class FirstCodeChooser:

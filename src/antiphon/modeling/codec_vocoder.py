@@ -1,7 +1,8 @@
 """A vocoder from frames of codes to audio, 1920 samples a frame (12.5 frames a second at 24 kHz).
 
 It is causal: a stream that keeps the last inputs of each layer gives the same samples as the whole sequence at once,
-however it is cut into chunks. Parameter names are those of Qwen3-TTS checkpoints (`speech_tokenizer/`, under
+however it is cut into chunks. Streams are vocoded together, a row each: one call has as many operators for 64 streams
+as for two. Parameter names are those of Qwen3-TTS checkpoints (`speech_tokenizer/`, under
 `decoder.`), and sizes come from its config.json. Knows no model that makes codes.
 """
 
@@ -15,6 +16,11 @@ import msgspec
 import torch
 from torch import nn
 from torch.nn.functional import embedding, gelu, scaled_dot_product_attention, silu
+
+from antiphon.audio import Pcm
+from antiphon.engine.model_thread import ModelThread
+from antiphon.errors import ModelError
+from antiphon.modeling.gathered import GatheredCalls
 
 # Of the residual blocks behind each upsampling.
 DILATIONS = (1, 3, 9)
@@ -62,13 +68,52 @@ class VocoderConfig(VocoderTransformerConfig, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class VocoderState:
-    """The state of one stream: what each layer needs of its last inputs, and the frames the transformer has had.
+    """The state of one stream. A stream begins with an empty one, and belongs to one vocoder.
 
-    `tails`: by the layer's id. A stream begins with an empty state, and belongs to one vocoder.
+    `frames`: that it has had. `kept`: by the layer's id, the ends of what the layers were given, each [streams, ...] of
+    the streams that were vocoded together last; they are not changed in place. `row`: this stream's among them.
     """
 
-    tails: dict[int, torch.Tensor] = field(default_factory=dict)
     frames: int = 0
+    kept: dict[int, torch.Tensor] = field(default_factory=dict)
+    row: int = 0
+
+
+class VocoderStreams:
+    """The streams of one call, whose states are advanced by it: all are at their start, or none is.
+
+    `is_start`: whether they begin. `frames`: that each has had.
+    """
+
+    def __init__(self, states: Sequence[VocoderState]) -> None:
+        self._states = states
+        self.frames = [state.frames for state in states]
+        self.is_start = not states[0].kept
+        self._before = _together(states)
+        self._kept: dict[int, torch.Tensor] = {}
+
+    def before(self, layer: nn.Module) -> torch.Tensor:
+        """Return what the layer kept of each stream, [streams, ...]. Not at their start."""
+        return self._before[id(layer)]
+
+    def keep(self, layer: nn.Module, end: torch.Tensor) -> None:
+        """Keep the end of what the layer was given, [streams, ...]."""
+        # The whole would stay in memory with a view of it.
+        self._kept[id(layer)] = end.clone()
+
+    def advance(self, count: int) -> None:
+        """Give the streams their new states, `count` frames on."""
+        for row, state in enumerate(self._states):
+            state.frames, state.kept, state.row = state.frames + count, self._kept, row
+
+
+def _together(states: Sequence[VocoderState]) -> dict[int, torch.Tensor]:
+    """What the layers kept of all streams. Nothing is copied where these are the streams of the last call."""
+    kept = states[0].kept
+    if all(s.kept is kept and s.row == row for row, s in enumerate(states)):
+        whole = all(len(tensor) == len(states) for tensor in kept.values())
+        return kept if whole else {layer: tensor[: len(states)] for layer, tensor in kept.items()}
+    return {layer: torch.cat([s.kept[layer][s.row : s.row + 1] for s in states]) for layer in kept}
 
 
 class CausalConv(nn.Module):
@@ -79,12 +124,12 @@ class CausalConv(nn.Module):
         self.conv = nn.Conv1d(in_channels, out_channels, kernel, dilation=dilation, groups=groups)
         self._reach = (kernel - 1) * dilation
 
-    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
-        """Return [1, out_channels, frames] of x, [1, in_channels, frames], and keep x's end in `state`."""
+    def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
+        """Return [n, out_channels, frames] of x, [n, in_channels, frames], and keep x's end."""
         if self._reach:
-            before = state.tails.get(id(self))
-            x = torch.cat((x.new_zeros(*x.shape[:2], self._reach) if before is None else before, x), 2)
-            state.tails[id(self)] = x[..., -self._reach :]
+            start = streams.is_start
+            x = torch.cat((x.new_zeros(*x.shape[:2], self._reach) if start else streams.before(self), x), 2)
+            streams.keep(self, x[..., -self._reach :])
         out: torch.Tensor = self.conv(x)
         return out
 
@@ -104,17 +149,17 @@ class CausalUpsample(nn.Module):
         self._stride, self._reach = stride, -(-(kernel - stride) // stride)
         self._trim = kernel - stride if trim_start else 0
 
-    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
-        """Return [1, out_channels, frames * stride] of x, [1, in_channels, frames]; fewer at a trimmed start."""
+    def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
+        """Return [n, out_channels, frames * stride] of x, [n, in_channels, frames]; fewer at a trimmed start."""
         count, trim = x.shape[2], 0
         if self._reach:
-            before = state.tails.get(id(self))
-            trim = self._trim if before is None else 0
-            x = torch.cat((x.new_zeros(*x.shape[:2], self._reach) if before is None else before, x), 2)
-            state.tails[id(self)] = x[..., -self._reach :]
-        start = self._reach * self._stride
+            start = streams.is_start
+            trim = self._trim if start else 0
+            x = torch.cat((x.new_zeros(*x.shape[:2], self._reach) if start else streams.before(self), x), 2)
+            streams.keep(self, x[..., -self._reach :])
+        first = self._reach * self._stride
         out: torch.Tensor = self.conv(x)
-        return out[..., start + trim : start + count * self._stride]
+        return out[..., first + trim : first + count * self._stride]
 
 
 class Snake(nn.Module):
@@ -124,8 +169,8 @@ class Snake(nn.Module):
         super().__init__()
         self.alpha, self.beta = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(width))
 
-    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
-        """Return [1, width, frames] of x, which has the same shape."""
+    def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
+        """Return [n, width, frames] of x, which has the same shape."""
         alpha, beta = self.alpha.exp()[None, :, None], self.beta.exp()[None, :, None]
         return x + torch.sin(x * alpha).square() / (beta + 1e-9)
 
@@ -140,9 +185,9 @@ class ConvNext(nn.Module):
         self.pwconv1, self.pwconv2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
         self.gamma = nn.Parameter(torch.ones(width))
 
-    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
-        """Return [1, width, frames] of x, which has the same shape."""
-        inner = self.norm(self.dwconv(x, state).transpose(1, 2))
+    def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
+        """Return [n, width, frames] of x, which has the same shape."""
+        inner = self.norm(self.dwconv(x, streams).transpose(1, 2))
         out: torch.Tensor = self.gamma * self.pwconv2(gelu(self.pwconv1(inner)))
         return x + out.transpose(1, 2)
 
@@ -155,9 +200,9 @@ class Residual(nn.Module):
         self.act1, self.conv1 = Snake(width), CausalConv(width, width, 7, dilation)
         self.act2, self.conv2 = Snake(width), CausalConv(width, width, 1)
 
-    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
-        """Return [1, width, frames] of x, which has the same shape."""
-        out: torch.Tensor = self.conv2(self.act2(self.conv1(self.act1(x, state), state), state), state)
+    def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
+        """Return [n, width, frames] of x, which has the same shape."""
+        out: torch.Tensor = self.conv2(self.act2(self.conv1(self.act1(x, streams), streams), streams), streams)
         return out + x
 
 
@@ -170,10 +215,10 @@ class UpsampleBlock(nn.Module):
         parts = [Snake(in_channels), up, *(Residual(out_channels, d) for d in DILATIONS)]
         self.block = nn.ModuleList(parts)
 
-    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
-        """Return [1, out_channels, frames * rate] of x, [1, in_channels, frames]; fewer at a trimmed start."""
+    def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
+        """Return [n, out_channels, frames * rate] of x, [n, in_channels, frames]; fewer at a trimmed start."""
         for part in self.block:
-            x = part(x, state)
+            x = part(x, streams)
         return x
 
 
@@ -201,25 +246,34 @@ class WindowAttention(nn.Module):
         self.k_proj, self.v_proj = (nn.Linear(width, kv_heads * self._size, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(heads * self._size, width, bias=bias)
 
-    def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], state: VocoderState) -> torch.Tensor:
-        """Return [1, frames, width] of x, which has the same shape.
+    def forward(
+        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], streams: VocoderStreams
+    ) -> torch.Tensor:
+        """Return [n, frames, width] of x, which has the same shape.
 
-        `rotary`: cosines and sines of the frames' positions, each [frames, head_dim]. Keys and values of the window are
-        kept in `state`.
+        `rotary`: cosines and sines of the frames' positions, each [frames, head_dim], or [n, 1, frames, head_dim] where
+        the streams have had different numbers of frames. Keys and values of the window are kept, zeros where a stream
+        has had fewer frames.
         """
-        count = x.shape[1]
+        streams_count, count = x.shape[:2]
         projections = (self.q_proj, self.k_proj, self.v_proj)
-        q, k, v = (p(x).view(1, count, -1, self._size).transpose(1, 2) for p in projections)
-        fresh = torch.stack((_rotated(k, *rotary), v))
-        if (before := state.tails.get(id(self))) is not None:
-            fresh = torch.cat((before, fresh), 3)
-        state.tails[id(self)] = fresh[..., -(self._window - 1) :, :]
-        length = fresh.shape[3]
-        distance = torch.arange(length - count, length, device=x.device)[:, None]
-        distance = distance - torch.arange(length, device=x.device)
+        q, k, v = (p(x).view(streams_count, count, -1, self._size).transpose(1, 2) for p in projections)
+        fresh = torch.stack((_rotated(k, *rotary), v), 1)
+        held = self._window - 1
+        before = fresh.new_zeros(*fresh.shape[:3], held, self._size) if streams.is_start else streams.before(self)
+        fresh = torch.cat((before, fresh), 3)
+        streams.keep(self, fresh[..., count:, :])
+        # Frames that any of the streams has had.
+        most = min(max(streams.frames), held)
+        length = most + count
+        distance = torch.arange(most, length, device=x.device)[:, None] - torch.arange(length, device=x.device)
         seen = (distance >= 0) & (distance < self._window)
-        out = scaled_dot_product_attention(_rotated(q, *rotary), fresh[0], fresh[1], attn_mask=seen, enable_gqa=True)
-        made: torch.Tensor = self.o_proj(out.transpose(1, 2).reshape(1, count, -1))
+        if len(set(streams.frames)) > 1:
+            had = torch.tensor([min(n, held) for n in streams.frames]).to(x.device, non_blocking=True)
+            seen = seen & (torch.arange(length, device=x.device) >= most - had[:, None, None, None])
+        keys, values = fresh[..., held - most :, :].unbind(1)
+        out = scaled_dot_product_attention(_rotated(q, *rotary), keys, values, attn_mask=seen, enable_gqa=True)
+        made: torch.Tensor = self.o_proj(out.transpose(1, 2).reshape(streams_count, count, -1))
         return made
 
 
@@ -255,9 +309,11 @@ class TransformerLayer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = RmsNorm(width, eps), RmsNorm(width, eps)
         self.self_attn_layer_scale, self.mlp_layer_scale = LayerScale(width), LayerScale(width)
 
-    def forward(self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], state: VocoderState) -> torch.Tensor:
-        """Return [1, frames, width] of x, which has the same shape; `rotary` as in WindowAttention."""
-        x = x + self.self_attn_layer_scale.scale * self.self_attn(self.input_layernorm(x), rotary, state)
+    def forward(
+        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], streams: VocoderStreams
+    ) -> torch.Tensor:
+        """Return [n, frames, width] of x, which has the same shape; `rotary` as in WindowAttention."""
+        x = x + self.self_attn_layer_scale.scale * self.self_attn(self.input_layernorm(x), rotary, streams)
         inner, mlp = self.post_attention_layernorm(x), self.mlp
         made: torch.Tensor = mlp.down_proj(silu(mlp.gate_proj(inner)) * mlp.up_proj(inner))
         return x + self.mlp_layer_scale.scale * made
@@ -278,17 +334,20 @@ class Transformer(nn.Module):
         self.output_proj: nn.Module = nn.Linear(width, latent) if projects else nn.Identity()
         self._size, self._theta = config.head_size, config.rope_theta
 
-    def forward(self, x: torch.Tensor, state: VocoderState) -> torch.Tensor:
-        """Return [1, frames, latent] of x, which has the same shape, and count the frames in `state`."""
-        count = x.shape[1]
+    def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
+        """Return [n, frames, latent] of x, which has the same shape."""
+        count, frames = x.shape[1], streams.frames
         frequencies = self._theta ** -(torch.arange(0, self._size, 2, device=x.device).float() / self._size)
-        positions = torch.arange(state.frames, state.frames + count, device=x.device).float()
-        angles = (positions[:, None] * frequencies).repeat(1, 2)
+        if len(set(frames)) == 1:
+            positions = torch.arange(frames[0], frames[0] + count, device=x.device).float()
+        else:
+            first = torch.tensor(frames).to(x.device, non_blocking=True)
+            positions = (first[:, None, None] + torch.arange(count, device=x.device)).float()
+        angles = (positions[..., None] * frequencies).repeat(*(1 for _ in positions.shape), 2)
         rotary = (angles.cos().to(x.dtype), angles.sin().to(x.dtype))
-        state.frames += count
         x = self.input_proj(x)
         for layer in self.layers:
-            x = layer(x, rotary, state)
+            x = layer(x, rotary, streams)
         out: torch.Tensor = self.output_proj(self.norm(x))
         return out
 
@@ -301,7 +360,7 @@ class Codebook(nn.Module):
         self.cluster_usage, self.embedding_sum = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size, width))
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return the mean vectors [frames, width] of codes, int [frames]."""
+        """Return the mean vectors [..., width] of codes, int [...]."""
         return embedding(codes, self.embedding_sum) / embedding(codes, self.cluster_usage.clamp(min=1e-5)[:, None])
 
 
@@ -316,14 +375,36 @@ class Quantizer(nn.Module):
         self.output_proj = nn.Conv1d(width, out_channels, 1, bias=False)
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return [1, out_channels, frames] of codes, int [codebooks, frames]."""
+        """Return [n, out_channels, frames] of codes, int [codebooks, n, frames]."""
         books: Any = self.vq["layers"]
         summed = sum(books[i]["_codebook"](row) for i, row in enumerate(codes))
-        out: torch.Tensor = self.output_proj(summed.T[None])
+        out: torch.Tensor = self.output_proj(summed.transpose(1, 2))
         return out
 
 
-class CodecVocoder(nn.Module):
+class StreamVocoder(nn.Module):
+    """A vocoder of many streams, of which each has a VocoderState."""
+
+    def vocode(self, codes: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
+        """Return the audio [n, samples] of the streams' next frames: codes, int [n, frames, codebooks]."""
+        raise NotImplementedError
+
+    @torch.inference_mode()
+    def forward(self, frames: Sequence[Sequence[Sequence[int]]], states: Sequence[VocoderState]) -> torch.Tensor:
+        """Return the audio of the next frames of n streams: float32 [n, samples] in [-1, 1] on the CPU, 24 kHz.
+
+        `frames`: of each stream as many, each with one code for each codebook. `states`: the streams', which are
+        advanced; all of them begin, or none does. Waits for the device once. Runs the model, so it has to be called in
+        the model's thread.
+        """
+        streams, like = VocoderStreams(states), next(self.parameters())
+        codes = torch.tensor(frames, dtype=torch.long).to(like.device, non_blocking=True)
+        audio = self.vocode(codes, streams).float().clamp(-1, 1).cpu()
+        streams.advance(codes.shape[1])
+        return audio
+
+
+class CodecVocoder(StreamVocoder):
     """The whole vocoder. Its parameters have the checkpoint's names under `decoder.`."""
 
     def __init__(self, config: VocoderConfig) -> None:
@@ -346,17 +427,50 @@ class CodecVocoder(nn.Module):
         uppers = [UpsampleBlock(width // 2**i, width // 2 ** (i + 1), rate) for i, rate in enumerate(rates)]
         self.decoder = nn.ModuleList([CausalConv(latent, width, 7), *uppers, Snake(last), CausalConv(last, 1, 7)])
 
-    @torch.inference_mode()
-    def forward(self, frames: Sequence[Sequence[int]], state: VocoderState) -> torch.Tensor:
-        """Return the audio of a stream's next frames: float32 [samples] in [-1, 1] on the CPU, 24 kHz, 1920 a frame.
-
-        `frames`: one code for each codebook in each. `state`: the stream's, which is advanced. Runs the model, so it
-        has to be called in the model's thread.
-        """
-        codes = torch.tensor(frames, dtype=torch.long, device=self.pre_conv.conv.weight.device).T
+    def vocode(self, codes: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
+        """Return the audio [n, samples] of the streams' next frames: codes, int [n, frames, codebooks]."""
+        codes = codes.permute(2, 0, 1)
         x: torch.Tensor = self.quantizer["rvq_first"](codes[:1]) + self.quantizer["rvq_rest"](codes[1:])
-        x = self.pre_transformer(self.pre_conv(x, state).transpose(1, 2), state).transpose(1, 2)
+        x = self.pre_transformer(self.pre_conv(x, streams).transpose(1, 2), streams).transpose(1, 2)
         upsample: Any = self.upsample
         for part in (*(p for parts in upsample for p in parts), *self.decoder):
-            x = part(x, state)
-        return x[0, 0].float().clamp(-1, 1).cpu()
+            x = part(x, streams)
+        return x[:, 0]
+
+
+class VocoderBatch:
+    """Runs a vocoder in the model's thread, for all streams that ask before the next step: on a GPU those with as many
+    frames together, on a CPU, where that would keep the thread for long, one by one.
+    """
+
+    def __init__(self, thread: ModelThread, vocoder: StreamVocoder) -> None:
+        self._vocoder = vocoder
+        self.together = next(vocoder.parameters()).device.type != "cpu"
+        self._calls = GatheredCalls[_Frames, Pcm](thread, self._vocode)
+
+    async def audio(self, frames: Sequence[Sequence[int]], state: VocoderState) -> Pcm:
+        """Return the audio of a stream's next frames: float32 [num_samples] in [-1, 1], 24 kHz.
+
+        `frames`: one code for each codebook in each. `state`: the stream's, which is advanced. Waits for the model's
+        thread. Raises ModelError, Refused once the thread is closed.
+        """
+        return await self._calls.call((frames, state))
+
+    def _vocode(self, requests: Sequence[_Frames]) -> list[Pcm | ModelError]:
+        groups: dict[tuple[int, bool, int], list[int]] = {}
+        for number, (frames, state) in enumerate(requests):
+            alone = 0 if self.together else number
+            groups.setdefault((len(frames), bool(state.kept), alone), []).append(number)
+        made: dict[int, Pcm | ModelError] = {}
+        for members in groups.values():
+            try:
+                audio = self._vocoder([requests[i][0] for i in members], [requests[i][1] for i in members])
+            except Exception as error:
+                # The edge of the model. The other groups have their audio.
+                made |= dict.fromkeys(members, ModelError(f"{type(error).__name__}: {error}"))
+            else:
+                made |= dict(zip(members, audio.numpy(), strict=True))
+        return [made[i] for i in range(len(requests))]
+
+
+_Frames = tuple[Sequence[Sequence[int]], VocoderState]

@@ -7,7 +7,6 @@ chunks; chunks that are decoded by themselves lose 555 samples each time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -19,14 +18,15 @@ from antiphon.modeling.codec_vocoder import (
     CausalUpsample,
     ConvNext,
     Snake,
+    StreamVocoder,
     Transformer,
     UpsampleBlock,
-    VocoderState,
+    VocoderStreams,
     VocoderTransformerConfig,
 )
 
 
-class Code2Wav(nn.Module):
+class Code2Wav(StreamVocoder):
     """The vocoder of all conversations; what a stream has seen is in its VocoderState.
 
     `config`: a Qwen3OmniMoeCode2WavConfig. Parameter names are the checkpoint's, under `code2wav.`. `frame_samples`:
@@ -62,20 +62,15 @@ class Code2Wav(nn.Module):
         self.decoder = nn.ModuleList([CausalConv(width, channels, 7), *blocks, Snake(last), CausalConv(last, 1, 7)])
         self.frame_samples = prod([*rates, *config.upsampling_ratios])
 
-    @torch.inference_mode()
-    def forward(self, frames: Sequence[Sequence[int]], past: VocoderState) -> torch.Tensor:
-        """Return the audio of a stream's next frames: float32 [num_samples], 24 kHz, in [-1, 1], on the CPU.
+    def vocode(self, codes: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
+        """Return the audio [n, samples] of the streams' next frames: codes, int [n, frames, codebooks].
 
-        `frames`: one code for each codebook. `past`: the stream's state, which is advanced; an empty one begins a
-        stream, whose first chunk is 555 samples short. Called in the model's thread.
+        A stream's first chunk is 555 samples short.
         """
-        table = self.code_embedding
-        codes = torch.tensor(frames, dtype=torch.long, device=table.weight.device)
-        x: torch.Tensor = table(codes + torch.arange(codes.shape[1], device=codes.device) * self._codebook_size).mean(
-            1
-        )[None]
-        x = self.pre_transformer(x, past).transpose(1, 2)
+        offsets = torch.arange(codes.shape[2], device=codes.device) * self._codebook_size
+        x: torch.Tensor = self.code_embedding(codes + offsets).mean(2)
+        x = self.pre_transformer(x, streams).transpose(1, 2)
         upsample: Any = self.upsample
         for part in (*(p for parts in upsample for p in parts), *self.decoder):
-            x = part(x, past)
-        return x[0, 0].float().clamp(-1, 1).cpu()
+            x = part(x, streams)
+        return x[:, 0]

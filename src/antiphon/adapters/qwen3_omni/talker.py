@@ -19,7 +19,7 @@ from antiphon.engine.api import Engine, Sampling, Session
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError
 from antiphon.modeling.codec_talker import CodecSampling, CodePredictorBatch, TextRows, chunk_sizes, generate_frames
-from antiphon.modeling.codec_vocoder import VocoderState
+from antiphon.modeling.codec_vocoder import VocoderBatch, VocoderState
 from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, Run
 from antiphon.modeling.omni.conversation import SpokenTokens, TalkerRows
 
@@ -53,6 +53,7 @@ class OmniTalker:
     ) -> None:
         self.parts, self.engine, self.thread, self.sampling = parts, engine, thread, sampling
         self.code_predictors = CodePredictorBatch(thread, parts.code_predictor, parts.decoder.get_input_embeddings())
+        self.vocoders = VocoderBatch(thread, parts.vocoder)
         self._embed = embed
 
     @property
@@ -161,15 +162,10 @@ class OmniTalkerStream:
         async for frame in frames:
             held.append(frame)
             if len(held) == size:
-                yield await self._vocode(held, state)
+                yield await self._talker.vocoders.audio(held, state)
                 held, size = [], next(sizes)
         if held:
-            yield await self._vocode(held, state)
-
-    async def _vocode(self, frames: list[list[int]], state: VocoderState) -> Pcm:
-        talker = self._talker
-        pcm: Pcm = (await talker.thread.call_model(lambda: talker.parts.vocoder(frames, state))).numpy()
-        return pcm
+            yield await self._talker.vocoders.audio(held, state)
 
     def close(self) -> None:
         """Close the session and free its KV; a reply that is being spoken fails. The talker stays open."""

@@ -36,7 +36,7 @@ from antiphon.modeling.codec_talker import (
     chunk_sizes,
     generate_frames,
 )
-from antiphon.modeling.codec_vocoder import VocoderState
+from antiphon.modeling.codec_vocoder import VocoderBatch, VocoderState
 from antiphon.shares.fair_cache import FairCache
 from antiphon.shares.places import current_owner
 from antiphon.shares.threads import FILE_THREADS, in_thread
@@ -84,6 +84,7 @@ class Qwen3Tts:
         self.code_predictors = CodePredictorBatch(
             self.engine.thread, parts.code_predictor, parts.decoder.get_input_embeddings()
         )
+        self.vocoders = VocoderBatch(self.engine.thread, parts.vocoder)
         self.profile = _profile(model_id, parts)
         self._prompts = PromptRows(parts)
         # The voices cloned last, so that a conversation in one voice encodes its sample once; the oldest first.
@@ -141,8 +142,8 @@ class Qwen3Tts:
             yield await self._vocode(held, vocoder, num_before)
 
     async def _vocode(self, frames: list[list[int]], state: VocoderState, num_before: int) -> SpeechChunk:
-        pcm = await self.engine.thread.call_model(lambda: self.parts.vocoder(frames, state))
-        return SpeechChunk(pcm.numpy(), num_symbols=0 if num_before else 1, num_frames=len(frames))
+        pcm = await self.vocoders.audio(frames, state)
+        return SpeechChunk(pcm, num_symbols=0 if num_before else 1, num_frames=len(frames))
 
     async def frames(
         self,
@@ -213,7 +214,7 @@ class Qwen3Tts:
             cloned = voice, state
             self._cloned.put(owner, key, cloned)
         voice, state = cloned
-        return voice, VocoderState(dict(state.tails), state.frames)
+        return voice, replace(state)
 
     async def listen(self, pcm: Pcm, text: str = "") -> ClonedVoice:
         """Return the voice of a sample: float32 [num_samples], 24 kHz, at least 0.25 s.

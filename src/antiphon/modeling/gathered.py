@@ -1,0 +1,70 @@
+"""Requests of many sessions to one part of a model, served together in the model's thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Generic, TypeVar
+
+from antiphon.engine.model_thread import ModelThread
+from antiphon.errors import ModelError, ModelLost
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+
+class GatheredCalls(Generic[Request, Result]):
+    """Serves all requests that have come before the next step of a model's thread at once.
+
+    `serve`: called in the thread with the requests; returns a result or an error for each. What it raises fails all.
+    """
+
+    def __init__(
+        self, thread: ModelThread, serve: Callable[[Sequence[Request]], Sequence[Result | ModelError]]
+    ) -> None:
+        self._thread, self._serve = thread, serve
+        # Bound: one for each session.
+        self._waiting: deque[tuple[Request, asyncio.AbstractEventLoop, asyncio.Future[Result]]] = deque()
+
+    async def call(self, request: Request) -> Result:
+        """Return the result of a request. Waits for the model's thread. Raises ModelError where it fails or the thread
+        is lost, Refused once the thread is closed.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[Result] = loop.create_future()
+
+        def lose(error: ModelLost) -> None:
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_resolve, done, error)
+
+        self._waiting.append((request, loop, done))
+        with self._thread.waiting(lose):
+            self._thread.post(self._serve_all)
+            return await done
+
+    def _serve_all(self) -> None:
+        # A caller that was cancelled needs nothing any more.
+        batch = [each for each in (self._waiting.popleft() for _ in range(len(self._waiting))) if not each[2].done()]
+        if not batch:
+            return
+        results: Sequence[Result | ModelError]
+        try:
+            results = self._serve([request for request, _, _ in batch])
+        except Exception as error:
+            # The edge of the model: whatever it raises fails these requests, never the engine.
+            failure = error if isinstance(error, ModelError) else ModelError(f"{type(error).__name__}: {error}")
+            results = [failure] * len(batch)
+        for (_, loop, done), result in zip(batch, results, strict=True):
+            self._thread.deliver(loop, partial(_resolve, done, result))
+
+
+def _resolve(done: asyncio.Future[Result], result: Result | ModelError) -> None:
+    if done.done():
+        return
+    if isinstance(result, ModelError):
+        done.set_exception(result)
+    else:
+        done.set_result(result)

@@ -1,0 +1,147 @@
+"""Many streams of a vocoder together, against each of them alone."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import Qwen3OmniMoeConfig
+
+from antiphon.adapters.qwen3_omni.code2wav import Code2Wav
+from antiphon.engine.model_thread import ModelThread
+from antiphon.errors import ModelError
+from antiphon.modeling.codec_vocoder import CodecVocoder, StreamVocoder, VocoderBatch, VocoderConfig, VocoderState
+from tests.engine.local.operators import Operators
+
+BOOKS, SIZE, WINDOW = 4, 16, 6
+
+
+def qwen3_tts() -> StreamVocoder:
+    return CodecVocoder(
+        VocoderConfig(
+            hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+            sliding_window=WINDOW, latent_dim=12, num_quantizers=BOOKS, codebook_size=SIZE, codebook_dim=8,
+            decoder_dim=16, upsample_rates=(3, 2), upsampling_ratios=(2,),
+        )
+    )  # fmt: skip
+
+
+def qwen3_omni() -> StreamVocoder:
+    config = Qwen3OmniMoeConfig().code2wav_config
+    changes = {
+        "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 4,
+        "num_key_value_heads": 2, "sliding_window": WINDOW, "num_quantizers": BOOKS, "codebook_size": SIZE,
+        "decoder_dim": 16, "upsample_rates": [3, 2], "upsampling_ratios": [2],
+    }  # fmt: skip
+    for name, value in changes.items():
+        setattr(config, name, value)
+    return Code2Wav(config)
+
+
+@pytest.fixture(scope="module", params=[qwen3_tts, qwen3_omni])
+def vocoder(request: pytest.FixtureRequest) -> StreamVocoder:
+    torch.manual_seed(0)
+    made: StreamVocoder = request.param()
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made.double().eval()
+
+
+def some_frames(chance: random.Random, count: int) -> list[list[int]]:
+    return [[chance.randrange(SIZE) for _ in range(BOOKS)] for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_streams_that_join_and_leave_have_the_audio_of_each_alone(vocoder: StreamVocoder, seed: int) -> None:
+    chance = random.Random(seed)
+    # Each as the state alone, and the state together.
+    streams: list[tuple[VocoderState, VocoderState]] = []
+    for _ in range(12):
+        for _ in range(chance.choice((0, 0, 1, 3))):
+            streams.append((VocoderState(), VocoderState()))
+        if streams and chance.random() < 0.2:
+            streams.pop(chance.randrange(len(streams)))
+        if streams and chance.random() < 0.2:
+            # What was kept of a voice is gone on with more than once.
+            alone, together = chance.choice(streams)
+            streams.append((replace(alone), replace(together)))
+        count, begins = chance.choice((1, 2, 8)), chance.random() < 0.5
+        present = [s for s in streams if (s[0].frames == 0) == begins and chance.random() < 0.9]
+        chance.shuffle(present)
+        if not present:
+            continue
+        frames = [some_frames(chance, count) for _ in present]
+        made = vocoder(frames, [together for _, together in present])
+        for own, (alone, together), audio in zip(frames, present, made, strict=True):
+            torch.testing.assert_close(audio, vocoder([own], [alone])[0], rtol=0, atol=1e-8)
+            assert together.frames == alone.frames
+
+
+def test_a_call_has_as_many_operators_for_64_streams_as_for_two_and_reads_once(vocoder: StreamVocoder) -> None:
+    chance, lists = random.Random(1), list[list[str]]()
+    for count in (2, 64):
+        states = [VocoderState() for _ in range(count)]
+        for frames in (3, 1):
+            vocoder([some_frames(chance, frames)] * count, states)
+        # Of other ages, and in another order.
+        vocoder([some_frames(chance, 2)], states[:1])
+        states.reverse()
+        with Operators() as operators:
+            vocoder([some_frames(chance, 1)] * count, states)
+        lists.append(operators.names)
+    assert lists[0] == lists[1]
+    again = vocoder.state_dict()
+    with Operators() as operators:
+        vocoder([some_frames(chance, 1)] * 64, states)
+    # The same streams as in the call before: nothing is gathered.
+    assert len(operators.names) < len(lists[1])
+    assert again.keys() == vocoder.state_dict().keys()
+
+
+def test_requests_that_come_before_a_step_are_served_together_and_one_that_fails_fails_alone(
+    vocoder: StreamVocoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[int, int]] = []
+    run = vocoder.forward
+
+    def noted(frames: Any, states: Any) -> torch.Tensor:
+        calls.append((len(frames), len(frames[0])))
+        return run(frames, states)
+
+    monkeypatch.setattr(vocoder, "forward", noted)
+    chance = random.Random(2)
+    one, two = some_frames(chance, 1), some_frames(chance, 2)
+    wrong = [[SIZE * BOOKS * 9] * BOOKS] * 3
+
+    async def act(*, together: bool) -> list[Any]:
+        thread = ModelThread("vocoder")
+        batch = VocoderBatch(thread, vocoder)
+        assert not batch.together
+        batch.together = together
+        calls.clear()
+        requests = [batch.audio(frames, VocoderState()) for frames in (one, two, wrong, one, one)]
+        # They all come while the thread is held.
+        gate = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        held = asyncio.ensure_future(thread.call(lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()))
+        waiting = asyncio.gather(*requests, return_exceptions=True)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        gate.set()
+        await held
+        found = await waiting
+        thread.close()
+        return found
+
+    single = asyncio.run(act(together=False))
+    assert calls == [(1, 1), (1, 2), (1, 3), (1, 1), (1, 1)]
+    joint = asyncio.run(act(together=True))
+    assert calls == [(3, 1), (1, 2), (1, 3)]
+    for found in (single, joint):
+        assert isinstance(found[2], ModelError)
+    for i in (0, 1, 3, 4):
+        assert torch.allclose(torch.tensor(single[i]), torch.tensor(joint[i]), atol=1e-6)
