@@ -552,7 +552,7 @@ LONG = json.dumps({"type": "push_text", "text": "word " * 900})
 def test_when_a_client_does_not_read_then_a_resume_still_replaces_it(scripted: tuple[str, ServerState, Echo]) -> None:
     async def main() -> None:
         client = await opened(scripted[0], session=AUDIO_SESSION)
-        attachment = scripted[1].resumable[client.session_id].attachment
+        attachment = scripted[1].sessions.resumable[client.session_id].attachment
         await client.say(LONG)
         for _ in range(500):
             await asyncio.sleep(0.01)
@@ -603,7 +603,7 @@ def test_when_wrong_acknowledgements_flood_in_then_their_errors_stay_bounded(
 ) -> None:
     async def main() -> None:
         client = await opened(scripted[0])
-        outbox = scripted[1].resumable[client.session_id].attachment.outbox
+        outbox = scripted[1].sessions.resumable[client.session_id].attachment.outbox
         wrong = json.dumps({"type": "session.event_ack", "server_event_seq": 10**6})
         try:
             async with asyncio.timeout(1.5):

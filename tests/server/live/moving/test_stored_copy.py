@@ -126,14 +126,16 @@ class Stage:
         self.conversation = cast(
             Any,
             SimpleNamespace(
-                conversation=self.history,
-                audio_s=0.0,
-                settled_ms=0.0,
-                unread_items=[],
-                owed_responses=[],
-                user_speaks=False,
-                is_responding=False,
-                is_heard=False,
+                history=self.history,
+                progress=SimpleNamespace(
+                    audio_s=0.0,
+                    settled_ms=0.0,
+                    unread_items=[],
+                    owed_responses=[],
+                    user_speaks=False,
+                    is_responding=False,
+                    is_heard=False,
+                ),
                 leave_open_turn=lambda: setattr(self, "left_open_turn", True),
             ),
         )
@@ -301,10 +303,10 @@ def test_a_resume_says_how_many_messages_are_stored() -> None:
             stage.copy.received(number, [SECOND])
         await stage.inbox.get()
         await stage.inbox.get()
-        stage.conversation.settled_ms = 1000.0
+        stage.conversation.progress.settled_ms = 1000.0
         assert await stage.copy.store_token() == 1
-        stage.conversation.audio_s = 2.0
-        stage.conversation.settled_ms = 2000.0
+        stage.conversation.progress.audio_s = 2.0
+        stage.conversation.progress.settled_ms = 2000.0
         assert await stage.copy.store_token() == 2
 
     assert play(scene).store.rows[-1].received == ReceivedCounts(2, 2000)
@@ -417,7 +419,8 @@ def test_what_is_being_said_is_stored_once_there_is_more_than_is_always_on_its_w
     async def scene(stage: Stage) -> None:
         stage.copy.begin(stage.conversation)
         stage.copy.received(1, [SECOND])
-        stage.conversation.audio_s, stage.conversation.settled_ms = 1.0, 1000.0 - unsettled_ms
+        now = stage.conversation.progress
+        now.audio_s, now.settled_ms = 1.0, 1000.0 - unsettled_ms
         async with anyio.create_task_group() as group:
             group.start_soon(stage.copy.store_speech)
             await turns()
