@@ -206,16 +206,16 @@ class Journal:
         """Number the next frame `seq` + 1: the session was restored, and its client has that many frames."""
         self._seq = self._floor = seq
 
-    def hand_over(self, max_bytes: int) -> list[SentFrame]:
+    def hand_over(self, max_bytes: int) -> list[SentFrame] | None:
         """Number the frames that wait, and return all that the client may lack, for the host that goes on with the
-        session. None where they are larger than `max_bytes`: the client will find a gap.
+        session. None where they are larger than `max_bytes`: some of them have to be told anew, as after a crash.
         """
         self._waiting = deque(self._number(waiting) for waiting in self._waiting)
         self._waiting_bytes = sum(waiting.size for waiting in self._waiting)
         frames = [*self._sent, *(w for w in self._waiting if isinstance(w, _Sent))]
         frames.sort(key=lambda sent: sent.seq)
         if sum(sent.size for sent in frames) > max_bytes:
-            return []
+            return None
         return [
             SentFrame(sent.seq, sent.data, None, sent.epoch)
             if isinstance(sent.data, str)

@@ -400,6 +400,23 @@ def test_a_session_that_moves_is_stored_with_all_its_frames_and_its_client_sent_
     assert stage.store.ended == (["released"] if is_released else ["forgotten"])
 
 
+def test_what_is_too_large_to_be_handed_over_is_stored_as_in_any_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_copy, "MAX_HANDED_OVER_BYTES", 10)
+
+    async def scene(stage: Stage) -> None:
+        stage.copy.begin(stage.conversation)
+        stage.copy.send([Frame({"type": "response.piece.delta"}), Frame({"type": "response.done"})])
+        await stage.copy.store()
+        await stage.copy.move(0.0)
+        await stage.copy.give_away()
+        stage.copy.close()
+
+    continued = serve(scene).store.snapshot["continued"]
+    assert not continued["is_whole"]
+    # The piece, which is told anew, is left out; the frame behind it is not lost.
+    assert [frame["seq"] for frame in continued["journal"]] == [2]
+
+
 def test_a_session_that_does_not_move_is_not_given_away() -> None:
     async def scene(stage: Stage) -> None:
         stage.copy.begin(stage.conversation)

@@ -91,8 +91,9 @@ class ResumePoint(msgspec.Struct):
     - `unread_items`: items whose audio had no transcript yet; their audio is sent again.
     - `open_response`: what its client has seen the beginning of. `owed`: what is still to be answered.
     - `finished`: the last response, if the history ends with it. Its client may not have heard it to its end.
-    - `journal`: the frames that the client may lack. `is_whole`: a host that gives the session away stores all of them;
-      in other snapshots the pieces of responses are left out.
+    - `journal`: the frames that the client may lack. `is_whole`: their numbers have no gap, so that they can be sent as
+      they are: all frames are stored where a host gives the session away and they are not too large, and otherwise
+      neither the pieces of responses nor the oldest frames.
     """
 
     received: int = 0
