@@ -69,7 +69,7 @@ LIMIT_CODES = frozenset({"string_above_max_length", "json_too_complex"})
 # How msgspec says what is wrong: the reason, then the path of the field unless the whole value is meant.
 _REASON = re.compile(r"(?s)(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?")
 _FIELD = re.compile(r"Object (?P<what>missing required|contains unknown) field `(?P<name>.*)`")
-_TOO_LONG = re.compile(r"Expected `str` of length <= \d+")
+_TOO_LONG = re.compile(r"Expected `str` of length <= (?P<most>\d+)")
 _EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`(, got `.*`)?")
 _VALUE = re.compile(r"(?s)Invalid (enum )?value '?(?P<value>.*?)'?")
 # What clients are told of types, which they know by Python's names.
@@ -251,7 +251,7 @@ def decode(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") 
     """The JSON text as a value of `kind`. `where` is the path of the value, empty for a whole message.
 
     Raises RemoteProtocolError: `invalid_json`; `invalid_type`, `missing_required_parameter`, `unknown_parameter` or
-    `invalid_value` for a field, with its path as `param`; `string_above_max_length` for a Text that is too long;
+    `invalid_value` for a field, with its path as `param`; `string_above_max_length` for a text that is too long;
     `json_too_complex` for a whole message (`check_complexity`). A message of a union whose `type` no member has is an
     `invalid_value` of `type`.
     """
@@ -278,8 +278,8 @@ def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolEr
         if field["what"] == "contains unknown":
             return unknown_parameter(param)
         return RemoteProtocolError("missing_required_parameter", f"Missing required parameter: '{param}'.", param)
-    if _TOO_LONG.fullmatch(reason):
-        return too_long(path)
+    if longer := _TOO_LONG.fullmatch(reason):
+        return too_long(path, int(longer["most"]))
     if expected := _EXPECTED.fullmatch(reason):
         types = expected["types"].split(" | ")
         if {"int", "float"} <= set(types):
@@ -294,10 +294,10 @@ def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolEr
     return RemoteProtocolError("invalid_value", f"Invalid value for '{path}': {reason}.", path or None)
 
 
-def too_long(param: str) -> RemoteProtocolError:
-    """What a client is told of a text of more than MAX_TEXT characters in the field `param`."""
+def too_long(param: str, most: int = MAX_TEXT) -> RemoteProtocolError:
+    """The error for a text of more than `most` characters in the field `param`."""
     return RemoteProtocolError(
-        "string_above_max_length", f"Invalid value for '{param}': at most {MAX_TEXT} characters.", param
+        "string_above_max_length", f"Invalid value for '{param}': at most {most} characters.", param
     )
 
 

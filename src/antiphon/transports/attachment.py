@@ -141,7 +141,8 @@ class Attachment:
         self._place = new_attachment()
         # Notified when the state of the attachment changes, and when the session is closed.
         self._changed = Signal()
-        # Frames of the client that were handled. A client that resumes sends those again that came after.
+        # Frames of the client that were taken, the one that is being handled too. A client that resumes sends again
+        # those that came after.
         self.num_received = 0
         self._group: anyio.abc.TaskGroup | None = None
         # Of the transport that was attached last: all its tasks, and its reader.

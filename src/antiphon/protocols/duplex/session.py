@@ -43,7 +43,8 @@ from antiphon.turns.end_of_turn import semantic_vad
 
 
 class DuplexSnapshot(msgspec.Struct):
-    """The session's configuration and epoch as they are stored: these names must not change."""
+    """The session's configuration and epoch as they are stored. These names must not change; a new one
+    has a default, which sessions that were stored before get."""
 
     model: str
     audio: AudioInput

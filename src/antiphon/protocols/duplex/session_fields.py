@@ -342,7 +342,7 @@ def audio_json(audio: AudioInput, output: SessionOutput) -> ShownSessionAudio:
 def apply_duplex(fields: DuplexFields, given: DuplexUpdateFields) -> DuplexFields:
     """The fields that a conversation does not have, with the changes that were `given`; null changes nothing.
 
-    Raises RemoteProtocolError (`bad_event` for a policy).
+    Raises RemoteProtocolError with the codes of a conversation, `bad_event` for a policy.
     """
     merged = msgspec.structs.replace(fields)
     for key, allowed in (("overlap_policy", OVERLAP_POLICIES), ("playback_commit_policy", COMMIT_POLICIES)):
