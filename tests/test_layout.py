@@ -222,11 +222,11 @@ def test_a_folder_holds_at_most_sixteen_modules() -> None:
 
 # What there may be at most of what nobody wants more of: as many as there are. A limit is only ever lowered.
 MAX_OF = {
-    "dict[str, Any]": 94,
-    "untyped maps": 286,
-    "modules under 60 lines": 87,
-    "attributes of a class": 32,
-    "own imports of a module": 25,
+    "dict[str, Any]": 11,
+    "untyped maps": 168,
+    "modules under 60 lines": 36,
+    "attributes of a class": 27,
+    "own imports of a module": 23,
 }
 MAPS = {"dict", "Dict", "defaultdict", "OrderedDict", "Mapping", "MutableMapping"}
 
