@@ -20,7 +20,7 @@ from bench.turn_taking.replay import evidence_of, is_fitted, listening, renamed,
 
 from antiphon.turns.end_of_turn import MAX_SILENCE_MS, MIN_SILENCE_MS, EndOfTurnTable, features
 
-TABLE = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "turns" / "ending" / "end_of_turn_table.py"
+TABLE = Path(__file__).resolve().parents[2] / "src" / "antiphon" / "turns" / "end_of_turn_table.py"
 MAX_PAUSES = 10.0
 # What a weight is before anything is measured, as mean and standard deviation. The recordings have few fillers and
 # hardly any dictation, so these stay near what is said here.

@@ -81,14 +81,20 @@ class Event(msgspec.Struct):
     delta: str = ""
     transcript: str = ""
     message: str = "error"
-    error: _Problem | None = None
+    error: msgspec.Raw = msgspec.Raw(b"null")
     response: _Ended | None = None
     item: _Item | None = None
 
     @property
     def problem(self) -> str:
         """What went wrong, in the server's words."""
-        return (self.error.message if self.error else None) or "error"
+        with suppress(msgspec.ValidationError):
+            found = msgspec.json.decode(self.error, type=_Problem | None)
+            if found is None:
+                return "error"
+            if found.message:
+                return found.message
+        return bytes(self.error).decode()
 
 
 class _Typed(msgspec.Struct):

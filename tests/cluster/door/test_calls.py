@@ -126,6 +126,11 @@ def test_a_call_begins_with_the_session_that_it_asks_for_and_keeps_the_doors_for
                 "session.update", session={"type": "realtime", "audio": {"input": {"format": {"type": "audio/pcma"}}}}
             )
             await caller.until("session.updated")
+            # The host refuses what is no JSON, and the call goes on.
+            caller.channel.send(b'{"type": "session.update", "session": {"instructions": "\xff"}}')
+            await caller.until("error")
+            ask(caller, "Hello.")
+            await caller.until("response.done")
         return caller
 
     created, updated = (e["session"] for e in asyncio.run(main()).seen if e["type"].startswith("session."))

@@ -72,7 +72,9 @@ class CodeStream:
         self._thread, self._session, self._conditions = thread, session, conditions
         self._params, self._end = params, end
         self._greedy = params.temperature <= GREEDY_TEMPERATURE
-        self._random = RandomNumbers(Sampling(temperature=0.0 if self._greedy else 1.0, seed=params.seed))
+        # Other numbers than the words have.
+        seed = None if params.seed is None else params.seed + 1
+        self._random = RandomNumbers(Sampling(temperature=0.0 if self._greedy else 1.0, seed=seed))
 
     async def codes(self, words: Sequence[int], hidden: Sequence[torch.Tensor], *, last: bool) -> list[int]:
         """Return the codes of a unit's words: 25, a second's worth; fewer in a turn's first and last unit.

@@ -18,6 +18,8 @@ from antiphon.modeling.omni.conversation import RATE_HZ, OmniModel, OmniStream, 
 class Qwen3Omni(OmniModel[OmniTalker]):
     """A ConversationModel of a checkpoint as it was released, in `folder`."""
 
+    taps_media = True
+
     def __init__(
         self,
         folder: Path,

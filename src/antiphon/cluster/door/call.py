@@ -184,9 +184,11 @@ class CallClient:
                 self._silence()
                 return None
             case "session.update" | "transcription_session.update":
-                event = msgspec.json.decode(frame, type=_Fields)
-                if "session" in event:
-                    return msgspec.json.encode(event | {"session": _in_own_formats(event["session"])}).decode()
+                with suppress(ValueError, RecursionError):
+                    event = msgspec.json.decode(frame, type=_Fields)
+                    if "session" in event:
+                        return msgspec.json.encode(event | {"session": _in_own_formats(event["session"])}).decode()
+        # What is no JSON the host refuses.
         return frame
 
     # --- DoorClient: from the host ------------------------------------------------------------------------------------

@@ -127,10 +127,11 @@ def sample_rows(logits: torch.Tensor, samplers: Sequence[RowSampler], edits: Seq
     """Draw one token for each row of `logits`, float32 [n, vocabulary], which are not changed: int64 [n], as
     `draw_tokens` does. Returns without waiting for the device.
     """
-    device = logits.device
-    uniforms = torch.tensor([s.random.take(1)[0] for s in samplers], dtype=torch.float64)
+    device, shaped = logits.device, shape_rows(logits, edits)
     choices = RowChoices.of([s.params for s in samplers], device)
-    return draw_tokens(shape_rows(logits, edits), choices, uniforms.to(device, non_blocking=True))
+    # Taken last: a batch that fails has taken none.
+    uniforms = torch.tensor([s.random.take(1)[0] for s in samplers], dtype=torch.float64)
+    return draw_tokens(shaped, choices, uniforms.to(device, non_blocking=True))
 
 
 def shape_rows(logits: torch.Tensor, edits: Sequence[RowEdits]) -> torch.Tensor:

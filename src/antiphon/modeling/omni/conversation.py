@@ -239,10 +239,12 @@ class OmniModel(Generic[Talker]):
     """What both conversation models are: they hear, see, write and speak. They take no turns by themselves.
 
     `thinker`: the language model, which also answers by itself in text. `talker`: its voice, set by the adapter; None
-    for a checkpoint that has none. `call_opening`: the token that begins a call of a tool.
+    for a checkpoint that has none. `call_opening`: the token that begins a call of a tool. `taps_media`: hidden states
+    of media rows are kept, for a talker that reads those of a layer in the middle.
     """
 
     native = None
+    taps_media = False
     profile: ConversationProfile
 
     def __init__(self, folder: Path, model_id: str, parts: ThinkerParts, engine: LocalEngine) -> None:
@@ -254,7 +256,8 @@ class OmniModel(Generic[Talker]):
         try:
             self.thinker = ChatModel(folder, model_id, engine, words)
             self.thinker.template = ChatTemplate(words, takes_media=True)
-            encoder = OmniMediaEncoder(folder, parts.model, words, engine.thread, has_tap=parts.decoder.has_tap)
+            has_tap = self.taps_media and parts.decoder.has_tap
+            encoder = OmniMediaEncoder(folder, parts.model, words, engine.thread, has_tap=has_tap)
         except BaseException:
             engine.close()
             raise

@@ -270,6 +270,8 @@ class _Vllm:
     model: str
     eos: frozenset[int]
     has_sessions = False
+    # A server that sends text without them does not know `return_token_ids`.
+    needs_token_ids = False
 
     def read(self, data: bytes, given: int) -> Piece | None:
         if data == b"[DONE]":
@@ -285,7 +287,7 @@ class _Vllm:
             return Piece((), (), None, *counts)
         choice = event.choices[0]
         reason = choice.finish_reason
-        if choice.token_ids is None and not reason:
+        if self.needs_token_ids and choice.token_ids is None and not reason:
             raise RemoteError("the model's server sends no token ids: it is no vLLM, or too old for return_token_ids")
         if reason not in (None, "stop", "length"):
             raise RemoteError(f"the model's server ended an answer: {error_text(reason)}")
@@ -297,6 +299,8 @@ class _Vllm:
 
 class VllmCompletions(_Vllm):
     """vLLM's `/v1/completions`."""
+
+    needs_token_ids = True
 
     path = "/v1/completions"
 
