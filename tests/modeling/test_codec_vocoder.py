@@ -55,6 +55,18 @@ def some_frames(chance: random.Random, count: int) -> list[list[int]]:
     return [[chance.randrange(SIZE) for _ in range(BOOKS)] for _ in range(count)]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_audio_does_not_depend_on_how_the_frames_are_cut_into_chunks(vocoder: StreamVocoder, seed: int) -> None:
+    chance = random.Random(seed)
+    frames, state = some_frames(chance, 4 * WINDOW), VocoderState()
+    whole, made, at = vocoder([frames], [VocoderState()])[0], list[torch.Tensor](), 0
+    while at < len(frames):
+        size = chance.choice((1, 2, WINDOW + 2))
+        made.append(vocoder([frames[at : at + size]], [state])[0])
+        at += size
+    torch.testing.assert_close(torch.cat(made), whole, rtol=0, atol=1e-8)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_streams_that_join_and_leave_have_the_audio_of_each_alone(vocoder: StreamVocoder, seed: int) -> None:
     chance = random.Random(seed)
@@ -122,8 +134,11 @@ def test_requests_that_come_before_a_step_are_served_together_and_one_that_fails
         batch = VocoderBatch(thread, vocoder)
         assert not batch.together
         batch.together = together
+        begun = VocoderState()
+        await batch.audio(two, begun)
         calls.clear()
-        requests = [batch.audio(frames, VocoderState()) for frames in (one, two, wrong, one, one)]
+        states = [*(VocoderState() for _ in range(5)), begun]
+        requests = [batch.audio(frames, s) for frames, s in zip((one, two, wrong, one, one, one), states, strict=True)]
         # They all come while the thread is held.
         gate = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -138,10 +153,10 @@ def test_requests_that_come_before_a_step_are_served_together_and_one_that_fails
         return found
 
     single = asyncio.run(act(together=False))
-    assert calls == [(1, 1), (1, 2), (1, 3), (1, 1), (1, 1)]
+    assert calls == [(1, 1), (1, 2), (1, 3), (1, 1), (1, 1), (1, 1)]
     joint = asyncio.run(act(together=True))
-    assert calls == [(3, 1), (1, 2), (1, 3)]
+    assert calls == [(3, 1), (1, 2), (1, 3), (1, 1)]
     for found in (single, joint):
         assert isinstance(found[2], ModelError)
-    for i in (0, 1, 3, 4):
+    for i in (0, 1, 3, 4, 5):
         assert torch.allclose(torch.tensor(single[i]), torch.tensor(joint[i]), atol=1e-6)

@@ -261,3 +261,20 @@ def test_when_a_row_fails_then_the_others_have_their_tokens() -> None:
     assert str(second) == "the model's output is not a number"
     assert str(third) == "token 5 is not in the vocabulary of 5"
     assert isinstance(last, GrammarError)
+
+
+def test_a_log_probability_is_that_of_its_own_row_beside_rows_that_are_chosen_otherwise() -> None:
+    class Last:
+        @staticmethod
+        def choose(choosers: Sequence[Any], logits: torch.Tensor) -> torch.Tensor:
+            return torch.full((len(logits),), 4)
+
+        def accept(self, chosen: int) -> int:
+            return chosen
+
+    logits = torch.stack([LOGITS.flip(0), LOGITS.roll(1), LOGITS])
+    rows = [Sampling(), Sampling(chooser=Last(), logprobs=True), Sampling(logprobs=True)]
+    first, second, third = choose_tokens(logits, [(generation(p), ()) for p in rows])
+    assert first == (3, None)
+    assert second == (4, pytest.approx(float(LOGITS[3]), abs=1e-5))
+    assert third == (1, pytest.approx(float(LOGITS[1]), abs=1e-5))
