@@ -139,6 +139,7 @@ async def operators(
 async def tts(count: int) -> dict[str, float]:
     """A frame of Qwen3-TTS."""
     with closing(models.synthesizer("tiny", AS_ON_A_GPU)) as model:
+        model.vocoders.together = True
         voices = [VoiceOptions(model.profile.voices[0], seed=n) for n in range(count)]
 
         async def say(number: int, frames: int) -> None:
