@@ -201,7 +201,13 @@ def found_build(version: str, index: str) -> tuple[str, str]:
     pip = [sys.executable, "-m", "pip", "install", "-q", "--dry-run", "--no-deps", "--ignore-installed"]
     pip += ["--only-binary", ":all:", *index_options(index), "--report", "-", f"torch=={version}"]
     (one,) = json.loads(subprocess.run(pip, stdout=subprocess.PIPE, text=True, check=True).stdout)["install"]
-    return one["metadata"]["version"], one["download_info"]["archive_info"]["hashes"]["sha256"]
+    return one["metadata"]["version"], sum_of(one["download_info"]["archive_info"])
+
+
+def sum_of(archive: dict[str, Any]) -> str:
+    """The SHA-256 of a file in pip's report. Before 23.1, as Debian 12 has it, pip writes it as one text."""
+    found: str = archive["hashes"]["sha256"] if "hashes" in archive else archive["hash"].removeprefix("sha256=")
+    return found
 
 
 def chosen_build(torch: Locked, index: str) -> Locked:

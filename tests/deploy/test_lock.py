@@ -127,6 +127,11 @@ def test_a_file_that_is_not_the_locks_is_not_installed(tmp_path: Path, monkeypat
     assert not (tmp_path / "other" / "toy.py").exists()
 
 
+@pytest.mark.parametrize("archive", [{"hashes": {"sha256": SUM}, "hash": f"sha256={SUM}"}, {"hash": f"sha256={SUM}"}])
+def test_the_sum_in_a_report_is_read_as_pip_of_debian_12_and_newer_ones_write_it(archive: dict[str, Any]) -> None:
+    assert LOCK.sum_of(archive) == SUM
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("folder", "build"), [("cpu", "1+cpu"), ("cuda", "1"), ("both", "1+cpu")])
 def test_of_torchs_builds_that_is_installed_which_pip_would_take(
