@@ -241,15 +241,16 @@ class Runner:
     ) -> Iterator[tuple[StepChunk, Result]]:
         """Yield each chunk that samples, with its token. `logits`, `hidden`: a row for each of these, in order."""
         sampled = [(c, c.sampled) for c in chunks if c.sampled]
-        states = hidden if hidden is not None else [None] * len(sampled)
+        states: Sequence[torch.Tensor | None] = [None] * len(sampled)
+        if hidden is not None and any(g.params.hidden for _, g in sampled):
+            # A step's tensors hold until the next step.
+            states = hidden.clone().unbind()
         choices = choose_tokens(logits.float(), [(generation, chunk.recent) for chunk, generation in sampled])
         for (chunk, generation), choice, state in zip(sampled, choices, states, strict=True):
             if isinstance(choice, Exception):
                 yield chunk, _wrapped(choice)
             else:
-                # A step's tensors hold until the next step.
-                kept = state.clone() if generation.params.hidden and state is not None else None
-                yield chunk, Token(*choice, kept)
+                yield chunk, Token(*choice, state if generation.params.hidden else None)
 
     def _feed_sinks(self, chunks: Sequence[StepChunk]) -> None:
         """Hand what the tapped layer made of embedding rows to the sinks they were given with."""
@@ -265,12 +266,18 @@ class Runner:
     def _inputs(self, chunks: Sequence[StepChunk]) -> torch.Tensor:
         ids = [0 if i is EMBEDDED else i for c in chunks for i in c.ids]
         rows: torch.Tensor = self._embed(self._on_device(ids)).to(self.dtype)
-        at = 0
+        at, places, singles = 0, list[int](), list[torch.Tensor]()
         for chunk in chunks:
             for first, given in chunk.embeddings:
-                where = slice(at + first - chunk.start, at + first - chunk.start + len(given))
-                rows[where, : given.shape[1]] = given
+                start = at + first - chunk.start
+                if len(given) == 1 and given.shape[1] == rows.shape[1]:
+                    places.append(start)
+                    singles.append(given)
+                else:
+                    rows[start : start + len(given), : given.shape[1]] = given
             at += chunk.count
+        if places:
+            rows.index_copy_(0, self._on_device(places), torch.cat(singles))
         return rows[None]
 
     def _positions(self, chunks: Sequence[StepChunk]) -> torch.Tensor:
