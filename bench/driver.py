@@ -121,7 +121,7 @@ class Session:
                 self.events.append((at, event))
                 self._tell()
         except Exception as error:
-            # Those who wait are told whatever it is.
+            # Whatever it is, it is raised where events are awaited.
             self._ended = error if isinstance(error, SessionEnded) else SessionEnded("client_error", repr(error))
             self._tell()
 

@@ -67,7 +67,7 @@ SHAPES: dict[str, dict[str, Any]] = json.loads((HERE / "shapes.json").read_text(
 TRAINED_VOCABULARY = 2000
 # Checkpoints are written to memory where it has room for the largest.
 FOLDER_IN_MEMORY, FOLDER_BYTES = Path("/dev/shm"), 10 << 30
-# Sound that is something like speech, float32 [16000 * seconds]; units of a second, and what a native model is told.
+# Sound that is something like speech, float32 [16000 * seconds]; units of a second, and a native model's instructions.
 sound, unit, NATIVE_PROMPT = tiny_qwen3_asr.sound, tiny_minicpmo.sound, tiny_minicpmo.PROMPT
 OMNI_VOICE = "ethan"
 SMOL, QWEN, TINY_SMOL, TINY_QWEN = "SmolVLM2-2.2B", "Qwen2.5-VL-3B", "SmolVLM tiny", "Qwen2.5-VL tiny"

@@ -31,7 +31,7 @@ TURN_ROWS = 64
 SPARE_BYTES = 10 << 30
 # As its makers sample without thinking (generation_config.json).
 SAMPLING = Sampling(temperature=0.7, top_k=20, top_p=0.8, seed=1)
-# `agreement`: sessions of so many rows, told apart by their lengths; the tokens of each turn; and the rows that their
+# `agreement`: the rows of each session, by which it is known; the tokens of each turn; and the rows that their
 # KV is cut back to before their second turn.
 LENGTHS, TOKENS, KEPT = (3, 17, 64, 200, 511, 1025), 48, 3
 

@@ -114,7 +114,7 @@ class Answer:
 
 
 async def answer(model: Qwen3Omni, heard_s: int, samples: int = 0) -> Answer:
-    """Ask with so many seconds of speech, and wait for text and for more than so many samples of sound.
+    """Ask with `heard_s` seconds of speech, and wait for text and for more than `samples` samples of sound.
 
     Raises RuntimeError for an answer without either.
     """

@@ -75,7 +75,7 @@ class Plan:
         return dry if self.dry else real
 
     def options(self, kv_gb: int) -> EngineModelOptions:
-        """Return the options of a model on the device, with so much memory for KV."""
+        """Return the options of a model on the device, with `kv_gb` of memory for KV."""
         if self.dry:
             steps = EngineSettings(**{"kv_bytes": 64 << 20} | self.engine)
             return EngineModelOptions(steps, weights="fp32", threads=1)
