@@ -82,7 +82,7 @@ async def kept_rows(engine: Engine, rounds: int) -> dict[str, list[float]]:
 
 
 async def streamed(engine: Engine, count: int, loads: int) -> tuple[float, float, float]:
-    """Tokens a second of all sessions, the longest gap of one, and the longest while a session loads `loads` rows, ms."""
+    """Tokens a second of all sessions, the longest gap of one, and that while a session loads `loads` rows, ms."""
     draw = random.Random(2)
     opened = [await engine.open() for _ in range(count)]
     for session in opened:
