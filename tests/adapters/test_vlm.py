@@ -22,12 +22,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from antiphon.adapters.spec import EngineModelOptions
-from antiphon.adapters.vlm.session import SYSTEM, VisionLanguageModel, VisionLanguageStream
+from antiphon.adapters.vlm.session import MAX_WAITING_ENCODES, SYSTEM, VisionLanguageModel, VisionLanguageStream
 from antiphon.contracts import ReplyDone, ReplyOptions, TextDelta, VideoFrame, VideoQuestion
 from antiphon.errors import MediaError, ModelError
 from antiphon.modeling.tokens import Vocabulary
 from antiphon.shares.places import current_owner
-from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import EncodedImage
 from tests.adapters import tiny_vlm
 from tests.adapters.tiny_vlm import FAMILIES, FIRST, ROWS, SIDE
@@ -368,6 +367,10 @@ def test_when_weights_are_int8_then_answers_come_and_mixtures_are_refused(folder
 def test_when_a_keys_pictures_wait_for_the_models_thread_then_another_keys_is_encoded_among_the_first(
     smolvlm: Path,
 ) -> None:
+    async def waiting(model: VisionLanguageModel, count: int) -> None:
+        while model.encode_places.num_waiting < count:  # noqa: ASYNC110 - Places has no event for it.
+            await asyncio.sleep(0.001)
+
     async def act(model: VisionLanguageModel) -> list[str]:
         order, gate = list[str](), threading.Event()
 
@@ -380,10 +383,9 @@ def test_when_a_keys_pictures_wait_for_the_models_thread_then_another_keys_is_en
 
         model.engine.thread.post(lambda: gate.wait(20))
         many = [asyncio.create_task(encode("a")) for _ in range(6)]
-        # Each has had its turn to be decoded by then, and those that may wait for the model's thread do.
-        for _ in range(20):
-            await in_thread(lambda: None, places=IMAGE_THREADS)
+        await waiting(model, 6 - MAX_WAITING_ENCODES)
         one = asyncio.create_task(encode("b"))
+        await waiting(model, 7 - MAX_WAITING_ENCODES)
         gate.set()
         await asyncio.gather(*many, one)
         return order

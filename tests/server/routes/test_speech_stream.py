@@ -368,7 +368,7 @@ def test_when_clients_vanish_then_nothing_is_left_and_nothing_logged(speaker: Pr
     # The log is read for errors when the server is stopped; a client that leaves is not even worth a warning. On a slow
     # machine, 100 clients at once are worth one about the event loop.
     warnings = [line for line in speaker.log.read_text().splitlines() if " WARNING " in line]
-    assert [line for line in warnings if "server.process.watches" not in line] == []
+    assert [line for line in warnings if "server.watches" not in line] == []
 
 
 def test_when_the_server_drains_then_a_stream_is_spoken_to_its_end(serve: Serve) -> None:

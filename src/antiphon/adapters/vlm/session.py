@@ -102,7 +102,7 @@ class VisionLanguageModel:
         self.prefill = options.prefill
         self._id = model_id
         # Pictures that wait for the model's thread, which encodes all of them before its next step.
-        self._encodes = Places(MAX_WAITING_ENCODES)
+        self.encode_places = Places(MAX_WAITING_ENCODES)
         runner = Runner(
             family.decoder,
             torch.device(device),
@@ -128,7 +128,7 @@ class VisionLanguageModel:
         step under way. Raises MediaError for what is no image, ModelError where the encoder fails.
         """
         prepared = await in_thread(lambda: self.family.prepare(image.pixels(MAX_SIDE)), places=IMAGE_THREADS)
-        async with self._encodes.held():
+        async with self.encode_places.held():
             return await self.engine.thread.call_model(lambda: self.family.encode(prepared))
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> VisionLanguageStream:
