@@ -22,9 +22,9 @@ UNREAD = 2 * 151_936 * 4_096
 class ReleasedModel:
     """A released model's shape.
 
-    `parameters`: weights in bfloat16. `float32_parameters`: those of a vocoder. `layers`, `kv_heads`, `head_dim`: of
-    the decoder that an engine steps, one tuple for each such decoder. `load`: what a session of the second table holds,
-    and in `rows` the rows of each decoder then.
+    `parameters`: weights in bfloat16. `float32_parameters`: those of a vocoder. `decoders`: layers, KV heads and head
+    width of each part that keeps KV: the decoders that engines step, and MiniCPM-o's audio encoder. `load`: what a
+    session of the second table holds, and `rows` the rows of each part then.
     """
 
     name: str
@@ -41,7 +41,7 @@ class ReleasedModel:
 
     @property
     def row_bytes(self) -> tuple[int, ...]:
-        """Bytes of one row's keys and values over all layers, for each decoder."""
+        """Bytes of one row's keys and values over all layers, for each of `decoders`."""
         return tuple(2 * 2 * layers * heads * width for layers, heads, width in self.decoders)
 
     @property
@@ -71,9 +71,9 @@ MODELS = (
     ReleasedModel(
         "MiniCPM-o 4.5",
         9_343_468_016,
-        ((36, 8, 128), (20, 12, 64)),
-        "a full window, a turn of a minute",
-        (8_000, 1_500),
+        ((36, 8, 128), (20, 12, 64), (24, 16, 64)),
+        "a full window, a turn of a minute, 30 s heard",
+        (8_000, 1_500, 1_500),
     ),
     ReleasedModel("Qwen2.5-VL 7B", 8_292_166_656, ((28, 4, 128),), "40 frames of 768 rows", (30_720,)),
     ReleasedModel("SmolVLM 256M", 256_484_928, ((30, 3, 64),), "100 frames of 64 rows", (6_400,)),

@@ -8,9 +8,10 @@ the time of a step is nearly that of the host, by layout of the KV and by shape 
 
 The other models are tiny, on paged KV and padded steps as on a GPU. For a frame of Qwen3-TTS, a speaking unit of
 MiniCPM-o and a partial of Qwen3-ASR, of all sessions at once, the operators that the host dispatches in the models'
-threads are counted, views left out: those in passes that a GPU replays as one graph (decode steps, the code predictor),
-and those outside of them, each of which the host launches. `adds`: what one more session adds to these. `reads`: times
-that the host waits for a number. `passes`: decode passes. `cpu_ms`: processor time of the process.
+threads are counted, views left out: those in passes that a GPU replays as one graph (decode steps, the code predictor,
+calls of the vocoder), and those outside of them, each of which the host launches. `adds`: what one more session adds to
+these. `reads`: times that the host waits for a number. `passes`: decode passes. `cpu_ms`: processor time of the
+process.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from antiphon.engine.local.runner import Runner
 from antiphon.engine.model_thread import ModelThread
 from antiphon.events.duplex import NativeSampling
 from antiphon.modeling.codec_talker import CodePredictor
+from antiphon.modeling.vocoder_batch import VocoderCall, VocoderSlots
 
 NARROW = SHAPES["Qwen3-8B"] | {"hidden_size": 32, "intermediate_size": 32, "head_dim": 8, "vocab_size": 256}
 NARROW |= {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -105,7 +107,7 @@ def as_graphs(counting: Mapping[int, Counting]) -> Iterator[None]:
 
         return within
 
-    captured = [(DecodeShape, "compute"), (CodePredictor, "forward")]
+    captured = [(DecodeShape, "compute"), (CodePredictor, "forward"), (VocoderCall, "compute")]
     before = [getattr(owner, name) for owner, name in captured]
     for owner, name in captured:
         setattr(owner, name, marked(owner, name))
@@ -139,7 +141,7 @@ async def operators(
 async def tts(count: int) -> dict[str, float]:
     """A frame of Qwen3-TTS."""
     with closing(models.synthesizer("tiny", AS_ON_A_GPU)) as model:
-        model.vocoders.together = True
+        model.vocoders.together, model.vocoders.slots = True, VocoderSlots(model.parts.vocoder, captures=False)
         voices = [VoiceOptions(model.profile.voices[0], seed=n) for n in range(count)]
 
         async def say(number: int, frames: int) -> None:

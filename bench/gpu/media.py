@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import time
+from collections.abc import Sequence
 from contextlib import aclosing, closing
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from bench import models
 from bench.common import percentile, together
+from bench.gpu import speech
 from bench.gpu.suite import Plan, Recorder, counted
 from PIL import Image
 
@@ -48,8 +50,20 @@ def native(plan: Plan, recorder: Recorder) -> None:
     That is the most a unit can cost; the codes are made, but no audio of them. A unit is missed where its step is not
     done when the next one is there.
     """
+    _measure_natives(plan, recorder, plan.pick([2], [32, 8, 1]))
+
+
+def room(plan: Plan, recorder: Recorder) -> None:
+    """The section `room`: more texts and sessions than the goals ask for."""
+    for count in plan.pick([3], [128, 256]):
+        with recorder.part(f"{count} texts"):
+            asyncio.run(speech.measure_tts(plan, recorder, plan.pick("tiny", "0.6B"), [count]))
+    _measure_natives(plan, recorder, plan.pick([3], [48, 64]))
+
+
+def _measure_natives(plan: Plan, recorder: Recorder, counts: Sequence[int]) -> None:
     with closing(models.native_model(plan.pick("tiny", "4.5"), plan.options(24))) as model:
-        for count in plan.pick([2], [1, 32, 8]):
+        for count in counts:
             with recorder.part(f"{count} sessions"):
                 asyncio.run(_measure_native(plan, recorder, model, count))
 

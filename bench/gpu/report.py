@@ -40,12 +40,14 @@ class Published:
 
 
 PUBLISHED = (
-    Published("Qwen3-TTS", "first sound p50", "1 text", "97 ms claimed, 131 measured; VoxCPM2 67; goal < 67"),
-    Published("Qwen3-TTS", "first sound p50", "64 texts", "VoxCPM2 189 ms; goal < 189"),
-    Published("MiniCPM-o", "unit p50", "1 session", "vLLM-Omni 428 ms"),
-    Published("MiniCPM-o", "unit p50", "8 sessions", "vLLM-Omni 2951 ms"),
+    Published("Qwen3-TTS", "first sound p50", "1 text", "97 ms claimed by its makers"),
+    Published("Qwen3-TTS", "first sound p50", "64 texts", "vLLM-Omni 724 ms, 1.7B, one H200; goal < 100"),
+    Published("Qwen3-TTS", "first sound p95", "10 texts a second", "nari-qwen3-tts < 50 ms, 1.7B, one H100"),
+    Published("Qwen3-TTS", "first sound p95", "20 texts a second", "nari-qwen3-tts < 80 ms, 1.7B, one H100"),
+    Published("Qwen3-TTS", "real-time factor p50", "64 texts", "vLLM-Omni 0.66 (97 s of audio a second); goal < 0.4"),
+    Published("MiniCPM-o", "unit p50", "1 session", "goal < 200 ms"),
     Published("MiniCPM-o", "missed units", "32 sessions", "goal 0"),
-    Published("Qwen3-ASR", "streams held", "p95 <= 1.5 s", "Nemotron 560 on an H100; goal >= 600"),
+    Published("Qwen3-ASR", "streams held", "p95 <= 1.5 s", "goal >= 600"),
     Published("Qwen3-8B", "first token p50", "1 session, 45k rows", "SGLang 184 ms at turn 150; goal <= 100"),
 )
 

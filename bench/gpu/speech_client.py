@@ -1,16 +1,18 @@
 """A client of /v1/audio/speech/stream in a process of its own: several texts at once, each over its own connection.
 
-    python -m bench.gpu.speech_client URL TEXTS FRAMES...
+    python -m bench.gpu.speech_client URL TEXTS RATE FRAMES...
 
-Says the texts once for each FRAMES, the most frames of codes that a text then has. Prints a line of JSON: for each text
-and time the seconds to its first sound and to its last, and the seconds of sound. It knows nothing of the server but
-its protocol.
+Says the texts once for each FRAMES, the most frames of codes that a text then has. RATE 0: all at the same moment; else
+that many begin in a second, at random times (Poisson). Prints a line of JSON: for each text and time the seconds to its
+first sound and to its last, and the seconds of sound. It knows nothing of the server but its protocol.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import random
 import sys
 import time
 from typing import Any
@@ -47,8 +49,15 @@ async def say(socket: Any, frames: int) -> dict[str, float]:
     raise RuntimeError("the server closed the connection")
 
 
-async def main(url: str, texts: int, *rounds: int) -> list[dict[str, float]]:
-    """Open the connections, warm each, and say all texts at the same moment, once for each of `rounds`."""
+async def main(url: str, texts: int, rate: float, *rounds: int) -> list[dict[str, float]]:
+    """Open the connections, warm each, and say all texts, once for each of `rounds`; `rate` a second, 0 for at once."""
+    drawn = random.Random(1)
+    begins_s = [0.0, *itertools.accumulate(drawn.expovariate(rate) if rate else 0.0 for _ in range(texts - 1))]
+
+    async def later(socket: Any, begins_s: float, frames: int) -> dict[str, float]:
+        await asyncio.sleep(begins_s)
+        return await say(socket, frames)
+
     open_one = (
         websockets.connect(f"{url}/v1/audio/speech/stream", max_size=None, compression=None) for _ in range(texts)
     )
@@ -56,10 +65,10 @@ async def main(url: str, texts: int, *rounds: int) -> list[dict[str, float]]:
     await asyncio.gather(*(say(socket, WARM_FRAMES) for socket in sockets))
     found: list[dict[str, float]] = []
     for frames in rounds:
-        found += await asyncio.gather(*(say(socket, frames) for socket in sockets))
+        found += await asyncio.gather(*(later(s, at, frames) for s, at in zip(sockets, begins_s, strict=True)))
     await asyncio.gather(*(socket.close() for socket in sockets))
     return found
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(main(sys.argv[1], *map(int, sys.argv[2:])))))
+    print(json.dumps(asyncio.run(main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *map(int, sys.argv[4:])))))

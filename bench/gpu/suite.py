@@ -41,15 +41,17 @@ class Section:
 
 
 SECTIONS: dict[str, Section] = {
-    "agreement": Section("bench.gpu.language:agreement", 30, "the same tokens on the GPU as on the CPU"),
+    "check": Section("bench.gpu.speech:check", 40, "what is replayed as graphs gives what it gives without"),
     "tts": Section("bench.gpu.speech:tts", 90, "Qwen3-TTS over the socket: first sound, real-time factor"),
     "minicpmo": Section("bench.gpu.media:native", 75, "MiniCPM-o 4.5: units paced one a second, missed ones counted"),
     "asr": Section("bench.gpu.speech:asr", 100, "Qwen3-ASR: live streams held"),
-    "lm": Section("bench.gpu.language:engine", 110, "a Qwen3-8B on the engine: tokens a second, first token"),
+    "profile": Section("bench.gpu.step_profile:profile", 60, "kernels, host time and synchronisations of a step"),
+    "lm": Section("bench.gpu.language:engine", 80, "a Qwen3-8B on the engine: tokens a second, first token"),
     "omni": Section("bench.gpu.media:omni", 45, "Qwen3-Omni: first text and first sound after speech"),
     "vision": Section("bench.gpu.media:video", 45, "SmolVLM, Qwen2.5-VL: frames a second"),
+    "room": Section("bench.gpu.media:room", 80, "128 and 256 texts, 48 and 64 sessions of MiniCPM-o"),
+    "agreement": Section("bench.gpu.language:agreement", 30, "the same tokens on the GPU as on the CPU"),
     "vllm": Section("bench.gpu.language:vllm", 50, "the same through vLLM, where it is installed"),
-    "profile": Section("bench.gpu.step_profile:profile", 60, "kernels, host time and synchronisations of a step"),
 }
 
 

@@ -24,10 +24,9 @@ from antiphon.adapters.spec import EngineModelOptions
 from antiphon.audio.pcm import to_pcm16
 from antiphon.audio.wav import wav_header
 from antiphon.contracts import Urgency, VoiceOptions
-from antiphon.engine.api import Sampling
-from antiphon.engine.local.device_sampling import RandomNumbers
 from antiphon.errors import ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
+from antiphon.modeling.codec_frames import FrameProgram, TokenPieces
 from antiphon.modeling.codec_vocoder import VocoderState
 from tests.adapters import tiny_qwen3_tts as tiny
 
@@ -76,7 +75,7 @@ async def codes(model: Qwen3Tts, case: dict[str, Any], words: bool = False) -> l
                 await asyncio.sleep(0)
                 yield letter
 
-        more = tokens_of_words(slowly(), model.parts.vocabulary.plain)
+        more = TokenPieces(tokens_of_words(slowly(), model.parts.vocabulary.plain))
         ids = await anext(more)
     out = []
     async with aclosing(model.frames(ids, more, await prompt_of(model, case), model.parts.sampling)) as frames:
@@ -338,22 +337,26 @@ def test_when_a_long_first_chunk_is_asked_for_then_it_has_25_frames(folders: dic
 
 def test_when_logits_are_not_numbers_then_only_their_own_text_fails(folders: dict[str, Path]) -> None:
     async def act(model: Qwen3Tts) -> None:
-        params = Sampling(temperature=0.9, top_k=50, seed=5)
+        case, predict = of("custom_voice")[0], model.parts.code_predictor.forward
 
-        def predicted(thought: torch.Tensor) -> Any:
-            return model.code_predictors.codes(thought, 5, params, RandomNumbers(params))
+        def spoiled(thoughts: torch.Tensor, first: torch.Tensor, *others: Any) -> Any:
+            # Of two texts or more, the last one of a step fails.
+            if len(thoughts) > 1:
+                thoughts = torch.cat((thoughts[:-1], torch.full_like(thoughts[-1:], torch.nan)))
+            return predict(thoughts, first, *others)
 
-        thought = torch.zeros(64)
-        done = await asyncio.gather(
-            predicted(thought), predicted(torch.full((64,), torch.nan)), predicted(thought), return_exceptions=True
-        )
-        alone, row = await predicted(thought)
-        for good in (done[0], done[2]):
-            assert good[0] == alone
-            torch.testing.assert_close(good[1], row)
-        assert isinstance(done[1], ModelError)
+        model.parts.code_predictor.forward = spoiled
+        done = await asyncio.gather(*(codes(model, case) for _ in range(3)), return_exceptions=True)
+        assert [d for d in done if not isinstance(d, ModelError)] == [case["codes"]]
+        for error in done:
+            if isinstance(error, ModelError):
+                assert "not a number" in str(error)
+        del model.parts.code_predictor.forward
+        assert await codes(model, case) == case["codes"]
+        assert (await model.engine.state()).sessions == 0
+        sampling = model.parts.sampling
         with pytest.raises(ValueError, match="no penalties"):
-            await model.code_predictors.codes(thought, 5, replace(params, forbid=(1,)), RandomNumbers(params))
+            FrameProgram(model.frame_maker, replace(sampling, rest=replace(sampling.rest, forbid=(1,))), 5, 2000)
 
     run(folders["custom_voice"], act)
 

@@ -28,7 +28,7 @@ METHODS = {
     "fork": Capabilities.FORK,
     "settle": Capabilities.PREFILL_AHEAD,
 }
-ARGUMENTS = {"hidden": Capabilities.HIDDEN_STATES, "chooser": Capabilities.CHOOSER}
+ARGUMENTS = {"hidden": Capabilities.HIDDEN_STATES, "chooser": Capabilities.CHOOSER, "program": Capabilities.CHOOSER}
 
 
 def named(name: str) -> Any:

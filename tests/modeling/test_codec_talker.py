@@ -1,10 +1,9 @@
-"""The code predictor's frame, and the rows of a text, against their plain forms."""
+"""The code predictor's frame against its plain form."""
 
 from __future__ import annotations
 
-import asyncio
 import copy
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,8 +13,7 @@ from transformers import DynamicCache, Qwen3Config, Qwen3Model
 from antiphon.engine.api import Sampling
 from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens
 from antiphon.engine.local.kernels.norms import fuse_norms
-from antiphon.engine.model_thread import ModelThread
-from antiphon.modeling.codec_talker import SPECIAL_CODES, CodePredictor, FirstCodeChooser, TextRows
+from antiphon.modeling.codec_talker import SPECIAL_CODES, CodePredictor, FirstCodeChooser
 from tests.engine.local.operators import Operators
 
 WIDTH, NUM_CODES = 48, 7
@@ -109,33 +107,6 @@ def test_no_value_of_a_frame_is_read_before_its_end(predictor: CodePredictor) ->
         predictor.model.rotary_emb = type(predictor.model.rotary_emb)(predictor.model.config)
     assert codes.shape == (2, NUM_CODES)
     assert summed.shape == (2, WIDTH)
-
-
-def test_rows_of_a_text_are_made_for_all_tokens_that_have_come_then_its_end_then_padding() -> None:
-    asked: list[list[int]] = []
-
-    def rows(ids: Sequence[int]) -> torch.Tensor:
-        asked.append(list(ids))
-        return torch.tensor(ids)[:, None].float()
-
-    async def more() -> AsyncIterator[list[int]]:
-        for word in ([31, 32], [33], [34, 35, 36]):
-            yield word
-
-    async def act(ids: list[int] | None, later: AsyncIterator[list[int]] | None, count: int) -> list[int]:
-        thread = ModelThread("test")
-        text = TextRows(thread, rows, 1, 0, ids, later)
-        try:
-            return [int(await text.next()) for _ in range(count)]
-        finally:
-            thread.close()
-
-    assert asyncio.run(act(list(range(10, 28)), more(), 27)) == [*range(10, 28), *range(31, 37), 1, 0, 0]
-    # A word is read when a frame needs it, and not before.
-    assert asked == [list(range(10, 26)), [26, 27], [31, 32], [33], [34, 35, 36], [1], [0]]
-    # The end mark may be among the tokens, or in the session already.
-    assert asyncio.run(act([10, 1], None, 4)) == [10, 1, 0, 0]
-    assert asyncio.run(act(None, None, 2)) == [0, 0]
 
 
 def test_of_the_control_codes_only_the_end_is_chosen_and_not_before_its_time() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +13,8 @@ from transformers import Qwen3OmniMoeConfig
 from antiphon.adapters.qwen3_omni.code2wav import Code2Wav
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
-from antiphon.modeling.codec_vocoder import CodecVocoder, StreamVocoder, VocoderBatch, VocoderConfig, VocoderState
+from antiphon.modeling.codec_vocoder import CodecVocoder, StreamVocoder, VocoderConfig, VocoderState
+from antiphon.modeling.vocoder_batch import VocoderBatch, VocoderSlots
 from tests.engine.local.operators import Operators
 
 BOOKS, SIZE, WINDOW = 4, 16, 6
@@ -67,9 +67,14 @@ def test_the_audio_does_not_depend_on_how_the_frames_are_cut_into_chunks(vocoder
     torch.testing.assert_close(torch.cat(made), whole, rtol=0, atol=1e-8)
 
 
+@pytest.mark.parametrize("way", ["gathered", "slots", "few slots"])
 @pytest.mark.parametrize("seed", range(12))
-def test_streams_that_join_and_leave_have_the_audio_of_each_alone(vocoder: StreamVocoder, seed: int) -> None:
+def test_streams_that_join_and_leave_have_the_audio_of_each_alone(vocoder: StreamVocoder, seed: int, way: str) -> None:
     chance = random.Random(seed)
+    slots = VocoderSlots(vocoder, 64 if way == "slots" else 5, captures=False) if way != "gathered" else None
+    if slots:
+        # What is in a free slot is nobody's.
+        slots.table.fill_(torch.nan)
     # Each as the state alone, and the state together.
     streams: list[tuple[VocoderState, VocoderState]] = []
     for _ in range(12):
@@ -80,14 +85,18 @@ def test_streams_that_join_and_leave_have_the_audio_of_each_alone(vocoder: Strea
         if streams and chance.random() < 0.2:
             # What was kept of a voice is gone on with more than once.
             alone, together = chance.choice(streams)
-            streams.append((replace(alone), replace(together)))
+            streams.append((alone.copy(), together.copy()))
         count, begins = chance.choice((1, 2, 8)), chance.random() < 0.5
         present = [s for s in streams if (s[0].frames == 0) == begins and chance.random() < 0.9]
         chance.shuffle(present)
         if not present:
             continue
         frames = [some_frames(chance, count) for _ in present]
-        made = vocoder(frames, [together for _, together in present])
+        several = [together for _, together in present]
+        made = slots.vocode(frames, several) if slots and not (begins and vocoder.trims_start) else None
+        assert made is not None or way != "slots" or (begins and vocoder.trims_start)
+        if made is None:
+            made = vocoder(frames, several)
         for own, (alone, together), audio in zip(frames, present, made, strict=True):
             torch.testing.assert_close(audio, vocoder([own], [alone])[0], rtol=0, atol=1e-8)
             assert together.frames == alone.frames
@@ -112,6 +121,38 @@ def test_a_call_has_as_many_operators_for_64_streams_as_for_two_and_reads_once(v
     # The same streams as in the call before: nothing is gathered.
     assert len(operators.names) < len(lists[1])
     assert again.keys() == vocoder.state_dict().keys()
+
+
+def test_with_slots_a_call_has_as_many_operators_for_64_streams_as_for_one_whatever_joins(
+    vocoder: StreamVocoder,
+) -> None:
+    chance, lists = random.Random(1), list[list[str]]()
+    for count in (1, 64):
+        slots = VocoderSlots(vocoder, 64, captures=False)
+        states = [VocoderState() for _ in range(count)]
+        for _ in range(3):
+            with Operators() as operators:
+                # A chunk of two pieces.
+                slots.vocode([some_frames(chance, 5)] * count, states)
+            lists.append(operators.names)
+            # Others come in the place of half of them.
+            states[::2] = [VocoderState() for _ in states[::2]]
+    # The first call of a size makes its tensors.
+    assert lists[1] == lists[2] == lists[4] == lists[5]
+
+
+def test_a_slot_is_free_again_when_its_stream_is_gone(vocoder: StreamVocoder) -> None:
+    chance, slots = random.Random(1), VocoderSlots(vocoder, 2, captures=False)
+    for _ in range(6):
+        one, other = VocoderState(), VocoderState()
+        assert slots.vocode([some_frames(chance, 1)] * 2, [one, other]) is not None
+        assert slots.vocode([some_frames(chance, 1)], [VocoderState()]) is None
+        # A copy needs a slot of its own once one of the two goes on.
+        copied = one.copy()
+        assert slots.vocode([some_frames(chance, 1)], [copied]) is None
+        del other
+        assert slots.vocode([some_frames(chance, 1)], [copied]) is not None
+        del one, copied
 
 
 def test_requests_that_come_before_a_step_are_served_together_and_one_that_fails_fails_alone(
@@ -155,7 +196,8 @@ def test_requests_that_come_before_a_step_are_served_together_and_one_that_fails
     single = asyncio.run(act(together=False))
     assert calls == [(1, 1), (1, 2), (1, 3), (1, 1), (1, 1), (1, 1)]
     joint = asyncio.run(act(together=True))
-    assert calls == [(3, 1), (1, 2), (1, 3), (1, 1)]
+    # A stream that has begun goes along with those that begin, unless these are to be trimmed.
+    assert calls == ([(3, 1), (1, 2), (1, 3), (1, 1)] if vocoder.trims_start else [(4, 1), (1, 2), (1, 3)])
     for found in (single, joint):
         assert isinstance(found[2], ModelError)
     for i in (0, 1, 3, 4, 5):

@@ -26,7 +26,7 @@ class Capabilities(Flag):
     a model's keys cannot be moved, these rows are computed anew.
     `FORK`: a session is branched, and both branches share the KV of the rows before.
     `HIDDEN_STATES`: tokens carry the hidden state that they were sampled from, and a sink gets those of rows.
-    `CHOOSER`: the adapter's own code chooses each token from its logits.
+    `CHOOSER`: the adapter's own code chooses each token from its logits (`Chooser`, `StepProgram`).
     `GRAMMAR`: tokens keep to a grammar.
     `PREFILL_AHEAD`: rows are computed as they are appended, before a generation asks for them.
     `PARK`: the KV of an idle session is moved out of the budgeted memory and back.
@@ -46,6 +46,8 @@ class Capabilities(Flag):
 # How the KV lies in memory, and which sizes decode steps have; see EngineSettings.
 KvLayout = Literal["auto", "session", "paged"]
 DecodeShaping = Literal["auto", "exact", "bucketed", "captured"]
+# The parts of models that a GPU replays as CUDA graphs; see EngineSettings.
+GRAPHS = ("decode", "codes", "vocoder")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,8 @@ class EngineSettings:
     `decode_shapes`: `exact` computes just the rows there are; `bucketed` pads steps in which every session has one row
     to one of a few sizes, and chooses tokens on the device; `captured` also replays such a step as one CUDA graph. The
     last two need `paged`. `auto`: `captured` on a CUDA device, else `exact`.
+    `graphs`: which parts of a model a CUDA device replays as graphs, of GRAPHS: decode steps that are `captured`, the
+    codes of a frame of speech, and calls of the vocoder.
     """
 
     kv_bytes: int = 2 << 30
@@ -80,6 +84,7 @@ class EngineSettings:
     park_after_s: float = 120.0
     kv_layout: KvLayout = "auto"
     decode_shapes: DecodeShaping = "auto"
+    graphs: frozenset[str] = frozenset(GRAPHS)
 
     def __post_init__(self) -> None:
         if self.decode_shapes in ("bucketed", "captured") and self.kv_layout == "session":
@@ -173,6 +178,37 @@ class Chooser(Protocol):
         ...
 
 
+class StepProgram(Protocol):
+    """A model's own way from the decoder's output to a token, and from there to the session's next input row.
+
+    For decoders whose tokens are a part of what the next row is made of, such as the first code of a frame of audio. It
+    runs within the step, so no event loop lies between two rows of a session. One object is the state of one
+    generation. All methods are called in the thread that runs the model: `run` and `accept` in turn, once for each
+    token, then `next_row` until it returns a row.
+    """
+
+    @staticmethod
+    def run(programs: Sequence[Any], logits: Any, hidden: Any) -> Any:
+        """Return the numbers that a step chooses for each session, int64 [n, k], without waiting for the device.
+
+        `programs`: objects of one class. `logits`: float32 [n, vocabulary]. `hidden`: the hidden states [n, width] that
+        they were made of. Neither is to be changed. NO_TOKEN stands for numbers that cannot be chosen. Raises
+        ModelError.
+        """
+        ...
+
+    def accept(self, numbers: Sequence[int]) -> int:
+        """Return the token of the numbers, once they are read, and remember them. Raises ModelError for NO_TOKEN."""
+        ...
+
+    def next_row(self) -> Any | None:
+        """Return the row that follows the token, float [1, width].
+
+        None: it needs something that has not come. The session waits, and is asked again before each step.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the tokens of one generation are chosen, and when it ends."""
@@ -212,6 +248,8 @@ class Sampling:
     hidden: bool = False
     # Where given, it chooses, and nothing of the above shapes the logits. Needs CHOOSER.
     chooser: Chooser | None = None
+    # Where given, it chooses likewise, and makes the row that follows each token but the last. Needs CHOOSER.
+    program: StepProgram | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +258,13 @@ class Token:
 
     `logprob`: its natural log-probability under the model's own distribution, before any shaping; None where
     `Sampling.logprobs` is off. `hidden`: the decoder's last hidden state, float [width]; None where `hidden` is off.
+    `numbers`: all that `Sampling.program` chose with it; empty without one.
     """
 
     id: int
     logprob: float | None = None
     hidden: Any = None
+    numbers: Sequence[int] = ()
 
 
 # Receives what the decoder's tapped layer made of embedding rows: the offset of the first among the rows that were

@@ -37,7 +37,8 @@ class Generation:
     `deliver`: called in the model's thread with each token, then with one Finish or the error that ended it; it must
     not block. `start`: the session's rows when it began. `constraint`: what `params.grammar` was compiled to.
     `produced`: tokens sampled, counted by the model's thread. `consumed`: tokens read, counted by the reader; the
-    engine waits for a reader that falls too far behind.
+    engine waits for a reader that falls too far behind. `waits_for_row`: `params.program` has no row yet for the newest
+    token, whose own row stands in for it.
     """
 
     params: Sampling
@@ -46,5 +47,6 @@ class Generation:
     constraint: Constraint | None = None
     produced: int = 0
     consumed: int = 0
+    waits_for_row: bool = False
     # The runner's own state of the generation (a random number generator); opaque here.
     sampler: Any = None

@@ -86,8 +86,8 @@ class Rows:
 
     @property
     def busy(self) -> bool:
-        """Whether the engine has something to do for these rows: some are due, or a generation is under way."""
-        return self.due > 0 or self.generation is not None
+        """Whether the engine has something to do for these rows: some are due, or a generation can go on."""
+        return self.due > 0 or self._generates
 
     @property
     def due(self) -> int:
@@ -95,7 +95,25 @@ class Rows:
 
         The newest row is left for the generation that follows, which needs its logits, unless `compute_newest` is set.
         """
-        return self.pending if self.compute_newest or self.generation else max(0, self.pending - 1)
+        return self.pending if self.compute_newest or self._generates else max(0, self.pending - 1)
+
+    @property
+    def _generates(self) -> bool:
+        return self.generation is not None and not self.generation.waits_for_row
+
+    def copy(self, now_s: float) -> Rows:
+        """Return the same rows, none of which is in the KV. They are last used at `now_s`."""
+        return Rows(
+            ids=list(self.ids),
+            spans=list(self.spans),
+            positions=None if self.positions is None else list(self.positions),
+            dropped=self.dropped,
+            exact_rows=self.exact_rows,
+            pinned=self.pinned,
+            turn_starts=list(self.turn_starts),
+            owner=self.owner,
+            last_used_s=now_s,
+        )
 
     def append(self, ids: Sequence[int], positions: Sequence[Position] | None = None) -> None:
         """Add token rows at the end, pending. Raises ValueError where there are not as many positions as tokens."""
@@ -113,6 +131,11 @@ class Rows:
             self._place(count, positions)
             self.spans.append(EmbeddingSpan(len(self.ids), count, rows, sink))
             self.ids.extend([EMBEDDED] * count)
+
+    def replace_newest(self, row: Any) -> None:
+        """Put an embedding row, float [1, width], in the place of the newest row, which is pending."""
+        self.ids[-1] = EMBEDDED
+        self.spans.append(EmbeddingSpan(len(self.ids) - 1, 1, row))
 
     def start_turn(self) -> None:
         """Mark the next row as the beginning of a turn, where a cut may fall. Marking it twice changes nothing."""
@@ -174,21 +197,16 @@ class Rows:
 
     def embeddings(self, start: int, stop: int) -> list[tuple[int, Any]]:
         """Return the embeddings among rows start .. stop as (first row, float [n, width]), cut to fit, in order."""
-        out: list[tuple[int, Any]] = []
-        for span in self.spans:
-            low, high = max(start, span.start), min(stop, span.start + span.count)
-            if low < high:
-                out.append((low, span.rows[low - span.start : high - span.start]))
-        return out
+        found = self._spans_between(start, stop)
+        return [(low, span.rows[low - span.start : high - span.start]) for span, low, high in found]
 
     def sinks(self, start: int, stop: int) -> list[SinkRange]:
         """Return the ranges among rows start .. stop whose tapped outputs some sink receives, in order."""
-        out: list[SinkRange] = []
-        for span in self.spans:
-            low, high = max(start, span.start), min(stop, span.start + span.count)
-            if span.sink and low < high:
-                out.append(SinkRange(low, high - low, span.sink, span.sink_offset + low - span.start))
-        return out
+        return [
+            SinkRange(low, high - low, span.sink, span.sink_offset + low - span.start)
+            for span, low, high in self._spans_between(start, stop)
+            if span.sink
+        ]
 
     def common_prefix(self, other: Rows, limit: int) -> int:
         """Return how many rows at the head are the same tokens at the same positions as in `other`.
@@ -209,6 +227,17 @@ class Rows:
     def position(self, row: int) -> Position:
         """Return where a row stands on the three axes; (i, i, i) for row i where no positions were ever given."""
         return (row,) * 3 if self.positions is None else self.positions[row]
+
+    def _spans_between(self, start: int, stop: int) -> list[tuple[EmbeddingSpan, int, int]]:
+        """The spans with rows among start .. stop, and which of these are theirs, in order. Steps take the newest."""
+        found: list[tuple[EmbeddingSpan, int, int]] = []
+        for span in reversed(self.spans):
+            if span.start + span.count <= start:
+                break
+            low, high = max(start, span.start), min(stop, span.start + span.count)
+            if low < high:
+                found.append((span, low, high))
+        return found[::-1]
 
     def _place(self, count: int, positions: Sequence[Position] | None) -> None:
         if positions is not None and len(positions) != count:

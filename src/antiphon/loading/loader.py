@@ -24,7 +24,7 @@ from antiphon.contracts import (
     VideoModel,
     VoiceActivityDetector,
 )
-from antiphon.engine.api import Capabilities, DecodeShaping, EngineSettings, KvLayout
+from antiphon.engine.api import GRAPHS, Capabilities, DecodeShaping, EngineSettings, KvLayout
 from antiphon.engine.grammar_trial import TRIALS, GrammarLimits
 from antiphon.engine.lane import Lane
 from antiphon.engine.local import CAPABILITIES
@@ -285,6 +285,7 @@ def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneSte
         # The settings have checked which values there are.
         kv_layout=cast(KvLayout, engine.kv_layout),
         decode_shapes=cast(DecodeShaping, engine.decode_shapes),
+        graphs=frozenset(GRAPHS) - frozenset(engine.no_graphs),
     )
     return EngineModelOptions(
         settings=kv,

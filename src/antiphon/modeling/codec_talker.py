@@ -1,44 +1,36 @@
-"""From text to frames of audio codes, as Qwen3-TTS and Qwen3-Omni make them.
+"""How the codes of a frame of audio are chosen, in Qwen3-TTS and Qwen3-Omni.
 
 A decoder on the engine samples the first code of each frame, and a small code predictor the other fifteen, for all
-sessions at once. A frame's input row is the sum of its codes' embeddings and of one text token's: text is read while it
-is spoken, one token a frame. What turns codes into audio is in `codec_vocoder.py`.
+sessions at once. How frames become an utterance is in `codec_frames.py`; what turns codes into audio is in
+`codec_vocoder.py`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import silu
 
-from antiphon.engine.api import NO_TOKEN, Sampling, Session
-from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens, is_plain
+from antiphon.engine.api import NO_TOKEN, Sampling
+from antiphon.engine.local.device_sampling import RowChoices, draw_tokens
 from antiphon.engine.local.kernels.graphs import capture
-from antiphon.engine.local.kernels.norms import fuse_norms
 from antiphon.engine.local.sampling import RowEdits, RowSampler, sample_rows
-from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import ModelError
-from antiphon.modeling.gathered import GatheredCalls
 
 log = logging.getLogger(__name__)
 
 # The last codes of the talker's vocabulary are control codes, and no audio.
 SPECIAL_CODES = 1024
+# Frames of up to so many sessions are captured when the model is loaded; larger ones when they come.
+WARMED_SESSIONS = 64
 # The most frames of one utterance (generation_config.json, max_new_tokens).
 MAX_FRAMES = 2048
-# Frames of 80 ms in the successive chunks of audio: the first audio comes soon, then the vocoder runs fewer steps.
-CHUNK_FRAMES = (1, 2, 4, 8, 12)
-# The most rows of a text that are made at once, before the frames that take them.
-TEXT_ROWS_AHEAD = 16
-# The most frames that the vocoder is given at once: the sessions that share its thread wait for it.
-MAX_VOCODER_FRAMES = 25
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,38 +147,47 @@ class CodePredictor(nn.Module):
 class CapturedFrames:
     """A CodePredictor whose frames a CUDA device replays: 15 passes are some thousand launches, and one with this.
 
-    For so many sessions as a power of two, whose codes are all chosen as the makers do; `call` returns None for others.
+    `usual`: how codes are chosen in them. Each graph is for a power of two of sessions.
     """
 
-    def __init__(self, predictor: CodePredictor, first_codes: nn.Module) -> None:
-        self._predictor, self._first_codes = predictor, first_codes
+    def __init__(self, predictor: CodePredictor, first_codes: nn.Module, usual: Sampling) -> None:
+        self._predictor, self._first_codes, self._usual = predictor, first_codes, usual
         # By the number of sessions.
         self._frames: dict[int, _CapturedFrame] = {}
         self._memory: Any = torch.cuda.graph_pool_handle()
         self._works = True
 
+    @torch.inference_mode()
+    def warm(self) -> None:
+        """Capture the frames of up to WARMED_SESSIONS sessions. Takes seconds."""
+        table: Any = self._first_codes.weight
+        for count in (1 << i for i in range(WARMED_SESSIONS.bit_length())):
+            self._frame(count, table)
+
     def call(
         self, thoughts: torch.Tensor, first: torch.Tensor, params: Sequence[Sampling], uniforms: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return what CodePredictor.forward does for n sessions, in tensors that hold until the next call.
+        """Return what CodePredictor.forward does for n sessions, in tensors that hold until the next call; None where
+        codes are to be chosen in another way than the usual, or nothing can be captured.
 
-        `first`: the first codes, int64 [n], and `uniforms`, on the host.
+        `first`: the first codes, int64 [n]. `uniforms`: float64 [n, num_codes], on the host.
         """
         # What clients choose otherwise is not worth the seconds in which nobody speaks.
-        if not self._works or any(_way(p) != _way(DEFAULT_CODEC_SAMPLING.rest) for p in params):
+        if any(_way(p) != _way(self._usual) for p in params):
             return None
-        count = 1 << (len(params) - 1).bit_length()
-        if count not in self._frames:
+        frame = self._frame(1 << (len(params) - 1).bit_length(), thoughts)
+        return None if frame is None else frame.run(thoughts, first, uniforms)
+
+    def _frame(self, count: int, like: torch.Tensor) -> _CapturedFrame | None:
+        if count not in self._frames and self._works:
+            params = [self._usual] * count
             try:
-                self._frames[count] = _CapturedFrame(
-                    self._predictor, self._first_codes, [params[0]] * count, thoughts, self._memory
-                )
+                self._frames[count] = _CapturedFrame(self._predictor, self._first_codes, params, like, self._memory)
             except RuntimeError as error:
                 # The frames are computed as they are, and slower.
                 log.warning("frames of codes are not captured as CUDA graphs: %s", error)
                 self._works = False
-                return None
-        return self._frames[count].run(thoughts, first, uniforms)
+        return self._frames.get(count)
 
 
 def _way(params: Sampling) -> tuple[float, int, float, float]:
@@ -224,69 +225,11 @@ class _CapturedFrame:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count = len(thoughts)
         self._thoughts[:count].copy_(thoughts)
-        self._first[:count].copy_(first, non_blocking=True)
+        self._first[:count].copy_(first)
         self._uniforms[:count].copy_(uniforms, non_blocking=True)
         self._graph.replay()
         codes, summed = self._out
         return codes[:count], summed[:count]
-
-
-class _PredictionRequest(NamedTuple):
-    thought: torch.Tensor
-    code: int
-    params: Sampling
-    random: RandomNumbers
-
-
-class CodePredictorBatch:
-    """Runs a CodePredictor in the model's thread, once for all sessions that ask before the next step.
-
-    `first_codes`: the embedding table of the first codes.
-    """
-
-    def __init__(self, thread: ModelThread, predictor: CodePredictor, first_codes: nn.Module) -> None:
-        self._predictor, self._first_codes = predictor, first_codes
-        self._calls = GatheredCalls[_PredictionRequest, tuple[list[int], torch.Tensor]](thread, self._frames)
-        table: Any = first_codes.weight
-        self._captured: CapturedFrames | None = None
-        if table.device.type == "cuda":
-            fuse_norms(predictor)
-            self._captured = CapturedFrames(predictor, first_codes)
-
-    async def codes(
-        self, thought: torch.Tensor, code: int, params: Sampling, random: RandomNumbers
-    ) -> tuple[list[int], torch.Tensor]:
-        """Return the other codes of a frame, and the sum of all its codes' embeddings [width], on the model's device.
-
-        `thought`: the hidden state [width] that the first code, `code`, was chosen from. `params`: how the codes are
-        chosen, a plain Sampling (`is_plain`); ValueError for another. `random`: of the utterance; one number is drawn
-        for each code. Waits for the model's thread. Raises ModelError where the predictor fails, or this session's
-        logits are not numbers, Refused once the thread is closed.
-        """
-        if not is_plain(params):
-            raise ValueError("the code predictor has no penalties, biases or exclusions")
-        return await self._calls.call(_PredictionRequest(thought, code, params, random))
-
-    def _frames(self, batch: Sequence[_PredictionRequest]) -> list[tuple[list[int], torch.Tensor] | ModelError]:
-        """The codes of each request, read from the device once, and the sums of their embeddings [width]."""
-        like: Any = self._first_codes.weight
-        first = torch.tensor([r.code for r in batch])
-        uniforms = torch.tensor([r.random.take(self._predictor.num_codes) for r in batch], dtype=torch.float64)
-        params = [r.params for r in batch]
-        with torch.inference_mode():
-            thoughts = torch.stack([r.thought for r in batch]).to(like.device, like.dtype)
-            if self._captured and (made := self._captured.call(thoughts, first, params, uniforms)):
-                codes, summed = made[0], made[1].clone()
-            else:
-                choices = RowChoices.of(params, like.device)
-                # A copy that blocks would also wait for all the work that the device was given before.
-                embedded = self._first_codes(first.to(like.device, non_blocking=True))
-                uniforms = uniforms.to(like.device, non_blocking=True)
-                codes, summed = self._predictor(thoughts, embedded, choices, uniforms)
-        return [
-            ModelError("the model's output is not a number") if NO_TOKEN in frame else (frame, row)
-            for frame, row in zip(codes.tolist(), summed, strict=True)
-        ]
 
 
 class FirstCodeChooser:
@@ -328,97 +271,3 @@ class FirstCodeChooser:
         if self._sampler.params.repetition_window < len(self._codes):
             return self._sampler.edits(self._codes, len(self._codes))
         return self._sampler.edits_of(self._times, self._times)
-
-
-async def generate_frames(
-    session: Session,
-    predictors: CodePredictorBatch,
-    next_text: Callable[[], Awaitable[torch.Tensor]],
-    sampling: CodecSampling,
-    end: int,
-    size: int,
-    max_frames: int | None = None,
-) -> AsyncGenerator[list[int], None]:
-    """Yield frames of codes, one code for each codebook, after the rows that the session holds, until the audio ends.
-
-    `next_text`: returns the row [width] of the text's next token; each frame takes one, and waits for it. `end`,
-    `size`: as in FirstCodeChooser. `max_frames`: a bound below that of `sampling`. The session gets a row for each
-    frame. Raises ModelError, EngineError, Refused.
-    """
-    chooser = FirstCodeChooser(sampling.first, end, size, sampling.min_frames)
-    random = RandomNumbers(sampling.rest)
-    one_token = Sampling(max_tokens=1, hidden=True, chooser=chooser)
-    for _ in range(min(max_frames or sampling.max_frames, sampling.max_frames)):
-        async with aclosing(session.generate(one_token)) as tokens:
-            (token,) = [t async for t in tokens]
-        if token.id == end:
-            return
-        # The row of the first code alone is replaced by that of the whole frame.
-        session.rollback(session.length - 1)
-        codes, summed = await predictors.codes(token.hidden, token.id, sampling.rest, random)
-        yield [token.id, *codes]
-        session.append_embeddings((summed + await next_text())[None])
-
-
-class TextRows:
-    """The rows of a text, one for each frame: its tokens, then its end mark, then padding for as long as it is asked.
-
-    `rows`: from tokens to the talker's rows [n, width]; called in the model's thread.
-    `ids`: the first tokens; None: the text and its end mark are in the session already.
-    `more`: the tokens that follow, as they come; the rows wait for them.
-    """
-
-    def __init__(
-        self,
-        thread: ModelThread,
-        rows: Callable[[Sequence[int]], torch.Tensor],
-        eos: int,
-        pad: int,
-        ids: list[int] | None,
-        more: AsyncIterator[list[int]] | None,
-    ) -> None:
-        self._thread, self._rows, self._eos, self._pad = thread, rows, eos, pad
-        self._ids, self._more = ids or [], more
-        self._ended = ids is None
-        # Bound: TEXT_ROWS_AHEAD.
-        self._ready: deque[torch.Tensor] = deque()
-        self._padding: torch.Tensor | None = None
-
-    async def next(self) -> torch.Tensor:
-        """Return the next row [width]. Waits for tokens that have not come, and for the model's thread.
-
-        That makes the rows of the next tokens at once, of those that have come. Raises ModelError where `rows` fails,
-        and whatever `more` raises.
-        """
-        if not self._ready:
-            await self._wait_for_tokens()
-            if self._ids or not self._ended:
-                tokens, self._ids = self._ids[:TEXT_ROWS_AHEAD] or [self._eos], self._ids[TEXT_ROWS_AHEAD:]
-                self._ended = self._ended or self._eos in tokens
-                self._ready.extend(await self._thread.call_model(lambda: self._rows(tokens)))
-        if self._ready:
-            return self._ready.popleft()
-        if self._padding is None:
-            self._padding = (await self._thread.call_model(lambda: self._rows([self._pad])))[0]
-        return self._padding
-
-    async def _wait_for_tokens(self) -> None:
-        while not self._ids and self._more is not None:
-            tokens = await anext(self._more, None)
-            if tokens is None:
-                self._more = None
-            else:
-                self._ids += tokens
-
-
-def chunk_sizes(first: int | None = None) -> Iterator[int]:
-    """Yield without end how many frames the successive chunks of an utterance's audio have.
-
-    `first`: of the first chunk, at most MAX_VOCODER_FRAMES; the others are larger, up to the last of CHUNK_FRAMES.
-    """
-    if first:
-        first = min(first, MAX_VOCODER_FRAMES)
-        yield first
-    yield from (size for size in CHUNK_FRAMES if size > (first or 0))
-    while True:
-        yield CHUNK_FRAMES[-1]

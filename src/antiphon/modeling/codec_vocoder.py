@@ -8,19 +8,16 @@ as for two. Parameter names are those of Qwen3-TTS checkpoints (`speech_tokenize
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
 from typing import Any
 
 import msgspec
 import torch
 from torch import nn
 from torch.nn.functional import embedding, gelu, scaled_dot_product_attention, silu
-
-from antiphon.audio import Pcm
-from antiphon.engine.model_thread import ModelThread
-from antiphon.errors import ModelError
-from antiphon.modeling.gathered import GatheredCalls
 
 # Of the residual blocks behind each upsampling.
 DILATIONS = (1, 3, 9)
@@ -66,54 +63,94 @@ class VocoderConfig(VocoderTransformerConfig, frozen=True, kw_only=True):
     upsampling_ratios: tuple[int, ...]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class VocoderState:
     """The state of one stream. A stream begins with an empty one, and belongs to one vocoder.
 
-    `frames`: that it has had. `kept`: by the layer's id, the ends of what the layers were given, each [streams, ...] of
-    the streams that were vocoded together last; they are not changed in place. `row`: this stream's among them.
+    `frames`: that it has had. `kept`: what the vocoder's layers keep of the streams that were vocoded together last,
+    [streams, StreamVocoder.state_size]; None at the start. `row`: this stream's. `slot`: that it holds in the table
+    `kept`, where its row is written in place (`vocoder_batch.py`); None where `kept` is not written any more.
+    `is_shared`: another state has the same row, so that it is not to be written.
     """
 
     frames: int = 0
-    kept: dict[int, torch.Tensor] = field(default_factory=dict)
+    kept: torch.Tensor | None = None
     row: int = 0
+    slot: Any = None
+    is_shared: bool = False
+
+    def copy(self) -> VocoderState:
+        """Return the state of another stream that goes on from here. Nothing is copied before one of them does."""
+        self.is_shared = self.slot is not None
+        return replace(self)
 
 
 class VocoderStreams:
-    """The streams of one call, whose states are advanced by it: all are at their start, or none is.
+    """What the layers kept of the streams of one call, and what they keep of it.
 
-    `is_start`: whether they begin. `frames`: that each has had.
+    `layout`: by the layer's id, where its part of a stream's row begins, and its shape. `before`: the streams' rows,
+    [streams, size]. `frames`: that each has had. `is_start`: whether they begin.
     """
 
-    def __init__(self, states: Sequence[VocoderState]) -> None:
-        self._states = states
-        self.frames = [state.frames for state in states]
-        self.is_start = not states[0].kept
-        self._before = _together(states)
-        self._kept: dict[int, torch.Tensor] = {}
+    def __init__(
+        self, layout: Mapping[int, tuple[int, tuple[int, ...]]], before: torch.Tensor, frames: Sequence[int]
+    ) -> None:
+        self.after = torch.empty_like(before)
+        self.is_start = frames[0] == 0
+        self._layout, self._before, self._frames = layout, before, frames
+        self._seen: tuple[int, torch.Tensor] | None = None
 
     def before(self, layer: nn.Module) -> torch.Tensor:
-        """Return what the layer kept of each stream, [streams, ...]. Not at their start."""
-        return self._before[id(layer)]
+        """Return what the layer kept of each stream, [streams, ...]; zeros at the start."""
+        return self._part(self._before, layer)
 
     def keep(self, layer: nn.Module, end: torch.Tensor) -> None:
         """Keep the end of what the layer was given, [streams, ...]."""
-        # The whole would stay in memory with a view of it.
-        self._kept[id(layer)] = end.clone()
+        self._part(self.after, layer).copy_(end)
 
-    def advance(self, count: int) -> None:
-        """Give the streams their new states, `count` frames on."""
-        for row, state in enumerate(self._states):
-            state.frames, state.kept, state.row = state.frames + count, self._kept, row
+    def positions(self, count: int) -> torch.Tensor:
+        """Return the positions of the next `count` frames, float32: [count], or [streams, 1, count] where the streams
+        have had different numbers of frames.
+        """
+        device = self._before.device
+        if len(set(self._frames)) == 1:
+            return torch.arange(self._frames[0], self._frames[0] + count, device=device).float()
+        first = torch.tensor(self._frames).to(device, non_blocking=True)
+        return (first[:, None, None] + torch.arange(count, device=device)).float()
+
+    def window(self, held: int, count: int) -> tuple[int, torch.Tensor]:
+        """Return how many of the `held` frames before are looked at, and which of these and of the next `count` each of
+        the next sees: bool [count, frames], or [streams, 1, count, frames].
+        """
+        if self._seen is None:
+            self._seen = self._window(held, count)
+        return self._seen
+
+    def _window(self, held: int, count: int) -> tuple[int, torch.Tensor]:
+        # Frames that any of the streams has had.
+        most, device = min(max(self._frames), held), self._before.device
+        seen = in_reach(most, held, count, device)
+        if len(set(self._frames)) > 1:
+            had = torch.tensor([min(n, held) for n in self._frames]).to(device, non_blocking=True)
+            seen = seen & has_been(most, had, count)
+        return most, seen
+
+    def _part(self, rows: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+        start, shape = self._layout[id(layer)]
+        return rows[:, start : start + prod(shape)].view(len(rows), *shape)
 
 
-def _together(states: Sequence[VocoderState]) -> dict[int, torch.Tensor]:
-    """What the layers kept of all streams. Nothing is copied where these are the streams of the last call."""
-    kept = states[0].kept
-    if all(s.kept is kept and s.row == row for row, s in enumerate(states)):
-        whole = all(len(tensor) == len(states) for tensor in kept.values())
-        return kept if whole else {layer: tensor[: len(states)] for layer, tensor in kept.items()}
-    return {layer: torch.cat([s.kept[layer][s.row : s.row + 1] for s in states]) for layer in kept}
+def in_reach(before: int, held: int, count: int, device: torch.device) -> torch.Tensor:
+    """Which of `before` frames and the next `count` each of the next may see: bool [count, before + count]."""
+    distance = torch.arange(before, before + count, device=device)[:, None] - torch.arange(
+        before + count, device=device
+    )
+    return (distance >= 0) & (distance <= held)
+
+
+def has_been(before: int, had: torch.Tensor, count: int) -> torch.Tensor:
+    """Which of `before` frames and the next `count` are of streams that have had `had` frames: [streams, 1, 1, ...]."""
+    return torch.arange(before + count, device=had.device) >= before - had[:, None, None, None]
 
 
 class CausalConv(nn.Module):
@@ -123,12 +160,12 @@ class CausalConv(nn.Module):
         super().__init__()
         self.conv = nn.Conv1d(in_channels, out_channels, kernel, dilation=dilation, groups=groups)
         self._reach = (kernel - 1) * dilation
+        self.state_shape = (in_channels, self._reach)
 
     def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
         """Return [n, out_channels, frames] of x, [n, in_channels, frames], and keep x's end."""
         if self._reach:
-            start = streams.is_start
-            x = torch.cat((x.new_zeros(*x.shape[:2], self._reach) if start else streams.before(self), x), 2)
+            x = torch.cat((streams.before(self), x), 2)
             streams.keep(self, x[..., -self._reach :])
         out: torch.Tensor = self.conv(x)
         return out
@@ -148,14 +185,14 @@ class CausalUpsample(nn.Module):
         self.conv = nn.ConvTranspose1d(in_channels, out_channels, kernel, stride)
         self._stride, self._reach = stride, -(-(kernel - stride) // stride)
         self._trim = kernel - stride if trim_start else 0
+        self.state_shape = (in_channels, self._reach)
 
     def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
         """Return [n, out_channels, frames * stride] of x, [n, in_channels, frames]; fewer at a trimmed start."""
         count, trim = x.shape[2], 0
         if self._reach:
-            start = streams.is_start
-            trim = self._trim if start else 0
-            x = torch.cat((x.new_zeros(*x.shape[:2], self._reach) if start else streams.before(self), x), 2)
+            trim = self._trim if streams.is_start else 0
+            x = torch.cat((streams.before(self), x), 2)
             streams.keep(self, x[..., -self._reach :])
         first = self._reach * self._stride
         out: torch.Tensor = self.conv(x)
@@ -241,7 +278,8 @@ class WindowAttention(nn.Module):
     def __init__(self, config: VocoderTransformerConfig) -> None:
         super().__init__()
         width, heads, kv_heads = config.hidden_size, config.num_attention_heads, config.num_key_value_heads
-        self._size, self._window, bias = config.head_size, config.sliding_window, config.attention_bias
+        self._size, self._held, bias = config.head_size, config.sliding_window - 1, config.attention_bias
+        self.state_shape = (2, kv_heads, self._held, self._size)
         self.q_proj = nn.Linear(width, heads * self._size, bias=bias)
         self.k_proj, self.v_proj = (nn.Linear(width, kv_heads * self._size, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(heads * self._size, width, bias=bias)
@@ -259,19 +297,10 @@ class WindowAttention(nn.Module):
         projections = (self.q_proj, self.k_proj, self.v_proj)
         q, k, v = (p(x).view(streams_count, count, -1, self._size).transpose(1, 2) for p in projections)
         fresh = torch.stack((_rotated(k, *rotary), v), 1)
-        held = self._window - 1
-        before = fresh.new_zeros(*fresh.shape[:3], held, self._size) if streams.is_start else streams.before(self)
-        fresh = torch.cat((before, fresh), 3)
+        fresh = torch.cat((streams.before(self), fresh), 3)
         streams.keep(self, fresh[..., count:, :])
-        # Frames that any of the streams has had.
-        most = min(max(streams.frames), held)
-        length = most + count
-        distance = torch.arange(most, length, device=x.device)[:, None] - torch.arange(length, device=x.device)
-        seen = (distance >= 0) & (distance < self._window)
-        if len(set(streams.frames)) > 1:
-            had = torch.tensor([min(n, held) for n in streams.frames]).to(x.device, non_blocking=True)
-            seen = seen & (torch.arange(length, device=x.device) >= most - had[:, None, None, None])
-        keys, values = fresh[..., held - most :, :].unbind(1)
+        most, seen = streams.window(self._held, count)
+        keys, values = fresh[..., self._held - most :, :].unbind(1)
         out = scaled_dot_product_attention(_rotated(q, *rotary), keys, values, attn_mask=seen, enable_gqa=True)
         made: torch.Tensor = self.o_proj(out.transpose(1, 2).reshape(streams_count, count, -1))
         return made
@@ -336,13 +365,8 @@ class Transformer(nn.Module):
 
     def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
         """Return [n, frames, latent] of x, which has the same shape."""
-        count, frames = x.shape[1], streams.frames
         frequencies = self._theta ** -(torch.arange(0, self._size, 2, device=x.device).float() / self._size)
-        if len(set(frames)) == 1:
-            positions = torch.arange(frames[0], frames[0] + count, device=x.device).float()
-        else:
-            first = torch.tensor(frames).to(x.device, non_blocking=True)
-            positions = (first[:, None, None] + torch.arange(count, device=x.device)).float()
+        positions = streams.positions(x.shape[1])
         angles = (positions[..., None] * frequencies).repeat(*(1 for _ in positions.shape), 2)
         rotary = (angles.cos().to(x.dtype), angles.sin().to(x.dtype))
         x = self.input_proj(x)
@@ -383,7 +407,30 @@ class Quantizer(nn.Module):
 
 
 class StreamVocoder(nn.Module):
-    """A vocoder of many streams, of which each has a VocoderState."""
+    """A vocoder of many streams, of which each has a VocoderState.
+
+    `trims_start`: a stream's first chunk is shorter than the others, so that it is vocoded in calls of its own.
+    `num_codebooks`: codes of a frame.
+    """
+
+    trims_start = False
+    num_codebooks: int
+
+    @cached_property
+    def layout(self) -> Mapping[int, tuple[int, tuple[int, ...]]]:
+        """By a layer's id, where what it keeps of a stream begins in the stream's row, and its shape."""
+        found, at = dict[int, tuple[int, tuple[int, ...]]](), 0
+        for layer in self.modules():
+            shape: Any = getattr(layer, "state_shape", None)
+            if shape is not None:
+                found[id(layer)] = (at, shape)
+                at += prod(shape)
+        return found
+
+    @cached_property
+    def state_size(self) -> int:
+        """How many numbers are kept of a stream."""
+        return sum(prod(shape) for _, shape in self.layout.values())
 
     def vocode(self, codes: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
         """Return the audio [n, samples] of the streams' next frames: codes, int [n, frames, codebooks]."""
@@ -394,14 +441,25 @@ class StreamVocoder(nn.Module):
         """Return the audio of the next frames of n streams: float32 [n, samples] in [-1, 1] on the CPU, 24 kHz.
 
         `frames`: of each stream as many, each with one code for each codebook. `states`: the streams', which are
-        advanced; all of them begin, or none does. Waits for the device once. Runs the model, so it has to be called in
-        the model's thread.
+        advanced; with `trims_start`, all of them begin, or none does. Waits for the device once. Runs the model, so it
+        has to be called in the model's thread.
         """
-        streams, like = VocoderStreams(states), next(self.parameters())
+        like = next(self.parameters())
+        streams = VocoderStreams(self.layout, self._together(states), [state.frames for state in states])
         codes = torch.tensor(frames, dtype=torch.long).to(like.device, non_blocking=True)
         audio = self.vocode(codes, streams).float().clamp(-1, 1).cpu()
-        streams.advance(codes.shape[1])
+        for row, state in enumerate(states):
+            state.frames += codes.shape[1]
+            state.kept, state.row, state.slot, state.is_shared = streams.after, row, None, False
         return audio
+
+    def _together(self, states: Sequence[VocoderState]) -> torch.Tensor:
+        """The rows of all streams. Nothing is copied where these are the streams of the last call."""
+        kept = states[0].kept
+        if kept is not None and all(s.kept is kept and s.row == row for row, s in enumerate(states)):
+            return kept[: len(states)]
+        empty = next(self.parameters()).new_zeros(1, self.state_size)
+        return torch.cat([empty if s.kept is None else s.kept[s.row : s.row + 1] for s in states])
 
 
 class CodecVocoder(StreamVocoder):
@@ -410,6 +468,7 @@ class CodecVocoder(StreamVocoder):
     def __init__(self, config: VocoderConfig) -> None:
         super().__init__()
         books, size = config.num_quantizers, config.codebook_size
+        self.num_codebooks = books
         inner, latent, width = config.codebook_dim, config.latent_dim, config.decoder_dim
         rates, ratios = config.upsample_rates, config.upsampling_ratios
         self.quantizer = nn.ModuleDict(
@@ -436,41 +495,3 @@ class CodecVocoder(StreamVocoder):
         for part in (*(p for parts in upsample for p in parts), *self.decoder):
             x = part(x, streams)
         return x[:, 0]
-
-
-class VocoderBatch:
-    """Runs a vocoder in the model's thread, for all streams that ask before the next step: on a GPU those with as many
-    frames together, on a CPU, where that would keep the thread for long, one by one.
-    """
-
-    def __init__(self, thread: ModelThread, vocoder: StreamVocoder) -> None:
-        self._vocoder = vocoder
-        self.together = next(vocoder.parameters()).device.type != "cpu"
-        self._calls = GatheredCalls[_Frames, Pcm](thread, self._vocode)
-
-    async def audio(self, frames: Sequence[Sequence[int]], state: VocoderState) -> Pcm:
-        """Return the audio of a stream's next frames: float32 [num_samples] in [-1, 1], 24 kHz.
-
-        `frames`: one code for each codebook in each. `state`: the stream's, which is advanced. Waits for the model's
-        thread. Raises ModelError, Refused once the thread is closed.
-        """
-        return await self._calls.call((frames, state))
-
-    def _vocode(self, requests: Sequence[_Frames]) -> list[Pcm | ModelError]:
-        groups: dict[tuple[int, bool, int], list[int]] = {}
-        for number, (frames, state) in enumerate(requests):
-            alone = 0 if self.together else number
-            groups.setdefault((len(frames), bool(state.kept), alone), []).append(number)
-        made: dict[int, Pcm | ModelError] = {}
-        for members in groups.values():
-            try:
-                audio = self._vocoder([requests[i][0] for i in members], [requests[i][1] for i in members])
-            except Exception as error:
-                # The edge of the model. The other groups have their audio.
-                made |= dict.fromkeys(members, ModelError(f"{type(error).__name__}: {error}"))
-            else:
-                made |= dict(zip(members, audio.numpy(), strict=True))
-        return [made[i] for i in range(len(requests))]
-
-
-_Frames = tuple[Sequence[Sequence[int]], VocoderState]

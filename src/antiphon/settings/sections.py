@@ -344,6 +344,14 @@ class EngineOptions:
         "`exact` on a CPU.",
         choices=("auto", "exact", "bucketed", "captured"),
     )
+    no_graphs: tuple[str, ...] = option(
+        (),
+        "Part of models that a GPU does not replay as CUDA graphs, so that the host launches each kernel: `decode` "
+        "steps, the `codes` of a frame of speech, the `vocoder`; several times for several. A part that cannot be "
+        "captured, or whose replay gives other numbers, is launched so by itself.",
+        choices=("decode", "codes", "vocoder"),
+        flag="no-graph",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -97,8 +97,9 @@ def parse(opt: Option, value: Any, where: str) -> Any:
         raise SettingsError(f"{where}: {result} is below {low}")
     if high is not None and result > high:
         raise SettingsError(f"{where}: {result} is above {high}")
-    if choices and result not in choices:
-        raise SettingsError(f"{where}: {result!r} is not one of {', '.join(choices)}")
+    for each in (result if isinstance(result, tuple) else [result]) if choices else ():
+        if each not in choices:
+            raise SettingsError(f"{where}: {each!r} is not one of {', '.join(choices)}")
     return result
 
 

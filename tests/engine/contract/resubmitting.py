@@ -110,7 +110,7 @@ class ResubmittingSession:
         self._check()
         asked = {
             Capabilities.GRAMMAR: params.grammar,
-            Capabilities.CHOOSER: params.chooser,
+            Capabilities.CHOOSER: params.chooser or params.program,
             Capabilities.HIDDEN_STATES: params.hidden,
         }
         for capability, wanted in asked.items():

@@ -87,10 +87,11 @@ class ScriptedRunner:
             last = int(rows[-1][0])
         logits = torch.full((1, self.vocabulary_size), -20.0)
         logits[0, (last + 1) % self.vocabulary_size] = 0.0
-        (choice,) = choose_tokens(logits, [(generation, chunk.recent)])
+        hidden = torch.tensor([[float(last)]])
+        (choice,) = choose_tokens(logits, [(generation, chunk.recent)], hidden)
         if isinstance(choice, Exception):
             return choice
-        return Token(*choice, [float(last)] if generation.params.hidden else None)
+        return Token(choice.token, choice.logprob, [float(last)] if generation.params.hidden else None, choice.numbers)
 
     @property
     def rows(self) -> int:

@@ -257,7 +257,7 @@ def test_when_a_row_fails_then_the_others_have_their_tokens() -> None:
     rows = [generation(p) for p in (Sampling(), Sampling(), Sampling(bias={5: 1.0}), Sampling(forbid=(1,)))]
     rows.append(generation(Sampling(), Late(0)))
     first, second, third, fourth, last = choose_tokens(logits, [(row, ()) for row in rows])
-    assert (first, fourth) == ((1, None), (0, None))
+    assert (first, fourth) == (Choice(1), Choice(0))
     assert str(second) == "the model's output is not a number"
     assert str(third) == "token 5 is not in the vocabulary of 5"
     assert isinstance(last, GrammarError)
@@ -275,6 +275,6 @@ def test_a_log_probability_is_that_of_its_own_row_beside_rows_that_are_chosen_ot
     logits = torch.stack([LOGITS.flip(0), LOGITS.roll(1), LOGITS])
     rows = [Sampling(), Sampling(chooser=Last(), logprobs=True), Sampling(logprobs=True)]
     first, second, third = choose_tokens(logits, [(generation(p), ()) for p in rows])
-    assert first == (3, None)
-    assert second == (4, pytest.approx(float(LOGITS[3]), abs=1e-5))
-    assert third == (1, pytest.approx(float(LOGITS[1]), abs=1e-5))
+    assert first == Choice(3)
+    assert second == Choice(4, pytest.approx(float(LOGITS[3]), abs=1e-5))
+    assert third == Choice(1, pytest.approx(float(LOGITS[1]), abs=1e-5))

@@ -33,6 +33,8 @@ class Code2Wav(StreamVocoder):
     samples of audio in a frame.
     """
 
+    trims_start = True
+
     def __init__(self, config: Any) -> None:
         super().__init__()
         width, rates = int(config.hidden_size), list(config.upsample_rates)
@@ -49,6 +51,7 @@ class Code2Wav(StreamVocoder):
             rms_norm_eps=config.rms_norm_eps,
             rope_theta=float(config.rope_parameters["rope_theta"]),
         )
+        self.num_codebooks = int(config.num_quantizers)
         self.code_embedding = nn.Embedding(self._codebook_size * int(config.num_quantizers), width)
         self.pre_transformer = Transformer(transformer, projects=False)
         self.upsample = nn.ModuleList(

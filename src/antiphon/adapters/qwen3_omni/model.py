@@ -50,7 +50,8 @@ class Qwen3Omni(OmniModel[OmniTalker]):
             super().__init__(folder, model_id, thinker, engine)
         if talker:
             engine = start_engine(talker.decoder, talker_device, dtype, dtype, talker_settings, observe)
-            self.talker = OmniTalker(talker, thinker.model.get_input_embeddings(), engine, engine.thread)
+            embed, graphs = thinker.model.get_input_embeddings(), talker_settings.graphs
+            self.talker = OmniTalker(talker, embed, engine, engine.thread, graphs=graphs)
         voices = self.talker.voices if self.talker else ()
         self.profile = self.with_media(ConversationProfile(model_id, RATE_HZ, voices))
 

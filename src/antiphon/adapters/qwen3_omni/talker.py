@@ -15,13 +15,15 @@ import torch
 
 from antiphon.adapters.qwen3_omni.checkpoint import TalkerParts
 from antiphon.audio import Pcm
-from antiphon.engine.api import Engine, Sampling, Session
+from antiphon.engine.api import GRAPHS, Engine, Sampling, Session
 from antiphon.engine.model_thread import ModelThread
 from antiphon.errors import EngineError, ModelError
-from antiphon.modeling.codec_talker import CodecSampling, CodePredictorBatch, TextRows, chunk_sizes, generate_frames
-from antiphon.modeling.codec_vocoder import VocoderBatch, VocoderState
+from antiphon.modeling.codec_frames import FrameMaker, TextFeed, TextRows, TokenPieces, chunk_sizes, generate_frames
+from antiphon.modeling.codec_talker import CodecSampling
+from antiphon.modeling.codec_vocoder import VocoderState
 from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, Run
 from antiphon.modeling.omni.conversation import SpokenTokens, TalkerRows
+from antiphon.modeling.vocoder_batch import VocoderBatch
 
 # What the makers sample with (the defaults of their generate()).
 TALKER_SAMPLING = CodecSampling(
@@ -40,7 +42,7 @@ class OmniTalker:
     """A TalkerModel. The code predictor and the vocoder run in `thread`, the talker's.
 
     `parts`: its modules. `sampling`: how codes are chosen. `embed`: the thinker's table of tokens, which may be on
-    another device.
+    another device. `graphs`: what a GPU captures, as in EngineSettings.
     """
 
     def __init__(
@@ -50,10 +52,13 @@ class OmniTalker:
         engine: Engine,
         thread: ModelThread,
         sampling: CodecSampling = TALKER_SAMPLING,
+        graphs: frozenset[str] = frozenset(GRAPHS),
     ) -> None:
         self.parts, self.engine, self.thread, self.sampling = parts, engine, thread, sampling
-        self.code_predictors = CodePredictorBatch(thread, parts.code_predictor, parts.decoder.get_input_embeddings())
-        self.vocoders = VocoderBatch(thread, parts.vocoder)
+        usual = sampling.rest if "codes" in graphs else None
+        self.frame_maker = FrameMaker(parts.code_predictor, parts.decoder.get_input_embeddings(), usual)
+        self.text = TextRows(thread, self.text_rows, parts.special_ids.text_eos, parts.special_ids.text_pad)
+        self.vocoders = VocoderBatch(thread, parts.vocoder, graphs="vocoder" in graphs)
         self._embed = embed
 
     @property
@@ -149,12 +154,13 @@ class OmniTalkerStream:
         if seed is not None:
             first, rest = replace(sampling.first, seed=seed), replace(sampling.rest, seed=seed + 1)
             sampling = replace(sampling, first=first, rest=rest)
-        rows = TextRows(talker.thread, talker.text_rows, special.text_eos, special.text_pad, [], _one_by_one(text))
         size = int(parts.decoder.config.vocab_size)
-        made = generate_frames(self._session, talker.code_predictors, rows.next, sampling, special.end, size)
-        async with aclosing(made) as frames:
-            async for frame in frames:
-                yield frame
+        async with aclosing(TokenPieces(_one_by_one(text))) as pieces:
+            feed = TextFeed(talker.text, [], pieces)
+            made = generate_frames(self._session, talker.frame_maker, feed, sampling, special.end, size)
+            async with aclosing(made) as frames:
+                async for frame in frames:
+                    yield frame
 
     async def _vocoded(self, frames: AsyncIterator[list[int]]) -> AsyncGenerator[Pcm, None]:
         state, sizes = VocoderState(), chunk_sizes()

@@ -28,15 +28,18 @@ from antiphon.engine.local.engine import LocalEngine
 from antiphon.engine.local.runner import Runner
 from antiphon.errors import EngineError, MediaError, ModelError, RemoteProtocolError
 from antiphon.events.speech import VoiceSample
-from antiphon.modeling.codec_talker import (
+from antiphon.modeling.codec_frames import (
     MAX_VOCODER_FRAMES,
-    CodecSampling,
-    CodePredictorBatch,
+    FrameMaker,
+    TextFeed,
     TextRows,
+    TokenPieces,
     chunk_sizes,
     generate_frames,
 )
-from antiphon.modeling.codec_vocoder import VocoderBatch, VocoderState
+from antiphon.modeling.codec_talker import CodecSampling
+from antiphon.modeling.codec_vocoder import VocoderState
+from antiphon.modeling.vocoder_batch import VocoderBatch
 from antiphon.shares.fair_cache import FairCache
 from antiphon.shares.places import current_owner
 from antiphon.shares.threads import FILE_THREADS, in_thread
@@ -81,12 +84,13 @@ class Qwen3Tts:
         parts = self.parts
         runner = Runner(parts.decoder, where, compute_dtype, dtype)
         self.engine = LocalEngine(runner, options.settings, observe=options.observe)
-        self.code_predictors = CodePredictorBatch(
-            self.engine.thread, parts.code_predictor, parts.decoder.get_input_embeddings()
-        )
-        self.vocoders = VocoderBatch(self.engine.thread, parts.vocoder)
+        graphs = options.settings.graphs
+        usual = parts.sampling.rest if "codes" in graphs else None
+        self.frame_maker = FrameMaker(parts.code_predictor, parts.decoder.get_input_embeddings(), usual)
+        self.vocoders = VocoderBatch(self.engine.thread, parts.vocoder, graphs="vocoder" in graphs)
         self.profile = _profile(model_id, parts)
-        self._prompts = PromptRows(parts)
+        self._prompts, special = PromptRows(parts), parts.special_ids
+        self._text = TextRows(self.engine.thread, self._prompts.text_rows, special.text_eos, special.text_pad)
         # The voices cloned last, so that a conversation in one voice encodes its sample once; the oldest first.
         self._cloned = FairCache[tuple[bytes, str], tuple[ClonedVoice, VocoderState]](MAX_CLONED_VOICES)
 
@@ -111,19 +115,18 @@ class Qwen3Tts:
     async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
         """Yield the audio of a text that is still being written, from its first whole word on.
 
-        `texts`: pieces that may end anywhere; they are read no further than one word a frame needs. Where the model
-        ends its audio before the text ends, the rest is spoken as another. A text without words gives no audio.
-        Otherwise as
+        `texts`: pieces that may end anywhere; they are read a word or two ahead of the frames. Where the model ends its
+        audio before the text ends, the rest is spoken as another. A text without words gives no audio. Otherwise as
         `speak`.
         """
-        words = tokens_of_words(texts, self.parts.vocabulary.plain)
-        async for first in words:
-            async with aclosing(self._chunks(first, words, options)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+        async with aclosing(TokenPieces(tokens_of_words(texts, self.parts.vocabulary.plain))) as words:
+            async for first in words:
+                async with aclosing(self._chunks(first, words, options)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
 
     async def _chunks(
-        self, ids: Sequence[int], more: AsyncIterator[list[int]] | None, options: VoiceOptions
+        self, ids: Sequence[int], more: TokenPieces | None, options: VoiceOptions
     ) -> AsyncGenerator[SpeechChunk, None]:
         sample, vocoder = await self._clone(options.sample) if options.sample else (None, VocoderState())
         # As the makers do: a voice of the model's own is given the text before it speaks, a cloned one while it speaks.
@@ -148,7 +151,7 @@ class Qwen3Tts:
     async def frames(
         self,
         ids: Sequence[int],
-        more: AsyncIterator[list[int]] | None,
+        more: TokenPieces | None,
         prompt: TalkerPrompt,
         sampling: CodecSampling,
         max_frames: int | None = None,
@@ -163,10 +166,8 @@ class Qwen3Tts:
             rows, left = await self.prompt_rows(ids, prompt, live=more is not None)
             session.append_embeddings(rows)
             session.pin()
-            special = parts.special_ids
-            text = TextRows(self.engine.thread, self._prompts.text_rows, special.text_eos, special.text_pad, left, more)
-            size = int(parts.decoder.config.vocab_size)
-            made = generate_frames(session, self.code_predictors, text.next, sampling, special.end, size, max_frames)
+            text, size = TextFeed(self._text, left, more), int(parts.decoder.config.vocab_size)
+            made = generate_frames(session, self.frame_maker, text, sampling, parts.special_ids.end, size, max_frames)
             async with aclosing(made) as frames:
                 async for frame in frames:
                     yield frame
@@ -214,7 +215,7 @@ class Qwen3Tts:
             cloned = voice, state
             self._cloned.put(owner, key, cloned)
         voice, state = cloned
-        return voice, replace(state)
+        return voice, state.copy()
 
     async def listen(self, pcm: Pcm, text: str = "") -> ClonedVoice:
         """Return the voice of a sample: float32 [num_samples], 24 kHz, at least 0.25 s.

@@ -41,7 +41,7 @@ def is_plain(params: Sampling) -> bool:
     repetition = params.repetition_penalty != 1.0 and params.repetition_window > 0
     penalized = repetition or params.presence_penalty or params.frequency_penalty
     restricted = params.bias or params.allow is not None or params.forbid or params.grammar is not None
-    return not (penalized or restricted or params.chooser is not None or params.logprobs)
+    return not (penalized or restricted or params.chooser or params.program or params.logprobs)
 
 
 def random_generator(seed: int | None) -> torch.Generator:

@@ -109,7 +109,7 @@ class Runner:
         captured steps without a CUDA device.
         """
         layout, shapes = settings.kv_on(self.device.type)
-        captured = shapes == "captured"
+        captured = shapes == "captured" and "decode" in settings.graphs
         if captured and self.device.type != "cuda":
             raise ModelError("captured decode steps need a CUDA device")
         shape = self._kv_shape()
@@ -203,7 +203,7 @@ class Runner:
         self.stats.forward_s += time.perf_counter() - started
         self._feed_sinks(packed)
         started = time.perf_counter()
-        results = {id(c): r for part, logits, hidden in parts for c, r in self._results(part, logits, hidden)}
+        results = {id(c): r for c, r in self._results(parts)}
         self.stats.sample_s += time.perf_counter() - started
         return [results.get(id(c)) for c in chunks]
 
@@ -237,20 +237,29 @@ class Runner:
         return SegmentedAttention(chunks, self._storage.step(chunks))
 
     def _results(
-        self, chunks: Sequence[StepChunk], logits: torch.Tensor, hidden: torch.Tensor | None
+        self, parts: Sequence[tuple[Sequence[StepChunk], torch.Tensor, torch.Tensor | None]]
     ) -> Iterator[tuple[StepChunk, Result]]:
-        """Yield each chunk that samples, with its token. `logits`, `hidden`: a row for each of these, in order."""
-        sampled = [(c, c.sampled) for c in chunks if c.sampled]
+        """Yield each chunk that samples, with its token.
+
+        `parts`: chunks, each part with the logits and hidden states of those that sample, in order.
+        """
+        parts = [part for part in parts if len(part[1])]
+        sampled = [(c, c.sampled) for chunks, _, _ in parts for c in chunks if c.sampled]
+        if not sampled:
+            return
+        logits = _joined([logits for _, logits, _ in parts])
+        hidden = None if parts[0][2] is None else _joined([states for _, _, states in parts if states is not None])
         states: Sequence[torch.Tensor | None] = [None] * len(sampled)
         if hidden is not None and any(g.params.hidden for _, g in sampled):
             # A step's tensors hold until the next step.
             states = hidden.clone().unbind()
-        choices = choose_tokens(logits.float(), [(generation, chunk.recent) for chunk, generation in sampled])
+        choices = choose_tokens(logits.float(), [(generation, chunk.recent) for chunk, generation in sampled], hidden)
         for (chunk, generation), choice, state in zip(sampled, choices, states, strict=True):
             if isinstance(choice, Exception):
                 yield chunk, _wrapped(choice)
             else:
-                yield chunk, Token(*choice, state if generation.params.hidden else None)
+                state = state if generation.params.hidden else None
+                yield chunk, Token(choice.token, choice.logprob, state, choice.numbers)
 
     def _feed_sinks(self, chunks: Sequence[StepChunk]) -> None:
         """Hand what the tapped layer made of embedding rows to the sinks they were given with."""
@@ -277,7 +286,7 @@ class Runner:
                     rows[start : start + len(given), : given.shape[1]] = given
             at += chunk.count
         if places:
-            rows.index_copy_(0, self._on_device(places), torch.cat(singles))
+            rows.index_copy_(0, self._on_device(places), torch.cat(singles).to(rows.dtype))
         return rows[None]
 
     def _positions(self, chunks: Sequence[StepChunk]) -> torch.Tensor:
@@ -293,6 +302,10 @@ class Runner:
 
     def _keep_hidden(self, _: Any, inputs: tuple[torch.Tensor, ...]) -> None:
         self._hidden = inputs[0][0]
+
+
+def _joined(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def _first_axis(chunk: StepChunk) -> list[int]:

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,8 +22,16 @@ from antiphon.engine.generation import Constraint, Generation
 from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, draw_tokens
 from antiphon.errors import ModelError
 
-# A token and its log-probability, where that is asked for; or why the row has none.
-Choice = tuple[int, float | None] | Exception
+
+class Choice(NamedTuple):
+    """The next token of a row.
+
+    `logprob`: its log-probability, None where that is not asked for. `numbers`: as in `Token`.
+    """
+
+    token: int
+    logprob: float | None = None
+    numbers: Sequence[int] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,19 +97,22 @@ class RowSampler:
         )
 
 
-def choose_tokens(logits: torch.Tensor, rows: Sequence[tuple[Generation, Sequence[Row]]]) -> list[Choice]:
+def choose_tokens(
+    logits: torch.Tensor, rows: Sequence[tuple[Generation, Sequence[Row]]], hidden: torch.Tensor | None = None
+) -> list[Choice | Exception]:
     """Choose the next token of each row's generation, and read all of them from the device at once.
 
     `logits`: float32 [n, vocabulary], not changed. `rows`: the generations, each with its newest rows, as
-    `RowSampler.edits` takes them. A generation's grammar or chooser is advanced past its token. Log-probabilities are
-    natural ones, under the model's own distribution. Does not raise: a row that fails has an error, ModelError where
-    its logits are not numbers or no token may come, and the others have their tokens.
+    `RowSampler.edits` takes them. `hidden`: the hidden states [n, width] of the logits, for programs. A generation's
+    grammar, chooser or program is advanced past its token. Log-probabilities are natural ones, under the model's own
+    distribution. Does not raise: a row that fails has an error, ModelError where its logits are not numbers or no token
+    may come, and the others have their tokens.
     """
-    found: dict[int, Choice] = {}
+    found: dict[int, Choice | Exception] = {}
     edits: dict[int, RowEdits] = {}
     groups: dict[type | None, list[int]] = {}
     for i, (generation, recent) in enumerate(rows):
-        chooser = generation.params.chooser
+        chooser = generation.params.program or generation.params.chooser
         try:
             if chooser is None:
                 edits[i] = _sampler(generation, logits.shape[1]).edits(recent, generation.produced)
@@ -111,15 +122,12 @@ def choose_tokens(logits: torch.Tensor, rows: Sequence[tuple[Generation, Sequenc
             groups.setdefault(None if chooser is None else type(chooser), []).append(i)
     drawn: list[tuple[list[int], torch.Tensor]] = []
     for kind, members in groups.items():
-        drawn += _drawn(logits, [rows[i][0] for i in members], members, kind, edits, found)
+        drawn += _drawn(logits, hidden, [rows[i][0] for i in members], members, kind, edits, found)
     order = [i for members, _ in drawn for i in members]
     if order:
-        tokens = torch.cat([tokens for _, tokens in drawn])
         wanted = any(rows[i][0].params.logprobs for i in order)
-        read = _read(tokens, _picked(logits, order) if wanted else None)
-        found |= {
-            i: _accepted(token, logprob, rows[i][0], logits[i]) for i, (token, logprob) in zip(order, read, strict=True)
-        }
+        read = _read([chosen for _, chosen in drawn], _picked(logits, order) if wanted else None)
+        found |= {i: _accepted(each, rows[i][0], logits[i]) for i, each in zip(order, read, strict=True)}
     return [found[i] for i in range(len(rows))]
 
 
@@ -181,13 +189,15 @@ def _sampler(generation: Generation, vocabulary_size: int) -> RowSampler:
 
 def _drawn(
     logits: torch.Tensor,
+    hidden: torch.Tensor | None,
     generations: Sequence[Generation],
     members: list[int],
     kind: type | None,
     edits: Mapping[int, RowEdits],
-    found: dict[int, Choice],
+    found: dict[int, Choice | Exception],
 ) -> list[tuple[list[int], torch.Tensor]]:
-    """The tokens of the rows `members`, which are chosen in one way: by `Sampling`, or by choosers of the class `kind`.
+    """What is chosen for the rows `members`, int64 [n], or [n, k] by programs. All are chosen in one way: by `Sampling`
+    (None), or by choosers or programs of the class `kind`.
 
     Where that fails, each row is tried by itself, so that the one at fault fails alone.
     """
@@ -196,14 +206,18 @@ def _drawn(
         if kind is None:
             return [(members, sample_rows(given, [g.sampler for g in generations], [edits[i] for i in members]))]
         chooser: Any = kind
-        return [(members, chooser.choose([g.params.chooser for g in generations], given))]
+        if generations[0].params.program is None:
+            return [(members, chooser.choose([g.params.chooser for g in generations], given))]
+        if hidden is None:
+            raise ModelError("the decoder has no hidden states")
+        return [(members, chooser.run([g.params.program for g in generations], given, _picked(hidden, members)))]
     except Exception as error:
-        # A chooser is an adapter's code.
+        # Choosers and programs are an adapter's code.
         if len(members) == 1:
             found[members[0]] = error
             return []
         each = zip(generations, members, strict=True)
-        return list(chain(*(_drawn(logits, [g], [i], kind, edits, found) for g, i in each)))
+        return list(chain(*(_drawn(logits, hidden, [g], [i], kind, edits, found) for g, i in each)))
 
 
 def _picked(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
@@ -212,21 +226,36 @@ def _picked(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     return logits.index_select(0, torch.tensor(rows).to(logits.device, non_blocking=True))
 
 
-def _read(tokens: torch.Tensor, logits: torch.Tensor | None) -> list[tuple[int, float | None]]:
-    """The tokens, int64 [n], with their log-probabilities in `logits`; waits for the device once."""
+def _read(chosen: Sequence[torch.Tensor], logits: torch.Tensor | None) -> list[Choice]:
+    """What was chosen, int64 [n] or [n, k], as one choice a row, with its log-probability in `logits`, if given, and
+    all its numbers, if [n, k]. Waits for the device once.
+    """
+    flat = torch.cat([each.flatten() for each in chosen])
+    logprobs: Sequence[float | None] = [None] * sum(len(each) for each in chosen)
     if logits is None:
-        return [(token, None) for token in tokens.tolist()]
-    logprobs = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0] - logits.logsumexp(1)
-    both = torch.stack((tokens.double(), logprobs.double())).tolist()
-    return [(int(token), logprob) for token, logprob in zip(*both, strict=True)]
+        numbers = flat.tolist()
+    else:
+        tokens = torch.cat([each.view(len(each), -1)[:, 0] for each in chosen])
+        own = logits.gather(1, tokens.clamp(min=0)[:, None])[:, 0] - logits.logsumexp(1)
+        both = torch.cat((flat.double(), own.double())).tolist()
+        numbers, logprobs = [int(n) for n in both[: len(flat)]], both[len(flat) :]
+    rows, at = list[Sequence[int]](), 0
+    for each in chosen:
+        size = each[0].numel()
+        rows += [numbers[k : k + size] for k in range(at, at + each.numel(), size)]
+        at += each.numel()
+    return [Choice(row[0], logprob, row) for row, logprob in zip(rows, logprobs, strict=True)]
 
 
-def _accepted(token: int, logprob: float | None, generation: Generation, logits: torch.Tensor) -> Choice:
-    params = generation.params
+def _accepted(choice: Choice, generation: Generation, logits: torch.Tensor) -> Choice | Exception:
+    params, token = generation.params, choice.token
+    logprob = choice.logprob if params.logprobs else None
     try:
+        if params.program is not None:
+            return Choice(params.program.accept(choice.numbers), logprob, choice.numbers)
         if params.chooser is not None:
             own = params.chooser.accept(token)
-            return own, float(logits[own] - torch.logsumexp(logits, 0)) if params.logprobs else None
+            return Choice(own, float(logits[own] - torch.logsumexp(logits, 0)) if params.logprobs else None)
         if token == NO_TOKEN:
             raise ModelError(
                 "the model's output is not a number" if torch.isnan(logits).any() else "no token may come next"
@@ -238,7 +267,7 @@ def _accepted(token: int, logprob: float | None, generation: Generation, logits:
                 raise ModelError(f"the grammar does not go on: {error}") from error
     except Exception as error:
         return error
-    return token, logprob if params.logprobs else None
+    return Choice(token, logprob)
 
 
 def flat_places(tokens: Sequence[Collection[int]], size: int) -> np.ndarray:

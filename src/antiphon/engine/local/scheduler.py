@@ -79,17 +79,7 @@ class Scheduler:
         """Return a new session with the same rows, whose KV is shared until one of the two writes. Raises Refused."""
         old = session.rows
         twin = self.open(session.lease.reserve_pages * PAGE_ROWS, now_s, old.owner)
-        twin.rows = Rows(
-            ids=list(old.ids),
-            spans=list(old.spans),
-            positions=None if old.positions is None else list(old.positions),
-            dropped=old.dropped,
-            exact_rows=old.exact_rows,
-            pinned=old.pinned,
-            turn_starts=list(old.turn_starts),
-            owner=old.owner,
-            last_used_s=now_s,
-        )
+        twin.rows = old.copy(now_s)
         # A parked session's KV stays where it is: the twin computes its own, or finds an equal prefix.
         if session.lease.extent and self._fits_another(session.lease.extent):
             self.cache.share(session.lease.extent, twin.lease)
@@ -193,6 +183,8 @@ class Scheduler:
         self._forget_dropped_prefixes()
         ready: list[ScheduledSession] = []
         for session in self.sessions:
+            if (generation := session.rows.generation) and generation.waits_for_row:
+                self._planned(session, partial(self._continue, session, generation))
             if session.ready and self._planned(session, partial(self._bring_in, session, ready)):
                 ready.append(session)
                 if not session.rows.busy:
@@ -290,6 +282,16 @@ class Scheduler:
             self._finish(session, generation, Finish.STOP)
         elif generation.produced >= params.max_tokens:
             self._finish(session, generation, Finish.LENGTH)
+        elif params.program:
+            self._planned(session, partial(self._continue, session, generation))
+
+    def _continue(self, session: ScheduledSession, generation: Generation) -> None:
+        """Put the row that the generation's program makes in the place of the newest token's, once there is one."""
+        assert generation.params.program
+        row = generation.params.program.next_row()
+        generation.waits_for_row = row is None
+        if row is not None:
+            session.rows.replace_newest(row)
 
     def _finish(self, session: ScheduledSession, generation: Generation, reason: Finish) -> None:
         session.rows.generation = None

@@ -104,7 +104,7 @@ class VllmSession:
     async def generate(self, params: Sampling) -> AsyncGenerator[Token, None]:
         self._check()
         asked = {
-            Capabilities.CHOOSER: params.chooser,
+            Capabilities.CHOOSER: params.chooser or params.program,
             Capabilities.HIDDEN_STATES: params.hidden,
         }
         for capability, wanted in asked.items():

@@ -16,8 +16,8 @@ def capture(function: Callable[[], T], device: torch.device, memory: Any) -> tup
     """Return a graph of what `function` launches, and what it returned: tensors that each replay writes anew.
 
     `memory`: a pool (`torch.cuda.graph_pool_handle`), which graphs that never run at once may share. The function is
-    called three times, and has to read its inputs from tensors that stay where they are. Raises RuntimeError where it
-    waits for the device.
+    called four times, and has to read its inputs from tensors that stay where they are. Raises RuntimeError where it
+    waits for the device, or where a replay gives other numbers than a call.
     """
     # Captures wait for the device, which another capture forbids.
     with _captures, torch.cuda.device(device):
@@ -32,4 +32,21 @@ def capture(function: Callable[[], T], device: torch.device, memory: Any) -> tup
         # Other engines of this process may use the device meanwhile.
         with torch.cuda.graph(graph, pool=memory, stream=side, capture_error_mode="thread_local"):
             out = function()
+        graph.replay()
+        if not agree(out, function()):
+            raise RuntimeError("a replay of its graph gives other numbers")
     return graph, out
+
+
+def agree(replayed: Any, called: Any) -> bool:
+    """Return whether two results are the same, up to what other orders of summation change: tensors, or tuples of them.
+
+    Numbers that are chosen from others, such as tokens, are not compared: a tie may fall either way.
+    """
+    if isinstance(called, tuple):
+        return all(agree(one, other) for one, other in zip(replayed, called, strict=True))
+    if called is None or not called.is_floating_point():
+        return True
+    finite = called[called.isfinite()].abs()
+    scale = float(finite.max()) if finite.numel() else 0.0
+    return torch.allclose(replayed, called, rtol=0.0, atol=max(0.05 * scale, 1e-6), equal_nan=True)

@@ -1,0 +1,212 @@
+"""Vocodes many streams together; on a GPU in a table of all streams, so that a call can be replayed as a CUDA graph.
+
+Each stream has a slot, a row of the table. One call reads the rows of its streams, vocodes a few frames of each, and
+writes the rows back. Nothing in it depends on which streams these are or how old they are: the host copies the numbers
+of a call at once, and launches one graph. A chunk is vocoded in pieces of PIECE_FRAMES frames.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from antiphon.audio import Pcm
+from antiphon.engine.local.kernels.graphs import capture
+from antiphon.engine.model_thread import ModelThread
+from antiphon.errors import ModelError
+from antiphon.modeling.codec_vocoder import StreamVocoder, VocoderState, VocoderStreams, has_been, in_reach
+from antiphon.modeling.gathered import GatheredCalls
+
+log = logging.getLogger(__name__)
+
+# Streams that have a slot at the same time; the others are vocoded without one, and slower.
+NUM_SLOTS = 128
+# The sizes of the pieces that a chunk is vocoded in, in frames. Each is a graph for each number of streams.
+PIECE_FRAMES = (4, 2, 1)
+# Calls of up to so many streams are captured when the model is loaded; larger ones when they come.
+WARMED_STREAMS = 64
+
+
+_Frames = tuple[Sequence[Sequence[int]], VocoderState]
+
+
+class _Slot:
+    """A stream's place in the table. It is free again once no state refers to it."""
+
+    def __init__(self, row: int) -> None:
+        self.row = row
+
+
+class _SlotStreams(VocoderStreams):
+    """The streams of one call whose number of frames, int64 [streams], is on the device."""
+
+    def __init__(self, layout: Any, before: torch.Tensor, had: torch.Tensor) -> None:
+        # A slot that was another stream's may hold anything.
+        super().__init__(layout, torch.where(had[:, None] == 0, 0.0, before), (1,))
+        self._had = had
+
+    def positions(self, count: int) -> torch.Tensor:
+        return (self._had[:, None, None] + torch.arange(count, device=self._had.device)).float()
+
+    def _window(self, held: int, count: int) -> tuple[int, torch.Tensor]:
+        return held, in_reach(held, held, count, self._had.device) & has_been(held, self._had, count)
+
+
+class VocoderCall:
+    """A call of `count` streams with `frames` frames each: its tensors, and its graph where there is one.
+
+    `numbers` int64 [count, frames * codebooks + 2]: each stream's codes, its slot, and the frames that it has had.
+    """
+
+    def __init__(self, slots: VocoderSlots, count: int, frames: int) -> None:
+        vocoder, table = slots.vocoder, slots.table
+        self._slots, self._frames = slots, frames
+        self.numbers = torch.zeros(count, frames * vocoder.num_codebooks + 2, dtype=torch.long, device=table.device)
+        self.numbers[:, -2] = slots.spare
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._audio: torch.Tensor | None = None
+
+    def capture(self, memory: Any) -> None:
+        """Capture the call. Raises RuntimeError as `capture` does."""
+        self._graph, self._audio = capture(self.compute, self.numbers.device, memory)
+
+    def run(self, numbers: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Return the audio [n, samples] of n streams, in a tensor that holds until the next run."""
+        spare = [0] * (self.numbers.shape[1] - 2)
+        padded = [*numbers, *[[*spare, self._slots.spare, 0]] * (len(self.numbers) - len(numbers))]
+        self.numbers.copy_(torch.tensor(padded), non_blocking=True)
+        if self._graph is None:
+            return self.compute()[: len(numbers)]
+        self._graph.replay()
+        assert self._audio is not None
+        return self._audio[: len(numbers)]
+
+    def compute(self) -> torch.Tensor:
+        """Vocode the frames of `numbers`, and return float32 [count, samples]."""
+        vocoder, table, count = self._slots.vocoder, self._slots.table, len(self.numbers)
+        rows = self.numbers[:, -2]
+        streams = _SlotStreams(vocoder.layout, table.index_select(0, rows), self.numbers[:, -1])
+        audio = vocoder.vocode(self.numbers[:, :-2].view(count, self._frames, -1), streams)
+        table.index_copy_(0, rows, streams.after)
+        return audio.float().clamp(-1, 1)
+
+
+class VocoderSlots:
+    """A StreamVocoder whose streams have slots.
+
+    `table`, [num_slots + 1, StreamVocoder.state_size]: their rows, and in row `spare` what fills a call up.
+    `captures`: whether calls are captured. Belongs to the model's thread.
+    """
+
+    def __init__(self, vocoder: StreamVocoder, num_slots: int = NUM_SLOTS, *, captures: bool = True) -> None:
+        self.vocoder, self.spare = vocoder, num_slots
+        self.table = next(vocoder.parameters()).new_zeros(num_slots + 1, vocoder.state_size)
+        self._free = list(range(num_slots))
+        self._calls: dict[tuple[int, int], VocoderCall] = {}
+        self._captures = captures
+        self._memory: Any = None
+
+    @torch.inference_mode()
+    def warm(self) -> None:
+        """Capture the calls of up to WARMED_STREAMS streams. Takes a second for every few of them."""
+        for count in (1 << i for i in range(WARMED_STREAMS.bit_length())):
+            for frames in PIECE_FRAMES:
+                self._call(count, frames)
+
+    @torch.inference_mode()
+    def vocode(self, frames: Sequence[Sequence[Sequence[int]]], states: Sequence[VocoderState]) -> torch.Tensor | None:
+        """Return what StreamVocoder.forward does for streams that do not begin with a trimmed chunk.
+
+        None: there are not as many slots. A stream that had none has one from then on.
+        """
+        if not self._have_slots(states):
+            return None
+        made, at, count = list[torch.Tensor](), 0, 1 << (len(states) - 1).bit_length()
+        length = len(frames[0])
+        while at < length:
+            size = next(n for n in PIECE_FRAMES if n <= length - at)
+            numbers = [
+                [*(code for frame in own[at : at + size] for code in frame), state.row, state.frames + at]
+                for own, state in zip(frames, states, strict=True)
+            ]
+            # The graph's next run writes where the audio of this one is.
+            made.append(self._call(count, size).run(numbers).clone())
+            at += size
+        for state in states:
+            state.frames += length
+        return torch.cat(made, 1).cpu()
+
+    def _have_slots(self, states: Sequence[VocoderState]) -> bool:
+        """Whether every stream has a slot of its own now. What was kept of it elsewhere is copied there."""
+        without = [s for s in states if s.kept is not self.table or s.is_shared]
+        if len(without) > len(self._free):
+            return False
+        for state in without:
+            slot = _Slot(self._free.pop())
+            weakref.finalize(slot, self._free.append, slot.row)
+            if state.kept is not None:
+                self.table[slot.row] = state.kept[state.row]
+            state.kept, state.row, state.slot, state.is_shared = self.table, slot.row, slot, False
+        return True
+
+    def _call(self, count: int, frames: int) -> VocoderCall:
+        call = self._calls.get((count, frames))
+        if call is None:
+            call = self._calls[count, frames] = VocoderCall(self, count, frames)
+            if self._captures:
+                self._memory = self._memory or torch.cuda.graph_pool_handle()
+                try:
+                    call.capture(self._memory)
+                except RuntimeError as error:
+                    # The calls are the same, and slower.
+                    log.warning("the vocoder is not captured as CUDA graphs: %s", error)
+                    self._captures = False
+        return call
+
+
+class VocoderBatch:
+    """Runs a vocoder in the model's thread, for all streams that ask before the next step: on a GPU those with as many
+    frames together, on a CPU, where that would keep the thread for long, one by one.
+
+    `graphs`: on a GPU, streams have `slots`, and calls are captured now, which takes seconds.
+    """
+
+    def __init__(self, thread: ModelThread, vocoder: StreamVocoder, *, graphs: bool = True) -> None:
+        self._vocoder = vocoder
+        self.together = next(vocoder.parameters()).device.type != "cpu"
+        self.slots: VocoderSlots | None = None
+        if self.together and graphs:
+            self.slots = VocoderSlots(vocoder)
+            self.slots.warm()
+        self._calls = GatheredCalls[_Frames, Pcm](thread, self._vocode)
+
+    async def audio(self, frames: Sequence[Sequence[int]], state: VocoderState) -> Pcm:
+        """Return the audio of a stream's next frames: float32 [num_samples] in [-1, 1], 24 kHz.
+
+        `frames`: one code for each codebook in each. `state`: the stream's, which is advanced. Waits for the model's
+        thread. Raises ModelError, Refused once the thread is closed.
+        """
+        return await self._calls.call((frames, state))
+
+    def _vocode(self, requests: Sequence[_Frames]) -> list[Pcm | ModelError]:
+        groups: dict[tuple[int, bool, int], list[int]] = {}
+        for number, (frames, state) in enumerate(requests):
+            alone, begins = 0 if self.together else number, self._vocoder.trims_start and state.kept is None
+            groups.setdefault((len(frames), begins, alone), []).append(number)
+        made: dict[int, Pcm | ModelError] = {}
+        for (_, begins, _), members in groups.items():
+            frames, states = zip(*(requests[i] for i in members), strict=True)
+            try:
+                audio = self.slots.vocode(frames, states) if self.slots and not begins else None
+                if audio is None:
+                    audio = self._vocoder(frames, states)
+            except Exception as error:
+                # The edge of the model. The other groups have their audio.
+                made |= dict.fromkeys(members, ModelError(f"{type(error).__name__}: {error}"))
+            else:
+                made |= dict(zip(members, audio.numpy(), strict=True))
+        return [made[i] for i in range(len(requests))]
