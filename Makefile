@@ -7,7 +7,7 @@ export GOMP_SPINCOUNT ?= 30000
 
 CODE := src tests bench examples docs deploy
 
-.PHONY: help serve test quick affected unit heavy pure fmt lint types docs clients engines image kernels browser bench chaos compare house peers ray lock sbom clean
+.PHONY: help serve test quick affected unit heavy pure fmt lint types docs clients engines image kernels browser bench chaos compare house peers ray lock release sbom clean
 
 help:  ## Say what there is
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -126,6 +126,9 @@ build/triton.stamp: | $(VENV)/pip.stamp
 	rm -rf build/triton
 	$(BIN)/python -m pip install -q --no-compile --no-deps --target build/triton triton==3.6.0 numpy==2.3.5
 	touch $@
+
+release: $(VENV)/dev.stamp  ## Build dist/VERSION and install it with each extra: make release [ARGS="--extras speech"]
+	$(BIN)/python deploy/release.py $(ARGS)
 
 sbom: $(VENV)/run.stamp  ## A bill of materials of what is installed, with licences: build/sbom.json (CycloneDX)
 	$(BIN)/python deploy/lock.py compare $(VENV)

@@ -59,7 +59,10 @@ MENUS = {
     ],
     "Protocols": ["wire/index", "wire/openai-realtime", "wire/openai-transcription", "wire/*"],
     "Inside": ["architecture", "glossary", "engine-library", "add-a-model", "add-a-dialect", "design/*"],
-    "Project": ["../CONTRIBUTING", "../SECURITY", "../CHANGELOG", "../tests/traces/README", "../tests/data/LICENCES"],
+    "Project": [
+        *("../CHANGELOG", "stability", "history", "../CONTRIBUTING", "../SECURITY"),
+        *("../tests/traces/README", "../tests/data/LICENCES"),
+    ],
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
-from antiphon import __version__
+from antiphon.cli.commit import shown_version
 from antiphon.settings import Option, options
 
 # The heading of each section of the settings in a command's help.
@@ -72,7 +72,7 @@ def argument_parser() -> argparse.ArgumentParser:
         description="Live speech on your own machine.",
         epilog="`antiphon COMMAND --help` shows the options of a command.",
     )
-    parser.add_argument("--version", action="version", version=f"antiphon {__version__}")
+    parser.add_argument("--version", action="version", version=shown_version())
     commands = parser.add_subparsers(
         title="commands", dest="command", metavar="COMMAND", required=True, prog="antiphon"
     )

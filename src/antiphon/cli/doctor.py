@@ -13,8 +13,8 @@ import anyio.to_thread
 import ctranslate2
 import numpy as np
 
-from antiphon import __version__
 from antiphon.audio import SAMPLE_RATE_HZ
+from antiphon.cli.commit import shown_version
 from antiphon.cli.preparation import pull_command
 from antiphon.contracts import (
     LanguageModel,
@@ -62,7 +62,7 @@ async def report(settings: Settings) -> int:
     """Print the report, which loads all models and takes up to a minute. Returns the exit status: 1 where a package or
     model is missing, or a model does not load.
     """
-    print(f"antiphon {__version__}, Python {platform.python_version()}, {platform.platform(terse=True)}")
+    print(f"{shown_version()}, Python {platform.python_version()}, {platform.platform(terse=True)}")
     package_missing = False
     for package, extra in PACKAGES.items():
         try:
