@@ -21,13 +21,19 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 
 project = "antiphon"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinxcontrib.mermaid"]
 root_doc = "docs/index"
 include_patterns = ["*.md", "docs/**.md", "tests/data/LICENCES.md", "tests/traces/README.md"]
 exclude_patterns = [".*", "**/.*", "build", "dist"]
 nitpicky = True
 
 myst_heading_anchors = 4
+# Pictures are fenced blocks, which the browser of the repository draws, too.
+myst_fence_as_directive = ["mermaid"]
+# The pages about the API: names of types are not looked up, as most are of other libraries.
+autodoc_typehints = "signature"
+autodoc_member_order = "bysource"
+nitpick_ignore_regex = [("py:.*", ".*")]
 
 html_theme = "furo"
 html_title = "antiphon"
@@ -58,7 +64,7 @@ MENUS = {
         "measured",
     ],
     "Protocols": ["wire/index", "wire/openai-realtime", "wire/openai-transcription", "wire/*"],
-    "Inside": ["architecture", "glossary", "engine-library", "add-a-model", "add-a-dialect", "design/*"],
+    "Inside": ["architecture", "glossary", "api", "engine-library", "add-a-model", "add-a-dialect", "design/*"],
     "Project": [
         *("../CHANGELOG", "stability", "history", "../CONTRIBUTING", "../SECURITY"),
         *("../tests/traces/README", "../tests/data/LICENCES"),
