@@ -1,4 +1,4 @@
-"""Tool calls that a model writes as JSON into its text: where they begin, and whether they relate to the conversation."""
+"""Tool calls that a model writes as JSON into its text: where they begin, and if they relate to the conversation."""
 
 from __future__ import annotations
 

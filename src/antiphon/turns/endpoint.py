@@ -19,7 +19,7 @@ MAX_BACKDATED = 24 * 512
 
 @dataclass(frozen=True, slots=True)
 class SpeechBegan:
-    """Speech began. `sample` is its first sample minus the prefix padding, but not before the end of the previous turn."""
+    """Speech began. `sample` is its first sample minus the prefix padding, but not before the previous turn's end."""
 
     sample: int
 

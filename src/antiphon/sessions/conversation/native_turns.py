@@ -149,7 +149,7 @@ class UnitQueue:
 
 
 class NativeResponse:
-    """One turn that a native model speaks: a `ResponseSource` that nothing had to request.
+    """One turn that a native model speaks: a `ResponseSource` that may begin without a request.
 
     `NativeTurns` puts chunks in while the model steps, and a response task reads them. `on_dropped` is called if the
     reader leaves before the model has finished; it interrupts the model. `due` is the answer that this turn gives, None

@@ -281,8 +281,7 @@ class TranscriptionSession:
         """Count STALL_POLL_S without audio. After a limit it counts as silence, which ends turns and their windows; in
         the middle of speech the limit is MUTED_S. While no client is connected, only windows end.
         """
-        # Not measured by the clock: a stalled server has not read what arrived meanwhile.
-        # Not by the clock: a server that was held up itself has not read what came meanwhile.
+        # Not measured by the clock: a stalled server has not read the audio that arrived meanwhile.
         arrivals, segmenter = self._arrivals, self._segmenter
         arrivals.stalled_s += STALL_POLL_S
         if segmenter.settling:

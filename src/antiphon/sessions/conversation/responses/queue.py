@@ -87,7 +87,7 @@ class ResponseQueue:
     responses (None for any other model); and `item_media`, which reads the images and audio of items. Call `open`
     first, `end` once no more audio arrives, and `close` last.
 
-    - `floor`: decides which responses the user's turns are due. `heard`: knows what is still to be played.
+    - `floor`: decides when a response to the user's turns is due. `heard`: knows what is still to be played.
     - `listener`: knows how much audio has arrived.
     - `emit`: awaited with the events for the client.
     """
