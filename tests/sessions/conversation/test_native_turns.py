@@ -212,7 +212,7 @@ def test_when_a_voice_is_configured_then_the_model_speaks_with_it() -> None:
     np.testing.assert_allclose(native.options.voice_reference, np.linspace(-0.5, 0.5, 8000), atol=1e-3)
     with pytest.raises(BaseExceptionGroup) as failed:
         run(Native(), act, DuplexConfig(voice_reference=b"no sound"))
-    assert failed.group_contains(ModelError, match="cannot be heard")
+    assert failed.group_contains(ModelError, match="reference voice cannot be decoded")
 
 
 def test_when_audio_comes_then_the_model_hears_whole_units_in_order() -> None:

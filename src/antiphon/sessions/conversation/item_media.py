@@ -52,7 +52,9 @@ class ItemMediaResolver:
         num_chars = sum(len(p.image) for i in (*self._history.items, new) for p in i.parts)
         if num_chars > MAX_IMAGE_CHARS:
             raise RemoteProtocolError(
-                "image_limit_exceeded", f"A conversation's images may have {MAX_IMAGE_CHARS >> 20} MiB.", "item.content"
+                "image_limit_exceeded",
+                f"A conversation's images may have at most {MAX_IMAGE_CHARS >> 20} MiB.",
+                "item.content",
             )
 
     async def add(self, item: Item, after: str | None) -> None:

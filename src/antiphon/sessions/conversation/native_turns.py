@@ -268,7 +268,7 @@ class NativeTurns:
                     places=FILE_THREADS,
                 )
             except MediaError as error:
-                raise ModelError(f"the voice to speak with cannot be heard: {error}") from None
+                raise ModelError(f"the reference voice cannot be decoded: {error}") from None
         options = NativeOptions(
             config.instructions,
             config.voice,
@@ -319,7 +319,7 @@ class NativeTurns:
 
     def _check_room(self, text: str, param: str) -> None:
         if len(self._text) + len(text) > MAX_WAITING_CHARS:
-            message = f"Text that waits for this model has at most {MAX_WAITING_CHARS} characters."
+            message = f"At most {MAX_WAITING_CHARS} characters of text may wait for this model."
             raise RemoteProtocolError("string_above_max_length", message, param)
 
     def commit(self, *, answers: bool) -> None:

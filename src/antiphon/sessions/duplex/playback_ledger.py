@@ -210,12 +210,12 @@ class PlaybackLedger:
             of_item = ack.item_id in (audio.at.item_id, f"item_{audio.at.response_id}")
             if of_item and ack.response_id is not None and not of_response:
                 raise RemoteProtocolError(
-                    "playback_item_mismatch", f"The item {ack.item_id} is not of the response {ack.response_id}."
+                    "playback_item_mismatch", f"The item {ack.item_id} is not part of the response {ack.response_id}."
                 )
             if of_item or (of_response and ack.item_id is None):
                 return audio
             if of_response:
                 raise RemoteProtocolError(
-                    "playback_item_mismatch", f"The response {ack.response_id} has no sound in an item {ack.item_id}."
+                    "playback_item_mismatch", f"The response {ack.response_id} has no audio in an item {ack.item_id}."
                 )
         raise RemoteProtocolError("playback_item_not_found", f"There is no sound of {ack.response_id or ack.item_id}.")

@@ -104,7 +104,7 @@ class PrimarySpeaker:
             raise ValueError("the mode `enrolled` needs a voice, and the others take none")
         if any(voice.vector.shape != (profile.size,) or voice.speech_s <= 0 for voice in enrolled):
             raise ValueError(
-                f"a voice of {profile.id} is a vector of {profile.size} numbers, of some seconds of speech"
+                f"a voice for {profile.id} needs a vector of {profile.size} numbers and speech of more than 0 s"
             )
         self.mode = mode
         self._profile = profile

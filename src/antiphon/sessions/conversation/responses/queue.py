@@ -58,7 +58,7 @@ class WaitingRequests:
         """Raise RemoteProtocolError (`too_many_responses`) if MAX_WAITING requests wait."""
         if len(self._requests) >= MAX_WAITING:
             raise RemoteProtocolError(
-                "too_many_responses", f"Conversation already has {MAX_WAITING} responses to make."
+                "too_many_responses", f"Conversation already has {MAX_WAITING} responses waiting."
             )
 
     def add(self, request: CreateResponse) -> None:
