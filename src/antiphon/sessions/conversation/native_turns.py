@@ -92,7 +92,7 @@ class UnitClock:
         self._began_s, self._is_fed = now_s, is_fed
 
     def left_s(self, now_s: float, *, is_committed: bool) -> float:
-        """Return the seconds until the next unit is due. `is_committed`: the client awaits an answer, maybe silently."""
+        """Seconds until the next unit is due. `is_committed`: the client awaits an answer and may send no audio."""
         late_s = LATE_UNITS * self._unit_s if self._is_fed and not is_committed else 0.0
         return self._began_s + self._unit_s + late_s - now_s
 
