@@ -22,7 +22,7 @@ from tests.sessions.transcription.scripted_windows import (
 
 
 class Queued(ScriptedTranscriber):
-    """Its partials wait until a test begins them, and can be replaced until then. `decoded`: windows in the order run."""
+    """Its partials wait until a test begins them, and can be replaced until then. `decoded`: windows in their order."""
 
     def __init__(self) -> None:
         super().__init__()
