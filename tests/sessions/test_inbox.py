@@ -1,4 +1,4 @@
-"""What a queue of commands counts: seconds of audio, and memory."""
+"""How an inbox measures its backlog: in seconds of audio, and in bytes of memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain text and what is said for it: the examples of docs/wire/speech.md, cut anywhere."""
+"""Plain text and its spoken form: the examples of docs/wire/speech.md, cut at any point."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def examples() -> list[tuple[str, str]]:
 
 
 def shown(text: str) -> str:
-    """What is said, with pauses as the page has them."""
+    """Return the spoken form, with pauses written as on the page."""
     parts = (f"({pause_s(p):g} s)" if pause_s(p) else said_text(said_words(p, "en")) for p in split_pauses(text))
     return " ".join(" ".join(parts).split())
 
@@ -45,7 +45,7 @@ def test_the_examples_of_the_page_are_said_as_it_has_them(written: str, said: st
 @pytest.mark.parametrize(
     ("written", "said", "language"),
     [
-        # As chat clients, home automation and workflow tools send them.
+        # Text as chat clients, home automation and workflow tools send it.
         ("<think>\nThe user greets me.\n</think>\n\nHello!", "Hello!", "en"),
         ("</think>Hello!", "Hello!", "en"),
         ('<?xml version="1.0"?><speak version="1.1" xml:lang="en-US">Hi<mark name="a"/>.</speak>', "Hi.", "en"),
@@ -69,7 +69,7 @@ def test_the_examples_of_the_page_are_said_as_it_has_them(written: str, said: st
             "de",
         ),
         ("de 10–12 h à −5 °C", "de 10 à 12 h à moins 5 °C", "fr"),
-        # Languages whose words are not known keep signs that their voices read.
+        # For other languages, signs that their voices read are kept.
         ("10–12 −5 x−y **a** 😀", "10–12 -5 x-y a", "ru"),
     ],
 )
@@ -87,7 +87,7 @@ def test_the_plain_text_does_not_depend_on_how_the_text_was_cut(text: str, size:
 
 @pytest.mark.parametrize("piece", ["<", "a<", "&", "<a x=1 ", "```", "\n", "<!--", "<think>", "<a ", "[a](", "1-", "−"])
 def test_when_a_text_is_full_of_brackets_then_it_takes_no_longer_than_another(piece: str) -> None:
-    # Without bounds in the patterns these take minutes: the suite's patience is the limit.
+    # Without bounds in the patterns these take minutes; only the suite's timeout limits them.
     assert list(said_words(plain(piece * 20_000), "en")) is not None
 
 

@@ -117,7 +117,7 @@ def test_when_marks_arrive_one_by_one_then_each_is_looked_at_once() -> None:
     splitter = SentenceSplitter()
     for _ in range(50_000):
         assert splitter.feed(".") == []
-    # Where the run is looked through anew for each, this is 1,250 million steps.
+    # If the run were scanned again for each mark, this would take 1,250 million steps.
     assert splitter.feed(" x") == ["." * 50_000]
 
 

@@ -13,7 +13,7 @@ def test_when_there_is_audio_for_a_words_letters_then_the_word_is_returned() -> 
     assert pacer.advance(2.9 / LETTERS_PER_S) == ()
     (first,) = pacer.advance(0.2 / LETTERS_PER_S)
     assert (first.text, first.start_s, first.end_s) == ("abc", 0.0, pytest.approx(3 / LETTERS_PER_S))
-    # The second; the third may be written on.
+    # Only the second word: the third may be incomplete.
     assert [w.text for w in pacer.advance(20 / LETTERS_PER_S)] == ["def"]
     pacer.feed("i jk")
     assert [w.text for w in pacer.advance(0.0)] == ["ghi"]

@@ -1,4 +1,4 @@
-"""Which calls have anything of what was said: those of small models are asked."""
+"""Which calls relate to the conversation: those of small models are checked."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LIST = Tool("add_items", "", {"type": "object", "properties": {"items": {"type":
 MONEY = Tool("moveMoney", "Eine Überweisung.", {"type": "object", "properties": {"to": TEXT}})
 MODE = Tool("set_mode", "", {"type": "object", "properties": {"mode": {"$ref": "#/$defs/Mode"}, "note": TEXT}})
 TOOLS = [WEATHER, TIMER, LIGHT, SHARES, LIST, MONEY, MODE]
-# The system speaks, and does not ask.
+# The system message is context, not a question.
 SYSTEM = ("system", "You are a voice assistant at home. Answer briefly about the weather.")
 
 
@@ -35,30 +35,30 @@ SYSTEM = ("system", "You are a voice assistant at home. Answer briefly about the
         (["Good morning!"], "get_weather", {"city": "London"}, False),
         (["I had a long day in the office."], "get_weather", {"city": "London"}, False),
         (["What is two plus two?"], "get_weather", {"city": "London"}, False),
-        # What it is about was said, though not with which arguments.
+        # The subject of the tool was mentioned, though not the arguments.
         (["What is the weather in the capital of France?"], "get_weather", {"city": "Paris"}, True),
         (["How much does a share of Apple cost?"], "getSharePrice", {"symbol": "AAPL"}, True),
         (["Set a timer for half an hour."], "set_timer", {"minutes": 30, "label": "Go to sleep"}, True),
         (["Put on Miles Davis."], "set_timer", {"minutes": 30, "label": "Go to sleep"}, False),
-        # Numbers, and one of a list, cannot be judged.
+        # Numbers, and values from a list, cannot be judged.
         (["Wake me at some point."], "set_timer", {"minutes": 20}, True),
         (["It is dark."], "switch_light", {"state": "on"}, True),
         (["It is dark."], "switch_light", {"room": "garage", "state": "on"}, False),
-        # It was said before, by whomever.
+        # It was said earlier, by either side.
         (["You live in Oslo.", "Do I need an umbrella?"], "get_weather", {"city": "Oslo"}, True),
         (["Shall I look at Bonn?", "Yes."], "get_weather", {"city": "Bonn"}, True),
-        # What a tool is about counts in the last message alone.
+        # The subject of a tool counts only in the last message.
         (["How is the weather in Bonn?", "Thank you."], "get_weather", {"city": "Paris"}, False),
         # Forms of a word, and of a name in another language.
         (["Wie ist es in Rom?"], "get_weather", {"city": "Rome"}, True),
         (["Put two lemons there."], "add_items", {"items": ["lemon"]}, True),
         (["Hello."], "add_items", {"items": ["milk", "eggs"]}, False),
-        # In another script nothing can be compared.
+        # Words in different scripts cannot be compared.
         (["東京は寒いですか"], "get_weather", {"city": "Tokyo"}, True),
         (["Какая погода в Москве?"], "get_weather", {"city": "Moscow"}, True),
         (["Quel temps fait-il à Londres ?"], "get_weather", {"city": "London"}, True),
         (["Wie ist es in München?"], "get_weather", {"city": "Munchen"}, True),
-        # The tool is told of in another language, and its name is one word.
+        # The description of the tool is in another language, and its name is one word.
         (["Mach eine Überweisung."], "moveMoney", {"to": "Anna"}, True),
         (["Move some money."], "moveMoney", {"to": "Anna"}, True),
         (["I am going to bed."], "set_mode", {"mode": "night"}, True),

@@ -1,4 +1,4 @@
-"""The echo guard on made-up speech: bursts of coloured noise, sent, and heard back through a room."""
+"""The echo guard on synthetic speech: bursts of coloured noise, sent, and heard back through a room."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SECONDS = 8.0
 
 
 def babble(seed: int, seconds: float = SECONDS) -> Pcm:
-    """Syllables: bursts of noise in changing bands, a fifth of a second each."""
+    """Return syllables: bursts of noise in changing bands, a fifth of a second each."""
     chance = np.random.default_rng(seed)
     out = np.zeros(int(seconds * SAMPLE_RATE_HZ), np.float32)
     at = 0
@@ -32,9 +32,9 @@ def babble(seed: int, seconds: float = SECONDS) -> Pcm:
 
 
 def judged(sent: Pcm, heard: Pcm, guard: EchoGuard | None = None, begin_s: float = 1.0) -> tuple[np.ndarray, EchoGuard]:
-    """Which frames of `heard` are left as speech, for a detector that takes all loud frames for speech.
+    """Return which frames of `heard` count as speech, for a detector that takes all loud frames for speech.
 
-    `sent` goes out in bursts, faster than real time.
+    `sent` is sent in bursts, faster than real time.
     """
     guard = guard or EchoGuard()
     chance = np.random.default_rng(99)
@@ -49,7 +49,7 @@ def judged(sent: Pcm, heard: Pcm, guard: EchoGuard | None = None, begin_s: float
 
 
 def loud(frame: Pcm) -> list[float]:
-    """The probability of a detector that takes every loud frame for speech."""
+    """Return the probability from a detector that takes every loud frame for speech."""
     return [0.9 if np.abs(frame).max() > 0.004 else 0.0]
 
 
@@ -66,7 +66,7 @@ def frames(from_s: float, to_s: float) -> slice:
 
 @pytest.mark.parametrize("offset", [0.0, 0.2])
 def test_when_a_residue_comes_back_that_a_detector_raises_then_it_is_no_speech(offset: float) -> None:
-    """What a client's own echo canceller leaves is too weak to be told by its levels."""
+    """The residual of a client's own echo canceller is too weak to be recognized by its levels."""
     sent, guard, left = babble(1), EchoGuard(), list[float]()
     heard = delayed(sent, 0.2, -45.0) + np.float32(offset)
     for at in range(0, len(heard) - FRAME_SAMPLES, FRAME_SAMPLES):
@@ -94,7 +94,7 @@ def test_a_quiet_voice_beside_what_is_sent_is_speech() -> None:
 def test_when_sent_audio_comes_back_then_it_is_no_speech(delay_s: float, gain_db: float) -> None:
     sent = babble(1)
     left, guard = judged(sent, delayed(sent, delay_s, gain_db))
-    # A frame now and then is no turn, which takes two in a row.
+    # A single frame now and then does not start a turn, which takes two in a row.
     assert left[frames(1.2 + delay_s, 1.0 + delay_s + SECONDS)].sum() <= 1
     assert guard.delay_hops is not None
     assert guard.delay_hops * 8 / 1000 == pytest.approx(delay_s, abs=0.05)
@@ -114,14 +114,14 @@ def test_when_there_is_no_echo_then_what_is_said_under_an_answer_is_heard(
             spoken = np.array([loud(heard[at : at + FRAME_SAMPLES])[0] > 0.5 for at in starts])
             if (spoken & ~left).sum() > 0.3 * spoken.sum():
                 lost.append(name)
-    # Levels may go together by chance.
+    # Levels may correlate by chance.
     assert len(lost) <= 1, lost
 
 
 def test_when_the_echo_ends_then_what_is_said_under_an_answer_is_heard(recordings: dict[str, Recording]) -> None:
     sent = np.tile(recordings["jfk"].pcm, 2)
     heard = delayed(sent, 0.1, -6)
-    # Headphones are plugged in, and the answer goes on.
+    # Headphones are plugged in, and the answer continues.
     heard[8 * SAMPLE_RATE_HZ :] = 0
     other = recordings["ls-other-3331-159605-0000"].pcm[: 4 * SAMPLE_RATE_HZ]
     # Softer than the echo was.
@@ -174,7 +174,7 @@ def test_when_held_audio_turns_out_to_be_speech_then_the_guard_says_since_when()
             passed.append(at)
     assert passed[0] - start > 8 * FRAME_SAMPLES, "it was held"
     assert since[0] == pytest.approx(start, abs=2 * FRAME_SAMPLES)
-    # Little else was held: the client has headphones, as is known now.
+    # Few other frames were held: the guard knows by now that the client has headphones.
     assert len(since) <= 2
     assert since[-1] - start < 40 * FRAME_SAMPLES
 
@@ -217,7 +217,7 @@ def test_when_nothing_was_sent_then_probabilities_pass_unchanged() -> None:
 
 
 def test_when_the_reference_is_cut_then_speech_behind_the_cut_is_not_taken_for_its_echo() -> None:
-    """The response is cut and the client flushes it: audio that was never played must not hide what the user says."""
+    """The response is cut and the client flushes it: audio that was never played must not mask the user's speech."""
     sent = babble(1)
     heard = delayed(sent, 0.15, 0)
     heard[int(5.3 * SAMPLE_RATE_HZ) :] = 0
@@ -246,5 +246,5 @@ def test_when_a_session_goes_on_for_long_then_the_guard_keeps_no_more() -> None:
         for at in range(k * 4 * SAMPLE_RATE_HZ, (k + 1) * 4 * SAMPLE_RATE_HZ, 40 * FRAME_SAMPLES):
             guard.judge(np.zeros((1, FRAME_SAMPLES), np.float32), [0.0], at)
         sizes.append(len(pickle.dumps(guard)))
-    # All that it holds; a few bytes more for larger positions.
+    # All of its memory; larger positions take a few bytes more.
     assert max(sizes[100:]) <= max(sizes[:100]) + 100

@@ -1,4 +1,4 @@
-"""The takes of an enrolment: the recording, and noise of three colours below it."""
+"""The takes of an enrolment: the recording, and copies with noise of three colours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_when_a_voice_is_enrolled_then_its_takes_have_noise_ten_db_below_it(reco
     quiet, *noisy = enrolment_takes(pcm)
     assert quiet is pcm
     assert len(noisy) == 3
-    # Half of each noise's energy lies below an ever lower frequency.
+    # The frequency below which half of a noise's energy lies falls from one noise to the next.
     middles = []
     for take in noisy:
         assert take.dtype == np.float32
@@ -41,7 +41,7 @@ def test_the_speech_of_a_recording_is_what_is_found_and_the_frames_around_it() -
     probabilities = [0.9 if 20 <= k < 22 else 0.1 for k in range(40)]
     found = speech_of(pcm, probabilities, frame)
     assert np.array_equal(found, pcm[(20 - MARGIN_FRAMES) * frame : (22 + MARGIN_FRAMES) * frame])
-    # Every frame once, however near the parts are to each other and to the ends.
+    # Every frame appears once, even if the parts are close to each other and to the ends.
     assert np.array_equal(speech_of(pcm, [0.9, *([0.1] * 4), *([0.9] * 35)], frame), pcm)
     for nothing in ([], [0.1] * 40):
         assert len(speech_of(pcm, nothing, frame)) == 0

@@ -1,4 +1,4 @@
-"""Who has the floor: the table is whole, what is not in it is an error, and no turn is answered twice or never."""
+"""The floor: the table is complete, unlisted transitions are errors, and every turn is answered exactly once."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_what_the_table_does_not_have_is_an_error(act: str) -> None:
 
 
 def spoken(floor: Floor, number: int, *, takes_floor: bool = True, has_output: bool = True) -> list[FloorCommand]:
-    """The user says a turn, which ends without a transcript."""
+    """Let the user say a turn, which ends without a transcript."""
     floor.open_turn(number, Item(str(number)))
     commands = floor.user_started(number, takes_floor=takes_floor, answers=True, has_output=has_output)
     floor.user_stopped()
@@ -89,7 +89,7 @@ def test_a_turn_that_is_skipped_is_not_answered() -> None:
     floor.skip_next()
     assert floor.take_skip()
     assert not floor.take_skip()
-    # Its events were held back, so that it had no record yet.
+    # Its events were held back, so it had no record yet.
     floor.skip(0)
     spoken(floor, 0)
     floor.transcribed(0, owes_response=True)
@@ -129,7 +129,7 @@ def test_a_closed_floor_begins_nothing() -> None:
 
 
 def walk(draw: random.Random) -> None:
-    """One conversation of random speech, transcripts, responses and clears, then silence until nothing is due."""
+    """Run one conversation of random speech, transcripts, responses and clears, then silence until nothing is due."""
     floor = Floor()
     number, is_open, responds, has_output, is_ending = 0, False, False, False, False
     untranscribed: list[int] = []
@@ -174,7 +174,7 @@ def walk(draw: random.Random) -> None:
             case 2 if untranscribed:
                 owes, was_due = draw.random() < 0.7, floor.response_due
                 floor.transcribed(untranscribed.pop(0), owes_response=owes)
-                # Turns that end while one is owed are answered together.
+                # Turns that end while a response is due are answered together.
                 num_owed += owes and not was_due
                 go_on()
             case 3 if responds:
@@ -190,7 +190,7 @@ def walk(draw: random.Random) -> None:
                     number, is_open = number + 1, False
                 go_on()
             case 6 if not responds and not floor.response_due:
-                # The client asks by itself.
+                # The client requests a response by itself.
                 floor.response_began()
                 responds, has_output, is_ending = True, True, False
         assert floor.user_speaks == is_open
@@ -208,7 +208,7 @@ def walk(draw: random.Random) -> None:
             floor.response_ended()
             responds = False
         go_on()
-    # Nobody is answered twice or never.
+    # Every turn is answered, and none twice.
     assert not floor.response_due
     assert num_begun <= num_owed + number
     assert (num_begun > 0) or (num_owed == 0)
@@ -226,7 +226,7 @@ def test_a_response_is_ended_once_for_the_answer_that_is_due() -> None:
     spoken(floor, 0, takes_floor=False)
     floor.transcribed(0, owes_response=True)
     assert floor.go_on(is_resolved=True, may_cut=True) == [RespondInstead()]
-    # A second transcript comes while the first cut is carried out.
+    # A second transcript arrives while the first cut is carried out.
     assert floor.go_on(is_resolved=True, may_cut=True) == []
     floor.response_ended()
     assert floor.go_on(is_resolved=True, may_cut=True) == [BeginResponse()]

@@ -35,12 +35,12 @@ def done(text: str, turn: int = 0) -> TranscriptDone:
 
 
 def speech(outputs: list[TranscriptionEvent]) -> list[TranscriptionEvent]:
-    """The events without those about the overlap itself."""
+    """Return the events except those about the overlap itself."""
     return [o for o in outputs if not isinstance(o, OverlapStarted | OverlapDecided)]
 
 
 def about(outputs: list[TranscriptionEvent]) -> list[TranscriptionEvent]:
-    """The events about the overlap itself."""
+    """Return the events about the overlap itself."""
     return [o for o in outputs if isinstance(o, OverlapStarted | OverlapDecided)]
 
 
@@ -70,11 +70,11 @@ def test_when_the_client_commits_the_overlap_then_it_is_a_turn(state: str) -> No
         overlap.decide(speaking=False)
     if state == "dismissed":
         overlap.dismiss("client_force_listen")
-    # A commit of another turn says nothing of this one.
+    # A commit of another turn does not concern this one.
     assert overlap.commit(1) == []
     released = overlap.commit(0)
     assert speech(released) == [START, TranscriptPartial(0, "Mm"), STOP, COMMIT]
-    # What the client has said of its floor still holds.
+    # The client's earlier decision about the floor still holds.
     taken = [OverlapDecided(0, True, "client_commit")]
     assert about(released) == ([] if state == "dismissed" else taken)
     assert overlap.feed(done("Mm-hm."), overlaps=True) == [done("Mm-hm.")]
@@ -156,7 +156,7 @@ def test_when_the_time_to_decide_is_over_then_speech_that_goes_on_takes_the_floo
     overlap.feed(START, overlaps=True)
     assert overlap.decide(speaking=True)[0] == OverlapDecided(0, True, "speech_goes_on")
     assert overlap.undecided_turn is None
-    # "Yeah, yeah, y..." may go on.
+    # "Yeah, yeah, y..." may continue.
     overlap.feed(START, overlaps=True)
     overlap.feed(TranscriptPartial(0, "Yeah, yeah"), overlaps=True)
     assert overlap.decide(speaking=True) == []
@@ -185,7 +185,7 @@ def test_when_the_client_dismisses_an_overlap_then_it_does_not_take_the_floor_wh
     assert overlap.take_floor() == []
     for output in (TranscriptPartial(0, "Stop that"), STOP, COMMIT):
         assert overlap.feed(output, overlaps=True) == []
-    # Another turn begins before the words of the first are known: it is decided by itself, and they are dropped.
+    # Another turn begins before the words of the first are known: it is decided separately, and the first is dropped.
     assert overlap.feed(SpeechStarted(1, 900), overlaps=True) == [OverlapStarted(1)]
     assert overlap.feed(done("Stop that."), overlaps=True) == []
     assert overlap.undecided_turn == 1
@@ -256,7 +256,7 @@ def test_whatever_comes_then_an_overlap_is_declined_once_at_most_and_takes_the_f
                     assert turn == open_turn
                     assert not declined
                     declined = True
-        # Held events are reported with the decision for the floor, and never otherwise.
+        # Held events are only reported together with a decision for the floor.
         if overlap.undecided_turn is not None:
             assert overlap.undecided_turn == open_turn
             assert not [e for e in speech(out) if getattr(e, "turn", None) == open_turn]

@@ -1,4 +1,4 @@
-"""Who the user is, by made-up voices: a direction for each voice, and something accidental in each turn."""
+"""Who the user is, with synthetic voices: a direction for each voice, plus a random part in each turn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROFILE = SpeakerProfile("toy", SIZE, 0.6, (VoiceThreshold(0.5, 0.2, 0.4), Voice
 
 
 class Person:
-    """A voice. `turn`: the vector of a turn, whose accidental part is `spread` times as long as the voice's own."""
+    """A voice. `turn`: the vector of a turn, whose random part is `spread` times as long as the voice's vector."""
 
     def __init__(self, seed: int) -> None:
         self._chance = np.random.default_rng(seed)
@@ -39,7 +39,7 @@ class Person:
 
 
 def known(user: Person) -> PrimarySpeaker:
-    """A conversation in which the user has said two turns."""
+    """Return a conversation in which the user has said two turns."""
     speaker = PrimarySpeaker("auto", PROFILE)
     for _ in range(SURE_TURNS):
         speaker.heard(user.turn(), 2.0)
@@ -51,7 +51,7 @@ def test_when_the_user_was_heard_twice_then_another_voice_is_told_apart() -> Non
     user, television = Person(1), Person(2)
     speaker = PrimarySpeaker("auto", PROFILE)
     assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.UNDECIDED
-    # One turn may be a television's, so nobody is ignored yet.
+    # One turn may be a television's, so no turn is ignored yet.
     assert not speaker.knows_user
     verdict = speaker.heard(television.turn(), 2.0)
     assert verdict.speaker is TurnSpeaker.UNDECIDED
@@ -90,7 +90,7 @@ def test_when_the_first_turn_was_a_televisions_then_the_user_takes_its_place() -
     user, television = Person(9), Person(10)
     speaker = PrimarySpeaker("auto", PROFILE)
     speaker.heard(television.turn(), 4.0)
-    # None of the user's turns is lost on the way.
+    # None of the user's turns is lost meanwhile.
     assert [speaker.heard(user.turn(), 2.0).speaker for _ in range(TAKEOVER_TURNS)] == [TurnSpeaker.UNDECIDED] * 3
     assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
     assert speaker.heard(television.turn(), 4.0).is_other
@@ -99,17 +99,17 @@ def test_when_the_first_turn_was_a_televisions_then_the_user_takes_its_place() -
 def test_when_a_pause_cuts_off_the_end_of_anothers_turn_then_that_is_anothers_too() -> None:
     user, television = Person(25), Person(26)
     speaker = known(user)
-    # Nothing was before it.
+    # No turn preceded it.
     assert speaker.heard(television.turn(), 0.4).speaker is TurnSpeaker.UNDECIDED
     assert speaker.heard(television.turn(), 2.0).is_other
     assert speaker.heard(television.turn(), 0.4).is_other
     assert speaker.heard(television.turn(), 0.4).is_other
-    # As near to one as to the other, it is the user's, and so is what is too short to have a voice.
+    # A turn equally near to both is the user's, and so is one that is too short to have a voice.
     both = user.voice + television.voice
     assert not speaker.judge(np.asarray(both / np.linalg.norm(both), np.float32), 0.4).is_other
     assert not speaker.judge(television.turn(), 0.1).is_other
     assert not speaker.judge(user.turn(), 0.4).is_other
-    # The user has said something since, if only a word.
+    # The user has spoken since, if only a word.
     assert speaker.heard(user.turn(), 0.4).speaker is TurnSpeaker.UNDECIDED
     assert not speaker.heard(television.turn(), 0.4).is_other
 
@@ -118,14 +118,14 @@ def test_until_the_user_is_known_short_turns_that_may_be_of_the_same_voice_teach
     user, television = Person(22), Person(23)
     speaker = PrimarySpeaker("auto", PROFILE)
     speaker.heard(user.turn(), 0.7)
-    # Alike, and not so much that it is the user's for sure.
+    # Similar to the user, but not surely the user.
     alike = user.voice + 3.5 * television.voice
     assert speaker.heard(np.asarray(alike / np.linalg.norm(alike), np.float32), 0.7).speaker is TurnSpeaker.UNDECIDED
     assert speaker.knows_user
     for _ in range(3):
         assert speaker.heard(user.turn(), 2.0).speaker is TurnSpeaker.USER
     assert speaker.heard(Person(24).turn(), 2.0).is_other
-    # From now on what is short, or in doubt, is judged and not learned.
+    # From now on, short or doubtful turns are judged but not learned.
     before = speaker.judge(user.voice, 2.0).similarity
     speaker.heard(user.voice, 0.9)
     assert speaker.judge(user.voice, 2.0).similarity == before

@@ -20,12 +20,12 @@ VAD = ServerVad(0.5, 96, 192)
 
 
 def sound(num_frames: int, start: int = 0) -> Pcm:
-    """Audio whose samples tell their positions."""
+    """Return audio whose samples encode their positions."""
     return (np.arange(start, start + num_frames * FRAME) % 30000 / 30000).astype(np.float32)
 
 
 def run(segmenter: Segmenter, loud: str) -> list[SegmenterEvent]:
-    """One character a frame: # speech, anything else silence."""
+    """Feed one frame per character: # is speech, anything else silence."""
     steps: list[SegmenterEvent] = []
     for c in loud:
         steps += segmenter.feed(sound(1, segmenter.now), [0.9 if c == "#" else 0.0])
@@ -46,7 +46,7 @@ def test_when_speech_is_followed_by_silence_then_server_vad_makes_a_turn_with_it
     assert committed == TurnCommitted(0, (20 * 32) - 96, 46 * 32, 40 * 32)
     assert isinstance(window, WindowEnded)
     assert window.speech_end == 40 * FRAME
-    # From the padded start to the margin behind the speech, and the very samples that were fed.
+    # From the padded start to the margin after the speech, with exactly the samples that were fed.
     assert np.array_equal(window.window.pcm, sound(80)[17 * FRAME : 40 * FRAME + 3200])
     assert ended == TurnEnded(0, 29 * FRAME / 16000)
 
@@ -150,7 +150,7 @@ def test_when_a_window_is_cut_then_the_rest_is_another_window_with_the_same_turn
 
 
 def test_a_pause_ends_its_turn_after_what_was_said_last() -> None:
-    """A turn ends after 960 ms of silence, which is 30 frames, where nothing else was said of its pause."""
+    """Without a call of `end_after`, a turn ends after 960 ms of silence, which is 30 frames."""
 
     def stopped(*silences: int) -> int:
         segmenter = Segmenter(PROFILE, ServerVad(0.5, 96, 960), FRAME)
@@ -165,7 +165,7 @@ def test_a_pause_ends_its_turn_after_what_was_said_last() -> None:
     assert stopped() == 30
     assert stopped(192) == 6
     assert stopped(192, 1920) == 60
-    # It has lasted longer already.
+    # The pause has already lasted longer.
     assert stopped(1920, 32) == 5
 
 
@@ -202,7 +202,7 @@ def test_when_a_session_goes_on_for_long_then_only_a_few_seconds_of_audio_are_ke
     for _ in range(60):
         run(segmenter, "#" * 60 + "." * 60)
         largest = max(largest, len(pickle.dumps(segmenter)))
-    # All that it holds: float32 samples, and a few numbers.
+    # All of its memory: float32 samples, and a few numbers.
     assert largest < 12 * 16000 * 4
 
 
@@ -248,7 +248,7 @@ def test_when_audio_is_kept_over_pauses_then_a_window_begins_with_it_until_both_
         assert (segmenter.window.start, segmenter.window.after) == (0, after)
         assert np.array_equal(segmenter.window.pcm, sound(segmenter.now // FRAME))
         run(segmenter, "." * 30)
-    # With 9 s between its start and what follows, it is over.
+    # More than 9 s after its start, it is no longer context.
     run(segmenter, "." * 60 + "#" * 5)
     assert segmenter.window is not None
     assert (segmenter.window.after, segmenter.window.start > 0) == (None, True)

@@ -13,17 +13,17 @@ from antiphon.events.transcription import ServerVad
 from antiphon.turns.speech_stretches import MAX_UNSURE, SpeechStretches, SpeechTimeline
 
 FRAME = 512
-# A padding of 2 frames, and 4 of silence.
+# A padding of 2 frames, and 4 frames of silence.
 VAD = ServerVad(prefix_padding_ms=64, silence_duration_ms=128)
 
 
 def recording(speech: list[bool], rest: int = 0) -> Pcm:
-    """Audio whose samples are their own numbers, with so many samples behind the last whole frame."""
+    """Return audio whose samples are their own numbers, with `rest` samples after the last whole frame."""
     return np.arange(len(speech) * FRAME + rest, dtype=np.float32)
 
 
 def cut(speech: list[bool], chunk: int, rest: int = 0, vad: ServerVad = VAD) -> list[tuple[int, int]]:
-    """The stretches of a recording that is fed in chunks, as (first sample, end)."""
+    """Return the stretches of a recording that is fed in chunks, as (first sample, end)."""
     pcm, stretches, kept, judged = recording(speech, rest), SpeechStretches(vad, FRAME), list[tuple[int, Pcm]](), 0
     for at in range(0, len(pcm), chunk):
         whole = min(at + chunk, len(pcm)) // FRAME
@@ -58,7 +58,7 @@ def test_a_threshold_of_zero_keeps_all() -> None:
 
 
 def stretches_of(probabilities: list[float], threshold: float = 0.5) -> list[tuple[int, int]]:
-    """The stretches, in frames, of a recording that is fed in one piece for each frame."""
+    """Return the stretches, in frames, of a recording that is fed in one piece for each frame."""
     stretches = SpeechStretches(replace(VAD, threshold=threshold), FRAME)
     kept = [s for p in probabilities for s in stretches.feed(np.zeros(FRAME, np.float32), [p])] + stretches.end()
     return [(sample // FRAME, len(pcm) // FRAME) for sample, pcm in kept]
@@ -68,12 +68,12 @@ def test_what_the_detector_is_sure_of_nowhere_is_no_speech() -> None:
     barks, word, silence = [0.8] * 4, [0.6, 0.7, 0.9], [0.0] * 5
     assert stretches_of(barks + silence) == []
     assert stretches_of(barks) == []
-    # What was held until the detector was sure is given out in one piece, with the padding before it.
+    # Audio held until the detector was sure is returned in one piece, with the padding before it.
     assert stretches_of(silence + word + silence)[0] == (3, 5)
-    # The first frames of a stretch count, and those of the stretch before do not.
+    # The first frames of a stretch count, and those of the previous stretch do not.
     assert stretches_of([*silence, 0.9, 0.6, 0.6, *silence])[0] == (3, 4)
     assert stretches_of(word + silence + barks + silence)[-1][0] < len(word + silence)
-    # With a lower threshold less is enough; with a threshold of zero everything is.
+    # With a lower threshold a smaller probability suffices; with a threshold of zero any does.
     assert stretches_of(silence + [0.5] * 3 + silence, threshold=0.25)[0] == (3, 4)
     assert stretches_of(silence + [0.44] * 3 + silence, threshold=0.25) == []
 

@@ -74,7 +74,7 @@ def test_the_mark_is_that_at_the_end(text: str, mark: str) -> None:
 
 
 def test_when_a_list_is_for_another_language_then_it_does_not_count() -> None:
-    # "die" is an article in German alone, and "so" dangles nowhere.
+    # "die" is an article only in German, and "so" is not dangling in any language.
     assert word_cues("Alle müssen die", "de").dangling
     assert not word_cues("All men must die", "en").dangling
     assert not word_cues("すべての the", "ja").dangling

@@ -1,10 +1,10 @@
-"""Which language a text is written in."""
+"""Detects the language of a written text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-# Languages with scripts of their own, and Vietnamese.
+# Languages with separate scripts, and Vietnamese.
 OTHERS = frozenset(
     (
         "zh",
@@ -30,7 +30,7 @@ OTHERS = frozenset(
     )
 )
 
-# Languages that a text is told from where a voice speaks only its own.
+# Languages that a text is distinguished from if the voice speaks only one language.
 OTHERS_OF_ONE_VOICE = frozenset(
     [
         *("en", "de", "es", "fr", "it", "nl", "pl", "sv", "da", "fi", "cs", "ro", "hu", "el", "ru", "uk", "tr", "ar"),
@@ -40,12 +40,12 @@ OTHERS_OF_ONE_VOICE = frozenset(
 
 
 def language_finder(languages: Collection[str]) -> Callable[[str], tuple[str, float]]:
-    """Return what finds the likeliest language of a text, ISO-639-1, and its probability. Takes a second.
+    """Return a function that finds the likeliest language of a text, ISO-639-1, and its probability. Takes a second.
 
-    py3langid's naive Bayes over byte n-grams. It chooses among these languages, and some that nobody may take for one
-    of them: a finder that knows no Chinese is sure that it is Korean.
+    Uses py3langid's naive Bayes over byte n-grams. The function chooses among `languages` and some that are unlikely to
+    be mistaken for one of them: a finder without Chinese would be sure that Chinese is Korean.
     """
-    # Its model is unpacked when it is imported, which only those wait for who need it.
+    # Importing it unpacks its model, so only callers that need it wait for that.
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

@@ -1,8 +1,8 @@
-"""Plain text out of text with markup that arrives in pieces of any size.
+"""Extracts plain text from text with markup that arrives in pieces of any size.
 
-Left out are tags of SSML, HTML and XML, special tokens of language models, the fences of code and what a model thinks
-(`<think>…</think>`). Entities become their characters. A pause that SSML asks for becomes one character, its mark, so
-that it keeps its place while the text is cut into sentences.
+Removes tags of SSML, HTML and XML, special tokens of language models, code fences and a model's reasoning
+(`<think>…</think>`). Entities become their characters. A pause in SSML becomes one character, its mark, so that it
+keeps its place while the text is cut into sentences.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MARKS = re.compile("[\U000f0000-\U000ffffd]")
 _STRENGTHS_S = {"none": 0.0, "x-weak": 0.1, "weak": 0.2, "medium": 0.4, "strong": 0.7, "x-strong": 1.2}
 _TIME = re.compile(r"\+?(\d{0,6}(?:\.\d{1,6})?)\s*(ms|s)")
 
-# Every part is bounded, and no two parts can match the same character: a text of brackets costs no more than another.
+# Every part is bounded, and no two parts can match the same character, so text with many brackets takes linear time.
 _NAME = r"[A-Za-z][\w.-]{0,40}(?::[\w-]{1,40})?"
 _ATTRIBUTE = r"\s{1,20}[\w:.-]{1,60}\s{0,9}=\s{0,9}(?:\"[^\"<>]{0,300}\"|'[^'<>]{0,300}'|[^\s\"'<>=/]{1,100})"
 _TAG = re.compile(
@@ -33,18 +33,18 @@ _OPEN_TAG = re.compile(
 _ATTRIBUTES = re.compile(r"([\w:.-]+)\s*=\s*(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'<>=/]+))")
 _ENTITY = re.compile(r"&(?:#\d{1,7}|#[xX][0-9A-Fa-f]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
 _OPEN_ENTITY = re.compile(r"&#?\w{0,31}\Z")
-# A fence stands alone on its line, with the name of a language behind it.
+# A fence is a line by itself, optionally with the name of a language.
 _FENCE_LINE = r"[ \t]{0,9}(?:`{3,9}|~{3,9})[ \t]{0,9}[\w+#.-]{0,40}[ \t]{0,9}\r?"
 _FENCE, _LAST_FENCE = re.compile(rf"{_FENCE_LINE}\n"), re.compile(rf"{_FENCE_LINE}(?:\n|\Z)")
 _OPEN_FENCE = re.compile(r"[ \t]{0,9}(?:`{1,2}|~{1,2}|(?:`{3,9}|~{3,9})[ \t]{0,9}[\w+#.-]{0,40}[ \t]{0,9}\r?)?\Z")
 
 _THOUGHTS = frozenset(["think", "thinking", "thought", "reasoning"])
-# Elements whose content is for machines.
+# Elements whose content is not for people.
 _SILENT = frozenset(["script", "style", "metadata", "desc", "title", "head"]) | _THOUGHTS
 # Elements that do not end a word; any other tag does.
 _INLINE = frozenset(["b", "i", "u", "em", "strong", "span", "a", "sub", "sup", "mark", "small", "code", "font", "ins"])
 _INLINE |= {"del", "kbd", "emphasis", "prosody", "phoneme", "say-as", "voice", "lang", "w", "abbr", "q", "cite"}
-# What `say-as` spells; anything else it names is read as it stands.
+# Values of `interpret-as` that make `say-as` spell its content; other content is read as written.
 _SPELLED = frozenset(["characters", "spell-out", "verbatim", "digits", "telephone"])
 _COMMENT = "--"
 # Text up to the end of the line, or to the next tag.
@@ -52,18 +52,18 @@ _RUN = re.compile(r"\n|[^\n][^\n<]*\n?")
 
 
 def pause_mark(seconds: float) -> str:
-    """The character that stands for a pause, of at most MAX_PAUSE_S; "" for none."""
+    """Return the character that stands for a pause of at most MAX_PAUSE_S; "" for no pause."""
     steps = round(min(seconds, MAX_PAUSE_S) * 100)
     return chr(_FIRST_MARK + steps) if steps > 0 else ""
 
 
 def pause_s(mark: str) -> float:
-    """The seconds of a pause's mark; 0 for any other text."""
+    """Return the seconds of a pause's mark; 0 for any other text."""
     return (ord(mark) - _FIRST_MARK) / 100 if len(mark) == 1 and _MARKS.match(mark) else 0.0
 
 
 def without_pauses(text: str) -> str:
-    """The text without marks of pauses, as clients are shown it."""
+    """Return the text without marks of pauses, as clients see it."""
     return " ".join(_MARKS.sub(" ", text).split()) if _MARKS.search(text) else text
 
 
@@ -80,38 +80,38 @@ def split_pauses(text: str) -> Iterator[str]:
 
 
 def plain(text: str) -> str:
-    """The plain text of a whole text with markup, with marks of pauses."""
+    """Return the plain text of a complete text with markup, with marks of pauses."""
     reader = MarkupReader()
     return reader.feed(text) + reader.flush()
 
 
 class MarkupReader:
-    """Reads one text. What may be the beginning of markup is held back until that is known, at most 7,000 characters.
+    """Reads one text. A possible beginning of markup, of up to 7,000 characters, is held back until it is decided.
 
-    The pieces that are returned, joined, do not depend on how the text was cut.
+    The concatenation of the returned pieces does not depend on how the text was cut.
     """
 
     def __init__(self) -> None:
         self._clear()
 
     def _clear(self) -> None:
-        # What may become an entity, and what may become a tag or a fence.
+        # A possible entity, and a possible tag or fence.
         self._entity = self._held = ""
-        # The element whose content is left out; "" for none. What `say-as` encloses is spelled.
+        # The element whose content is removed, "" for none, and whether the content of a `say-as` is being spelled.
         self._silent = ""
         self._spells = False
         self._line_starts, self._last = True, ""
 
     def feed(self, text: str) -> str:
-        """Add text, and return what is known to be plain."""
+        """Append text, and return the part that is known to be plain."""
         text = _MARKS.sub("", self._entity + text)
         held = _OPEN_ENTITY.search(text, max(0, len(text) - 40))
         self._entity = text[held.start() :] if held else ""
         return self._read(_decoded(text[: held.start()] if held else text), final=False)
 
     def flush(self) -> str:
-        """End the text, and return the rest of it. An element that is left out and not closed takes all of it along.
-        The reader is then as new.
+        """End the text, and return the rest of it. A removed element that is not closed extends to the end. Resets the
+        reader.
         """
         out = self._read(self._entity, final=True)
         self._clear()
@@ -150,7 +150,7 @@ class MarkupReader:
         return "".join(out)
 
     def _silence_end(self, text: str, at: int) -> int | None:
-        """Where the element ends whose content is left out; None where it does not yet."""
+        """Return where the removed element ends, None if its end has not arrived."""
         if self._silent == _COMMENT:
             found = text.find("-->", at)
             return found + 3 if found >= 0 else None
@@ -164,12 +164,12 @@ class MarkupReader:
         return text
 
     def _is_generic(self, tag: re.Match[str]) -> bool:
-        """Whether it is no tag, but the `<String>` of `List<String>`."""
+        """Whether the match is not a tag but a type parameter, such as the `<String>` of `List<String>`."""
         name = tag["name"] or ""
         return self._last.isalnum() and name[:1].isupper() and not tag["end"] and not tag["attributes"]
 
     def _tag(self, tag: re.Match[str]) -> str:
-        """What stands for a tag: mostly nothing, or white space."""
+        """Return the replacement for a tag: mostly an empty string or white space."""
         self._last = ""
         name = (tag["name"] or "").lower()
         if not name:

@@ -1,9 +1,9 @@
 """Splits text that arrives in chunks of any size into sentences, clauses or whole utterances that can be synthesized.
 
-An ASCII terminator ends a sentence only before white space, because `3.14` and `e.g.` have it inside; a terminator of
-another script ends one as soon as the next character is known. What stands at the end of the text so far is undecided
-until more text comes or `flush` is called, so the sentences do not depend on how the text was cut. Time is linear in
-the text.
+An ASCII terminator ends a sentence only before white space, because `3.14` and `e.g.` contain one. A terminator of
+another script ends a sentence as soon as the next character is known. The end of the text so far is undecided until
+more text arrives or `flush` is called, so the sentences do not depend on how the text was cut. Time is linear in the
+length of the text.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import re
 
 from antiphon.events.speech import Granularity
 
-# A word that is complete: white space follows it.
+# A complete word: white space follows it.
 _WORD = re.compile(r"\S+(?=\s)")
 
 _ASCII = {"sentence": ".!?", "clause": ".!?,;"}
 _SCRIPT = {"sentence": "。！？…।॥؟", "clause": "。！？…।॥؟，；،؛"}
 _CLOSERS = "\"'”’»)]}」』）】》"
 _OPENERS = "\"'“‘«([{「『（【《"
-# `No.` is an abbreviation only before a number, and not across more white space than this. Bounded, so that a long
-# run of white space is not looked through again with each chunk.
+# `No.` is an abbreviation only before a number, after at most this much white space. Bounded, so that a long run of
+# white space is not scanned again with each chunk.
 MAX_NUMBER_GAP = 64
-# A full stop after one of these ends nothing.
+# A full stop after one of these does not end a sentence.
 _ABBREVIATIONS = frozenset(
     [
         *("Dr", "Mr", "Mrs", "Ms", "Prof", "Sr", "Jr", "St", "Mt", "Fig", "vs", "etc", "approx", "Dept", "Inc", "Ltd"),
@@ -35,7 +35,7 @@ _ABBREVIATIONS = frozenset(
         *("EE", "UU", "Sig", "Sigg", "Dott", "Ing", "Avv", "pag", "ecc", "p.es", "Exmo", "Exma", "Profa"),
     ]
 )
-# `am 3. Mai`: a number before one of these is an ordinal, as German writes them.
+# `am 3. Mai`: in German, a number before one of these is an ordinal.
 _AFTER_ORDINALS = frozenset(
     [
         *("Januar", "Jänner", "Februar", "März", "April", "Mai", "Juni", "Juli", "August", "September", "Oktober"),
@@ -45,21 +45,21 @@ _AFTER_ORDINALS = frozenset(
 
 
 class SentenceSplitter:
-    """Splits one stream of text into sentences. Each sentence is stripped of white space and not empty; joined, they
-    are the text but for the white space at the seams. An abbreviation's full stop ends nothing, nor does a single
-    capital's.
+    """Splits one stream of text into sentences. Each sentence is stripped of white space and not empty. Joined, they
+    are the text, except for the white space between them. The full stop of an abbreviation or after a single capital
+    letter does not end a sentence.
     """
 
     def __init__(self, granularity: Granularity = "sentence") -> None:
         self.granularity = granularity
         self._text = ""
-        # Up to `_scanned` nothing ends a sentence. From there to `_run_end` stands a run of marks that is undecided.
+        # Before `_scanned` no mark ends a sentence. From there to `_run_end` extends an undecided run of marks.
         self._scanned = self._run_end = 0
 
     @property
     def granularity(self) -> Granularity:
-        """What ends a sentence: a sentence's mark, also a clause's (comma, semicolon), or with "none" only `flush`. It
-        may be set between two calls of `feed`; marks that were already passed over stay passed over.
+        """Which marks end a sentence: those of sentences, also those of clauses (comma, semicolon), or with "none" only
+        `flush`. May be set between two calls of `feed`; marks that were already scanned are not reconsidered.
         """
         return self._granularity
 
@@ -71,19 +71,19 @@ class SentenceSplitter:
 
     @property
     def num_pending(self) -> int:
-        """The number of characters that were fed and are not part of any sentence that was returned."""
+        """Number of characters that were fed and are not part of a returned sentence."""
         return len(self._text)
 
     def feed(self, text: str) -> list[str]:
-        """Add text, and return the sentences that it completes, in order. A sentence is held back until the character
-        behind its mark is known, and for ASCII marks until that is white space.
+        """Append text, and return the sentences that it completes, in order. A sentence is held back until the
+        character after its mark is known; after an ASCII mark that has to be white space.
         """
         self._text += text
         return self._split(final=False)
 
     def flush(self) -> list[str]:
-        """Return all that is left as the last sentences, also where no mark ends it. The splitter is then as new, with
-        its granularity kept.
+        """Return the remaining text as the last sentences, even without a mark at the end. Resets the splitter, except
+        for its granularity.
         """
         sentences = self._split(final=True)
         rest = self._text.strip()
@@ -91,9 +91,9 @@ class SentenceSplitter:
         return [*sentences, rest] if rest else sentences
 
     def cut_words(self, count: int, min_chars: int) -> str:
-        """Remove the first words that are not part of a sentence yet, and return them as text: at least `count` whole
-        words of together at least `min_chars` characters. Returns "" where there are fewer, or where a mark among them
-        may still end a sentence. A voice begins with them before the sentence is complete.
+        """Remove and return the first words of the incomplete sentence: at least `count` whole words with together at
+        least `min_chars` characters. Returns "" if there are fewer, or if a mark among them may still end a sentence.
+        Lets a voice begin before the sentence is complete.
         """
         at, found = 0, 0
         for match in _WORD.finditer(self._text):
@@ -101,14 +101,13 @@ class SentenceSplitter:
             if found >= count and at >= min_chars:
                 break
         if found < count or at < min_chars or at > self._scanned:
-            # The last word may go on, and a mark that is undecided may end a sentence.
+            # The last word may be incomplete, and an undecided mark may end a sentence.
             return ""
         return self._cut(at)
 
     def cut_clause(self, min_words: int) -> str:
-        """Remove and return all whole words that are not part of a sentence yet, up to the last mark of a clause among
-        them if that leaves `min_words` or more, otherwise all of them. Returns "" where there are fewer than
-        `min_words`.
+        """Remove and return whole words of the incomplete sentence: up to the last mark of a clause among them if that
+        gives `min_words` or more, otherwise all of them. Returns "" if there are fewer than `min_words`.
         """
         ends = [m.end() for m in _WORD.finditer(self._text) if m.end() <= self._scanned]
         marks = _ASCII["clause"] + _SCRIPT["clause"]
@@ -122,11 +121,11 @@ class SentenceSplitter:
         return head
 
     def clear(self) -> None:
-        """Drop the text that is not part of any sentence yet; it is never returned. The granularity stays."""
+        """Drop the text of the incomplete sentence; it is never returned. The granularity stays."""
         self._text, self._scanned, self._run_end = "", 0, 0
 
     def _split(self, *, final: bool) -> list[str]:
-        """Remove the complete sentences from the text. `final`: no more text comes, so every mark can be decided."""
+        """Remove and return the complete sentences. `final`: no more text arrives, so every mark can be decided."""
         text, start, at = self._text, 0, self._scanned
         sentences = []
         while at < len(text):
@@ -149,7 +148,7 @@ class SentenceSplitter:
         return sentences
 
     def _closes(self, text: str, start: int, at: int, end: int, final: bool) -> bool | None:
-        """Whether the run of marks text[at:end] ends a sentence; None while what follows it is not known."""
+        """Return whether the run of marks text[at:end] ends a sentence; None while the text after it is unknown."""
         if end == len(text) and not final:
             return None
         if any(c in self._script for c in text[at:end]):
@@ -167,7 +166,7 @@ class SentenceSplitter:
 
     @staticmethod
     def _no_number(text: str, end: int, final: bool) -> bool | None:
-        """Whether `No.` ends a sentence, which it does unless a number follows; None while that is not known."""
+        """Return whether `No.` ends a sentence: unless a number follows. None while that is unknown."""
         far = end + MAX_NUMBER_GAP
         while end < min(len(text), far) and text[end].isspace():
             end += 1
@@ -177,11 +176,11 @@ class SentenceSplitter:
 
     @staticmethod
     def _no_ordinal(text: str, end: int, final: bool) -> bool | None:
-        """Whether `3.` ends a sentence, which it does unless `Mai` follows; None while that is not known."""
+        """Return whether `3.` ends a sentence: unless a word such as `Mai` follows. None while that is unknown."""
         following = text[end : end + MAX_NUMBER_GAP].lstrip()
         word = re.match(r"\w*", following)
         assert word
-        # What goes on may become a month, unless none begins so.
+        # An incomplete word may still become a month, unless none begins with it.
         is_open = word.end() == len(following) and len(text) - end < MAX_NUMBER_GAP and not final
         if is_open and any(one.startswith(following) for one in _AFTER_ORDINALS):
             return None
@@ -189,8 +188,8 @@ class SentenceSplitter:
 
 
 def _word_before(text: str, sentence_start: int, at: int) -> str:
-    """The word that ends at `at`, within the sentence that begins at `sentence_start`."""
-    # The longest abbreviation is far shorter than 12: bounded, so that a long word costs no more than a short one.
+    """Return the word that ends at `at`, within the sentence that begins at `sentence_start`."""
+    # All abbreviations are shorter than 12. The bound keeps the time for long words constant.
     start = at
     while start > max(sentence_start, at - 12) and not text[start - 1].isspace():
         start -= 1

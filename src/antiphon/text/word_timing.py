@@ -1,5 +1,5 @@
-"""Estimates where words lie in the audio of a voice that does not say, from the words' letters at the
-pace of speech.
+"""Estimates the times of words in the audio of a voice that does not report them, from the words' lengths in letters
+and the typical pace of speech.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from collections.abc import Callable, Sequence
 from antiphon.events.words import Word
 from antiphon.text.markup import pause_s
 
-# Letters a second of read speech, spaces not counted. An ideograph is spoken in the time of about three letters.
+# Letters per second of read speech, without spaces. An ideograph takes the time of about three letters.
 LETTERS_PER_S, IDEOGRAPH_LETTERS = 13.0, 3.0
 
 
 class WordPacer:
     """Estimates the times of one spoken text's words while its audio is generated.
 
-    Text may come before its audio or while there is some. A word is returned once as much audio came as its letters and
-    all letters before it take at LETTERS_PER_S; what is left at the end shares the rest of the audio. An ideograph is a
-    word of its own, and a mark of a pause (`markup.py`) takes its time without being one.
+    Text may arrive before its audio or during it. A word is returned once the audio is long enough for its letters and
+    all letters before it, at LETTERS_PER_S. The words left at the end share the rest of the audio. An ideograph counts
+    as a word. A mark of a pause (`markup.py`) takes its time without being a word.
     """
 
     def __init__(self) -> None:
         # The text whose words have no times yet.
         self._text = ""
-        # Seconds of audio so far, and the end of the last word that got its time.
+        # Seconds of audio so far, and the end of the last word that has a time.
         self._audio_s = 0.0
         self._timed_s = 0.0
 
     def feed(self, text: str) -> None:
-        """Add text to be spoken. A word is complete when white space or an ideograph follows it, so that a text may
-        arrive in chunks that end within a word.
+        """Append text to be spoken. A word is complete when white space or an ideograph follows it, so a chunk may end
+        within a word.
         """
         self._text += text
 
@@ -43,7 +43,7 @@ class WordPacer:
         out: list[Word] = []
         while word := _first_word(self._text):
             rest = self._text[self._text.index(word) + len(word) :]
-            # The last word may not be complete yet.
+            # The last word may be incomplete.
             if not rest and not _is_ideograph(word):
                 break
             end_s = self._timed_s + _length_s(word)
@@ -55,8 +55,8 @@ class WordPacer:
         return tuple(out)
 
     def finish(self) -> tuple[Word, ...]:
-        """Return the words that are left, stretched or squeezed over the audio that no word has yet: the last one ends
-        with the audio. The pacer may then be fed the next text, whose times go on from there.
+        """Return the remaining words, stretched or compressed over the remaining audio: the last one ends with the
+        audio. The pacer may then be fed the next text, whose times continue from there.
         """
         words = list[str]()
         while word := _first_word(self._text):
@@ -71,8 +71,9 @@ class WordPacer:
 def spread_words(
     words: Sequence[str], start_s: float, length_s: float, weight: Callable[[str], float] = len
 ) -> list[Word]:
-    """Give `words` times that share `length_s` seconds of audio from `start_s` on in proportion to their weights, which
-    by default are their letters. They follow each other without gaps; each gets the probability 1."""
+    """Return `words` with times that divide `length_s` seconds of audio from `start_s` on in proportion to their
+    weights, by default their letters. They follow each other without gaps. The probability of each is 1.
+    """
     whole, at_s = sum(map(weight, words)), start_s
     out = list[Word]()
     for word in words:
@@ -83,7 +84,7 @@ def spread_words(
 
 
 def _first_word(text: str) -> str:
-    """The first word; empty where there is none."""
+    """Return the first word, or an empty string."""
     text = text.lstrip()
     if _is_ideograph(text):
         return text[0]

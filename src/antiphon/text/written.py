@@ -1,7 +1,7 @@
-"""What is said for what is written, as every voice is given it: signs, ranges, addresses and Markdown as words.
+"""Converts written text to spoken text for every voice: signs, ranges, addresses and Markdown become words.
 
-The rest (numbers, dates, money, units) is left to each voice, which knows how its language reads them. Every word
-between white space keeps its place: what is said for it is as many words as it takes, or none.
+Numbers, dates, money and units are left to each voice, which knows how its language reads them. Every written word,
+delimited by white space, keeps its place: its spoken form may be several words, or none.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-# A sign between its neighbours: what is said for `−` and for `10–12` where voices of the language do not know it.
+# The spoken form of `−` and of the dash in `10–12`, for languages whose voices do not know these signs.
 MINUS = {"en": "minus", "de": "minus", "fr": "moins", "es": "menos", "it": "meno", "pt": "menos", "nl": "min"}
 TO = {"en": "to", "de": "bis", "fr": "à", "es": "a", "it": "a", "pt": "a", "nl": "tot", "pl": "do", "sv": "till"}
 TO |= {"da": "til", "no": "til", "ro": "până la", "cs": "až"}
-# Signs of mathematics that English voices leave out.
+# Mathematical signs that English voices leave out.
 _ENGLISH = {"≈": "about", "≤": "at most", "≥": "at least", "≠": "is not", "÷": "divided by", "№": "number"}
-# How the marks of an address are read: . / - _ @ + ~ #
+# The spoken forms of the marks of an address: . / - _ @ + ~ #
 _ADDRESS_WORDS = {
     "en": ("dot", "slash", "dash", "underscore", "at", "plus", "tilde", "hash"),
     "de": ("Punkt", "Schrägstrich", "Strich", "Unterstrich", "at", "plus", "Tilde", "Raute"),
@@ -33,23 +33,23 @@ _ADDRESS = re.compile(
     r"(?P<host>(?:[A-Za-z0-9-]+\.)+(?P<top>[A-Za-z]{2,}))(?P<port>:\d+)?"
     r"(?P<path>/[^\s?#]*?)?(?P<query>\?[^\s#]*?)?(?P<fragment>#\S*?)?(?P<close>[)\]>\"'”.,;:!?]*)$"
 )
-# A bare word with a full stop inside is an address only if it ends in one of these.
+# A word without a scheme that contains a full stop is an address only if it ends in one of these.
 _TOP_LEVEL_DOMAINS = frozenset([
     "com", "org", "net", "io", "ai", "dev", "edu", "gov", "app", "info", "uk", "de", "fr", "eu", "nl", "ca", "au", "co",
     "us", "me", "tv",
 ])  # fmt: skip
-# Bounded, and no two parts of it can match the same character: a text of brackets costs no more than another.
+# Bounded, and no two parts can match the same character, so text with many brackets takes linear time.
 _LINK = re.compile(r"!?\[([^\[\]\n]{0,300})\]\(([^()\s]{0,1000})(?: [^()\n]{0,300})?\)")
 _OPEN_LINK = re.compile(r"\[[^\[\]\n]{0,300}(?:\](?:\([^()\n]{0,1000})?)?")
 MAX_LINK_CHARS = 1300
-# Where a word is complete: the next one begins, or it ends with a character of Chinese, Japanese or Korean. A word of
-# letters is complete before white space: only signs and numbers are read by the next word.
+# The end of a complete word: the next one begins, or the word ends with a Chinese, Japanese or Korean character. A word
+# of letters is complete before white space: only signs and numbers depend on the next word.
 _WORD_ENDS = re.compile(r"\S(?=\s+\S)|[^\W\d_][,.;:!?]*(?=\s)|[\u3000-\u9fff\uac00-\ud7af\uff00-\uffef](?=\S)")
-# What a reader holds back of a text without white space.
+# Maximum of a text without white space that a reader holds back.
 MAX_HELD_CHARS = 400
 _PRONUNCIATION = re.compile(r"/.+/")
 _MARKUP = re.compile(r"^[#*_`~|]+$")
-# At a word's edge only: `2*3` and `snake_case` keep theirs.
+# Only at the edge of a word: `2*3` and `snake_case` keep their marks.
 _EMPHASIS = re.compile(r"(?<![^\W_])(?:\*{1,3}|_{1,3}|`+|~~)|(?:\*{1,3}|_{1,3}|`+|~~)(?![^\W_])")
 _DASHES = r"\-‐‑‒–—−﹣－"
 _NUMBER = r"[$€£¥]?\d[\d.,:]*(?<=\d)"
@@ -62,14 +62,14 @@ _MINUS_SIGNS = re.compile("[−﹣－]")
 _DEGREES_BELOW = re.compile(r"^–(?=\d[\d.,]*(?:[°%]|$))")
 _POWER = re.compile(r"(?<=[\w)])(?:\*\*|\^)(?=-?\d)|(?<=\b[A-Za-z])\*\*(?=[A-Za-z]\b)")
 _TIMES = re.compile(r"(?<=\d)\*(?=\d)")
-# Characters that are heard although they are no letters or digits.
+# Characters that are spoken although they are neither letters nor digits.
 _HEARD = frozenset("%&@+=<>$€£¥°§^×÷±√∞≈≤≥≠→№")
 
 
 @dataclass(frozen=True, slots=True)
 class SaidWord:
-    """A written word, as white space divides them, and what is said for it, "" for nothing. `before`: the white space
-    that stands before it.
+    """A written word, delimited by white space, and its spoken form, "" for none. `before`: the white space before the
+    word.
     """
 
     before: str
@@ -78,9 +78,9 @@ class SaidWord:
 
 
 def said_words(text: str, language: str | None) -> Iterator[SaidWord]:
-    """Yield the words of a text in order; each takes about 10 us. `language`: ISO-639-1; None: it is not known, and
-    only signs that are read in every language are made plain. A Markdown link is its text; one with a pronunciation,
-    `[word](/phonemes/)`, stays.
+    """Yield the words of a text in order; each takes about 10 us. `language`: ISO-639-1; None: unknown, so only signs
+    that every language reads are converted. A Markdown link becomes its text, except one with a pronunciation,
+    `[word](/phonemes/)`, which stays.
     """
     text = _LINK.sub(lambda m: m[0] if _PRONUNCIATION.fullmatch(m[2]) else m[1], text)
     words = re.findall(r"(\s*)(\S+)", text.rstrip())
@@ -91,34 +91,34 @@ def said_words(text: str, language: str | None) -> Iterator[SaidWord]:
 
 
 def said_text(words: Iterable[SaidWord]) -> str:
-    """All that is said for words, in one text; white space is as it was written."""
+    """Return the spoken forms of the words as one text, with the written white space."""
     return "".join(w.before + w.said for w in words if w.said)
 
 
 def is_heard(text: str) -> bool:
-    """Whether a voice has something to say in a text: a letter, a digit, or a sign that has a name."""
+    """Return whether a voice speaks any part of the text: a letter, a digit, or a sign that has a name."""
     return any(c.isalnum() or c in _HEARD for c in text)
 
 
 class WrittenReader:
-    """Reads one text that arrives in pieces of any size. The pieces that are returned, joined, are `said_text` of the
-    whole; they end between words.
+    """Reads one text that arrives in pieces of any size. The concatenation of the returned pieces is `said_text` of the
+    whole. Pieces end between words.
     """
 
     def __init__(self, language: str | None) -> None:
         self._language = language
-        # What is not complete, and the word before it.
+        # The incomplete rest of the text, and the word before it.
         self._held = self._before = ""
 
     def feed(self, text: str) -> str:
-        """Add text, and return what is said for the words that are complete: a word of letters once white space
-        follows, another once the next word begins.
+        """Append text, and return the spoken form of the complete words: a word of letters is complete once white space
+        follows, another word once the next one begins.
         """
         self._held += text
         links = [m.span() for m in _LINK.finditer(self._held)]
         ends = [m.end() for m in _WORD_ENDS.finditer(self._held, 0, _open_link(self._held))]
         ends = [end for end in ends if not any(first < end < last for first, last in links)]
-        # A sign is read by the words on both of its sides.
+        # The spoken form of a sign depends on the words on both sides of it.
         while ends and not any(c.isalnum() for c in self._held[: ends[-1]].split()[-1]):
             ends.pop()
         if not ends and len(self._held) <= MAX_HELD_CHARS:
@@ -126,12 +126,12 @@ class WrittenReader:
         return self._take(ends[-1] if ends else len(self._held))
 
     def flush(self) -> str:
-        """End the text, and return what is said for the rest of it."""
+        """End the text, and return the spoken form of the rest."""
         return self._take(len(self._held))
 
     def _take(self, at: int) -> str:
         text, self._held = self._held[:at], self._held[at:]
-        # The word before a sign is not said again.
+        # The word before a sign is not repeated.
         before = self._before if text[:1].isspace() else ""
         words = list(said_words(before + text, self._language))
         self._before = words[-1].written if words else ""
@@ -139,14 +139,16 @@ class WrittenReader:
 
 
 def _open_link(text: str) -> int:
-    """Where a Markdown link begins that the end of the text may be inside of; the text's length for none."""
+    """Return where a Markdown link begins that the text may end inside of; the text's length if there is none."""
     at = text.rfind("[", max(0, len(text) - MAX_LINK_CHARS))
     is_open = at >= 0 and _OPEN_LINK.fullmatch(text, at)
     return at if is_open else len(text)
 
 
 def address_words(found: re.Match[str], language: str | None) -> str:
-    """An address as it is said: "a dash b dot com slash c hash d" for `https://a-b.com/c?d=1#d`, without the query."""
+    """Return the spoken form of an address, without its query: "a dash b dot com slash c hash d" for
+    `https://a-b.com/c?d=1#d`.
+    """
     names = dict(zip(_ADDRESS_MARKS, _ADDRESS_WORDS.get(language or "", _ADDRESS_MARKS), strict=True))
 
     def spelled(part: str, *, only_names: bool) -> str:
@@ -165,7 +167,7 @@ def address_words(found: re.Match[str], language: str | None) -> str:
 
 
 def _said(plain: Sequence[str], at: int, language: str | None, *, on_line: bool) -> str:
-    """What is said for one word of a text, whose words have no characters any more that nobody says."""
+    """Return the spoken form of the word `plain[at]`. `plain` has the words of the text without unspoken characters."""
     word = plain[at]
     before = plain[at - 1] if at and on_line else ""
     after = plain[at + 1] if at + 1 < len(plain) else ""
@@ -176,7 +178,7 @@ def _said(plain: Sequence[str], at: int, language: str | None, *, on_line: bool)
     if (found := _ADDRESS.match(word)) and (found["scheme"] or found["user"] or found["top"] in _TOP_LEVEL_DOMAINS):
         return address_words(found, language) if language in _ADDRESS_WORDS else word
     if word.startswith("["):
-        # A word in brackets may carry its pronunciation, whose marks are no emphasis.
+        # A word in brackets may carry its pronunciation, whose marks are not emphasis.
         return word
     minus = f"{MINUS[language]} " if language in MINUS else "-"
     word = _DEGREES_BELOW.sub(minus, word) if after[:1] in ("°", "%") or word[-1:] in "°%" else word
@@ -192,7 +194,7 @@ def _said(plain: Sequence[str], at: int, language: str | None, *, on_line: bool)
 
 
 def _operator(word: str, before: str, after: str, language: str | None) -> str:
-    """What is said for a word that is a sign between two others; "" where it is none."""
+    """Return the spoken form of a word that is a sign between two others; "" if it is not."""
     if not before[-1:].isalnum() and before[-1:] not in (")", "²", "³", "%", "°"):
         return ""
     if not (after[:1].isalnum() or after[:1] in ("(", "-", "−", "$", "€", "√")):
@@ -216,12 +218,12 @@ def _value(word: str) -> float | None:
 
 
 def _plain_char(char: str) -> str:
-    """The character, or "" for one that nobody says: emoji, control characters, marks of width zero."""
+    """Return the character, or "" for one that is never spoken: emoji, control characters, zero-width marks."""
     if char.isascii():
         return char if char.isprintable() else ""
     kind = unicodedata.category(char)
     if kind == "Cf":
-        # The two that join and part letters in Arabic and Indian scripts.
+        # The zero-width joiner and non-joiner matter in Arabic and Indian scripts.
         return char if char in "\u200c\u200d" else ""
     if kind[0] == "C" or char == "\ufe0f" or (kind in ("So", "Sk") and ord(char) >= 0x2190):
         return ""

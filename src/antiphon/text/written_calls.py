@@ -1,4 +1,4 @@
-"""Calls of tools that a model writes as JSON into its text: where they begin, and whether they are of what was said."""
+"""Tool calls that a model writes as JSON into its text: where they begin, and if they relate to the conversation."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import regex
 
 from antiphon.events.tools import Tool
 
-# Words that begin alike for so many letters, or for all three of a short one, are taken for forms of one word ("rain",
+# Words that share their first ALIKE_LETTERS letters, or all three of a short one, count as forms of one word ("rain",
 # "raining"; "Londres", "London"; "Rom", "Rome").
 ALIKE_LETTERS = 4
-# A word of a tool's description tells what it is about if it has so many letters, and is none of these.
+# A word of a tool's description is a keyword if it has TELLING_LETTERS letters and is not in UNTELLING.
 TELLING_LETTERS = 4
 UNTELLING = regex.compile(
     "the|and|for|you|are|can|has|not|"
@@ -23,7 +23,7 @@ UNTELLING = regex.compile(
     "when|where|which|will|with|would|your"
 )
 _WORD = regex.compile(r"\p{L}+")
-# How much of what may become the beginning of a call is held back, up to the name: one that is longer is prose.
+# Maximum length of a possible call's beginning, up to the name, that is held back: a longer one is prose.
 MAX_HEAD_CHARS = 200
 # Where a word begins inside a name.
 _HUMP = regex.compile(r"(?<=\p{Ll})(?=\p{Lu})")
@@ -31,8 +31,7 @@ _HUMP = regex.compile(r"(?<=\p{Ll})(?=\p{Lu})")
 
 class WrittenCallFinder:
     """Finds where JSON begins in a text that calls a tool of one of `names`: bare, fenced, in a list, in tags of
-    another form, or wrapped as the APIs of servers wrap it. A call of what is no tool is found where its arguments
-    begin.
+    another form, or wrapped as in the APIs of servers. A call of an unknown tool is found where its arguments begin.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -47,15 +46,15 @@ class WrittenCallFinder:
             r'"(?:name|function|function_name|tool|tool_name)"\s*:\s*'
             rf'(?:"(?P<name>{names_of_tools})"|"(?:[^"\\]|\\.)*"\s*,\s*"(?:arguments|args|input)"\s*:\s*"?\s*\{{)'
         )
-        # `regex` finds what may become a match, for which it takes quadratic time; `re` takes linear time for matches.
+        # `regex` supports partial matches, but takes quadratic time; `re` finds full matches in linear time.
         self._whole, self._partial = re.compile(pattern), regex.compile(pattern)
 
     def find(self, before: str, text: str) -> tuple[int, str | None]:
-        """Return where in the text a call begins, or may begin with what follows the text; len(text) where none does.
-        Second the name of the call's tool, "" where it calls no tool; None where it is no call yet.
+        """Return where in the text a call begins, or may begin if more text follows; len(text) if none does. Also
+        returns the name of the call's tool, "" for an unknown tool, None if it is not a complete beginning yet.
 
-        `before`: the character before the text, "" for none: it decides what begins there. Beginnings of more than
-        MAX_HEAD_CHARS, up to the name, are none.
+        `before`: the character before the text, "" for none. It determines whether a call can begin at the start of the
+        text. A beginning longer than MAX_HEAD_CHARS, up to the name, does not count.
         """
         whole, at = before + text, len(before)
         while found := self._whole.search(whole, at):
@@ -68,12 +67,12 @@ class WrittenCallFinder:
 
 
 def has_what_was_said(tools: Sequence[Tool], said: Sequence[tuple[str, str]], name: str, arguments: str) -> bool:
-    """Return whether a call has anything of a conversation: a word of it in an argument, or in the user's last message
-    a word of what the tool is about. True where that cannot be judged: a call of no free text, or what was said in
-    another script than Latin.
+    """Return whether a call relates to the conversation: an argument shares a word with it, or the user's last message
+    shares a word with the tool's description. True if that cannot be judged: if the call has no free text, or if the
+    message has another script than Latin.
 
-    `said`: the roles and texts of the conversation's messages, in their order. `arguments`: JSON text. Small models
-    make a call of anything, with arguments that nobody has said.
+    `said`: the roles and texts of the conversation's messages, in order. `arguments`: JSON text. Small models call
+    tools for any message, with arguments that nobody has said.
     """
     tool = next((tool for tool in tools if tool.name == name), None)
     try:
@@ -92,7 +91,7 @@ def has_what_was_said(tools: Sequence[Tool], said: Sequence[tuple[str, str]], na
 
 
 def _words_about(tool: Tool) -> Iterator[str]:
-    """The words of a tool's name and description, and of those of its parameters."""
+    """Yield the words of a tool's name and description, and of those of its parameters."""
     properties = tool.parameters.get("properties")
     listed = properties.items() if isinstance(properties, Mapping) else ()
     told = [tool.name, tool.description]
@@ -102,7 +101,7 @@ def _words_about(tool: Tool) -> Iterator[str]:
 
 
 def _is_chosen(tool: Tool, key: str) -> bool:
-    """Whether an argument is one of a list, of which any may be meant, or may be: its schema says no plain type."""
+    """Return whether an argument is, or may be, chosen from a list: its schema has an enum or constant, or no type."""
     properties = tool.parameters.get("properties")
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     if not isinstance(schema, Mapping):
@@ -114,7 +113,7 @@ def _is_chosen(tool: Tool, key: str) -> bool:
 
 
 def _words_in(value: object) -> Iterator[str]:
-    """The words of all texts in a JSON value."""
+    """Yield the words of all strings in a JSON value."""
     if isinstance(value, str):
         yield from _words(value)
     elif isinstance(value, dict | list):
@@ -123,7 +122,7 @@ def _words_in(value: object) -> Iterator[str]:
 
 
 def _words(text: str) -> set[str]:
-    """The words of a text in lower case, without accents."""
+    """Return the words of a text in lower case, without accents."""
     plain = "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     return {word.lower() for word in _WORD.findall(plain)}
 
@@ -133,7 +132,7 @@ def _tells(word: str, letters: int) -> bool:
 
 
 def _meet(some: Collection[str], others: Collection[str]) -> bool:
-    """Whether a word is in both, or begins alike."""
+    """Return whether a word is in both, or two words begin alike."""
     return bool(
         set(some) & set(others)
         or _beginnings(some, ALIKE_LETTERS) & _beginnings(others, ALIKE_LETTERS)

@@ -1,1 +1,1 @@
-"""Turn-taking: from speech probabilities, words and playback to turns, windows and who has the floor. Pure."""
+"""Turn-taking: turns speech probabilities, words and playback into turns, windows and the floor. Pure."""

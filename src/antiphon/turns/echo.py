@@ -1,10 +1,10 @@
-"""Tells the server's own audio, as it comes back through the client's microphone, from somebody speaking. Pure; time
-counts samples.
+"""Distinguishes the server's own audio, as it returns through the client's microphone, from speech. Pure; time counts
+samples.
 
-The audio that was sent lies on the microphone's clock from the moment it was sent. Where its echo lies after that, and
-how loud it is in each band, is learned from the audio itself: by the correlation of the two level patterns, over delays
-up to MAX_DELAY_S. A frame that is no louder than its echo would be is no speech. Nothing is subtracted, so somebody who
-speaks over the echo is heard. The microphone's clock goes on while the client sends nothing (`MicrophoneClock`).
+Audio that was sent is placed on the microphone's clock at the moment it was sent. The delay of its echo after that, and
+the echo's level in each band, are learned from the audio itself: by the correlation of the two level patterns, over
+delays up to MAX_DELAY_S. A frame that is no louder than its echo would be is not speech. Nothing is subtracted, so
+speech over the echo stays audible. The microphone's clock continues while the client sends nothing (`MicrophoneClock`).
 """
 
 from __future__ import annotations
@@ -20,83 +20,84 @@ Levels = npt.NDArray[np.float32]
 
 # The microphone is judged in frames of 32 ms. Levels are computed every 8 ms.
 FRAME_SAMPLES, HOP_SAMPLES = 512, 128
-# The longest delay between sending audio and hearing its echo that is looked for.
+# Maximum delay between sending audio and hearing its echo.
 MAX_DELAY_S = 1.2
 MAX_DELAY_HOPS = int(MAX_DELAY_S * SAMPLE_RATE_HZ / HOP_SAMPLES)
-# The number of the latest frames that are compared with the reference, and the fewest with audio that allow a result.
+# The number of recent frames that are compared with the reference, and the fewest with audio that allow a result.
 COMPARED_FRAMES, MIN_COMPARED_FRAMES = 32, 10
-# The most frames that are held until it is known whether they are an echo.
+# The maximum number of frames that are held until it is known whether they are an echo.
 MAX_HELD_FRAMES = 2 * MIN_COMPARED_FRAMES
-# The correlation of the levels from which audio is an echo: a room's echo has 0.9 and more, another speaker's voice at
-# the best of all delays up to 0.75.
+# Minimum correlation of the levels of an echo. A room's echo has 0.9 and more; another speaker's voice has up to 0.75
+# at the best of all delays.
 ECHO_CORRELATION = 0.83
-# The same once the microphone was still for longer than an echo takes; in between it rises evenly. The best of all
-# delays of another speaker reached the first in one of nine sentences under an answer, this in none of 180.
+# The same after the microphone was still for longer than an echo takes; in between, the minimum rises linearly. At the
+# best of all delays, another speaker reached ECHO_CORRELATION in one of nine sentences under an answer, but this in
+# none of 180.
 LATE_ECHO_CORRELATION = 0.9
-# The correlation from which audio may be an echo, so that it is worth waiting for more of it.
+# From this correlation on, audio may be an echo, so that waiting for more of it is worthwhile.
 POSSIBLE_ECHO_CORRELATION = 0.6
-# A frame with so many bands that are louder than the echo by this margin, in decibels, is another speaker's.
+# A frame is another speaker's if MIN_LOUDER_BANDS bands are louder than the echo by MARGIN_DB, in decibels.
 MARGIN_DB, MIN_LOUDER_BANDS = 6.0, 3
-# Below this level the reference is silent. Decibels relative to full scale, of one band, as all levels here.
+# The reference is silent below this level. As all levels here: decibels relative to full scale, of one band.
 FLOOR_DB = -75.0
-# Sound whose samples stay below RESIDUAL_PEAK (-52 dB) for COMPARED_FRAMES, while the reference has audio, is what a
-# client's own echo canceller leaves. A detector that raises quiet sound hears speech in it. A quiet voice reaches
+# If samples stay below RESIDUAL_PEAK (-52 dB) for COMPARED_FRAMES while the reference has audio, they are the residual
+# of a client's own echo canceller. A detector that amplifies quiet audio hears speech in it. A quiet voice reaches
 # -42 dB.
 RESIDUAL_PEAK = 0.0025
-# A microphone's offset is in every frame: it is the mean that is nearest to 0 of the last OFFSET_FRAMES (4 s). It is
-# not known before there are MIN_OFFSET_FRAMES (1 s).
+# A microphone's offset is present in every frame: it is the mean nearest to 0 of the last OFFSET_FRAMES (4 s). It is
+# unknown before MIN_OFFSET_FRAMES (1 s) have arrived.
 MIN_OFFSET_FRAMES, OFFSET_FRAMES = 32, 125
-# A room's echo fades by so many decibels each hop and is gone after TAIL_HOPS. A client's clock may make it come up to
+# A room's echo fades by FADE_DB_PER_HOP and is gone after TAIL_HOPS. A client's clock may make it arrive up to
 # EARLY_HOPS too early.
 FADE_DB_PER_HOP, TAIL_HOPS, EARLY_HOPS = 1.0, 36, 9
-# A frame passes as speech where MIN_SPEECH_VOTES of the last SPEECH_VOTE_FRAMES were another speaker's. The delay is
-# searched for anew every DELAY_SEARCH_FRAMES frames.
+# A frame passes as speech if MIN_SPEECH_VOTES of the last SPEECH_VOTE_FRAMES were another speaker's. The delay is
+# searched again every DELAY_SEARCH_FRAMES frames.
 SPEECH_VOTE_FRAMES, MIN_SPEECH_VOTES, DELAY_SEARCH_FRAMES = 4, 3, 4
-# A frame of less speech probability is silence. After so many silent frames under a reference with audio, which is
-# longer than any delay, no echo is expected to come.
+# A frame with a smaller speech probability is silence. After MAX_QUIET_FRAMES silent frames under a reference with
+# audio, which is longer than any delay, no echo is expected any more.
 MIN_SPEECH_PROBABILITY, MAX_QUIET_FRAMES = 0.3, 48
-# A frame misses the echo where most bands in which it is due lie so many decibels below it. The echo that was found was
-# none after so many of these, less those that have it: the client has headphones, or cancels echoes itself.
+# A frame misses the echo if most bands in which the echo is due are MISSING_DB below it. The detected echo is dropped
+# after MAX_MISSING_FRAMES such frames, minus those that have it: the client has headphones, or cancels echoes itself.
 MISSING_DB, MAX_MISSING_FRAMES = 12.0, 31
-# Audio that the client was told to stop playing may be heard for so many seconds yet.
+# For CUT_TAIL_S, audio may still be heard that the client was asked to stop playing.
 CUT_TAIL_S = 0.3
-# The weight of the newest estimate in the echo's gain. A band's noise floor rises by NOISE_RISE_DB each frame in which
-# its level is not lower.
+# The weight of the newest estimate in the echo's gain. A band's noise floor rises by NOISE_RISE_DB with each frame
+# whose level is not lower.
 GAIN_UPDATE_SHARE, NOISE_RISE_DB = 0.2, 0.1
 BAND_EDGES_HZ = np.geomspace(150, 7000, 13)
 
 
-# Audio that comes later than this was not recorded in between: the client has muted itself. A network's stalls are
-# mostly shorter; after a longer one, the clock is right again once the delayed audio has come.
+# Audio that arrives later than this was not recorded in between: the client has muted itself. Stalls of a network are
+# mostly shorter; after a longer one, the clock is right again once the delayed audio has arrived.
 MUTED_SAMPLES = int(0.6 * SAMPLE_RATE_HZ)
-# How fast the clock follows a microphone whose samples are a little longer than ours: samples a call.
+# Rate at which the clock follows a microphone whose samples are slightly longer than ours: samples per call.
 DRIFT_SAMPLES = 1
 
 
 class MicrophoneClock:
-    """Counts the samples that a microphone has given, those included that a muted client did not send.
+    """Counts the samples of a microphone, including those that a muted client did not send.
 
-    Audio that the server sends is heard while the client is muted, too. Counted by received samples alone, it would
-    still seem to be heard when the client goes on.
+    The server's audio continues to be heard while the client is muted. A clock that counted only received samples would
+    still expect its echo when the client unmutes.
     """
 
     def __init__(self) -> None:
-        # The least time, in samples, by which audio has lagged behind the clock; None before the first call.
+        # The smallest lag of audio behind the clock so far, in samples; None before the first call.
         self._least_lag: int | None = None
         self._skipped = 0
 
     def now(self, now_s: float, num_received: int) -> int:
-        """Return the microphone's sample at `now_s`, in monotonic seconds, when `num_received` samples have come.
+        """Return the microphone's sample at `now_s`, in monotonic seconds, when `num_received` samples have arrived.
 
-        It is `num_received` for a client that sends all that it hears, or a file. It may go back, by what a stalled
-        network delivers late.
+        It equals `num_received` for a file, or for a client that sends everything it records. It may go back, by the
+        amount that a stalled network delivers late.
         """
         lag = int(now_s * SAMPLE_RATE_HZ) - num_received
         if self._least_lag is None or lag < self._least_lag:
             self._least_lag = lag
         late = lag - self._least_lag - self._skipped
         if late < 0 or late > MUTED_SAMPLES:
-            # It is never behind what has come: what came late once has come by now.
+            # The clock never lags behind the received audio: audio that was late has arrived by now.
             self._skipped += late
         elif late:
             self._least_lag += DRIFT_SAMPLES
@@ -104,12 +105,12 @@ class MicrophoneClock:
 
 
 class EchoGuard:
-    """Lowers speech probabilities of frames that are the echo of audio the server sent. Belongs to one session.
+    """Sets the speech probability of frames to 0 that are the echo of the server's audio. Belongs to one session.
 
-    `add_reference` gets what is sent, `judge` what the microphone hears. All positions are samples at 16 kHz on the
-    microphone's clock. Levels older than any echo are dropped, so memory does not grow with the session. `delay_hops`
-    is the delay of the echo in hops of 8 ms; None until it was found. `held_since` is the sample from which frames were
-    held to be an echo that now turn out to be speech; None where the newest frames tell of none.
+    `add_reference` gets the audio that is sent, `judge` the audio of the microphone. All positions are samples at
+    16 kHz on the microphone's clock. Levels older than any echo are dropped, so memory does not grow with the session.
+    `delay_hops` is the delay of the echo in hops of 8 ms; None until it is known. `held_since` is the sample from which
+    frames were held as an echo that now turn out to be speech; None if the newest frames do not reveal any.
     """
 
     def __init__(self) -> None:
@@ -124,21 +125,21 @@ class EchoGuard:
         self._reference_end = 0
         # The microphone's last frames: (hop of the first sample, levels).
         self._microphone: list[tuple[int, Levels]] = []
-        # The largest sample of each of them, without its offset.
+        # The largest sample of each of these frames, without its offset.
         self._peaks: list[float] = []
         # The means of the last OFFSET_FRAMES frames.
         self._means: list[float] = []
         self.delay_hops: int | None = None
         self._gain: Levels = np.zeros(len(self._bands), np.float32)
         self._noise: Levels = np.zeros(len(self._bands), np.float32)
-        # The number of frames that were held to be an echo before the delay is known, and where the first of them is
-        # while nobody knows what they are.
+        # The number of frames held as an echo while its delay is unknown, and the first of them while they are
+        # undecided.
         self._undecided_frames = 0
         self._undecided_since: int | None = None
         self.held_since: int | None = None
         # The number of silent frames under a reference with audio.
         self._quiet_frames = 0
-        # The number of frames that miss the echo, less those that have it.
+        # The number of frames that miss the echo, minus those that have it.
         self._missing_frames = 0
         # The number of frames under a reference with audio.
         self._num_frames = 0
@@ -146,9 +147,9 @@ class EchoGuard:
         self._speech_votes: list[bool] = []
 
     def add_reference(self, pcm: Pcm, at: int) -> None:
-        """Note audio that was sent to the client when the microphone had given `at` samples: float32 [num_samples],
-        mono, 16 kHz. Audio that is sent faster than real time queues at the client, so it is placed behind what was
-        sent before.
+        """Record audio that was sent to the client when `at` samples of the microphone had arrived: float32
+        [num_samples], mono, 16 kHz. Audio that is sent faster than real time queues at the client, so it is placed
+        after the audio sent before.
         """
         at = max(at, self._reference_end)
         self._reference_end = at + len(pcm)
@@ -169,8 +170,8 @@ class EchoGuard:
         self._rest = sound[count * HOP_SAMPLES :]
 
     def cut_reference(self, at: int) -> None:
-        """Note that the client stopped playing at sample `at`: what was sent and not played by then never will be, and
-        what is sent next is heard at once. A tail of CUT_TAIL_S stays, for what still sounds in the room.
+        """Record that the client stopped playing at sample `at`: audio not played by then never will be, and audio sent
+        next is heard at once. A tail of CUT_TAIL_S stays, for audio that still sounds in the room.
         """
         keep = max(0, (at + int(CUT_TAIL_S * SAMPLE_RATE_HZ)) // HOP_SAMPLES - self._start)
         self._levels = self._levels[:keep]
@@ -179,10 +180,10 @@ class EchoGuard:
     def judge(self, frames: Pcm, probabilities: list[float], at: int) -> list[float]:
         """Return the frames' speech probabilities with 0 for each frame that is an echo.
 
-        frames: float32 [num_frames, 512], mono, 16 kHz, the first beginning at sample `at`; probabilities: one for
-        each, as the voice activity detector gave it. The first audio that ever comes back is held to be an echo for up
-        to a third of a second (two where it looks like one), until there is enough of it to tell; a client with
-        headphones pays that once.
+        frames: float32 [num_frames, 512], mono, 16 kHz, the first beginning at sample `at`. probabilities: one for each
+        frame, from the voice activity detector. The first audio that returns is held as an echo for up to a third of a
+        second (two thirds if it resembles one), until there is enough of it to decide. A client with headphones pays
+        that delay once.
         """
         self._forget(at)
         self.held_since = None
@@ -229,7 +230,7 @@ class EchoGuard:
             self._quiet_frames += 1
         if probability < MIN_SPEECH_PROBABILITY or self._quiet_frames > MAX_QUIET_FRAMES:
             return False
-        # The first audio that ever came back: after one or two thirds of a second it is known what it is.
+        # The first audio that returns: decided after one or two thirds of a second.
         self._undecided_frames += 1
         if self._undecided_frames < (MAX_HELD_FRAMES if score >= POSSIBLE_ECHO_CORRELATION else MIN_COMPARED_FRAMES):
             if self._undecided_since is None:
@@ -239,25 +240,27 @@ class EchoGuard:
         return False
 
     def _is_still(self) -> bool:
-        """Whether the newest frame has no more than the microphone's noise."""
+        """Whether the newest frame is no louder than the microphone's noise."""
         louder = self._microphone[-1][1] > np.maximum(self._noise, FLOOR_DB) + MARGIN_DB
         return int(louder.sum()) < MIN_LOUDER_BANDS
 
     def _needed_correlation(self) -> float:
-        """The correlation that tells an echo: the longer none came where one was due, the higher."""
+        """Return the minimum correlation of an echo. It rises with the time for which a due echo was missing."""
         if self.delay_hops is not None:
             return ECHO_CORRELATION
         quiet = min(1.0, self._quiet_frames / MAX_QUIET_FRAMES)
         return ECHO_CORRELATION + quiet * (LATE_ECHO_CORRELATION - ECHO_CORRELATION)
 
     def _release(self, hop: int, probability: float) -> None:
-        """This frame is no echo: the frames that were held just before it are speech if it is."""
+        """Note that this frame is not an echo. If it is speech, the frames held just before it are speech too."""
         if self._undecided_since is not None and probability >= MIN_SPEECH_PROBABILITY:
             self.held_since = max(self._undecided_since, hop * HOP_SAMPLES - MAX_HELD_FRAMES * FRAME_SAMPLES)
         self._undecided_since = None
 
     def _best(self) -> tuple[float, int]:
-        """The highest correlation of the microphone's levels with the reference's over all delays, and its delay."""
+        """Return the highest correlation of the microphone's levels with the reference's over all delays, and its
+        delay.
+        """
         hops = np.array([h for h, _ in self._microphone])
         levels = np.stack([v for _, v in self._microphone])
         if len(hops) < MIN_COMPARED_FRAMES:
@@ -277,7 +280,7 @@ class EchoGuard:
         return float(scores[best]), best
 
     def _learn(self, delay: int, *, fresh: bool) -> None:
-        """Update the echo's gain in each band in which both sides are loud enough to tell it."""
+        """Update the echo's gain in each band in which both sides are loud enough."""
         past = self._reference(np.array([h for h, _ in self._microphone]) - delay)
         levels = np.stack([v for _, v in self._microphone])
         for band in range(len(self._bands)):
@@ -289,7 +292,7 @@ class EchoGuard:
                 )
 
     def _explained(self, hop: int, delay: int) -> bool:
-        """Whether the newest frame is no louder than the echo that is due then, a room's tail included."""
+        """Whether the newest frame is no louder than the echo due at that time, including a room's tail."""
         age = np.arange(TAIL_HOPS, -EARLY_HOPS - 1, -1)
         fading = (np.maximum(age, 0) * FADE_DB_PER_HOP).astype(np.float32)[:, None]
         due = (self._reference(hop - delay - age) + self._gain - fading).max(axis=0)
@@ -298,8 +301,8 @@ class EchoGuard:
         return int(louder.sum()) < MIN_LOUDER_BANDS
 
     def _is_refuted(self, hop: int, delay: int) -> bool:
-        """Count whether the newest frame has the echo that is due, and forget the echo if too many have not."""
-        # Only where the reference is loud throughout, so that a delay that is a little wrong misses nothing.
+        """Count whether the newest frame has the echo that is due. Forgets the echo if too many frames miss it."""
+        # Counts only if the reference is loud throughout, so that a slightly wrong delay does not miss the echo.
         due = self._reference(hop - delay + np.arange(-EARLY_HOPS, EARLY_HOPS + 1)).min(axis=0) + self._gain
         bands = due > np.maximum(self._noise + MARGIN_DB, FLOOR_DB) + MISSING_DB
         if bands.sum() >= MIN_LOUDER_BANDS:
@@ -312,7 +315,7 @@ class EchoGuard:
         return True
 
     def _reference(self, hops: npt.NDArray[np.int64]) -> Levels:
-        """The reference's levels at these hops, silence where it has none."""
+        """Return the reference's levels at these hops; silence outside the reference."""
         at = hops - self._start
         inside = (at >= 0) & (at < len(self._levels))
         found: Levels = np.where(
@@ -321,14 +324,14 @@ class EchoGuard:
         return found
 
     def _band_levels(self, frames: Pcm) -> Levels:
-        """Levels of frames, float32 [n, 512], in bands, decibels, [n, bands]."""
+        """Return the levels of frames, float32 [n, 512], in bands: decibels, [n, bands]."""
         power = np.abs(np.fft.rfft(frames * self._window, axis=1)) ** 2 / FRAME_SAMPLES
         bands = np.stack([power[:, b].mean(axis=1) for b in self._bands], axis=1)
         levels: Levels = np.maximum(10 * np.log10(bands + 1e-12), FLOOR_DB).astype(np.float32)
         return levels
 
     def _forget(self, at: int) -> None:
-        """Drop the levels that no echo can be of any more."""
+        """Drop levels that are too old for an echo."""
         drop = (
             at // HOP_SAMPLES
             - MAX_DELAY_HOPS

@@ -1,12 +1,12 @@
-"""When a pause ends the turn: from how it sounded, what was said, and how long it has lasted. Pure.
+"""When a pause ends the turn: from its sound, its words and its length. Pure.
 
 With p, the probability that a pause of 0.2 s is the end of its turn, and S(t), the share of the pauses inside turns
 that are longer than t,
 
     P(the turn is over | the pause has lasted t) = p / (p + (1 - p) * S(t))
 
-because a turn that is over stays silent, and one that is not goes on at the rate at which S falls. p is a logistic
-regression on the sound, as the turn detector judges it, and on the words (`unfinished.py`). S is log-normal in the time
+because a finished turn stays silent, and an unfinished one continues at the rate at which S falls. p is a logistic
+regression on the sound, as judged by the turn detector, and on the words (`unfinished.py`). S is log-normal in the time
 beyond 0.2 s. A turn ends when P reaches a threshold: a client's eagerness is a point on the curve between false
 cut-offs and waiting.
 
@@ -31,29 +31,29 @@ from antiphon.turns.end_of_turn_table import (
 )
 from antiphon.turns.unfinished import WordCues, word_cues
 
-# A pause is judged from here on; a shorter one ends no turn.
+# A pause is judged after this time; a shorter one does not end a turn.
 MIN_SILENCE_MS = 200
-# No pause of a turn lasts longer, whatever was said.
+# Maximum pause within a turn, by eagerness, whatever was said.
 MAX_SILENCE_MS: Mapping[str, int] = {"low": 8000, "medium": 4000, "auto": 4000, "high": 2500}
-# Bounds of the logit of the turn detector's probability, beyond which it tells nothing more.
+# Bound of the absolute logit of the turn detector's probability; beyond it the logit carries no more information.
 MAX_LOGIT = 5.0
-# Above it, the turn detector's logit counts by a weight of its own: most pauses in read speech that are no ends have
-# more, and what is above it tells them from ends.
+# The part of the turn detector's logit above this has a separate weight: most pauses inside turns of read speech reach
+# it, and the part above it separates them from ends of turns.
 SURE_LOGIT = 2.0
-# How much longer or shorter than the typical speaker's a speaker's pauses may be taken to be.
+# Maximum factor between a speaker's pauses and the typical speaker's, in either direction.
 MAX_SCALE = 2.5
-# Of a speaker, the last pauses count.
+# Number of recent pauses of a speaker that count.
 KEPT_PAUSES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class PauseEvidence:
-    """What is known of a pause. Make a new one when more is known, and ask again.
+    """The evidence about a pause. Make a new object when more is known, and ask again.
 
     - `complete`: the turn detector's probability, in [0, 1], that the turn is complete, judged at 0.2 s of the pause;
-      None: not judged yet, or it failed.
-    - `text`: the transcript of the turn so far; "" where it is not there yet, which is not the same as no words.
-    - `language`: ISO 639-1; None where it is unknown, which counts as English.
+      None: not judged yet, or the detector failed.
+    - `text`: the transcript of the turn so far; "" while it is unknown, which differs from a turn without words.
+    - `language`: ISO 639-1; None if unknown, which counts as English.
     """
 
     complete: float | None = None
@@ -65,7 +65,8 @@ class PauseEvidence:
 class EndOfTurnTable:
     """The fitted numbers of p and S.
 
-    - `logistic`: for what is known ("sound and words", "sound", "words", "nothing"), the weight of each feature.
+    - `logistic`: the weight of each feature, by the available evidence ("sound and words", "sound", "words",
+      "nothing").
     - `median_s`: the median length of the pauses inside turns, in seconds beyond MIN_SILENCE_MS; `spread`: the standard
       deviation of its natural logarithm.
     """
@@ -81,20 +82,20 @@ FITTED = EndOfTurnTable(LOGISTIC, PAUSE_MEDIAN_S, PAUSE_SPREAD)
 
 @dataclass(slots=True)
 class SpeakerPauses:
-    """The pauses of one speaker inside turns, as far as a session has heard any, for the eagerness "auto"."""
+    """The pauses of one speaker inside turns, as heard in a session so far, for the eagerness "auto"."""
 
     _excess_s: list[float] = field(default_factory=list)
 
     def add(self, length_ms: int) -> None:
-        """Add a pause after which the speaker went on. Those under MIN_SILENCE_MS are no pauses and left out."""
+        """Add a pause after which the speaker continued. Ignores pauses shorter than MIN_SILENCE_MS."""
         if length_ms >= MIN_SILENCE_MS:
             self._excess_s.append((length_ms - MIN_SILENCE_MS) / 1000 + 0.016)
             del self._excess_s[:-KEPT_PAUSES]
 
     @property
     def scale(self) -> float:
-        """How much longer this speaker's pauses are than the typical speaker's, in [1 / MAX_SCALE, MAX_SCALE]. It is 1
-        for a speaker of whom none was heard, and moves towards the ratio of the medians as more are.
+        """Ratio of this speaker's pauses to the typical speaker's, in [1 / MAX_SCALE, MAX_SCALE]. It is 1 without any
+        pause, and approaches the ratio of the medians as pauses are added.
         """
         if not self._excess_s:
             return 1.0
@@ -104,7 +105,7 @@ class SpeakerPauses:
 
 
 def features(evidence: PauseEvidence) -> dict[str, float]:
-    """The features of the logistic regression, by their names in the table; those that are not known are absent."""
+    """Return the features of the logistic regression, by their names in the table. Unknown features are absent."""
     found = {"bias": 1.0}
     if evidence.complete is not None:
         bounded = min(1 - 1e-9, max(1e-9, evidence.complete))
@@ -126,7 +127,7 @@ def features(evidence: PauseEvidence) -> dict[str, float]:
 
 
 def kind_of(evidence: PauseEvidence) -> str:
-    """The row of the logistic table for what is known: "sound and words", "sound", "words", or "nothing"."""
+    """Return the row of the logistic table for the evidence: "sound and words", "sound", "words", or "nothing"."""
     words, sound = bool(evidence.text.strip()), evidence.complete is not None
     return {(True, True): "sound and words", (True, False): "sound", (False, True): "words"}.get(
         (sound, words), "nothing"
@@ -134,8 +135,8 @@ def kind_of(evidence: PauseEvidence) -> str:
 
 
 def completeness(evidence: PauseEvidence, table: EndOfTurnTable = FITTED) -> float:
-    """The probability, in (0, 1), that a pause is the end of its turn, when nothing but that is known of its length
-    that it has reached MIN_SILENCE_MS.
+    """Return the probability, in (0, 1), that a pause is the end of its turn, given that it has reached MIN_SILENCE_MS
+    and nothing else about its length.
     """
     weights = table.logistic[kind_of(evidence)]
     logit = sum(weights[name] * value for name, value in features(evidence).items())
@@ -143,8 +144,8 @@ def completeness(evidence: PauseEvidence, table: EndOfTurnTable = FITTED) -> flo
 
 
 def survival(silence_ms: float, scale: float = 1.0, table: EndOfTurnTable = FITTED) -> float:
-    """The share, in [0, 1], of the pauses inside turns that last longer than `silence_ms`, of those that last
-    MIN_SILENCE_MS; for a speaker whose pauses are `scale` times as long as the typical speaker's.
+    """Return the share, in [0, 1], of the pauses inside turns that last longer than `silence_ms`, among those that last
+    MIN_SILENCE_MS, for a speaker whose pauses are `scale` times as long as the typical speaker's.
     """
     excess_s = (silence_ms - MIN_SILENCE_MS) / 1000
     if excess_s <= 0:
@@ -155,14 +156,16 @@ def survival(silence_ms: float, scale: float = 1.0, table: EndOfTurnTable = FITT
 def probability_over(
     evidence: PauseEvidence, silence_ms: float, scale: float = 1.0, table: EndOfTurnTable = FITTED
 ) -> float:
-    """The probability, in (0, 1], that a turn is over whose pause has lasted `silence_ms`. It never falls with time."""
+    """Return the probability, in (0, 1], that a turn whose pause has lasted `silence_ms` is over. Never falls with
+    time.
+    """
     p = completeness(evidence, table)
     return p / (p + (1 - p) * survival(silence_ms, scale, table))
 
 
 def silence_for(evidence: PauseEvidence, threshold: float, scale: float = 1.0, table: EndOfTurnTable = FITTED) -> float:
-    """The milliseconds of silence after which `probability_over` reaches `threshold`, which is in (0, 1). At least
-    MIN_SILENCE_MS; not bounded above.
+    """Return the milliseconds of silence after which `probability_over` reaches `threshold`, which is in (0, 1). At
+    least MIN_SILENCE_MS; without an upper bound.
     """
     p = completeness(evidence, table)
     share = p * (1 - threshold) / ((1 - p) * threshold)
@@ -173,22 +176,22 @@ def silence_for(evidence: PauseEvidence, threshold: float, scale: float = 1.0, t
 
 
 class EndOfTurn:
-    """Says, for one eagerness, after which silence a turn ends. It keeps nothing of a pause."""
+    """Decides, for one eagerness, after which silence a turn ends. Keeps no state of a pause."""
 
     def __init__(self, eagerness: str = "medium") -> None:
-        """eagerness: "low", "medium", "high", or "auto", which is "medium" that follows the speaker's own pauses.
-        Raises KeyError for another one.
+        """eagerness: "low", "medium", "high", or "auto", which is "medium" adapted to the speaker's own pauses. Raises
+        KeyError for any other value.
         """
         self.eagerness = eagerness
         self.threshold = THRESHOLDS[eagerness]
         self.max_silence_ms = MAX_SILENCE_MS[eagerness]
 
     def silence_ms(self, evidence: PauseEvidence, speaker: SpeakerPauses | None = None) -> int:
-        """The milliseconds of silence, counted from where the pause began, after which the turn ends by what is known
-        now, in [MIN_SILENCE_MS, max_silence_ms].
+        """Return the milliseconds of silence, counted from the start of the pause, after which the turn ends by the
+        current evidence, in [MIN_SILENCE_MS, max_silence_ms].
 
-        Ask again when the turn detector has judged or the transcript has changed; a turn whose pause has lasted longer
-        than the new answer ends at once. speaker: counts for "auto" alone.
+        Ask again when the turn detector has judged or the transcript has changed. A turn whose pause has lasted longer
+        than the new answer ends at once. speaker: used for "auto" only.
         """
         scale = speaker.scale if speaker and self.eagerness == "auto" else 1.0
         return int(min(self.max_silence_ms, silence_for(evidence, self.threshold, scale)))
@@ -200,5 +203,5 @@ def _cues(text: str, language: str | None) -> WordCues:
 
 
 def semantic_vad(eagerness: Eagerness = "auto") -> ServerVad:
-    """The endpointing of `semantic_vad` with a client's eagerness, at the default threshold and padding."""
+    """Return the endpointing of `semantic_vad` with a client's eagerness, at the default threshold and padding."""
     return ServerVad(silence_duration_ms=MAX_SILENCE_MS[eagerness], eagerness=eagerness)

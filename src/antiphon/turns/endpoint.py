@@ -1,4 +1,4 @@
-"""Decides when speech starts and stops, from one speech probability a frame. Pure; time counts samples at 16 kHz.
+"""Decides when speech starts and stops, from one speech probability per frame. Pure; time counts samples at 16 kHz.
 
 The hysteresis is that of Silero's own iterator: speech starts at `threshold` and counts as silence below `threshold`
 - 0.15 (github.com/snakers4/silero-vad, utils_vad.py, VADIterator).
@@ -10,18 +10,16 @@ from dataclasses import dataclass
 
 from antiphon.audio import SAMPLE_RATE_HZ
 
-# A click or a breath is one or two loud frames: a turn starts after 64 ms of speech in a row.
+# A click or a breath is one or two loud frames: a turn starts after 64 ms of continuous speech.
 ONSET_FRAMES = 2
 RELEASE_MARGIN = 0.15
-# Speech may turn out to have begun so many samples before it was recognized.
+# Maximum number of samples by which the start of speech may be moved back after its detection.
 MAX_BACKDATED = 24 * 512
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechBegan:
-    """Speech began. `sample` is its first sample with the prefix padding already taken off, but never before the end of
-    the last turn.
-    """
+    """Speech began. `sample` is its first sample minus the prefix padding, but not before the previous turn's end."""
 
     sample: int
 
@@ -35,7 +33,7 @@ class SpeechPaused:
 
 @dataclass(frozen=True, slots=True)
 class SpeechResumed:
-    """Speech went on after a pause, which ended at `sample`. The turn is the same."""
+    """Speech continued after a pause, which ended at `sample`. The turn is the same."""
 
     sample: int
 
@@ -43,7 +41,7 @@ class SpeechResumed:
 @dataclass(frozen=True, slots=True)
 class SpeechEnded:
     """The turn ended. `sample` is the end of its audio: the last speech plus the silence that decided it. `speech_end`
-    is where that silence began.
+    is the start of that silence.
     """
 
     sample: int
@@ -54,49 +52,48 @@ EndpointChange = SpeechBegan | SpeechPaused | SpeechResumed | SpeechEnded
 
 
 class Endpointer:
-    """Finds the turns in a stream of speech probabilities. One object serves one session; nothing in it waits."""
+    """Finds the turns in a stream of speech probabilities. One object serves one session. No method waits."""
 
     def __init__(self, threshold: float, prefix_padding_ms: int, silence_duration_ms: int) -> None:
         self.threshold = threshold
         self._prefix = prefix_padding_ms * SAMPLE_RATE_HZ // 1000
         self._silence = silence_duration_ms * SAMPLE_RATE_HZ // 1000
         self._now = 0
-        # The end of the last turn: no padding reaches before it.
+        # The end of the previous turn: padding does not extend before it.
         self._last_end = 0
         self._speaking = False
         self._loud_frames = 0
         self._loud_since = 0
-        # Where speech that is about to be noticed has begun, if that is known.
+        # The start of speech that will be detected next, if it is known; see `backdate`.
         self._heard_since: int | None = None
         self._quiet_since: int | None = None
-        # The silence that ends the turn in the present pause, where it has one of its own; samples, as all of these.
+        # The silence that ends the turn in the current pause, in samples; None: the configured silence.
         self._pause_silence: int | None = None
 
     @property
     def speaking(self) -> bool:
-        """Whether a turn is open, which it also is during a pause that is shorter than the silence that ends it."""
+        """Whether a turn is open, including a pause that is shorter than the silence that ends the turn."""
         return self._speaking
 
     def backdate(self, sample: int) -> None:
-        """Let speech that begins within MAX_BACKDATED samples have begun at `sample` already, where frames since then
-        were not recognized as speech. The earliest such sample holds. Does nothing in a turn.
+        """If speech is detected within MAX_BACKDATED samples, set its start to `sample`: frames since then were not
+        recognized as speech. The earliest such sample counts. A no-op during a turn.
         """
         if not self._speaking:
             earlier = self._recent(self._heard_since)
             self._heard_since = sample if earlier is None else min(sample, earlier)
 
     def feed(self, probability: float, num_samples: int) -> list[EndpointChange]:
-        """Add one frame of `num_samples` with its speech probability in [0, 1], and return what it changed, in order.
-        Most frames change nothing.
+        """Add one frame of `num_samples` with its speech probability in [0, 1], and return the resulting changes, in
+        order. Most frames cause none.
         """
         begin, self._now = self._now, self._now + num_samples
         return self._in_turn(probability, begin) if self._speaking else self._between_turns(probability, begin)
 
     def wait(self, num_samples: int) -> list[EndpointChange]:
-        """Count so much time, in samples, in which no audio has come since the last frame, as silence. Returns what
-        that changed: in the middle of speech a pause begins with the last frame, and a pause that is long enough by
-        that ends the turn. Does nothing outside a turn; audio that comes later is counted from the last frame, as if
-        none were missing.
+        """Count `num_samples` of time in which no audio has arrived since the last frame as silence. Returns the
+        changes: in the middle of speech a pause begins with the last frame, and a pause that is thereby long enough
+        ends the turn. A no-op outside a turn. Later audio is counted from the last frame, as if none were missing.
         """
         if not self._speaking:
             return []
@@ -109,22 +106,22 @@ class Endpointer:
         return changes
 
     def flush(self) -> list[EndpointChange]:
-        """End the open turn at once, because the client commits it, and return its SpeechEnded; nothing where no turn
-        is open. In a pause, the turn ends where the pause began.
+        """End the open turn at once, because the client commits it, and return its SpeechEnded; an empty list if no
+        turn is open. In a pause, the turn ends at the start of the pause.
         """
         if not self._speaking:
             return []
         return [self._stop(self._now if self._quiet_since is None else self._quiet_since)]
 
     def end_after(self, silence_ms: int) -> None:
-        """Let the pause that has begun end the turn after `silence_ms` instead of the configured silence. Does nothing
-        outside a pause, and is void when speech goes on. What was said last counts.
+        """Have the current pause end the turn after `silence_ms` instead of the configured silence. A no-op outside a
+        pause; void when speech continues. The last call counts.
         """
         if self._speaking and self._quiet_since is not None:
             self._pause_silence = silence_ms * SAMPLE_RATE_HZ // 1000
 
     def apply(self, threshold: float, prefix_padding_ms: int, silence_duration_ms: int) -> None:
-        """Apply changed settings. An open turn and a pause that has begun go on under the new ones."""
+        """Apply changed settings. They also hold for the rest of an open turn and of its pause."""
         self.threshold = threshold
         self._prefix = prefix_padding_ms * SAMPLE_RATE_HZ // 1000
         self._silence = silence_duration_ms * SAMPLE_RATE_HZ // 1000
@@ -135,7 +132,7 @@ class Endpointer:
         return self._silence if self._pause_silence is None else self._pause_silence
 
     def _recent(self, sample: int | None) -> int | None:
-        """The sample, if speech that begins now may have begun there."""
+        """Return the sample if speech that begins now may have begun there, else None."""
         return None if sample is None or self._now - sample > MAX_BACKDATED else sample
 
     def _between_turns(self, probability: float, begin: int) -> list[EndpointChange]:

@@ -1,12 +1,12 @@
-"""Who has the floor in a conversation, as a table. Pure: inputs go in, commands come out, and nothing waits.
+"""Who has the floor in a conversation, as a table. Pure: inputs go in, commands are returned, and nothing waits.
 
-A conversation is in one of five phases, by who speaks: nobody, the user, a response, both at once; or it is closed.
-`TRANSITIONS` has every input that a phase allows, and the phase that follows. An input that a phase does not allow is
-a LocalProtocolError and never passed over. What has to be done for an input comes back as commands, which
-the session carries out in their order.
+A conversation is in one of five phases. In four of them either nobody speaks, or the user, or a response, or both; the
+fifth is closed. `TRANSITIONS` lists every input that a phase allows, and the phase that follows. An input that a phase
+does not allow raises LocalProtocolError and is never ignored. The actions for an input are returned as commands, which
+the session carries out in order.
 
-Beside the phase, the floor knows the user's turns that have no transcript yet (`UserTurn`), and whether a turn waits
-for its response (`response_due`). A response begins once nobody speaks and nothing is left to be read.
+In addition to the phase, the floor knows the user's turns that have no transcript yet (`UserTurn`), and whether a turn
+waits for its response (`response_due`). A response begins once nobody speaks and nothing waits for a transcript.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from antiphon.state_machine import transition
 
 
 class Phase(Enum):
-    """Who speaks. A response speaks from its beginning until its last event is out, heard or not."""
+    """Who speaks. A response speaks from its beginning until its last event is sent, heard or not."""
 
     SILENT = auto()
     USER = auto()
@@ -31,12 +31,12 @@ class Phase(Enum):
 
 
 class Input(Enum):
-    """What may happen.
+    """The inputs of the table.
 
-    - USER_STARTED, USER_STOPPED: the user's speech as it was reported; an overlap that is undecided was not.
-    - INPUT_CLEARED: the turn that is open, if one is, ends and leaves nothing.
-    - RESPONSE_BEGAN, RESPONSE_ENDED: the conversation's own response; those out of band have no floor.
-    - CLOSED: no more audio comes. What is under way ends.
+    - USER_STARTED, USER_STOPPED: the user's speech as it was reported; an undecided overlap is not reported.
+    - INPUT_CLEARED: the open turn, if any, ends without an item.
+    - RESPONSE_BEGAN, RESPONSE_ENDED: the conversation's own response; out-of-band responses do not take the floor.
+    - CLOSED: no more audio arrives. Responses under way end.
     """
 
     USER_STARTED = auto()
@@ -47,7 +47,7 @@ class Input(Enum):
     CLOSED = auto()
 
 
-# What is not here is not allowed.
+# Any transition that is not listed is an error.
 TRANSITIONS: Mapping[Phase, Mapping[Input, Phase]] = MappingProxyType(
     {
         Phase.SILENT: {
@@ -74,7 +74,7 @@ TRANSITIONS: Mapping[Phase, Mapping[Input, Phase]] = MappingProxyType(
             Input.RESPONSE_ENDED: Phase.USER,
             Input.CLOSED: Phase.CLOSED,
         },
-        # Responses that waited for the last transcripts still begin here, so that their end is told.
+        # Responses that waited for the last transcripts still begin here, so that their end is reported.
         Phase.CLOSED: {
             Input.RESPONSE_BEGAN: Phase.CLOSED,
             Input.RESPONSE_ENDED: Phase.CLOSED,
@@ -92,7 +92,7 @@ class CancelActive:
 
 @dataclass(frozen=True, slots=True)
 class SilenceOutput:
-    """What was sent of responses and is still to be heard is stopped."""
+    """Playback stops: audio of responses that was sent and is still to be heard is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +102,15 @@ class BeginResponse:
 
 @dataclass(frozen=True, slots=True)
 class RespondInstead:
-    """The response under way ends, because a turn that ended during it is responded to next."""
+    """The response under way ends, because a turn that ended during it is answered next."""
 
 
 FloorCommand = CancelActive | SilenceOutput | BeginResponse | RespondInstead
 
 
 class TurnStage(Enum):
-    """How far a turn without a transcript has come: it is being said, or it has ended and is an item of the history.
-    An item that the client has deleted is waited for no more.
+    """The stage of a turn without a transcript: it is being said, or it has ended and is an item of the history. For a
+    DELETED turn, whose item the client has deleted, no response waits.
     """
 
     OPEN = auto()
@@ -120,10 +120,10 @@ class TurnStage(Enum):
 
 @dataclass(slots=True)
 class UserTurn:
-    """A turn of the user's until its transcript has come or failed.
+    """A turn of the user until its transcript has arrived or failed.
 
-    - `item`: what it becomes in the history.
-    - `takes_floor`: its beginning ended a response, or would have; a turn without it waits for the response.
+    - `item`: its item in the history.
+    - `takes_floor`: its beginning ended a response, or would have. Otherwise the turn waits for the response.
     - `is_skipped`: the client wants no response to it.
     """
 
@@ -135,22 +135,22 @@ class UserTurn:
 
 
 class Floor:
-    """The floor of one conversation. `phase` and `response_due` are public to read."""
+    """The floor of one conversation. `phase` and `response_due` may be read."""
 
     def __init__(self) -> None:
         self.phase = Phase.SILENT
         self.response_due = False
-        # The response under way is being ended for the response that is due.
+        # Whether the response under way is being ended for the response that is due.
         self._is_cutting = False
         self.turns: dict[int, UserTurn] = {}
-        # Turns whose events are held back as an overlap may be skipped before they have a record.
+        # Turns to skip that have no record yet, because their events are held back as an overlap.
         self._skipped: set[int] = set()
         self._skips_next = False
         self._dismissed_until_s = 0.0
 
     @property
     def user_speaks(self) -> bool:
-        """Whether the user speaks, as far as it was reported."""
+        """Whether the user speaks, according to the events reported so far."""
         return self.phase in (Phase.USER, Phase.BOTH)
 
     @property
@@ -160,16 +160,16 @@ class Floor:
     # --- the user's turns ---------------------------------------------------------------------------------------------
 
     def open_turn(self, number: int, item: Item) -> UserTurn:
-        """Keep a record of a turn, of which nothing was known."""
+        """Add and return the record of a new turn."""
         turn = self.turns[number] = UserTurn(number, item, is_skipped=number in self._skipped)
         self._skipped.discard(number)
         return turn
 
     def user_started(self, number: int, *, takes_floor: bool, answers: bool, has_output: bool) -> list[FloorCommand]:
-        """The user speaks, in this turn, which has a record.
+        """Note that the user has begun to speak, in this turn, which has a record.
 
         `takes_floor`: speech ends a response. `answers`: turns are answered when they end. `has_output`: the response
-        under way has put something out. One that has not is still owed: the speech may turn out to be a noise.
+        under way has emitted output. If it has not, it stays due, as the speech may turn out to be a noise.
         """
         self._move(Input.USER_STARTED)
         self.turns[number].takes_floor = takes_floor
@@ -181,20 +181,20 @@ class Floor:
         return [CancelActive("turn_detected"), SilenceOutput()]
 
     def user_stopped(self) -> None:
-        """The user's turn has ended by silence."""
+        """Note that the user's turn has ended by silence."""
         self._move(Input.USER_STOPPED)
 
     def input_cleared(self) -> None:
-        """The client has dropped what was said since the last turn."""
+        """Note that the client has dropped the audio since the last turn."""
         self._move(Input.INPUT_CLEARED)
 
     def committed(self, number: int) -> None:
-        """The turn is an item of the history."""
+        """Note that the turn is an item of the history."""
         self.turns[number].stage = TurnStage.COMMITTED
 
     def transcribed(self, number: int, *, owes_response: bool) -> UserTurn:
-        """The turn has its transcript, or will have none, and its record ends. Returns it. `owes_response`: there is
-        something to respond to.
+        """Remove and return the record of a turn that has its transcript, or will have none. `owes_response`: the turn
+        has content to respond to.
         """
         turn = self.turns.pop(number)
         if owes_response and not turn.is_skipped:
@@ -202,56 +202,57 @@ class Floor:
         return turn
 
     def item_deleted(self, item_id: str) -> None:
-        """An item has left the history: a turn that it was is not waited for."""
+        """Note that an item has left the history. If it was a turn's, no response waits for that turn."""
         for turn in self.turns.values():
             if turn.item.id == item_id:
                 turn.stage = TurnStage.DELETED
 
     def has_untranscribed(self, but: int | None = None) -> bool:
-        """Whether an item of the history has no transcript yet, besides that of the turn `but`."""
+        """Whether an item of the history has no transcript yet, except that of the turn `but`."""
         return any(t.stage is TurnStage.COMMITTED for t in self.turns.values() if t.number != but)
 
-    # --- what the client says of turns --------------------------------------------------------------------------------
+    # --- the client's decisions about turns ---------------------------------------------------------------------------
 
     def skip_next(self) -> None:
-        """The client wants no response to the turn that ends next."""
+        """Skip the turn that ends next: the client wants no response to it."""
         self._skips_next = True
 
     def take_skip(self) -> bool:
-        """Whether the turn that ends now is to be skipped; the next one is not."""
+        """Return whether the turn that ends now is to be skipped. Resets the request."""
         skips, self._skips_next = self._skips_next, False
         return skips
 
     def skip(self, number: int) -> None:
-        """This turn is not answered, whether or not it has a record yet."""
+        """Do not answer this turn, whether or not it has a record yet."""
         if number in self.turns:
             self.turns[number].is_skipped = True
         else:
             self._skipped.add(number)
 
     def dismiss(self, until_s: float) -> None:
-        """Speech up to `until_s` seconds of audio takes no floor; 0: it does."""
+        """Let speech up to `until_s` seconds of audio not take the floor; 0 ends that."""
         self._dismissed_until_s = until_s
 
     def is_dismissed(self, audio_s: float) -> bool:
-        """Whether speech at `audio_s` seconds of audio takes no floor, because the client says so."""
+        """Whether the client has decided that speech at `audio_s` seconds of audio does not take the floor."""
         return audio_s < self._dismissed_until_s
 
     # --- responses ----------------------------------------------------------------------------------------------------
 
     def response_began(self) -> None:
-        """A response of the conversation has begun."""
+        """Note that a response of the conversation has begun."""
         self._move(Input.RESPONSE_BEGAN)
         self._is_cutting = False
 
     def response_ended(self) -> None:
-        """Its last event is out."""
+        """Note that the response's last event was sent."""
         self._move(Input.RESPONSE_ENDED)
 
     def go_on(self, *, is_resolved: bool, may_cut: bool) -> list[FloorCommand]:
-        """What is due now that something has changed: the response, once nobody speaks and all is read (`is_resolved`).
+        """Return the commands that are due after a change: a response may begin once nobody speaks and all transcripts
+        and media are known (`is_resolved`).
 
-        `may_cut`: a response under way, which is not ending already, may be ended for the response that is due.
+        `may_cut`: a response under way that is not ending already may be ended for the response that is due.
         """
         if not self.response_due or not is_resolved or self.user_speaks or self.is_closed:
             return []
@@ -264,7 +265,7 @@ class Floor:
         return [RespondInstead()]
 
     def close(self) -> None:
-        """No more audio comes."""
+        """Enter the closed phase: no more audio arrives."""
         self._move(Input.CLOSED)
 
     def _move(self, event: Input) -> None:

@@ -1,11 +1,11 @@
 """Holds back speech that begins during a response until it is known whether it takes the floor. Pure: events in, events
 out.
 
-A client that is told of speech falls silent at once. So a backchannel ("mm-hm") is not reported at all: no event, no
-item, no response. Speech with a word of its own, or that goes on for long, is reported as if nothing had been held.
+A client stops playback as soon as speech is reported. So a backchannel ("mm-hm") is not reported at all: no event, no
+item, no response. Speech with other words, or that lasts long, is reported as if it had not been held back.
 
 The words of backchannels are the most common acknowledgements in conversation (Ward & Tsukahara 2000; the backchannel
-act of the AMI corpus), in those languages that have them written alike or nearly so.
+act of the AMI corpus), in the languages that spell them alike or nearly so.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from antiphon.events.transcription import (
 from antiphon.events.words import bare_word
 from antiphon.state_machine import transition
 
-# A text of more characters is none, and is not looked at: a client may send any.
+# A text of more characters is not a backchannel, and is not examined: a client may send any text.
 MAX_WORDS, MAX_CHARS = 4, 200
 _ACKNOWLEDGEMENTS = (
     "mm mmm mhm mhmm hm hmm uh um huh ah aha ha oh ooh yeah yea yep yup yes ok okay kay right sure really wow nice "
@@ -42,7 +42,7 @@ _ACKNOWLEDGEMENTS = (
     "ja genau stimmt klar ach so oui ouais d'accord bien sûr sí si vale claro sì certo va bene sim pois é"
 )
 WORDS = frozenset(_ACKNOWLEDGEMENTS.split())
-# Words of acknowledgements that, alone, begin a sentence; the phrases they belong to.
+# Words of acknowledgements that begin a sentence if they stand alone, and the phrases that contain them.
 FRAGMENTS = frozenset(("i", "see", "of", "it", "go", "on", "got", "so", "va", "é", "d'accord", "bien"))
 PHRASES = frozenset(
     (
@@ -59,14 +59,14 @@ PHRASES = frozenset(
 
 
 def is_backchannel(text: str) -> bool:
-    """Whether the text is at most MAX_WORDS words of acknowledgement and nothing else, or empty.
+    """Return whether the text is empty, or consists of at most MAX_WORDS words of acknowledgement.
 
-    Case, punctuation and hyphens do not matter. "no", "stop" and "wait" are not among the words, because they do ask
-    for the floor, nor are words that only begin an acknowledgement ("I", "got") unless the rest of it follows.
+    Case, punctuation and hyphens do not matter. "no", "stop" and "wait" are not in the list, because they do ask for
+    the floor. Words that only begin an acknowledgement ("I", "got") do not count unless the rest of it follows.
     """
     if len(text) > MAX_CHARS:
         return False
-    # "Mm-hmm" is two words, and typographic apostrophes are as good as plain ones; quotation marks are not apostrophes.
+    # "Mm-hmm" counts as two words, and typographic apostrophes as plain ones; quotation marks are not apostrophes.
     plain = text.replace("-", " ").replace("\u2019", "'")
     words = tuple(w for w in (bare_word(w).strip("'") for w in plain.split()) if w)
     if len(words) > MAX_WORDS or any(w not in WORDS for w in words):
@@ -74,13 +74,13 @@ def is_backchannel(text: str) -> bool:
     return all(w not in FRAGMENTS for w in words) or words in PHRASES
 
 
-# A backchannel is over by then: speech that goes on takes the floor whatever its words. Seconds since its onset was
-# found.
+# Maximum length of a backchannel: speech that continues takes the floor whatever its words. Seconds after detection of
+# its onset.
 MAX_BACKCHANNEL_S = 0.9
-# A client that has ducked the response learns by then what the overlap is, unless its words so far are a backchannel.
-# Seconds since its onset was found.
+# Deadline by which a client that has ducked the response gets a decision, unless the words so far are a backchannel.
+# Seconds after detection of the onset.
 DECISION_S = 0.4
-# Speech that begins with less than this left of the response is a turn, not an overlap: "yes" to a question just
+# Speech that begins when less than this is left of the response is a turn, not an overlap: "yes" to a question just
 # asked. Seconds.
 RESPONSE_TAIL_S = 0.4
 TurnEvent = (
@@ -98,12 +98,12 @@ TurnEvent = (
 
 
 class OverlapState(Enum):
-    """What is known of the speech over a response.
+    """The state of the speech over a response.
 
     - NONE: there is none, or it has taken the floor, or it is over.
     - UNDECIDED: its events are held, and the client knows only that somebody speaks.
-    - YIELDED: it has stopped; the client was told that it takes no floor, and its words may still take it.
-    - DISMISSED: it takes no floor whatever its words, because the client, or its voice, says so.
+    - YIELDED: it has stopped; the client was notified that it does not take the floor, but its words may still take it.
+    - DISMISSED: it does not take the floor whatever its words, by the client's decision, or because of its voice.
     """
 
     NONE = auto()
@@ -113,13 +113,13 @@ class OverlapState(Enum):
 
 
 class OverlapInput(Enum):
-    """What may happen to it.
+    """The inputs of the table.
 
     - BEGAN: speech starts while a response is heard. AGAIN: the speech starts again, or other speech does.
-    - WORDS: its words are no backchannel.
-    - GOES_ON, STOPPED: whether it is still being said, at the first decision.
+    - WORDS: its words are not a backchannel.
+    - GOES_ON, STOPPED: whether the speech continues, at the first decision.
     - TAKEN: it has lasted too long for a backchannel, or the client gives it the floor.
-    - COMMITTED: the client ends the turn. REFUSED: the client, or its voice, gives it no floor.
+    - COMMITTED: the client ends the turn. REFUSED: the client's decision, or its voice, denies it the floor.
     - OVER: its transcript is complete, or has failed, or its audio was cleared.
     """
 
@@ -135,8 +135,8 @@ class OverlapInput(Enum):
 
 
 class OverlapReport(Enum):
-    """What the client is told of it: that speech overlaps; that it takes the floor, and then all that was held; that it
-    takes no floor; only what was held; or nothing.
+    """What is reported to the client: that speech overlaps; that it takes the floor, followed by all held events; that
+    it does not take the floor; only the held events; or nothing.
     """
 
     STARTED = auto()
@@ -150,8 +150,8 @@ _NONE, _UNDECIDED = OverlapState.NONE, OverlapState.UNDECIDED
 _YIELDED, _DISMISSED = OverlapState.YIELDED, OverlapState.DISMISSED
 _TAKES = (_NONE, OverlapReport.TAKES_FLOOR)
 
-# What is not here is a LocalProtocolError. An overlap that was decided before the time for it came has
-# nothing left to be reported.
+# Any transition that is not listed raises LocalProtocolError. An overlap that was decided before its timeout causes no
+# further reports.
 TRANSITIONS: Mapping[OverlapState, Mapping[OverlapInput, tuple[OverlapState, OverlapReport]]] = MappingProxyType(
     {
         _NONE: dict.fromkeys(OverlapInput, (_NONE, OverlapReport.NOTHING))
@@ -177,7 +177,7 @@ TRANSITIONS: Mapping[OverlapState, Mapping[OverlapInput, tuple[OverlapState, Ove
             OverlapInput.OVER: (_NONE, OverlapReport.NOTHING),
         },
         _DISMISSED: {
-            # Other speech is an overlap of its own.
+            # Other speech is a separate overlap.
             OverlapInput.BEGAN: (_UNDECIDED, OverlapReport.STARTED),
             OverlapInput.AGAIN: (_NONE, OverlapReport.NOTHING),
             OverlapInput.WORDS: (_DISMISSED, OverlapReport.NOTHING),
@@ -195,32 +195,32 @@ TRANSITIONS: Mapping[OverlapState, Mapping[OverlapInput, tuple[OverlapState, Ove
 class OverlapDecider:
     """Passes transcription events on, and holds back those of a turn that overlaps a response until it is decided.
 
-    For that turn OverlapStarted is reported at once, for clients that duck the response, and in the end one
-    OverlapDecided, together with the held events where the turn takes the floor. The owner keeps the time: it calls
+    For that turn OverlapStarted is reported at once, for clients that duck the response, and finally one
+    OverlapDecided, together with the held events if the turn takes the floor. The owner runs the timers: it calls
     `decide` after DECISION_S and `take_floor` after MAX_BACKCHANNEL_S.
 
-    `undecided_turn` is public to read: the number of the turn whose events are held; None while there is none.
+    `undecided_turn` may be read: the number of the turn whose events are held, None if no events are.
     """
 
     def __init__(self) -> None:
         self._state = OverlapState.NONE
-        # Its events that are held, and its text so far ("" before there is any).
+        # The held events of that turn, and its text so far ("" before any arrives).
         self.undecided_turn: int | None = None
         self._held_events: list[TranscriptionEvent] = []
         self._text = ""
-        # Turns that were dismissed and whose transcripts are still to come.
+        # Turns that were dismissed and have no transcript yet.
         self._dismissed_turns: set[int] = set()
 
     @property
     def state(self) -> OverlapState:
-        """What is known of the overlap."""
+        """The state of the overlap, see `OverlapState`."""
         return self._state
 
     def feed(self, event: TranscriptionEvent, *, overlaps: bool) -> list[TranscriptionEvent]:
         """Handle one event of the transcription, and return the events that may be reported now, in order.
 
         `overlaps`: a response is being heard and backchannels do not end it; a SpeechStarted then begins an overlap.
-        Words that are no backchannel, or a second start of speech, decide it in favour of the floor.
+        Words that are not a backchannel, or a second start of speech, give the overlap the floor.
         """
         if isinstance(event, TurnEvent) and event.turn in self._dismissed_turns:
             if isinstance(event, TranscriptDone | TranscriptFailed):
@@ -232,7 +232,7 @@ class OverlapDecider:
             return [event]
         if isinstance(event, TurnCleared):
             if any(isinstance(held, TurnCommitted) for held in self._held_events):
-                # What is cleared came after it.
+                # The cleared audio arrived after the committed turn.
                 return [event]
             return [*self._move(OverlapInput.OVER, "cleared"), event]
         if not isinstance(event, TurnEvent) or event.turn != self.undecided_turn:
@@ -248,10 +248,10 @@ class OverlapDecider:
 
     def _speech_started(self, event: SpeechStarted, *, overlaps: bool) -> list[TranscriptionEvent]:
         if self._state is OverlapState.DISMISSED and self.undecided_turn is not None:
-            # Another turn begins, of which nothing is known yet.
+            # Another turn begins, about which nothing is known yet.
             self._dismissed_turns.add(self.undecided_turn)
         elif self._state is not OverlapState.NONE:
-            # A speaker who begins again is not done after one word.
+            # A speaker who begins again has more to say than one word.
             self._held_events.append(event)
             return self._move(OverlapInput.AGAIN, "speech_again")
         if not overlaps:
@@ -260,11 +260,11 @@ class OverlapDecider:
         return self._move(OverlapInput.BEGAN, "")
 
     def decide(self, *, speaking: bool) -> list[TranscriptionEvent]:
-        """Decide the overlap DECISION_S after its start by whether its speech goes on (`speaking`), and return what is
-        reported.
+        """Decide the overlap DECISION_S after its start by whether its speech continues (`speaking`), and return the
+        events to report.
 
-        Speech that goes on takes the floor, unless its words so far are a backchannel. Speech that has stopped is
-        reported as a backchannel; its words, when they are known, may still take the floor.
+        Speech that continues takes the floor, unless its words so far are a backchannel. Speech that has stopped is
+        reported as a backchannel; its words, once they are known, may still take the floor.
         """
         if not speaking:
             return self._move(OverlapInput.STOPPED, "short_ack")
@@ -274,25 +274,25 @@ class OverlapDecider:
 
     def take_floor(self, reason: str = "speech_goes_on") -> list[TranscriptionEvent]:
         """Decide that the overlap takes the floor, and return OverlapDecided with `reason` and all held events, in
-        order. Returns nothing where nothing is held, or where the client has dismissed it.
+        order. Returns nothing if no events are held, or if the client has dismissed the overlap.
         """
         return self._move(OverlapInput.TAKEN, reason)
 
     def commit(self, turn: int) -> list[TranscriptionEvent]:
-        """The client has ended this turn itself, so that it is one, whatever its words. Returns all held events, in
-        order, behind OverlapDecided; without that where the client has said that it takes no floor. Returns nothing for
-        a turn of which nothing is held.
+        """Handle the client's commit of this turn, which makes it a turn whatever its words. Returns OverlapDecided and
+        all held events, in order; only the held events if the client has dismissed the overlap. Returns nothing for a
+        turn without held events.
         """
         return self._move(OverlapInput.COMMITTED, "client_commit") if turn == self.undecided_turn else []
 
     def dismiss(self, reason: str) -> list[TranscriptionEvent]:
-        """Decide that the overlap does not take the floor whatever its words turn out to be, because the client says
-        so. Returns OverlapDecided with `reason`, unless that it is a backchannel was already reported.
+        """Decide that the overlap does not take the floor, whatever its words turn out to be. Returns OverlapDecided
+        with `reason`, unless it was already reported as a backchannel.
         """
         return self._move(OverlapInput.REFUSED, reason)
 
     def _move(self, happened: OverlapInput, reason: str) -> list[TranscriptionEvent]:
-        """Go on by the table, and return what is reported."""
+        """Make a transition of the table, and return the events to report."""
         turn, held = self.undecided_turn, self._held_events
         self._state, report = transition(TRANSITIONS, self._state, happened)
         if self._state is OverlapState.NONE:

@@ -1,9 +1,9 @@
 """Turns and windows: which audio belongs to which turn, and which part of it is decoded together. Pure.
 
 A turn is what the client sees (server VAD or its own commits). A window is what the model sees. A window ends when
-speech has paused for `settle_s`, whatever silence ends a turn: turns that follow each other more closely share a
-window, so that a short endpoint does not tear the model's context apart. A window that begins soon after another has
-the other's audio before its own. No window grows with the session.
+speech has paused for `settle_s`, whatever silence ends a turn. Turns that follow each other more closely share a
+window, so that a short endpoint does not split the model's context. A window that begins soon after another begins with
+the other's audio. No window grows with the session.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from antiphon.turns.endpoint import (
     SpeechResumed,
 )
 
-# Sound kept before and after the speech of a window, where there is any.
+# Audio kept before and after the speech of a window, if it exists.
 MARGIN_SAMPLES = SAMPLE_RATE_HZ // 5
 INNER_PREFIX_MS = 300
 
@@ -37,7 +37,7 @@ class TurnSpan:
 
     - `start`: words from here on belong to this turn.
     - `first`: no part of the turn lies in an earlier window.
-    - `end`: where its speech ended; None while the turn is open.
+    - `end`: the end of its speech; None while the turn is open.
     - `audio_s`: seconds of the turn's audio, known once it has ended.
     """
 
@@ -50,49 +50,46 @@ class TurnSpan:
 
 @dataclass(frozen=True, slots=True)
 class SpeechWindow:
-    """A window as it was at one moment. Positions are samples from the session's start.
+    """A window as it was at one moment. Positions are samples from the session's start."""
 
-    - `id`: counts windows from 1 on. An open window keeps its id until it is cut.
-    - `start`: the window's first sample.
-    - `after`: the id of the window whose audio this one begins with, as context; that window's words are this one's
-      prefix. None: it has no context.
-    - `spans`: the turns in it, in order; it has at least one.
-    - `pcm`: its audio, float32 [num_samples], mono, 16 kHz. It shares memory with other windows and must not be
-      written to.
-    - `quiet_since`: the sample at which the pause began that it is in; None where speech goes on.
-    """
-
+    # Counts windows from 1 on. An open window keeps its id until it is cut.
     id: int
+    # The window's first sample.
     start: int
+    # The id of the window whose audio this one begins with, as context; that window's words are this one's prefix.
+    # None: no context.
     after: int | None
+    # The turns in it, in order; at least one.
     spans: tuple[TurnSpan, ...]
+    # Its audio, float32 [num_samples], mono, 16 kHz. Shares memory with other windows and must not be written to.
     pcm: Pcm = field(compare=False, repr=False)
+    # The sample at which its current pause began; None while speech continues.
     quiet_since: int | None = None
 
     @property
     def end(self) -> int:
-        """The sample behind its last one."""
+        """The sample after the window's last one."""
         return self.start + len(self.pcm)
 
     @property
     def length_s(self) -> float:
-        """Its length in seconds, with the context that it begins with."""
+        """The window's length in seconds, including the context that it begins with."""
         return len(self.pcm) / SAMPLE_RATE_HZ
 
     @property
     def speech_s(self) -> float:
-        """Seconds from the start of its first turn to its newest speech: without context, and without the pause that
-        it is in.
+        """Seconds from the start of the first turn to the newest speech, without context and without the current
+        pause.
         """
         end = self.end if self.quiet_since is None else self.quiet_since
         return max(0, end - self.spans[0].start) / SAMPLE_RATE_HZ
 
     def from_sample(self, start: int) -> SpeechWindow:
-        """The same window without its audio before `start`, which has to lie in it. Its id and turns stay."""
+        """Return the same window without its audio before `start`, which has to lie in it. Id and turns stay."""
         return replace(self, start=start, pcm=self.pcm[start - self.start :]) if start > self.start else self
 
     def word_turns(self, hypothesis: Hypothesis) -> list[int]:
-        """The turn of each word of a hypothesis of this window. Where turns share the window it is the turn at the
+        """Return the turn of each word of a hypothesis of this window. If turns share the window, it is the turn at the
         middle of the word; without word times, all words belong to the window's last turn.
         """
         if len(self.spans) == 1 or len(hypothesis.words) != len(hypothesis.pieces):
@@ -100,14 +97,14 @@ class SpeechWindow:
         return [self._turn_at(self.start + int((w.start_s + w.end_s) / 2 * SAMPLE_RATE_HZ)) for w in hypothesis.words]
 
     def _turn_at(self, sample: int) -> int:
-        """The number of the turn that a word at `sample` belongs to: the last one that starts at or before it."""
+        """Return the number of the turn of a word at `sample`: the last turn that starts at or before it."""
         return next((s.turn for s in reversed(self.spans) if s.start <= sample), self.spans[0].turn)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowEnded:
-    """A window is complete. Its audio has a margin behind the speech, where there is any; `speech_end` is the sample
-    after its last speech.
+    """A window is complete. Its audio has a margin after the speech, if that exists; `speech_end` is the sample after
+    its last speech.
     """
 
     window: SpeechWindow
@@ -116,8 +113,8 @@ class WindowEnded:
 
 @dataclass(frozen=True, slots=True)
 class TurnEnded:
-    """All windows of the turn are complete, so its transcript can be. `audio_s` is the length of the turn's audio in
-    seconds.
+    """All windows of the turn are complete, so its transcript can be completed. `audio_s` is the length of the turn's
+    audio in seconds.
     """
 
     turn: int
@@ -129,7 +126,7 @@ SegmenterEvent = SpeechStarted | SpeechStopped | TurnCommitted | WindowEnded | T
 
 @dataclass(slots=True)
 class _OpenWindow:
-    """The window that speech is going into; SpeechWindow explains the fields."""
+    """The window that new speech belongs to. SpeechWindow explains the fields."""
 
     id: int
     start: int
@@ -140,8 +137,8 @@ class _OpenWindow:
 class Segmenter:
     """Cuts one session's audio into turns and windows. With `vad` None the client's commits end the turns.
 
-    The session's listening side owns it; what it hands out are values, and nothing else changes it. It keeps the audio
-    that a window may still need, at most one window and a second beyond.
+    The session's listening task owns it and is the only one to change it; the windows that it returns are values. It
+    keeps the audio that a window may still need, at most one window and a second beyond.
     """
 
     def __init__(self, profile: TranscriberProfile, vad: ServerVad | None, frame_samples: int) -> None:
@@ -149,9 +146,9 @@ class Segmenter:
         self._frame = frame_samples
         self._vad = vad
         self._endpoint = Endpointer(*self._endpoint_settings())
-        # Samples of a turn's beginning that lie before its speech, at most.
+        # Maximum number of samples of a turn before its speech.
         self.prefix_samples = _prefix_samples(vad)
-        # Windows share its memory, so only what lies behind `_now` is ever written to.
+        # Windows share its memory, so only samples after `_now` are ever written.
         self._tape = np.zeros(SAMPLE_RATE_HZ, np.float32)
         self._tape_start = 0
         self._now = 0
@@ -161,7 +158,7 @@ class Segmenter:
         self._windows = 0
         self._turn_has_window = False
         self._settle_at: int | None = None
-        # (id, start, end of speech) of the window that ended last, while it can be context.
+        # (id, start, end of speech) of the last window, while it can be context.
         self._warm: tuple[int, int, int] | None = None
         self._window: _OpenWindow | None = None
         self._quiet_since: int | None = None
@@ -175,17 +172,17 @@ class Segmenter:
 
     @property
     def num_held(self) -> int:
-        """The number of samples kept, from the start of what may still be decoded: bounded by the longest window."""
+        """The number of samples kept, from the first that may still be decoded. Bounded by the longest window."""
         return self._now - self._tape_start
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the audio that is kept, the room for more included."""
+        """Memory of the kept audio in bytes, including reserved space."""
         return self._tape.nbytes
 
     @property
     def turn(self) -> int:
-        """The number of the open turn, or of the next one where none is open. Turns are numbered from 0."""
+        """The number of the open turn, or of the next one if none is open. Turns are numbered from 0."""
         return self._turn
 
     @property
@@ -195,26 +192,26 @@ class Segmenter:
 
     @property
     def window(self) -> SpeechWindow | None:
-        """The window that is open, as it is now; None where there is none. It may be open between turns, too."""
+        """The open window as it is now, or None. It may be open between turns, too."""
         if self._window is None:
             return None
         return self._value(self._window, self._now)
 
     @property
     def quiet_since(self) -> int | None:
-        """The sample at which the pause began that the open window is in; None where there is none."""
+        """The sample at which the current pause of the open window began; None outside a pause."""
         return self._quiet_since
 
     def apply(self, profile: TranscriberProfile, vad: ServerVad | None) -> list[SegmenterEvent]:
-        """Apply a changed profile or changed server VAD, and return what ended by it. A change between server VAD and
-        the client's commits ends the open turn or window; other changes leave them open.
+        """Apply a changed profile or changed server VAD, and return the events of what it ended. A change between
+        server VAD and the client's commits ends the open turn or window; other changes leave them open.
         """
         steps: list[SegmenterEvent] = []
         if (vad is None) != (self._vad is None):
             if self._vad and self._endpoint.speaking:
                 steps += self._end_turn()
             else:
-                # What is being said begins as a turn of its own.
+                # Current speech becomes a new turn.
                 self._endpoint.flush()
                 steps += self._end_window()
         self._profile, self._vad, self.prefix_samples = profile, vad, _prefix_samples(vad)
@@ -222,11 +219,11 @@ class Segmenter:
         return steps
 
     def feed(self, pcm: Pcm, probabilities: list[float], heard_since: int | None = None) -> list[SegmenterEvent]:
-        """Add audio with the speech probabilities of the frames that it completed, and return what changed, in order.
+        """Add audio with the speech probabilities of the frames that it completed, and return the changes, in order.
 
         pcm: float32 [num_samples], mono, 16 kHz, of any length. The result does not depend on how the audio was cut.
-        `heard_since`: the sample at which speech that these frames tell of has begun, where it was not recognized then;
-        at most MAX_BACKDATED before them.
+        `heard_since`: the sample at which the speech in these frames began, if it was not recognized at that time; at
+        most MAX_BACKDATED before them.
         """
         if heard_since is not None:
             self._endpoint.backdate(heard_since)
@@ -243,23 +240,23 @@ class Segmenter:
 
     @property
     def settling(self) -> bool:
-        """Whether a turn has ended and its window waits for the silence that ends it, in which a next turn could still
-        join it.
+        """Whether a turn has ended and its window waits for the silence that ends the window, during which a next turn
+        could still join it.
         """
         return self._settle_at is not None
 
     def settle(self) -> list[WindowEnded | TurnEnded]:
-        """End a window that is settling now, because no more audio comes for the moment, which is silence too."""
+        """End a settling window now, because no more audio arrives at the moment, which counts as silence."""
         return self._end_window() if self.settling else []
 
     @property
     def in_turn(self) -> bool:
-        """Whether, under server VAD, a turn is open, which it also is in a pause."""
+        """Whether, under server VAD, a turn is open, including its pauses."""
         return self._vad is not None and self._endpoint.speaking
 
     def wait(self, num_samples: int) -> list[SegmenterEvent]:
-        """Count so much time without audio behind the newest sample as silence, which may end the open turn. Returns
-        what changed, in order; the turn's audio ends with the newest sample.
+        """Count `num_samples` of time without audio after the newest sample as silence, which may end the open turn.
+        Returns the changes, in order. The turn's audio ends with the newest sample.
         """
         steps: list[SegmenterEvent] = []
         if self.in_turn:
@@ -268,9 +265,9 @@ class Segmenter:
         return steps
 
     def end_after(self, pause: int, silence_ms: int) -> bool:
-        """Let the pause that began at the sample `pause` end the turn once it has lasted so long, or with the next
-        frame if it has. What was said last counts. Returns False, and does nothing, where that pause is over, or where
-        the client commits.
+        """Have the pause that began at the sample `pause` end the turn after `silence_ms`, or with the next frame if it
+        has already lasted that long. The last call counts. Returns False, and does nothing, if that pause is over, or
+        if the client commits turns.
         """
         if self._vad is None or pause != self._quiet_since:
             return False
@@ -285,21 +282,21 @@ class Segmenter:
 
     @property
     def silent_since(self) -> int | None:
-        """Under server VAD, the end of the last turn, or of what was committed or cleared after it; None while somebody
-        speaks, and where the client commits.
+        """Under server VAD, the end of the last turn, or of audio that was committed or cleared after it. None while
+        the user speaks, and if the client commits turns.
         """
         return self._committed if self._vad and not self._endpoint.speaking else None
 
     def commit_silence(self) -> list[SegmenterEvent]:
-        """Commit a silence as a turn, up to where the next turn could still begin. Returns what ended, in order."""
+        """Commit silence as a turn, up to where the next turn could still begin. Returns what ended, in order."""
         steps: list[SegmenterEvent] = [*self._end_window()]
         turn, begin = self._turn, self._committed
         end = max(begin, self._next_turn_from)
         return [*steps, *self._close_turn(end), TurnEnded(turn, (end - begin) / SAMPLE_RATE_HZ)]
 
     def clear(self) -> list[SegmenterEvent]:
-        """Drop the audio since the last commit; the turn that is open ends without a trace. Turns that are committed
-        and whose window was settling end with their words, and these events are returned.
+        """Drop the audio since the last commit; the open turn ends without an event. Committed turns whose window was
+        settling end with their words, and these events are returned.
         """
         steps: list[SegmenterEvent] = []
         if self._window and (closed := [s for s in self._window.spans if s.end is not None]):
@@ -315,8 +312,8 @@ class Segmenter:
         return steps
 
     def cut(self, sample: int) -> None:
-        """Begin the open window anew at `sample`, under a new id, because its audio before that was decoded for good.
-        Its turns stay in it.
+        """Restart the open window at `sample`, under a new id: the final of all audio before it is known. Its turns
+        stay in it.
         """
         assert self._window is not None
         self._windows += 1
@@ -325,7 +322,7 @@ class Segmenter:
         self._forget()
 
     def _value(self, window: _OpenWindow, end: int) -> SpeechWindow:
-        """The window as a value, with its audio up to `end` or the newest sample."""
+        """Return the window as a value, with its audio up to `end` or the newest sample."""
         pcm = self._tape[window.start - self._tape_start : min(end, self._now) - self._tape_start]
         return SpeechWindow(window.id, window.start, window.after, tuple(window.spans), pcm, self._quiet_since)
 
@@ -383,7 +380,7 @@ class Segmenter:
     def _end_turn(self) -> list[SegmenterEvent]:
         steps: list[SegmenterEvent] = []
         if self._vad and self._window and not self._endpoint.speaking:
-            # Its turns were committed before and wait for the silence that settles them: not any more.
+            # Its turns are committed; they no longer wait for the silence that settles them.
             steps += self._end_window()
         if self._endpoint.flush() and self._vad:
             steps.append(SpeechStopped(self._turn, _ms(self._now)))
@@ -397,7 +394,7 @@ class Segmenter:
         begin = self._committed
         if self._window:
             span = self._window.spans[-1]
-            # Under server VAD a turn begins with its speech; what the client commits begins at its last commit.
+            # Under server VAD a turn begins with its speech; a turn that the client commits begins at its last commit.
             begin = span.start if self._vad and span.first else begin
             speech_end = self._quiet_since if self._quiet_since is not None else end
             self._window.spans[-1] = replace(span, end=speech_end, audio_s=(end - begin) / SAMPLE_RATE_HZ)
@@ -435,7 +432,7 @@ class Segmenter:
     def _record(self, pcm: Pcm) -> None:
         held = self._now - self._tape_start
         if held + len(pcm) > len(self._tape):
-            # With a quarter more room, a long window is not copied for each chunk that is added to it.
+            # Reserves a quarter more, so that a long window is not copied for each added chunk.
             room = np.zeros((held + len(pcm)) * 5 // 4 + SAMPLE_RATE_HZ, np.float32)
             room[:held] = self._tape[:held]
             self._tape = room
@@ -444,11 +441,11 @@ class Segmenter:
 
     @property
     def _next_turn_from(self) -> int:
-        """The first sample that a turn may have which is still to begin."""
+        """The first sample at which a future turn may begin."""
         return self._judged - self.prefix_samples - MAX_BACKDATED
 
     def _forget(self) -> None:
-        """Drop sound that no window can want any more."""
+        """Drop audio that no window can need any more."""
         keep = self._next_turn_from
         if self._warm:
             _, start, end = self._warm
@@ -460,7 +457,7 @@ class Segmenter:
         if self._window:
             keep = min(keep, self._window.start)
         drop = max(0, keep) - self._tape_start
-        # Moving the tape for every frame would cost more than keeping a second of it.
+        # Moving the tape for every frame would cost more than keeping an extra second of it.
         if drop >= SAMPLE_RATE_HZ:
             self._tape = self._tape[drop : self.num_held].copy()
             self._tape_start += drop

@@ -13,34 +13,35 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.events.transcription import ServerVad
 from antiphon.turns.endpoint import ONSET_FRAMES, Endpointer, SpeechBegan, SpeechEnded
 
-# A stretch is speech if the detector is this sure of it somewhere. Over 457 stretches of speech, with up to 0 dB of
-# noise, in far microphones and of single words, the peaks were at least 0.924; of 17 that it heard in half an hour of
-# noise, music and babble, 11 had less than 0.9.
+# A stretch counts as speech if the detector reaches this probability in it. Over 457 stretches of speech, with up to
+# 0 dB of noise, in far microphones and of single words, the peaks were at least 0.924. Of 17 stretches that it heard in
+# half an hour of noise, music and babble, 11 peaked below 0.9.
 SURE = 0.9
 # The same as a multiple of a client's lower threshold.
 SURE_RATIO = SURE / 0.5
-# Bound: what is held of a stretch until the detector is sure of it.
+# Bound: samples of a stretch that are held until the detector is sure of it.
 MAX_UNSURE = 30 * SAMPLE_RATE_HZ
 
 
 class SpeechStretches:
-    """Keeps of a recording what a live session with the same `vad` would hear as turns, padding and silence included.
+    """Keeps the parts of a recording that a live session with the same `vad` would treat as turns, including padding
+    and silence.
 
-    What the detector is sure of nowhere is not kept, though it would begin a live turn, which cannot wait for that.
-    Audio is given out as soon as it is known to be kept, so that no more is held than one call's audio, the padding and
-    MAX_UNSURE.
+    Drops stretches that the detector is never sure of. They would begin a live turn, which cannot wait for certainty.
+    Audio is returned as soon as it is known to be kept, so at most one call's audio, the padding and MAX_UNSURE are
+    held.
     """
 
     def __init__(self, vad: ServerVad, frame_samples: int) -> None:
         self._endpointer = Endpointer(vad.threshold, vad.prefix_padding_ms, vad.silence_duration_ms)
         self._frame_samples = frame_samples
         self._sure_from = min(SURE, vad.threshold * SURE_RATIO)
-        # The last probabilities while there is no speech, then the highest one of the stretch.
+        # The last probabilities outside speech, then the highest one of the stretch.
         self._onset: deque[float] = deque(maxlen=ONSET_FRAMES)
         self._peak = 0.0
-        # What speech that begins with the next frame may still need: its padding, and the frames of its onset.
+        # Samples that speech beginning with the next frame may still need: its padding, and the frames of its onset.
         self._reach = vad.prefix_padding_ms * SAMPLE_RATE_HZ // 1000 + ONSET_FRAMES * frame_samples
-        # The audio that is neither given out nor dropped, its first sample's number, and where judged frames end.
+        # The audio that is neither returned nor dropped, its first sample's number, and the end of judged frames.
         self._held = np.zeros(0, np.float32)
         self._start = 0
         self._judged = 0
@@ -48,8 +49,8 @@ class SpeechStretches:
     def feed(self, pcm: Pcm, probabilities: Sequence[float]) -> list[tuple[int, Pcm]]:
         """Add audio, and the speech probabilities of the frames that it completes.
 
-        Returns what is now known to be kept, in order: each piece with the number of its first sample in the recording.
-        A piece may go on where the one before it ended. pcm: float32 [num_samples], mono, 16 kHz.
+        Returns the audio now known to be kept, in order: each piece with the number of its first sample in the
+        recording. A piece may directly continue the previous one. pcm: float32 [num_samples], mono, 16 kHz.
         """
         self._held = np.concatenate((self._held, pcm))
         kept: list[tuple[int, Pcm]] = []
@@ -72,7 +73,7 @@ class SpeechStretches:
         return kept
 
     def end(self) -> list[tuple[int, Pcm]]:
-        """End the recording. Returns the samples that fill no frame, if speech lasts until the end."""
+        """End the recording. If speech lasts until the end, returns the rest, including the incomplete frame."""
         return self._take_if_sure(self._start + len(self._held)) if self._endpointer.speaking else []
 
     def _is_sure(self) -> bool:
@@ -95,45 +96,45 @@ class SpeechStretches:
 
 
 class SpeechTimeline:
-    """Where the samples of joined stretches lie in the recording that they were cut from."""
+    """Maps times in joined stretches of audio to times in the recording that they were cut from."""
 
     def __init__(self) -> None:
-        # For each stretch, its first sample in the joined audio and in the recording. Both rise.
+        # For each stretch, its first sample in the joined audio and in the recording. Both increase.
         self._joined: list[int] = []
         self._recorded: list[int] = []
         self._num_joined = 0
 
     @property
     def end(self) -> int:
-        """The sample of the recording behind the last stretch; 0 where there is none."""
+        """The sample of the recording after the last stretch; 0 without stretches."""
         return self._recorded[-1] + self._num_joined - self._joined[-1] if self._joined else 0
 
     def add(self, sample: int, num_samples: int) -> None:
-        """Join a stretch that begins at `sample` of the recording, not before the last one's end."""
+        """Append a stretch that begins at `sample` of the recording, not before the end of the previous one."""
         if not self._joined or sample > self.end:
             self._joined.append(self._num_joined)
             self._recorded.append(sample)
         self._num_joined += num_samples
 
     def start_s(self, joined_s: float) -> float:
-        """Return where in the recording something starts that starts at `joined_s`, both in seconds.
+        """Convert the start time of something in the joined audio to one in the recording, both in seconds.
 
         At the joint of two stretches it starts with the later one. At least one stretch must have been added.
         """
         return self._recorded_s(bisect_right(self._joined, joined_s * SAMPLE_RATE_HZ) - 1, joined_s)
 
     def end_s(self, joined_s: float) -> float:
-        """Return where in the recording something ends that ends at `joined_s`, both in seconds.
+        """Convert the end time of something in the joined audio to one in the recording, both in seconds.
 
         At the joint of two stretches it ends with the earlier one. At least one stretch must have been added.
         """
         return self._recorded_s(bisect_left(self._joined, joined_s * SAMPLE_RATE_HZ) - 1, joined_s)
 
     def span_s(self, start_s: float, end_s: float) -> tuple[float, float]:
-        """Return where in the recording a word lies that lies between two times of the joined audio, in seconds.
+        """Convert the start and end of a word in the joined audio to times in the recording, in seconds.
 
-        A word lies in one stretch: of one that reaches over a joint, the longest part counts. At least one stretch must
-        have been added.
+        A word lies in one stretch. If it spans a joint, its longest part counts. At least one stretch must have been
+        added.
         """
         edges = [start_s, *(j / SAMPLE_RATE_HZ for j in self._joined if start_s < j / SAMPLE_RATE_HZ < end_s), end_s]
         start_s, end_s = max(pairwise(edges), key=lambda part: part[1] - part[0])

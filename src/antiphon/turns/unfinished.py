@@ -1,7 +1,7 @@
-"""What the words of a turn so far say about whether more is to come. Pure.
+"""Cues in the words of a turn so far about whether more follows. Pure.
 
-A speaker who stops at "and", at "um" or in the middle of a telephone number goes on, whatever the voice sounds like;
-"stop" is complete. What such words are worth is not decided here but fitted (`end_of_turn.py`).
+A speaker who stops at "and", at "um" or in the middle of a telephone number will continue, whatever the voice sounds
+like; "stop" is complete. The weight of such words is not set here but fitted (`end_of_turn.py`).
 
 The classes of words are those of grammars: conjunctions, determiners, prepositions and auxiliaries begin a phrase that
 has to follow (Quirk et al. 1985, A Comprehensive Grammar of the English Language, chapter 2), and fillers announce a
@@ -15,11 +15,11 @@ from typing import Literal
 
 from antiphon.events.words import bare_word
 
-# Only the end of a text is looked at, since a client may send any.
+# Only the end of a text is examined, since a client may send any text.
 MAX_CHARS = 400
 Mark = Literal["stop", "question", "open", "none"]
 
-# Words behind which a phrase has to follow: conjunctions, determiners, possessives, and prepositions that end no
+# Words that a phrase has to follow: conjunctions, determiners, possessives, and prepositions that do not end a
 # sentence. By ISO 639-1.
 _DANGLING = {
     "en": "and or but because although though unless whereas while if whether since than as the a an my your his its "
@@ -39,7 +39,7 @@ _DANGLING = {
     "pt": "e ou mas porque embora se quando que como o a os as um uma uns umas do da dos das de ao à em no na nos nas "
     "com sem por para pelo pela sobre entre desde até meu minha seu sua nosso nossa muito cada",
 }
-# Auxiliary and modal verbs, and verbs that want an infinitive: they mostly have something behind them.
+# Auxiliary and modal verbs, and verbs that take an infinitive: other words mostly follow them.
 _AUXILIARY = {
     "en": "is are was were am be been being will would can could shall should may might must do does did have has had "
     "having want need gonna wanna",
@@ -66,7 +66,7 @@ _FILLER_PHRASES = {
     "it": ("voglio dire", "come si dice", "vediamo un po'", "sai com'è"),
     "pt": ("quer dizer", "deixa eu ver", "sabe como é", "como se diz"),
 }
-# Answers and commands that are complete as they are, in the languages above.
+# Answers and commands that are complete by themselves, in the languages above.
 _COMPLETE_LIST = (
     "yes yeah yep yup no nope ok okay sure right stop wait cancel quit exit pause continue next back help hello hi hey "
     "bye goodbye thanks thank you please exactly correct absolutely never mind again repeat go on "
@@ -81,7 +81,7 @@ _NUMBER_LIST = (
     "zéro deux trois quatre cinq sept huit neuf dix vingt trente cero uno dos tres cuatro cinco seis siete ocho nueve "
     "diez veinte due tre quattro cinque sei sette otto nove dieci venti um dois três quatro sete oito dez vinte"
 )
-# Fewer groups are no dictation ("at seven"); so many digits or more are a whole telephone or card number.
+# Fewer groups are not a dictation ("at seven"). WHOLE_DIGITS digits or more are a whole telephone or card number.
 MIN_GROUPS, WHOLE_DIGITS = 2, 7
 
 _DANGLING_SETS = {k: frozenset(v.split()) for k, v in _DANGLING.items()}
@@ -93,37 +93,35 @@ _FILLER_SETS = {k: frozenset(v.split()) for k, v in _FILLERS.items()}
 
 @dataclass(frozen=True, slots=True)
 class WordCues:
-    """What the end of a transcript says.
+    """The cues at the end of a transcript."""
 
-    - `mark`: the mark at its end: "stop" (full stop or exclamation mark), "question", "open" (comma, dash, colon,
-      semicolon or ellipsis), or "none".
-    - `dangling`: the last word needs something behind it ("the", "because"); `auxiliary`: it is a verb that mostly has
-      ("is", "want").
-    - `filler`: it ends in a filler or in a phrase that announces a delay ("um", "let me think").
-    - `dictating`: it ends in several groups of digits, number words or single letters, too few for a telephone number.
-    - `complete`: it is an answer or a command of at most MAX_COMPLETE_WORDS words and nothing else ("yes", "stop").
-    """
-
+    # The mark at its end: "stop" (full stop or exclamation mark), "question", "open" (comma, dash, colon, semicolon or
+    # ellipsis), or "none".
     mark: Mark = "none"
+    # Another word has to follow the last one ("the", "because").
     dangling: bool = False
+    # The last word is a verb that others mostly follow ("is", "want").
     auxiliary: bool = False
+    # It ends in a filler or in a phrase that announces a delay ("um", "let me think").
     filler: bool = False
+    # It ends in several groups of digits, number words or single letters, too few for a telephone number.
     dictating: bool = False
+    # It is only an answer or a command of at most MAX_COMPLETE_WORDS words ("yes", "stop").
     complete: bool = False
 
 
 def word_cues(text: str, language: str | None = None) -> WordCues:
-    """The cues of the transcript of a turn so far. Never fails, whatever the text is.
+    """Return the cues of the transcript of a turn so far. Accepts any text.
 
-    text: as a transcriber writes it; its last MAX_CHARS characters count. language: ISO 639-1, of which lists of words
-    exist for en, de, fr, es, it and pt; None: English. In another language only marks, digits, and answers count.
+    text: as a transcriber writes it; its last MAX_CHARS characters count. language: ISO 639-1; word lists exist for en,
+    de, fr, es, it and pt; None: English. In other languages only marks, digits, and answers count.
     """
     tail = text[-MAX_CHARS:].replace("\u2019", "'").rstrip(" \t\n\"'\u201d\u00bb\u300d)")
     words = [w for w in (bare_word(w).strip("'") for w in tail.split()) if w]
     language = (language or "en").partition("-")[0].lower()
     last = words[-1] if words else ""
     phrase = f" {' '.join(words)}"
-    # An article may be written together with its noun: "l'", "d'".
+    # An article may be joined to its noun: "l'", "d'".
     last_part = bare_word(tail.rsplit("'", 1)[0].split()[-1]) if tail.endswith("'") and tail.strip("'") else last
     filler = last in _FILLER_SETS.get(language, ()) or phrase.endswith(
         tuple(f" {p}" for p in _FILLER_PHRASES.get(language, ()))
@@ -147,7 +145,7 @@ def _mark(tail: str) -> Mark:
 
 
 def _dictating(tail: str) -> bool:
-    """Whether the text ends in groups of digits, number words or spelled letters that may go on."""
+    """Return whether the text ends in groups of digits, number words or spelled letters that may continue."""
     groups = digits = 0
     for written in ("-", "\u2013", ",", "."):
         tail = tail.replace(written, " ")

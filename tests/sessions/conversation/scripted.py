@@ -1,4 +1,4 @@
-"""A conversation session between a conversation model that follows a script and transcription events from the test."""
+"""A conversation session between a scripted conversation model and transcription events from the test."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ T = TypeVar("T")
 class ScriptedModel:
     """Says "One two." with one second of audio once `go` is set, and ends once `end` is set, which it is at first.
 
-    `asked` and `prefilled` hold the messages of each call, `left` counts the responses that have ended. With `fails`,
+    `asked` and `prefilled` hold the messages of each call; `left` counts the responses that have ended. With `fails`,
     a response raises ModelError after its audio.
     """
 
@@ -107,10 +107,10 @@ class ScriptedModel:
 
 
 class PlayedTurns:
-    """What a test says to a conversation session, and what the session sends: both kinds of scene build on it.
+    """The test's input to a conversation session, and the session's output. Base class of both kinds of scene.
 
-    `session` runs inside `async with`. `out` holds the events a client is sent; overlaps, which the dialect of a
-    conversation does not send, are left out.
+    `session` runs inside `async with`. `out` holds the events for a client, except those about overlaps, which a
+    conversation's dialect does not send.
     """
 
     session: ConversationSession
@@ -138,24 +138,24 @@ class PlayedTurns:
             await self.task
 
     async def settle(self) -> None:
-        """Let every task run until it waits for something that the test decides."""
+        """Let every task run until it waits for an action of the test."""
         for _ in range(60):
             await asyncio.sleep(0)
 
     async def until(self, kind: type, count: int = 1) -> None:
-        """Wait until `count` events of this kind were sent, where a thread does the work: `settle` waits for none."""
+        """Wait until `count` events of this kind were sent. For work in threads, which `settle` does not wait for."""
         async with asyncio.timeout(10):
             while sum(isinstance(o, kind) for o in self.out) < count:
                 self._emitted.clear()
                 await self._emitted.wait()
 
     async def append(self, pcm: Pcm) -> None:
-        """Audio from the client, in its place among the commands."""
+        """Put audio from the client into the inbox, in order with the commands."""
         await self.inbox.put(AppendAudio(pcm))
         await self.settle()
 
     async def transcription(self, event: TranscriptionEvent) -> None:
-        """An event of the transcription session, as if it had found it in the audio."""
+        """Pass an event of the transcription session, as if it had found it in the audio."""
         await self.session.handle_transcription(event)
         await self.settle()
 
@@ -164,29 +164,29 @@ class PlayedTurns:
         await self.transcription(SpeechStarted(self.turn, 0))
 
     async def end_turn(self) -> int:
-        """End the turn, which was from 0 to 100 ms, and return its number; its transcript is still to come."""
+        """End the turn, which lasted from 0 to 100 ms, and return its number; its transcript is still to come."""
         await self.session.handle_transcription(SpeechStopped(self.turn, 0))
         await self.transcription(TurnCommitted(self.turn, 0, 100, 100))
         return self.turn
 
     async def pause(self, text: str) -> None:
-        """A pause that may end the turn, and the transcript up to it."""
+        """Begin a pause that may end the turn, with the transcript up to it."""
         await self.transcription(TranscriptGuessed(self.turn, text, 100))
 
     async def resume(self) -> None:
-        """The user goes on: the pause was not the end of the turn."""
+        """Let the user continue: the pause was not the end of the turn."""
         await self.transcription(GuessDropped(self.turn))
 
     async def transcribe(self, turn: int, text: str) -> None:
         await self.transcription(TranscriptDone(turn, text, text, (), "en", 1.0, 0, 0))
 
     async def say(self, text: str) -> None:
-        """A whole turn, with its transcript."""
+        """Say a whole turn, with its transcript."""
         await self.start_turn()
         await self.transcribe(await self.end_turn(), text)
 
     def responses(self) -> list[str]:
-        """Status and reason of each response that is done."""
+        """Return status and reason of each response that is done."""
         return [f"{o.response.status} {o.response.reason}".strip() for o in self.out if isinstance(o, ResponseDone)]
 
     @property
@@ -195,7 +195,7 @@ class PlayedTurns:
 
 
 class Scene(PlayedTurns):
-    """A conversation session. The arguments that are not named here are those of ConversationConfig."""
+    """A conversation session. Other keyword arguments are those of ConversationConfig."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class Scene(PlayedTurns):
         config.setdefault("allows_backchannels", bool(vad and vad.eagerness))
         listens_to: PrimarySpeakerMode = "enrolled" if enrolled else "auto" if speaker_model else "off"
         count = itertools.count()
-        # What was counted, by its name.
+        # Counters by name.
         self.counted: Counter[str] = Counter()
         self.session = ConversationSession(
             ConversationConfig(
@@ -244,7 +244,7 @@ class Scene(PlayedTurns):
 
 
 def shown(item_id: str, data: str) -> CreateItem:
-    """A user message "When?" with a PNG image, `data` in base64, as the command with event id "mine"."""
+    """Return the command for a user message "When?" with a PNG image, `data` in base64, with the event id "mine"."""
     parts = [ContentPart("input_text", "When?"), ContentPart("input_image", image=f"data:image/png;base64,{data}")]
     return CreateItem(Item(item_id, parts=parts), event_id="mine")
 

@@ -1,4 +1,4 @@
-"""Speech over a response: barge-in, backchannels, and what is kept of a response that is cut off."""
+"""Speech over a response: barge-in, backchannels, and which part of a cut response is kept."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_when_a_noise_cancels_a_response_that_has_no_output_then_it_is_created_a
     async def main() -> Scene:
         async with Scene() as scene:
             await scene.say("Are you there?")
-            # A cough: speech that has no words.
+            # A cough: speech without words.
             await scene.start_turn()
             scene.model.go.set()
             await scene.transcribe(await scene.end_turn(), "")
@@ -108,7 +108,7 @@ def test_when_the_client_ends_a_turn_over_a_response_then_it_is_committed_whatev
             scene.model.go.set()
             await scene.say("Tell me a story.")
             before = len(scene.out)
-            # Too short for a word: without the commit it would be a noise that nobody hears of.
+            # Too short for a word: without the commit it would be an unreported noise.
             await scene.append(speech(1, 1)[:2048])
             assert scene.out[before:] == []
             await scene.inbox.put(CommitAudio())
@@ -149,7 +149,7 @@ def test_when_the_words_of_an_overlap_take_the_floor_then_the_response_is_cancel
 
 
 class Watched(Scene):
-    """Notes with every event what is settled of the sound then, and which texts of the user's are kept."""
+    """Records with every event how much audio is settled at that time, and which texts of the user are kept."""
 
     def __init__(self, **config: Any) -> None:
         super().__init__(**config)
@@ -173,7 +173,7 @@ class Late(ScriptedTranscriber):
 
 
 def test_the_sound_of_speech_over_a_response_is_unsettled_until_its_words_are_kept() -> None:
-    """Whenever the host dies, the turn is in the history or is heard again."""
+    """Whenever the host dies, the turn is in the history or its audio is sent again."""
 
     async def main() -> Watched:
         async with Watched(vad=MEANING, transcriber=Late()) as scene:
@@ -194,7 +194,7 @@ def test_the_sound_of_speech_over_a_response_is_unsettled_until_its_words_are_ke
 
 
 class GoesOn(ScriptedModel):
-    """Goes on saying something once `end` is set."""
+    """Continues to speak once `end` is set."""
 
     async def respond(self, *asked: Any) -> AsyncGenerator[ResponseChunk, None]:
         yield TextDelta("One two.")
@@ -223,7 +223,7 @@ def test_when_the_client_truncates_an_item_that_goes_on_then_the_rest_is_not_in_
     scene = play(main())
     assert scene.session.history.items[-1].text == "One"
     assert [o.audio_end_ms for o in scene.out if isinstance(o, ItemTruncated)] == [1000, 400]
-    # The response is told as it was made, the item of the history as it was heard.
+    # The response's events have the text as it was made, the history's item the text that was heard.
     (part,) = [o.part.text for o in scene.out if isinstance(o, ContentPartDone)]
     (output,) = [o.item.text for o in scene.out if isinstance(o, OutputItemDone)]
     (response,) = [o.response.output[0].text for o in scene.out if isinstance(o, ResponseDone)]
@@ -232,7 +232,7 @@ def test_when_the_client_truncates_an_item_that_goes_on_then_the_rest_is_not_in_
 
 
 class Loudspeaker:
-    """Plays nothing, and says what it is told to have played."""
+    """Plays nothing, and reports what the test says was played."""
 
     def __init__(self) -> None:
         self.cut: list[tuple[ContentPosition, int]] = []
@@ -260,7 +260,7 @@ def test_when_the_server_plays_the_audio_then_speech_truncates_the_response_to_w
     scene = play(main())
     kinds = [type(o) for o in scene.out]
     assert PlaybackCleared in kinds
-    # Only once the answer is closed is it cut.
+    # It is cut only once the answer is closed.
     assert kinds.index(ResponseDone) < kinds.index(ItemTruncated)
     assert next(o for o in scene.out if isinstance(o, ItemTruncated)).audio_end_ms == 250
 
@@ -268,9 +268,9 @@ def test_when_the_server_plays_the_audio_then_speech_truncates_the_response_to_w
 @pytest.mark.parametrize(
     ("words", "holds", "told"),
     [
-        # An acknowledgement: the answer goes on from where it was paused.
+        # A backchannel: the answer continues from where it was paused.
         ("Mm-hm", [True, False], [PlaybackHoldChanged(True), PlaybackHoldChanged(False)]),
-        # A word of its own: what was paused is silenced, and the start of speech says so.
+        # Other words: the paused audio is dropped, and the start of speech says so.
         ("No, wait", [True], [PlaybackHoldChanged(True)]),
     ],
 )

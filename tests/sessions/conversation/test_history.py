@@ -1,4 +1,4 @@
-"""A conversation's items, and what of each answer was heard."""
+"""A conversation's items, and how much of each answer was heard."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_when_a_result_comes_before_its_call_then_the_model_gets_it_behind() -> 
         conversation.add(item)
     found = [(m.role, m.text, m.name, [c.id for c in m.tool_calls]) for m in conversation.messages()]
     assert found == [
-        # One whose call does not come says nothing to a model.
+        # A result without a call is left out of the messages.
         ("user", "The weather?", "", []),
         ("assistant", "", "", ["call_2", "call_1"]),
         ("tool", "sunny", "weather", []),
@@ -121,7 +121,7 @@ def test_when_audio_is_truncated_then_the_words_heard_in_full_are_kept(words: li
     heard = [w for k, w in enumerate(words) if (k + 1) * 0.5 <= min(end_ms / 1000, len(words) * 0.5 + 0.2) + 1e-6]
     assert part.text.split() == heard == [w.text for w in part.words]
     assert kept_ms == min(end_ms, round((len(words) * 0.5 + 0.2) * 1000))
-    # Again, later: nothing comes back.
+    # Truncating again at a later place restores nothing.
     conversation.truncate("s", 0, 10**6)
     assert part.text.split() == heard
 

@@ -25,7 +25,7 @@ from tests.sessions.conversation.scripted import Scene, play, shown
 
 
 class Reader:
-    """Reads when told to; fails on what is no image."""
+    """Reads when the test allows it; fails on data that is not an image."""
 
     def __init__(self) -> None:
         self.go = asyncio.Event()
@@ -61,7 +61,7 @@ def test_when_an_image_cannot_be_read_then_the_client_is_told_and_the_response_f
         async with Scene(audio_output=False, reader=reader) as scene:
             reader.go.set()
             scene.model.go.set()
-            # Beside the conversation too.
+            # The same for an out-of-band response.
             await scene.session.handle(CreateResponse(stored=False, items=(shown("b", "AAAA").item,)))
             await scene.settle()
             assert "could not be read" in scene.model.asked[0][0].text

@@ -1,4 +1,4 @@
-"""A native model: what it hears, when it is fed silence, and how its turns become responses and end."""
+"""A native model: the audio it gets, when it is fed silence, and how its turns become responses and end."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ from tests.scripted import ScriptedDetector, ScriptedTranscriber
 
 UNIT = 800
 RATE_HZ = 8000
-# Sound, and no speech.
+# A level of sound that is not speech.
 QUIET = 1e-4
 
 
 class Native:
-    """Does what it is told, a unit at a time; with `held` each step waits for a `go`."""
+    """Follows its steps, one per unit; with `held` each step waits for a `go`."""
 
     def __init__(self, *steps: NativeStep | Exception, voice: bool = True, held: bool = False) -> None:
         self.profile = NativeProfile(
@@ -116,7 +116,7 @@ class Scene:
         self.inbox = Inbox(10)
         count = itertools.count()
         duplex = duplex or DuplexConfig()
-        # The model itself hears who speaks over it.
+        # The model itself detects speech over it.
         config.setdefault("interrupt_response", False)
         talk = ConversationConfig(
             TranscriptionConfig(vad=ServerVad()), reports_transcripts=True, duplex=duplex, **config
@@ -183,7 +183,7 @@ def test_audio_is_cut_into_units_and_images_go_with_the_unit_in_which_they_came(
     pcm, is_full = units.take()
     assert (pcm.tolist(), is_full, units.take_frames()) == ([5, 6, 7, 0], False, (b"c", b"d"))
     units.append_frames((b"e",))
-    # Of a unit of silence.
+    # A unit of silence only.
     pcm, is_full = units.take()
     assert (pcm.tolist(), is_full, units.take_frames()) == ([0] * 4, False, (b"e",))
     assert units.num_waiting == 0
@@ -212,7 +212,7 @@ def test_when_a_voice_is_configured_then_the_model_speaks_with_it() -> None:
     np.testing.assert_allclose(native.options.voice_reference, np.linspace(-0.5, 0.5, 8000), atol=1e-3)
     with pytest.raises(BaseExceptionGroup) as failed:
         run(Native(), act, DuplexConfig(voice_reference=b"no sound"))
-    assert failed.group_contains(ModelError, match="cannot be heard")
+    assert failed.group_contains(ModelError, match="reference voice cannot be decoded")
 
 
 def test_when_audio_comes_then_the_model_hears_whole_units_in_order() -> None:
@@ -249,13 +249,13 @@ def test_when_no_audio_comes_while_the_model_speaks_then_it_is_fed_silence() -> 
     assert done.response.status == "completed"
     assert scene.text == "One two three, four."
     assert len(native.units) == 3
-    # What had come of a second unit is heard in it.
+    # The received part of a second unit is included in it.
     assert (native.units[1].pcm[: UNIT // 4] == np.float32(QUIET)).all()
     assert not native.units[1].pcm[UNIT // 4 :].any()
     assert not native.units[2].pcm.any()
     assert sum(len(o.pcm) for o in scene.of(ResponseAudioDelta)) == 1200
     (part,) = done.response.output[0].parts
-    # Where words lie is spread over each unit's sound.
+    # Word times are spread over each unit's audio.
     assert [(w.text, round(w.start_s, 3)) for w in part.words] == [
         ("One", 0.0), ("two", 0.025), ("three,", 0.05), ("four.", 0.1),
     ]  # fmt: skip
@@ -265,10 +265,10 @@ def test_when_no_audio_comes_while_the_model_speaks_then_it_is_fed_silence() -> 
 def test_when_audio_is_a_little_late_then_no_silence_is_heard_in_between() -> None:
     clock = UnitClock(1.0)
     clock.begin(10.0, is_fed=True)
-    # The next second of a client that sends some is waited for; one whose turn is committed may send no more.
+    # A client that sends audio gets time for its next second; one whose turn is committed may send no more.
     assert clock.left_s(10.9, is_committed=False) == pytest.approx(0.6)
     assert clock.left_s(10.9, is_committed=True) == pytest.approx(0.1)
-    # Once it has sent nothing for so long, silence follows by the second.
+    # After that time without audio, silence follows in real time.
     clock.begin(11.5, is_fed=False)
     assert clock.left_s(12.0, is_committed=False) == pytest.approx(0.5)
 
@@ -367,7 +367,7 @@ def test_when_frames_come_then_they_go_with_the_next_unit_and_a_wrong_one_is_nam
     native.refuses = b"x"
     scene = run(native, act)
     assert [u.frames for u in native.units[:3]] == [(b"b", b"c"), (), ()]
-    # However much waits: a frame belongs to the sound that came after it.
+    # A frame belongs to the audio that arrived after it, however many wait.
     assert [u.frames for u in native.units[3:]] == [(), (b"d",), ()]
     assert [o.code for o in scene.of(CommandRejected)] == ["invalid_video_frames"]
 
@@ -382,7 +382,7 @@ def test_when_the_client_commits_then_the_model_hears_silence_until_it_speaks() 
     scene = run(native, act)
     assert scene.text == "Yes."
     assert len(native.units) == 4
-    # What was left of a unit is filled up with silence.
+    # The incomplete unit is padded with silence.
     assert (native.units[1].pcm[: UNIT // 4] == np.float32(QUIET)).all()
     assert not native.units[1].pcm[UNIT // 4 :].any()
     assert not native.units[2].pcm.any()
@@ -400,7 +400,7 @@ def test_when_a_committed_turn_is_not_answered_in_time_then_the_model_has_to_spe
     native = Native()
     scene = run(native, act)
     assert scene.text == "At last."
-    # The whole units, the one that the commit fills up or makes, and then silence.
+    # The whole units, the one that the commit pads or makes, and then silence.
     assert len(native.units) == int(heard) + 1 + ANSWER_UNITS
     assert native.forced == [False] * (len(native.units) - 1) + [True]
 
@@ -533,7 +533,7 @@ def test_when_a_request_is_cancelled_before_its_answer_then_the_model_listens_on
     native.go.release()
     scene = run(native, act)
     assert len(native.units) == 2
-    # Who has asked is told of the end.
+    # A client that has requested the response gets its end.
     assert [(o.response.status, o.response.reason) for o in scene.of(ResponseDone)] == [
         ("cancelled", "client_cancelled")
     ]
@@ -596,7 +596,7 @@ def test_when_a_response_cannot_be_asked_of_a_native_model_then_the_error_names_
         await scene.inbox.put(CreateItem(Item("one", parts=[ContentPart("input_text", "x" * 8001)])))
         await scene.hears(1)
         await scene.until(lambda: scene.of(ResponseCreated))
-        # It speaks by itself, and owes nothing that another host would have to begin.
+        # It speaks by itself, and has no due responses that another host would have to begin.
         assert scene.session.progress.is_responding
         assert scene.session.progress.owed_responses == []
         await scene.inbox.put(CreateResponse())
@@ -669,5 +669,5 @@ def test_when_the_model_is_behind_then_audio_is_held_back() -> None:
         assert len(native.units) == 20
         return behind
 
-    # One is in its step.
+    # One of them is in its step.
     assert asyncio.run(main()) == MAX_WAITING_UNITS + 1

@@ -1,4 +1,4 @@
-"""Voices beside the user's: their turns are items that are not answered, and they do not interrupt."""
+"""Voices next to the user's: their turns are items that are not answered, and they do not interrupt."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ VAD = ServerVad(0.5, 96, 192)
 
 
 async def say(scene: Scene, first: int, count: int, *, answered: bool = True) -> None:
-    """A turn of so many words, 320 ms each, in pieces as they come, and the silence that ends it. Waits for its answer
-    where it has one: voices are learned with the help of a thread.
+    """Say a turn of `count` words, 320 ms each, in pieces as a client sends them, and the silence that ends it. Waits
+    for its answer if it has one: voices are learned in a thread.
     """
     before = num_answers(scene)
     pcm = speech(first, count, 40)
@@ -50,7 +50,7 @@ def num_answers(scene: Scene) -> int:
 
 def test_a_turn_of_another_voice_is_marked_and_not_answered_and_the_model_is_not_told_of_it() -> None:
     async def main() -> Scene:
-        # Whatever was sent has been heard when the clock is looked at again.
+        # All audio that was sent has been heard by the next reading of the clock.
         hours = itertools.count(0, 3600)
         async with Scene(
             vad=VAD, speaker_model=ScriptedVoices(), reports_transcripts=True, clock=lambda: float(next(hours))
@@ -137,7 +137,7 @@ def test_while_a_voice_is_being_judged_nobody_takes_the_floor() -> None:
             scene.model.end.clear()
             await say(scene, 16, 4, answered=False)
             scene.out.clear()
-            # The lane is busy: no verdict comes while the speech goes on.
+            # The lane is busy: no verdict arrives while the speech continues.
             voices.gate = anyio.Event()
             pcm = speech(OTHERS, 5)
             for at in range(0, len(pcm), SAMPLE_RATE_HZ // 10):
@@ -170,7 +170,7 @@ def test_audio_that_is_cleared_says_nothing_of_the_next_turn() -> None:
         return scene
 
     scene = play(main())
-    # The pause of the user's turn had its answer begun ahead, as ever.
+    # The pause of the user's turn began a preemptive response, as usual.
     assert scene.counted["preemptive_used"] == 3
 
 

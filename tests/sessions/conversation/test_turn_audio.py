@@ -1,4 +1,4 @@
-"""The audio of turns, as a model that hears is given it."""
+"""The audio of turns, for a model that takes audio."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from antiphon.vision.images import EncodedImage
 
 
 def feed(audio: TurnAudio, seconds: float, *, from_s: float = 0) -> None:
-    """Audio whose samples are the time since the start, in hours; `from_s`: seconds that were fed before."""
+    """Feed audio whose samples are the time since the start, in hours; `from_s`: seconds that were fed before."""
     whole = ((from_s * 16_000 + np.arange(int(seconds * 16_000))) / (16_000 * 3600)).astype(np.float32)
     for at in range(0, len(whole), 3_200):
         asyncio.run(audio.append_audio(whole[at : at + 3_200]))
@@ -37,7 +37,7 @@ def fed(seconds: float) -> TurnAudio:
 
 
 def seconds(part: AudioPart) -> tuple[float, float]:
-    """From when on, and for how long it is."""
+    """Return the part's start and length in seconds."""
     return round(float(part.pcm[0]) * 3600, 0), round(len(part.pcm) / 16_000, 3)
 
 
@@ -48,7 +48,7 @@ def done(turn: int) -> TranscriptDone:
 def test_when_a_turn_ends_then_its_audio_is_from_its_start_to_just_after_its_speech() -> None:
     audio = fed(9)
     audio.follow(SpeechStarted(0, 2_000))
-    # Up to where it fell silent, and a little more; or to its end, where somebody still spoke.
+    # Up to the end of speech and a little more, or to the turn's end if the user still spoke.
     assert seconds(audio.ended_turn(TurnCommitted(0, 2_000, 6_500, 6_000))) == (2, 4.1)
     audio.follow(SpeechStarted(1, 2_000))
     assert seconds(audio.ended_turn(TurnCommitted(1, 2_000, 6_500))) == (2, 4.6)
@@ -63,11 +63,11 @@ def test_when_the_guessed_pause_ends_the_turn_then_guess_and_turn_are_the_same_a
     committed = TurnCommitted(3, 1_000, 5_400, 4_700)
     audio.follow(committed)
     assert audio.ended_turn(committed) is guess
-    # A guess may be told after the turn has ended.
+    # A guess may be used after the turn has ended.
     assert audio.paused_turn(3, 4_700) is guess
     audio.follow(done(3))
     assert not audio.open_turns
-    # Another pause ended it: there was more.
+    # Another pause ended it: the turn is longer than the guess.
     audio.follow(SpeechStarted(4, 1_000))
     early = audio.paused_turn(4, 3_000)
     later = audio.ended_turn(TurnCommitted(4, 1_000, 5_400, 4_700))
@@ -91,13 +91,13 @@ def test_when_the_client_commits_a_turn_then_its_audio_begins_where_the_last_tur
 
 def test_when_much_audio_has_come_then_only_the_last_of_it_is_held() -> None:
     audio = fed(MAX_TURN_S + 30)
-    # A turn that was all of it has whatever is held.
+    # A turn that is longer than the kept audio gets all of it.
     part = audio.ended_turn(TurnCommitted(0, 0, (MAX_TURN_S + 30) * 1000))
     assert len(part.pcm) <= (MAX_TURN_S + 1) * 16_000
     start, length = seconds(part)
     assert start == pytest.approx(30, abs=1)
     assert length == pytest.approx(MAX_TURN_S, abs=1)
-    # Nothing of it is left.
+    # None of its audio is left.
     assert len(audio.ended_turn(TurnCommitted(1, 0, 20_000)).pcm) == 0
 
 

@@ -1,4 +1,4 @@
-"""When a turn of the user is answered, and when it is not or not yet."""
+"""When a turn of the user is answered, and when it is not answered or not yet."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_when_the_user_speaks_on_before_the_transcript_then_both_turns_share_a_r
             scene.model.go.set()
             await scene.start_turn()
             first = await scene.end_turn()
-            # They go on before the first part is transcribed.
+            # The user continues before the first part is transcribed.
             await scene.start_turn()
             await scene.transcribe(first, "I would like")
             assert scene.num_created == 0
@@ -91,7 +91,7 @@ def test_when_the_open_turn_is_cleared_then_the_turn_before_it_is_answered() -> 
             scene.model.go.set()
             await scene.start_turn()
             first = await scene.end_turn()
-            # They begin again, and the client clears its buffer: no stop follows.
+            # The user begins again, and the client clears its buffer: no stop follows.
             await scene.start_turn()
             await scene.transcribe(first, "One.")
             assert scene.num_created == 0
@@ -117,7 +117,7 @@ def test_when_a_transcript_fails_then_the_other_turns_are_answered() -> None:
 
 
 def test_when_the_transcript_of_a_skipped_turn_fails_then_the_turn_before_it_is_answered() -> None:
-    """One turn waits for its answer; another, which the client wants none to, cannot be transcribed."""
+    """One turn waits for its answer; another, to which the client wants none, cannot be transcribed."""
 
     async def main() -> Scene:
         async with Scene(accepts_media=True) as scene:
@@ -217,7 +217,7 @@ def test_when_a_client_asks_for_the_answer_that_a_turn_has_already_then_it_joins
 
     scene = play(main())
     assert scene.num_created == 1
-    # The second request is one too many.
+    # The second request is rejected.
     rejected = [o.code for o in scene.out if isinstance(o, CommandRejected)]
     assert rejected == ["conversation_already_has_active_response"]
 

@@ -1,4 +1,4 @@
-"""What a model that takes audio and images is given of the turns and items."""
+"""The turns and items that a model gets which takes audio and images."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_when_the_model_accepts_media_then_it_is_given_the_audio_and_the_image()
             assert [type(p) for p in shows.parts] == [str, ImagePart]
             assert isinstance(shows.parts[1], ImagePart)
             assert shows.parts[1].image.data == file.getvalue()
-            # The turn was from 0 to 100 ms, and 100 ms more are heard; its transcript is for those who read.
+            # The turn lasted from 0 to 100 ms, and 100 ms more are included. Its transcript is for text models.
             (sound,) = says.parts
             assert isinstance(sound, AudioPart)
             assert (len(sound.pcm), says.text) == (3_200, "Hello.")
@@ -82,12 +82,12 @@ def test_when_the_pause_ends_the_turn_then_the_preemptive_response_has_heard_its
 def test_when_a_turn_is_answered_then_the_model_hears_its_words_and_no_others(
     vad: ServerVad | None, chunk: int, slow: bool
 ) -> None:
-    """A real listener, whose guesses come before a turn's end or after it: no other turn's words, and none missing."""
+    """With a real listener, whose guesses arrive before or after a turn's end: no extra words, and none missing."""
     turns = [(1, 3), (11, 4), (21, 2)]
     gates: list[anyio.Event] = []
 
     def gate(_: Window) -> object:
-        # A decode that takes until some more sound has come.
+        # A decode that takes until some more audio has arrived.
         if slow:
             gates.append(anyio.Event())
             return gates[-1]
@@ -123,7 +123,7 @@ def test_when_a_turn_is_answered_then_the_model_hears_its_words_and_no_others(
         assert isinstance(part, AudioPart)
         assert [word for word, a, b in heard(part.pcm) if b - a > 500] == list(range(first, first + count))
     if vad and not slow and chunk == 512:
-        # What was begun at the pause was the answer: it was asked for once. What was begun in the breath was not.
+        # The response begun at the pause was the answer, requested once. The one begun during the breath was not.
         asked = [messages[-1].text for messages in scene.model.asked]
         assert asked == [text(*part) for a, n in turns for part in ((a, n - 1), (a, n))]
     assert scene.session.progress.unread_items == []
@@ -176,7 +176,7 @@ def test_when_the_transcript_fails_then_only_a_model_that_heard_the_turn_answers
 
 
 def growing(scene: Scene) -> list[tuple[str, float]]:
-    """The last message of each prefill, with the seconds of audio in it that grows."""
+    """Return the last message of each prefill, with the seconds of growing audio in it."""
     out = []
     for messages in scene.model.prefilled:
         parts = messages[-1].parts if messages else ()
@@ -191,7 +191,7 @@ def test_while_a_turn_goes_on_then_the_model_is_given_each_window_of_its_audio(v
         async with Scene(accepts_media=True, audio_window_ms=1_000, vad=vad) as scene:
             scene.model.go.set()
             if vad:
-                # Nobody speaks yet.
+                # The user does not speak yet.
                 await scene.append(np.zeros(32_000, np.float32))
                 assert not scene.model.prefilled
                 await scene.start_turn()
@@ -208,13 +208,13 @@ def test_while_a_turn_goes_on_then_the_model_is_given_each_window_of_its_audio(v
         return scene
 
     scene = play(main())
-    # In the scene, speech begins with the session's audio: two windows had come when it was found.
+    # In the scene, speech begins with the session's audio: two windows had passed when it was detected.
     expected = [1.1, 2.1, 3.1] if vad is None else [2.1, 3.1, 4.1, 5.1]
     parts = [p for m in scene.model.prefilled for p in m[-1].parts if isinstance(p, AudioPart)]
     assert [round(len(part.pcm) / 16_000, 1) for part in parts] == expected
     (answered,) = scene.model.asked[0][-1].parts
     assert isinstance(answered, AudioPart)
-    # The answered turn is known to be the one that was taken in.
+    # The answered turn is recognized as the prefilled one.
     assert {part.turn for part in parts} == {answered.turn}
     assert all(part.grows for part in parts)
     assert not answered.grows

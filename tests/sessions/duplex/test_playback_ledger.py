@@ -1,4 +1,4 @@
-"""How much of each response was heard: by acknowledgements, by the clock, and which of them come too late."""
+"""How much of each response was heard: by acknowledgements, by the clock, and which acknowledgements are too late."""
 
 from __future__ import annotations
 

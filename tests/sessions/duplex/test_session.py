@@ -1,4 +1,4 @@
-"""One full-duplex conversation: what ends a response, what of it was heard, and that no old epoch is ever sent."""
+"""One full-duplex conversation: what ends a response, how much of it was heard, and that no old epoch is ever sent."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from tests.sessions.conversation.scripted import PlayedTurns, ScriptedModel, pla
 
 
 class DuplexScene(PlayedTurns):
-    """A duplex session. The test sets its `clock`, in seconds; `emit` takes the place of `out`."""
+    """A duplex session. The test sets its `clock`, in seconds; `emit` is used instead of `out`."""
 
     def __init__(
         self, policy: str = "auto", *, acks_only: bool = False, emit: EmitConversation | None = None, **config: Any
@@ -101,7 +101,7 @@ class DuplexScene(PlayedTurns):
         await self.settle()
 
     async def answer(self) -> str:
-        """A turn, and the first second of its answer."""
+        """Say a turn, and wait for the first second of its answer."""
         self.model.end.clear()
         self.model.go.set()
         await self.say("Tell me a story.")
@@ -331,7 +331,7 @@ def test_when_the_client_holds_the_floor_then_the_turn_is_answered_after_the_res
 
 def test_when_a_turn_replaces_a_response_then_the_response_is_of_an_old_epoch() -> None:
     async def act(scene: DuplexScene) -> None:
-        # The user speaks already when an answer is asked for.
+        # The user is already speaking when an answer is requested.
         scene.model.end.clear()
         scene.model.go.set()
         await scene.ask(CreateItem(Item("i", parts=[ContentPart("input_text", "Hello")])))
@@ -373,13 +373,13 @@ def test_when_audio_is_played_late_or_held_then_speech_still_interrupts_it() -> 
     async def act(scene: DuplexScene) -> None:
         scene.model.go.set()
         await scene.say("Hello.")
-        # It came a while ago, and has been played for a moment only.
+        # The audio arrived a while ago, but has been playing only briefly.
         scene.clock = 5.0
         await scene.ask(AcknowledgePlayback(300, 300))
         assert scene.duplex.state == "assistant_playing"
         await scene.start_turn()
         assert scene.events[-1] == "duck"
-        # Nothing sounds while it is ducked, however long that takes.
+        # Playback does not advance while it is ducked, however long that takes.
         scene.clock = 9.0
         await scene.transcription(TranscriptPartial(scene.turn, "No, wait"))
 
@@ -417,19 +417,19 @@ def test_when_a_finished_response_is_still_heard_then_it_can_be_cancelled() -> N
     assert [o.audio_end_ms for o in scene.of(ItemTruncated)] == [250]
 
 
-# --- whatever happens -------------------------------------------------------------------------------------------------
+# --- random schedules -------------------------------------------------------------------------------------------------
 
 
 async def schedule(draw: random.Random, steps: int) -> int:
-    """Random speech, responses, cuts and acknowledgements, and a client that reads at random times.
+    """Run random speech, responses, cuts and acknowledgements, with a client that reads at random times.
 
-    Returns how many frames the client had read by the end of the session.
+    Returns the number of frames that the client had read by the end of the session.
     """
     policy, acks_only = draw.choice(("auto", "barge_in_on_speech", "listen_only")), draw.random() < 0.2
     wire, journal = connection(), Journal(lambda: 0.0, True)
     receive_event(wire, "session.update", session={})
     epoch, received, has = 0, 0, 0
-    # As the segmenter has it: a turn begins where none is open, and what is cleared does not end.
+    # Same as the segmenter: a turn begins when none is open, and a cleared turn has no end.
     is_open = False
     read: list[dict[str, Any]] = []
 
@@ -448,7 +448,7 @@ async def schedule(draw: random.Random, steps: int) -> int:
     scene = DuplexScene(policy, acks_only=acks_only, emit=emit)
 
     def take(most: int) -> None:
-        """The client reads: nothing of an older epoch, ever."""
+        """Let the client read frames, and check that none has an older epoch."""
         for _ in range(most):
             text = journal.next()
             if text is None:
@@ -488,12 +488,12 @@ async def schedule(draw: random.Random, steps: int) -> int:
                 case 10:
                     scene.clock += draw.random()
                 case 11:
-                    # Cut off: it has all up to some frame, and no less than it had before.
+                    # Cut off: the client has all frames up to some number, and at least those it had before.
                     sent = max((event.get("server_event_seq", 0) for event in read), default=0)
                     has = draw.randint(has, sent)
                     journal.rewind(has)
                 case 12:
-                    # As the listening does it: from the task that says where turns begin and end.
+                    # Same as the listening: from the task that reports where turns begin and end.
                     await scene.session.handle_transcription(TurnCleared())
             for _ in range(draw.randrange(8)):
                 await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The turn states of full duplex: the table, its page, and that nothing else is told."""
+"""The turn states of full duplex: the table, its page, and that no other states are reported."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ RATE_HZ = 24_000
 class Scripted:
     """Speaks a tenth of a second for each letter; `bad` fails, `foreign` cannot be spoken, `full` is refused.
 
-    `log`: what began, ended, and was left. `gate`: awaited before each chunk.
+    `log`: the sentences that began, ended or were abandoned. `gate`: awaited before each chunk.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""One text rendered as audio: its tempo, and how urgent each chunk is."""
+"""One text rendered as audio: its tempo, and the urgency of each chunk."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_when_the_speed_is_beyond_the_voice_then_the_audio_is_stretched() -> Non
     for speed, own, seconds in ((4.0, 2.0, 1.5), (0.25, 0.5, 6.0), (1.5, 1.5, 3.0)):
         heard, word_s, options = asyncio.run(main(speed))
         assert options.speed == own
-        # The scripted voice knows no tempo of its own: what is left of the 3 s is the stretch.
+        # The scripted voice has no tempo: the change from 3 s is due to the stretch.
         assert heard == pytest.approx(seconds, rel=0.05)
         assert word_s == pytest.approx(seconds, rel=0.05)
 
@@ -43,7 +43,7 @@ def test_when_a_rate_is_asked_for_then_the_audio_has_it_and_loses_nothing(rate_h
     assert chunks[-1].end_s == pytest.approx(len(pcm) / rate_hz)
     assert len(pcm) / rate_hz == pytest.approx(3.0 / max(1.0, speed / 2), abs=0.06)
     if speed == 1.0:
-        # The scripted voice is one value for ever, and its end comes through too.
+        # The scripted voice is a constant value, and its end arrives too.
         assert len(pcm) == 3 * rate_hz
         assert np.all(np.abs(pcm[rate_hz // 100 : -rate_hz // 100] - ord("x") / 1000) < 0.01)
 
@@ -58,7 +58,7 @@ def test_the_less_audio_a_listener_holds_the_more_urgent_is_the_next_chunk() -> 
     assert urgency(listener) is Urgency.BULK
     now[0] = 5.8
     assert urgency(listener) is Urgency.FINAL
-    # A gap that the listener has heard is not made up for.
+    # A gap that the listener has heard is not caught up.
     now[0] = 20.0
     listener.add(1.0)
     assert urgency(listener) is Urgency.PARTIAL

@@ -55,13 +55,13 @@ def run(*inputs: object, synthesizer: Scripted | None = None) -> list[SpeechEven
 
 
 def assert_no_text_waits(session: SpeechSession) -> None:
-    """The session takes as much text as one that was just made."""
+    """Assert that the session accepts as much text as a new one."""
     session.handle(AppendText("x" * speech.MAX_WAITING_CHARS))
     session.handle(CancelSpeech())
 
 
 def shape(outputs: list[SpeechEvent]) -> list[str]:
-    """A line for each event; the audio of a sentence together."""
+    """Return a line for each event; all audio of a sentence is one line."""
     out: list[str] = []
     for output in outputs:
         match output:
@@ -110,7 +110,7 @@ def test_when_a_voice_reads_while_it_speaks_then_the_text_is_spoken_while_it_is_
         session.handle(AppendText("Hel"))
         seen = [await session.next_event() for _ in range(6)]
         assert shape(seen) == ["start 0.0   Hel", "audio 0.0"]  # type: ignore[arg-type]
-        # There is nothing to speak until more text comes.
+        # Nothing is left to speak until more text arrives.
         await asyncio.sleep(0)
         assert session.idle
         session.handle(AppendText("lo. There."))
@@ -147,7 +147,7 @@ def test_when_a_live_text_is_cancelled_or_closed_or_fails_then_the_next_is_spoke
         session.handle(AppendText("so bad"))
         session.handle(AppendText(" it was"))
         session.handle(FlushText())
-        # A session that is closed speaks what there is of a text.
+        # A closed session speaks the text received so far.
         session.handle(AppendText("an end"))
         session.close()
         assert shape(await collect(session)) == [
@@ -178,7 +178,7 @@ def test_when_the_audio_of_a_live_text_ends_early_then_its_text_counts_as_spoken
                 session.handle(AppendText(word * 1000))
             while not isinstance(await session.next_event(), SentenceDone):
                 pass
-            # The utterance is not over until it is flushed; text that comes before is not spoken.
+            # The utterance is not over until it is flushed; text that arrives before that is not spoken.
             session.handle(AppendText("More."))
             session.handle(FlushText())
             assert isinstance(await session.next_event(), UtteranceDone)
@@ -190,7 +190,7 @@ def test_when_the_audio_of_a_live_text_ends_early_then_its_text_counts_as_spoken
 
 
 def test_when_text_is_split_into_sentences_or_empty_then_a_live_voice_speaks_it_as_any_other() -> None:
-    # White space alone is a sentence that says nothing. With other granularities, sentences are spoken as ever.
+    # White space alone is a sentence without words. With other granularities, sentences are spoken as usual.
     silent = shape(run(ConfigureSpeech(WHOLE), AppendText(" \n"), FlushText(), synthesizer=Live()))
     assert (silent[0], silent[-1]) == ("start 0.0 ", "end 0 of 1")
     assert (
@@ -262,7 +262,7 @@ def test_while_one_sentence_waits_to_be_read_the_next_is_made() -> None:
         session.handle(ConfigureSpeech(PCM))
         session.handle(AppendText("One. Two. "))
         running = asyncio.create_task(session.run())
-        # Nothing of the first sentence is read.
+        # No event of the first sentence is read.
         for _ in range(100):
             await asyncio.sleep(0)
         running.cancel()
@@ -289,7 +289,7 @@ def test_when_the_reader_stops_then_synthesis_stops_and_when_it_goes_on_it_gets_
         for _ in range(2000):
             await asyncio.sleep(0)
         assert synthesizer.chunks <= 6
-        # The last chunk waits for room, and all before it are within the bound.
+        # The last chunk waits for room, and all before it fit the bound.
         assert (synthesizer.chunks - 2) * RATE_HZ // 10 * 2 <= 20_000
         outputs = await collect(session)
         await running
@@ -320,7 +320,7 @@ def test_when_speech_is_cancelled_then_nothing_of_it_follows_and_the_session_goe
 
     rest, log = asyncio.run(main())
     assert rest == ["end 0 of 2 cancelled", "start 1.0 Five.", "audio 1.0", "done 1.0", "end 1 of 1"]
-    # The synthesis under way was closed, and the third sentence never begun.
+    # The current synthesis was closed, and the third sentence never begun.
     assert not any(line.startswith("end x") for line in log)
     assert "begin Three." not in log
 
@@ -346,7 +346,7 @@ def test_when_speech_is_cancelled_that_is_made_and_not_read_then_it_is_not_sent(
 
 
 class Settled(Scripted):
-    """Has its next chunk ready when the cancel comes, so that the task that waits for it is not interrupted."""
+    """Has its next chunk ready when the cancel arrives, so that the task that waits for it is not interrupted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -451,7 +451,7 @@ def test_a_session_is_idle_while_it_has_nothing_to_speak() -> None:
         session.close()
         await asyncio.gather(session.run(), collect(session))
         assert session.idle
-        # The last sentence is being made: nothing waits, and the session is not idle.
+        # The last sentence is being synthesized: no text waits, but the session is not idle.
         synthesizer = Scripted()
         synthesizer.gate = asyncio.Event()
         session = SpeechSession(synthesizer)

@@ -1,4 +1,4 @@
-"""Decoding without a session: windows in, events and commands out. Nothing here cuts audio but the tests themselves."""
+"""Decoding without a session: windows in, events and commands out. Only the tests themselves cut audio."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from antiphon.sessions.transcription.decoding import Decoding, WindowCommand
 from antiphon.turns.segmenter import SpeechWindow, TurnEnded, TurnSpan, WindowEnded
 from tests.scripted import FRAME, WORD_SAMPLES, ScriptedTranscriber, speech
 
-# Enough for every decode of these tests to end.
+# Enough rounds for every decode of these tests to end.
 ROUNDS = 60
 
 Input = Callable[[Decoding], Awaitable[None] | None]
@@ -28,7 +28,7 @@ Answer = Callable[[Decoding, WindowCommand], bool]
 
 
 class Tuned(ScriptedTranscriber):
-    """A transcriber with other facts."""
+    """A transcriber with a changed profile."""
 
     def __init__(self, **changes: float | bool) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Tuned(ScriptedTranscriber):
 
 
 def no_answer(_: Decoding, command: WindowCommand) -> bool:
-    """The window that the command names is over."""
+    """Refuse the command: its window is over."""
     return False
 
 
@@ -48,7 +48,7 @@ def play(
     measured: list[str] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[Output]:
-    """Give each input once the decodes before it are done, then end. Returns events and commands, in order."""
+    """Pass each input once the decodes before it are done, then end. Returns events and commands, in order."""
     out: list[Output] = []
 
     async def main() -> None:
@@ -90,7 +90,7 @@ def window(
     spans: tuple[TurnSpan, ...] = (),
     quiet_since: int | None = None,
 ) -> SpeechWindow:
-    """A window of one turn, unless it has other spans, whose speech begins with the window."""
+    """Return a window of one turn, unless it has other spans, whose speech begins with the window."""
     return SpeechWindow(id, start, after, spans or (TurnSpan(turn, start, True),), pcm, quiet_since)
 
 
@@ -107,7 +107,7 @@ def turn_ended(turn: int = 0, audio_s: float = 1.0) -> Input:
 
 
 def together(*inputs: Input) -> Input:
-    """Inputs between which decoding gets no chance to run."""
+    """Join inputs between which decoding does not run."""
 
     def give(decoding: Decoding) -> None:
         for each in inputs:
@@ -117,12 +117,12 @@ def together(*inputs: Input) -> Input:
 
 
 def growing(pcm: Pcm, first: int = FRAME * 5) -> list[Input]:
-    """The window while its speech comes in, in steps of 160 ms."""
+    """Return the window as its speech arrives, in steps of 160 ms."""
     return [opened(window(pcm[:end])) for end in range(first, len(pcm) + 1, FRAME * 5)]
 
 
 def paused(num_words: int = 3, frames: int = 5) -> SpeechWindow:
-    """A window that is in a pause, by default one that is just long enough for a preflight transcript."""
+    """Return a window in a pause, by default one that is just long enough for a preflight transcript."""
     return window(speech(1, num_words, frames), quiet_since=num_words * WORD_SAMPLES)
 
 

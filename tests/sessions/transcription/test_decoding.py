@@ -38,7 +38,7 @@ from tests.sessions.transcription.scripted_windows import (
 
 
 class Refusing(ScriptedTranscriber):
-    """Its lane is full for the first so many finals, or so many partials."""
+    """Its lane is full for a number of finals, or of partials."""
 
     def __init__(self, finals: int = 0, partials: int = 0) -> None:
         super().__init__()
@@ -59,7 +59,7 @@ def test_when_a_window_grows_then_its_words_are_sent_once_and_the_newest_is_held
     out = play(*growing(speech(1, 8)))
     assert all(isinstance(o, TranscriptDelta) for o in out)
     sent = joined(out).split()
-    # Words stand for 0.9 s, which is three words, and the last one has nothing behind it.
+    # Words stand for 0.9 s, which is three words, and the last word is not followed by another.
     assert sent == text(1, len(sent)).split()
     assert 4 <= len(sent) <= 6
 
@@ -78,7 +78,7 @@ def test_when_little_audio_came_then_no_partial_is_decoded() -> None:
     transcriber = ScriptedTranscriber()
     play(*(opened(window(speech(1, 4)[: frames * FRAME])) for frames in range(1, 31)), transcriber=transcriber)
     ends = [len(w.pcm) / SAMPLE_RATE_HZ for w in transcriber.windows]
-    # Until the first word was sent every 0.2 s, which is seven frames.
+    # Every 0.2 s, which is seven frames, until the first word was sent.
     assert ends == [frames * FRAME / SAMPLE_RATE_HZ for frames in (7, 14, 21, 28)]
 
 
@@ -218,7 +218,7 @@ def test_when_a_final_keeps_the_prefix_then_it_goes_on_from_what_was_sent() -> N
 
 
 class Silent(Tuned):
-    """It takes every final for noise."""
+    """A transcriber that takes every final for noise."""
 
     async def decode(self, asked: Window) -> Hypothesis:
         found = await super().decode(asked)
@@ -259,7 +259,7 @@ def test_when_a_final_fails_then_every_turn_of_its_window_fails_and_the_next_doe
 
 @pytest.mark.parametrize("given_open", [True, False])
 def test_when_the_final_of_a_context_fails_then_its_audio_is_not_decoded_again(given_open: bool) -> None:
-    """The second and third window begin with the audio of the one before. That of the first is left out of both."""
+    """The second and third window begin with the audio of the previous one. Both leave out the first one's audio."""
     pcm = np.concatenate((speech(1, 3, 10), speech(4, 3, 10), speech(7, 3)))
     second, third = 3 * WORD_SAMPLES + 10 * FRAME, 6 * WORD_SAMPLES + 20 * FRAME
     one = window(pcm[: second - 5 * FRAME])
@@ -275,7 +275,7 @@ def test_when_the_final_of_a_context_fails_then_its_audio_is_not_decoded_again(g
     )
     assert [(o.turn, o.text) for o in done(out)] == [(1, text(4, 3)), (2, text(7, 3))]
     assert {w.start_sample for w in transcriber.windows[1:]} == {second}
-    # The second window is context of the third: what it said is not said again.
+    # The second window is context of the third: its words are not repeated.
     assert transcriber.windows[-1].prefix == (4, 5, 6)
 
 
@@ -321,7 +321,7 @@ def test_when_partials_fail_then_the_turn_still_has_its_transcript() -> None:
     assert [type(o) for o in out] == [TranscriptDelta, TranscriptDone]
 
 
-# --- clearing, and how far the listening may be ahead -------------------------------------------------------------
+# --- clearing, and the limit of listening ahead -----------------------------------------------------------------------
 
 
 def test_when_a_turn_is_cleared_then_its_partial_is_cancelled_and_nothing_is_reported() -> None:
@@ -331,7 +331,7 @@ def test_when_a_turn_is_cleared_then_its_partial_is_cancelled_and_nothing_is_rep
 
 
 def test_when_a_turn_is_cleared_then_windows_of_it_that_wait_have_no_words() -> None:
-    """The number of a turn that was cleared is that of the next one."""
+    """The next turn has the number of the cleared one."""
     gates = [anyio.Event()]
     transcriber = ScriptedTranscriber(gate=lambda _: gates[0])
     out = play(

@@ -95,7 +95,7 @@ def test_when_the_pause_is_over_before_its_final_is_decoded_then_nothing_is_repo
 def test_when_turns_are_answered_then_the_words_so_far_are_reported_with_each_partial() -> None:
     out = play(*growing(speech(1, 4)), config=PREFLIGHT)
     partials = [o.text for o in out if isinstance(o, TranscriptPartial)]
-    # Each has all words that were in the window, those that were sent among them.
+    # Each has all words of the window, including those that were sent.
     assert partials[-1] == text(1, 4)
     assert joined(out)
     assert all(b.startswith(a) for a, b in pairwise(partials))
@@ -115,7 +115,7 @@ def test_when_a_turn_ends_with_its_preflight_transcript_then_its_window_is_settl
     out = play(opened(shown), opened(shown, settling=True), config=PREFLIGHT, answer=settle)
     assert [type(o) for o in out] == [HeardBefore, TranscriptGuessed, Settle, TranscriptDelta, TranscriptDone]
     assert out[2] == Settle(shown.quiet_since)
-    # Without a response that waits for the words, the window may still be joined by a next turn.
+    # Without a response that waits for the words, the next turn may still join the window.
     assert [type(o) for o in play(opened(shown), opened(shown, settling=True))] == [HeardBefore]
 
 
@@ -137,7 +137,7 @@ def test_when_a_final_is_decoded_in_a_pause_then_the_listening_is_told_its_words
 
 
 def cutting(pcm: Pcm) -> tuple[Answer, list[Input]]:
-    """A listening side over speech that goes on: it cuts, and gives the rest as the next window."""
+    """Return a listener over continuous speech, which cuts windows and passes the rest as the next window."""
     first = 0
     number = 1
 
@@ -173,7 +173,7 @@ def test_when_a_window_is_too_long_then_it_is_cut_between_two_words_and_none_is_
 
 
 def test_when_words_are_not_aligned_then_a_window_is_cut_in_the_quietest_place_nearby() -> None:
-    """The estimated times put the gap between two words half a second too early."""
+    """The estimated times place the gap between two words half a second too early."""
     pcm = np.concatenate((speech(1, 50), np.zeros(3200, np.float32), speech(51, 22)))
 
     class Estimating(Tuned):
@@ -211,7 +211,7 @@ def test_when_the_window_ends_during_the_decode_then_it_is_not_cut() -> None:
 
 
 def test_when_the_listening_knows_the_window_to_be_over_then_nothing_is_sent_for_the_cut() -> None:
-    """The command comes too late: the window is given as ended, and all of it is decoded."""
+    """The command arrives too late: the window is passed as ended, and all of it is decoded."""
     pcm = speech(1, 72)
     transcriber = ScriptedTranscriber()
     out = play(opened(window(pcm)), ended(window(pcm)), turn_ended(), transcriber=transcriber)

@@ -1,4 +1,4 @@
-"""What decoding says of when each hypothesis is wanted, and what becomes of a partial that waits while audio comes."""
+"""The deadlines and order of decodes, and what happens to a partial that waits while audio arrives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.sessions.transcription.scripted_windows import (
 
 
 class Queued(ScriptedTranscriber):
-    """Partials wait until a test begins them, and can be replaced until then. `decoded`: the windows as they ran."""
+    """Its partials wait until a test begins them, and can be replaced until then. `decoded`: windows in their order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ def test_when_a_final_becomes_due_then_the_partial_that_waits_is_taken_back() ->
 
 
 def at_times(now_s: list[float], *inputs: Input) -> list[Input]:
-    """The n-th input, at n seconds."""
+    """Return the inputs with times: the n-th input at n seconds."""
 
     def at(second: int, give: Input) -> Input:
         def play_then(decoding: Decoding) -> None:
@@ -106,7 +106,7 @@ def test_when_nothing_was_sent_of_a_turn_then_its_partials_are_urgent_and_each_d
     num_urgent = [w.urgent for w in partials].count(True)
     assert 1 < num_urgent < len(partials)
     assert [w.urgent for w in partials] == [True] * num_urgent + [False] * (len(partials) - num_urgent)
-    # The input that each decode was due with is the second at which it was asked for.
+    # The number of the input that made a decode due is the second at which it was requested.
     asked_at = [(w.deadline_s or 0.0) - (FIRST_DUE_S if w.urgent else PARTIAL_DUE_S) for w in partials]
     assert asked_at == pytest.approx([(len(w.pcm) - FRAME * 10) / (FRAME * 5) for w in partials])
     assert (final.final, final.urgent, final.deadline_s) == (True, False, len(inputs) - 1 + FINAL_DUE_S)

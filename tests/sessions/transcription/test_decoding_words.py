@@ -1,4 +1,4 @@
-"""What decoding tells of words besides their text: their places, their tokens' log-probabilities, their language."""
+"""What decoding reports about words: their text, their times, their tokens' log-probabilities, their language."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.sessions.transcription.scripted_windows import done, ended, growing, 
 
 
 class Speaking(ScriptedTranscriber):
-    """Hears `language` with `probability` where it is free to, and gives the log-probabilities that are asked for."""
+    """Recognizes `language` with `probability` if free to choose, and returns log-probabilities if requested."""
 
     def __init__(self, language: str = "en", probability: float = 0.95) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ def test_the_language_is_reported_once_it_is_known_and_given_to_what_is_decoded_
     assert [o for o in out if isinstance(o, LanguageDetected)] == [LanguageDetected(0, "de", 0.95)]
     lengths = [(len(w.pcm) / 16000, w.language) for w in transcriber.windows]
     detected = [s for s, language in lengths if language is None]
-    # The first window of a second or more decides, and what follows is given its language.
+    # The first window of a second or more decides, and later ones are decoded in its language.
     assert [s >= 1.0 for s in detected] == [False] * (len(detected) - 1) + [True]
     assert [language for _, language in lengths[len(detected) :]] == ["de"] * (len(lengths) - len(detected))
     assert len(lengths) > len(detected)

@@ -1,4 +1,4 @@
-"""Segments of files begin and end with their words, and hold no pause."""
+"""Segments of files begin and end with their words, and contain no pause."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_segment_lasts_from_its_first_word_to_its_last() -> None:
             segment(" no no no", ("no", 0.0, 0.2), ("no", 8.0, 8.2), ("no", 8.3, 8.5)),
             [(" no", 0.0, 0.2), (" no no", 8.0, 8.5)],
         ),
-        # A word that the text does not have is no place to divide it.
+        # A segment is not divided at a word that is missing from its text.
         (segment(" a b", ("a", 0.0, 0.2), ("x", 5.0, 5.2)), [(" a b", 0.0, 5.2)]),
         (
             segment(

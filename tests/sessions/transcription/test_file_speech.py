@@ -1,4 +1,4 @@
-"""Files through a scripted detector and transcriber: what the transcriber is given, and the times that come back."""
+"""Files through a scripted detector and transcriber: the transcriber's input, and the times in the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ VAD = ServerVad(prefix_padding_ms=160, silence_duration_ms=480)
 
 
 class WordSegments(ScriptedTranscriber):
-    """Gives each word of a passage as a segment, and keeps what it was given."""
+    """Returns each word of a passage as a segment, and keeps its input."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A session that another host goes on with: what is open when the inbox closes ends no turn, and is not settled."""
+"""A session that another host continues: a turn open when the inbox closes is neither ended nor settled."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.scripted import FRAME, WORD_SAMPLES, ScriptedDetector, ScriptedTransc
 PREFIX_MS, SILENCE_MS = 96, 192
 VAD = ServerVad(0.5, PREFIX_MS, SILENCE_MS)
 WORD_MS = WORD_SAMPLES * 1000 // SAMPLE_RATE_HZ
-# Two words and the silence that ends their turn, and in milliseconds.
+# Two words and the silence that ends their turn, and their length in milliseconds.
 TURN = speech(1, 2, 40)
 TURN_MS = len(TURN) * 1000 // SAMPLE_RATE_HZ
 
@@ -33,7 +33,7 @@ TURN_MS = len(TURN) * 1000 // SAMPLE_RATE_HZ
 async def left(
     inputs: list[TranscriptionCommand], vad: ServerVad | None, muted_s: float = 0.0
 ) -> tuple[list[TranscriptionEvent], float]:
-    """What a session has emitted that was left so long after these inputs, and what is settled of it."""
+    """Return the events of a session that was left after these inputs and `muted_s`, and its settled milliseconds."""
     out: list[TranscriptionEvent] = []
 
     async def emit(event: TranscriptionEvent) -> None:

@@ -1,4 +1,4 @@
-"""When audio is live, when its absence is silence, and which frames of it are given to the echo guard."""
+"""When audio is live, when its absence counts as silence, and which frames the echo guard gets."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_what_came_before_the_last_seconds_does_not_count() -> None:
 
 
 class Guard:
-    """Notes what it is given. It takes all speech for an echo, from the first sample on."""
+    """Records its arguments. Takes all speech for an echo, from the first sample on."""
 
     held_since: int | None = 0
 
@@ -104,7 +104,7 @@ def test_whole_frames_are_judged_where_the_microphone_was_and_the_rest_with_the_
     assert echo.judge(np.zeros(600, np.float32), [0.9], 0, 100.0, 600, is_live=True) == ([0.0], 0)
     assert echo.judge(np.zeros(500, np.float32), [0.9], 600, 100.03125, 1100, is_live=True) == ([0.0], 0)
     assert guard.judged == [((1, 512), 0), ((1, 512), 512)]
-    # Muted for a second: what comes next was heard a second later.
+    # The client was muted for a second: later audio was heard a second later.
     _, since = echo.judge(np.zeros(512, np.float32), [0.9], 1100, 101.0625, 1612, is_live=True)
     assert guard.judged[2][1] > 1024 + 15_000
     assert since is not None

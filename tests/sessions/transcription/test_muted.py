@@ -20,20 +20,20 @@ from antiphon.sessions.transcription.session import TranscriptionSession
 from tests.scripted import ScriptedDetector, ScriptedTranscriber, speech, text
 
 CHUNK = SAMPLE_RATE_HZ // 50
-# Loud enough that the echo guard does not take it for what an echo canceller leaves.
+# Loud enough that the echo guard does not take it for the residual of an echo canceller.
 FIRST_WORD = 3
 ANSWER_S = 5.0
 
 
 def answer() -> Pcm:
-    """Five seconds of bursts of noise: what a voice's levels look like."""
+    """Return five seconds of noise bursts, with levels like those of a voice."""
     chance = np.random.default_rng(1)
     sound = chance.normal(size=int(ANSWER_S * SAMPLE_RATE_HZ)) * 0.05
     return (sound * np.repeat(chance.random(50) > 0.3, len(sound) // 50)).astype(np.float32)
 
 
 def asked(muted_s: float, num_words: int) -> list[TranscriptionEvent]:
-    """What comes of a question that is asked `muted_s` after the last audio, when an answer was sent then."""
+    """Return the events of a question asked `muted_s` after the last audio, where an answer was sent in between."""
     out, now_s = list[TranscriptionEvent](), [100.0]
 
     async def emit(event: TranscriptionEvent) -> None:

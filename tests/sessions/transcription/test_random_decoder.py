@@ -1,4 +1,4 @@
-"""What deltas promise, whatever the model answers: decoders that write other words each time, or fail."""
+"""The guarantees of deltas, whatever the model answers: decoders that return other words each time, or fail."""
 
 from __future__ import annotations
 

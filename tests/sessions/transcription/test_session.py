@@ -53,7 +53,7 @@ def play(
     words: bool = True,
     idle_timeout_ms: float | None = None,
 ) -> list[TranscriptionEvent]:
-    """All inputs, then the end; what came out. `before_end` gets what had come before the end."""
+    """Play all inputs, then the end; return the events. `before_end` gets the events emitted before the end."""
     out: list[TranscriptionEvent] = []
 
     async def main() -> None:
@@ -73,7 +73,7 @@ def play(
             group.start_soon(session.run)
             for item in inputs:
                 await inbox.put(item)
-                # Let the session keep up, as it does with live sound.
+                # Let the session keep up, as with live audio.
                 for _ in range(12):
                     await anyio.lowlevel.checkpoint()
             if before_end is not None:
@@ -108,7 +108,7 @@ def test_when_a_turn_is_spoken_then_its_events_come_in_order() -> None:
 
 
 class Bound(ScriptedTranscriber):
-    """Its finals go on from what was sent."""
+    """A transcriber whose finals continue the words that were sent."""
 
     @property
     def profile(self) -> TranscriberProfile:
@@ -122,12 +122,12 @@ def test_when_a_final_keeps_the_prefix_then_it_goes_on_from_what_was_sent(answer
     (final,) = done(out)
     assert final.text == final.streamed == joined(out, 0) == text(1, 12)
     finals = [w for w in bound.windows if w.final]
-    # What had been sent is not decoded again, and all windows of the turn begin where it did.
+    # The sent words are not decoded again, and all windows of the turn begin where it did.
     assert finals
     assert all(len(w.prefix) >= 8 for w in finals)
     assert len({w.start_sample for w in bound.windows}) == 1
     assert (bound.opened, bound.closed) == (1, 1)
-    # Where words have their times, all are decoded.
+    # If words have times, all of them are decoded.
     timed = Bound()
     (final,) = done(play(chunks(speech(1, 12, 30)), VAD, timed))
     assert [w.text for w in final.words] == text(1, 12).split()
@@ -154,15 +154,15 @@ def test_when_speech_goes_on_then_the_preflight_transcript_is_dropped() -> None:
 
 
 def test_when_a_turn_ends_with_its_preflight_transcript_then_its_window_is_not_waited_for() -> None:
-    """The profile settles a window after more silence than ends the turn.
+    """The profile settles a window only after more silence than ends the turn.
 
-    A turn that is to be answered is done before that silence has come.
+    A turn that is to be answered is done before that silence has passed.
     """
     pcm, answered, waits = speech(1, 4, 12), list[TranscriptionEvent](), list[TranscriptionEvent]()
     transcriber = ScriptedTranscriber()
     play(chunks(pcm, 512), VAD, transcriber, answered=True, before_end=answered)
     assert [o.text for o in done(answered)] == [text(1, 4)]
-    # No decode but the guess's was needed.
+    # Only the guess was decoded.
     assert sum(w.final for w in transcriber.windows) == 1
     play(chunks(pcm, 512), VAD, before_end=waits)
     assert TurnCommitted in [type(o) for o in waits]
@@ -180,7 +180,7 @@ def test_a_committed_turn_keeps_its_words_when_what_follows_is_thrown_away() -> 
 
 
 def test_when_audio_was_cleared_then_it_is_not_in_the_next_commit() -> None:
-    """A pause settled its window before the client threw it away."""
+    """A pause settled its window before the client cleared it."""
     inputs = [*chunks(speech(1, 4, 60)), ClearAudio(), *chunks(speech(6, 3)), CommitAudio()]
     assert [o.text for o in done(play(inputs))] == [text(6, 3)]
 
@@ -254,7 +254,7 @@ def test_when_nobody_speaks_for_the_idle_timeout_then_the_silence_is_a_turn_and_
     out = play([*chunks(sound, size), *chunks(silence, size)], VAD, transcriber, idle_timeout_ms=2000)
     kinds = [type(o) for o in out if not isinstance(o, TranscriptDelta)]
     idle, said = [SilenceCommitted, TurnCommitted, TranscriptDone], [SpeechStarted, SpeechStopped, TurnCommitted]
-    # Two silences before the words, and as many after them.
+    # Two silences before the words, and two after them.
     assert kinds == [*idle, *idle, *said, TranscriptDone, *idle, *idle]
     turns = [o for o in out if isinstance(o, SilenceCommitted)]
     assert all(2000 <= o.end_ms - o.start_ms <= 2000 + size // 16 for o in turns)
@@ -262,7 +262,7 @@ def test_when_nobody_speaks_for_the_idle_timeout_then_the_silence_is_a_turn_and_
     assert turns[2].start_ms == stopped
     assert [o.text for o in done(out)] == ["", "", text(1, 6), "", ""]
     assert [o.turn for o in done(out)] == [0, 1, 2, 3, 4]
-    # What is decoded, and when it began, is as without the timeout.
+    # The decodes, and the start of their windows, are the same as without the timeout.
     plain = ScriptedTranscriber()
     without = play([*chunks(sound, size), *chunks(silence, size)], VAD, plain)
     starts = [[o.at_ms for o in events if isinstance(o, SpeechStarted)] for events in (out, without)]
@@ -369,7 +369,7 @@ def test_the_audio_of_a_window_counts_as_held_by_the_client() -> None:
 
 
 def test_when_a_client_sends_nothing_more_then_it_gets_its_transcript() -> None:
-    """Its turn ends after 192 ms of silence; the rest of the silence that would settle the window never comes."""
+    """Its turn ends after 192 ms of silence; the rest of the silence that would settle the window never arrives."""
 
     async def main() -> str:
         got: list[TranscriptDone] = []
@@ -447,7 +447,7 @@ def test_when_the_inbox_is_full_then_put_waits_or_refuses() -> None:
 
 
 class Judge:
-    """Takes the first pauses for complete or not, as told; remembers what it heard."""
+    """Judges the first pauses by its list of verdicts; records the audio it gets."""
 
     def __init__(self, *verdicts: float | Exception) -> None:
         self.verdicts = list(verdicts)
@@ -462,7 +462,7 @@ class Judge:
 
 
 class Trailing(ScriptedTranscriber):
-    """What it hears has no end."""
+    """A transcriber whose text always ends in "and", inside a sentence."""
 
     async def decode(self, window: Window) -> Hypothesis:
         found = await super().decode(window)
@@ -471,7 +471,7 @@ class Trailing(ScriptedTranscriber):
 
 
 def judged(judge: Judge | None, *sounds: Pcm, transcriber: ScriptedTranscriber | None = None) -> list[tuple[str, int]]:
-    """Starts and stops, in milliseconds, of sound that comes in real steps under a semantic turn."""
+    """Return starts and stops, in milliseconds, of audio that arrives in realistic steps under `semantic_vad`."""
     out: list[tuple[str, int]] = []
 
     async def main() -> None:
@@ -507,7 +507,7 @@ def quiet(frames: int) -> Pcm:
 
 
 def waited_ms(judge: Judge | None, transcriber: ScriptedTranscriber | None = None) -> int:
-    """Milliseconds of silence that end a turn."""
+    """Return the milliseconds of silence that end a turn."""
     words = speech(1, 3)
     (_, _), (_, stop) = judged(judge, words, quiet(200), transcriber=transcriber)
     return stop - len(words) // 16

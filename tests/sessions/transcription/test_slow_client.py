@@ -21,7 +21,7 @@ from tests.sessions.transcription.test_session import VAD, chunks, done, joined
 
 
 class Gated(ScriptedTranscriber):
-    """Its finals wait until the gate opens."""
+    """A transcriber whose finals wait until the gate opens."""
 
     def __init__(self) -> None:
         self.opens = anyio.Event()
@@ -31,7 +31,8 @@ class Gated(ScriptedTranscriber):
 def held(
     inputs: list[TranscriptionCommand], hold: type, transcriber: ScriptedTranscriber, turn: ServerVad | None
 ) -> tuple[list[TranscriptionEvent], list[TranscriptionEvent]]:
-    """The client does not read the first event of the kind `hold`. Returns what was emitted until it reads on, and all.
+    """Let the client not read the first event of the kind `hold`. Returns the events emitted until it reads on, and all
+    events.
 
     The transcriber's gates open while the event is held.
     """
@@ -78,7 +79,7 @@ def test_when_the_end_of_a_turn_waits_for_the_client_then_no_transcript_overtake
 
 
 def test_when_a_window_ends_during_its_cut_then_none_of_its_words_is_lost() -> None:
-    """The decode for the cut is done while the client is not reading that the turn ended."""
+    """The decode for the cut is done while the client has not yet read the end of the turn."""
     transcriber = Gated()
     before, out = held([*chunks(speech(1, 72)), CommitAudio()], TurnCommitted, transcriber, None)
     assert not done(before)

@@ -30,7 +30,7 @@ def test_when_an_utterance_is_said_again_then_it_is_there_again() -> None:
 
 
 def test_when_the_text_is_a_loop_then_its_phrase_is_there_once() -> None:
-    """A model that is given a loop goes on with it, for as long as its context holds it."""
+    """A model whose context holds a loop continues it, for as long as the context holds it."""
     for phrase in ("no", "thank you.", "one two three four five six seven eight"):
         context = SpokenContext(1000)
         context.add(words("so it was"))

@@ -36,10 +36,10 @@ def test_when_enough_speech_of_a_window_is_in_another_language_then_the_language
     assert not spoken.offer(1, 1.9, "de", 1.0), "too short to change it"
     assert spoken.request(1, CHANGE_S) == LanguageRequest(likely_language="en")
     assert spoken.offer(1, CHANGE_S, "de", 0.95)
-    # It was corrected, and stays for the rest of the window whatever is heard.
+    # It was corrected, and stays for the rest of the window whatever is detected.
     assert spoken.request(1, 9.0) == LanguageRequest("de")
     assert not spoken.offer(1, 9.0, "en", 1.0)
-    # A speaker may go on in another language.
+    # A speaker may continue in another language.
     assert spoken.request(2, 1.0) == LanguageRequest("de")
     assert spoken.request(2, 3.0) == LanguageRequest(likely_language="de")
     assert spoken.offer(2, 3.0, "en", 0.95)
@@ -68,7 +68,7 @@ def test_whatever_is_detected_the_language_is_decided_once_and_changes_at_most_o
         changes = 0
         for speech_s, language, probability in sorted(hypotheses):
             asked = spoken.request(window, speech_s)
-            # A transcriber decodes in the language that it is given.
+            # A transcriber decodes in the requested language.
             language = asked.language or language
             if spoken.offer(window, speech_s, language, probability):
                 assert language != known
@@ -76,5 +76,5 @@ def test_whatever_is_detected_the_language_is_decided_once_and_changes_at_most_o
                 known = language
             if known:
                 assert known in (spoken.request(window, speech_s).language, asked.likely_language, language)
-                assert spoken.request(window, 0.5) == LanguageRequest(known), "a short window never asks anew"
+                assert spoken.request(window, 0.5) == LanguageRequest(known), "a short window never asks again"
         assert changes <= 1

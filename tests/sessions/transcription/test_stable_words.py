@@ -42,7 +42,7 @@ def hypothesis(text: str, probability: float = 1.0, language: float = 1.0, heard
 
 
 def texts(sent: Iterable[TurnPiece]) -> dict[int, str]:
-    """What was sent of each turn."""
+    """Return the sent text of each turn."""
     out: dict[int, str] = {}
     for turn, piece in sent:
         out[turn] = out.get(turn, "") + piece.text
@@ -50,7 +50,7 @@ def texts(sent: Iterable[TurnPiece]) -> dict[int, str]:
 
 
 def offer(text: WindowText, partial: Hypothesis, audio_s: float, turn: int = 0) -> str:
-    """One turn's window: its new text."""
+    """Offer a partial to a window of one turn, and return its new text."""
     return texts(text.offer(partial, audio_s, [turn] * len(partial.pieces), text.untouched(turn))).get(turn, "")
 
 
@@ -65,7 +65,7 @@ def test_when_a_word_has_stood_long_enough_with_another_behind_it_then_it_is_sen
     assert offer(text, hypothesis("so they say"), 1.3) == ""
     assert offer(text, hypothesis("so they say"), 1.9) == " so they"
     assert text.prefix == (2, ord("s"), 4, ord("t"))
-    # What follows is the continuation of what was sent; "say" has stood since 1.3.
+    # The pieces continue the sent words; "say" has stood since 1.3.
     assert offer(text, hypothesis("say it"), 2.2) == " say"
 
 
@@ -109,7 +109,7 @@ EARLY = replace(PROFILE, first_agreement_s=0.2, first_probability=0.4)
 
 
 def likely(*words: tuple[str, float]) -> Hypothesis:
-    """A hypothesis of these words, each with its probability."""
+    """Return a hypothesis of these words, each with its probability."""
     return Hypothesis(tuple(p for w, x in words for p in pieces(w, x)), "en", 1.0, True, 4, len(words))
 
 
@@ -133,10 +133,10 @@ def test_when_a_turns_first_word_is_less_likely_then_it_waits_as_later_words_do(
 def test_only_the_very_first_word_is_sent_that_early() -> None:
     text = WindowText(EARLY)
     assert offer(text, hypothesis("well then now"), 0.5) == " well"
-    # Something of the turn was sent, so the next words have to stand for all of the agreement.
+    # A word of the turn was sent, so the next words have to stand for the whole agreement.
     assert offer(text, hypothesis("then now"), 1.3) == ""
     assert offer(text, hypothesis("then now"), 1.4) == " then"
-    # Without the early rule, a first word waits as the other first words do.
+    # Without the early rule, a first word has to stand as long as the other first words.
     text = WindowText(replace(EARLY, first_probability=None))
     assert [offer(text, hypothesis("well then"), at) for at in (0.5, 0.6, 0.7)] == ["", "", " well"]
     assert [offer(WindowText(EARLY), hypothesis(""), 0.5)] == [""]
@@ -182,7 +182,7 @@ def test_when_turns_share_a_window_then_each_gets_its_own_words() -> None:
         partial = hypothesis("one two three four")
         sent = text.offer(partial, at, turns, eager=False)
     assert texts(sent) == {0: " one two", 1: " three"}
-    # The final gives turn 0 another word; turn 1 keeps what it had, and no word comes twice.
+    # The final gives turn 0 another word; turn 1 keeps its words, and none is sent twice.
     final = hypothesis("one two too three four five")
     sent, kept = text.finish(final, [0, 0, 0, 1, 1, 1])
     assert texts(sent) == {0: " too", 1: " four five"}
@@ -199,7 +199,7 @@ words = st.lists(st.sampled_from(["a", "bee", "sea", "dee", "eat", "eff", "Gee,"
 
 @given(st.lists(words, max_size=12), words)
 def test_whatever_the_partials_then_nothing_sent_is_taken_back(partials: list[list[str]], final: list[str]) -> None:
-    """Joined deltas only grow; each partial continues what was sent, as a forced prefix makes it."""
+    """Joined deltas only grow. Each partial continues the sent words, which are its forced prefix."""
     text = WindowText(PROFILE)
     sent = ""
     for i, partial in enumerate(partials):

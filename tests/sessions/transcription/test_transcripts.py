@@ -1,4 +1,4 @@
-"""The transcripts of turns, by themselves: windows and hypotheses in, events out."""
+"""The transcripts of turns, separately: windows and hypotheses in, events out."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def window(
 
 
 def timed(text: str) -> Hypothesis:
-    """Each word takes a second."""
+    """Return a hypothesis in which each word takes a second."""
     words = tuple(Word(w, k, k + 1, 1.0) for k, w in enumerate(text.split()))
     return replace(hypothesis(text), words=words)
 
@@ -36,7 +36,7 @@ def test_when_a_window_continues_a_turn_then_its_words_are_not_the_first_of_the_
     transcripts.finish(first, hypothesis("so they"))
     on = transcripts.enter(window(2, TurnSpan(0, 3 * RATE, False), start=3 * RATE))
     assert not transcripts.is_eager(on)
-    # What the turn would be with the words of this window.
+    # The turn's text as if this window ended with these words.
     assert transcripts.preview(on, hypothesis("say it")) == "so they say it"
     assert transcripts.preview(on, hypothesis("hum", heard=False)) == "so they"
 
@@ -98,7 +98,9 @@ def test_when_much_was_said_then_only_the_newest_words_are_kept_as_context() -> 
 
 
 def test_when_a_window_begins_with_earlier_audio_then_its_context_is_what_was_said_before_that() -> None:
-    """Its own prefix has the words of that audio: given twice, a model would take them for said twice."""
+    """Its own prefix has the words of that audio. If they were also in the context, a model would take them for said
+    twice.
+    """
     transcripts = Transcripts(replace(PROFILE, context_tokens=12), word_times=False)
     transcripts.finish(transcripts.enter(window(1)), hypothesis("so"))
     transcripts.finish(transcripts.enter(window(2, start=RATE)), hypothesis("they say"))
@@ -119,7 +121,7 @@ def test_when_the_words_of_earlier_audio_fill_half_of_the_prefix_then_a_window_b
     alone = transcripts.enter(window(3, TurnSpan(2, 2 * RATE, True), after=2))
     assert (alone.start, transcripts.window_text.prefix, transcripts.context) == (2 * RATE, (), " so they")
     transcripts.finish(alone, hypothesis("say"))
-    # The next one begins with its audio alone, too.
+    # The next one also begins with its own audio.
     assert transcripts.enter(window(4, TurnSpan(3, 3 * RATE, True), after=3)).start == 2 * RATE
     assert transcripts.context == " so they"
 

@@ -1,4 +1,4 @@
-"""No turn pays for the one before it: turns said one after another get the words that each gets alone."""
+"""No turn suffers from the previous one: consecutive turns get the words that each gets alone."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Apart(ScriptedTranscriber):
 def transcripts(
     models: Heard, commands: list[TranscriptionCommand], config: TranscriptionConfig, *, live: bool = False
 ) -> list[TranscriptDone]:
-    """The transcripts that a session of these commands gets. `live`: the session keeps up with them."""
+    """Return the transcripts that a session of these commands gets. `live`: the session keeps up with them."""
     out: list[TranscriptDone] = []
 
     async def emit(event: TranscriptionEvent) -> None:

@@ -56,9 +56,9 @@ def png(value: int, side: int = 64) -> bytes:
 
 
 class ScriptedModel:
-    """A video model and its stream in one: answers a question with its own words.
+    """A video model and its stream in one object: answers a question with the question's words.
 
-    Held, each word after the first waits for `go`. `num_ended`: answers that ended or were closed.
+    With `held`, each word after the first waits for `go`. `num_ended`: answers that ended or were closed.
     """
 
     def __init__(self, *, voice: bool = True, held: bool = False, fails: Exception | None = None) -> None:
@@ -188,7 +188,7 @@ def test_when_a_question_is_asked_then_it_is_answered_from_sampled_frames_in_tex
     assert model.selected == first.frames
     assert first.pcm is not None
     assert len(first.pcm) == 320
-    # Audio belongs to the question after it, and to no other; frames stay.
+    # Audio belongs only to the next question; frames stay.
     assert second.pcm is None
     assert second.frames == (0, 2, 5)
     assert model.instructions == "Be brief."
@@ -328,7 +328,7 @@ def test_when_a_frame_is_too_old_then_no_question_is_answered_from_it() -> None:
     async def act(scene: Scene) -> None:
         for name, pts_ms in (("a", 0), ("b", 1000), ("c", 2500)):
             await scene.frame(name, pts_ms=pts_ms)
-        # The question comes at the time of the last frame.
+        # The question arrives at the time of the last frame.
         await scene.ask("What?")
 
     scene = run(ScriptedModel(), act, max_memory_s=2.0)
@@ -341,7 +341,7 @@ def test_when_too_many_bytes_wait_then_put_waits() -> None:
         await scene.frame("a")
         await scene.session.put(AskQuestion("one two"))
         await scene.until(lambda: scene.of(AnswerTextDelta))
-        # The session waits for its answer; commands that come meanwhile wait.
+        # The session waits for its answer; later commands wait.
         await scene.session.put(FinishVideo())
         put = 0
 
@@ -380,7 +380,7 @@ def test_when_a_frame_is_no_image_then_it_is_an_error_and_the_session_goes_on(fi
 
 
 def _bomb() -> bytes:
-    """A PNG whose header claims 50 megapixels."""
+    """Return a PNG whose header claims 50 megapixels."""
     data = bytearray(png(0))
     data[16:24] = (10_000).to_bytes(4, "big") + (5_000).to_bytes(4, "big")
     data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
@@ -476,7 +476,7 @@ def test_when_a_frame_is_filtered_and_observed_and_read_then_it_is_decoded_once(
     monkeypatch.setattr(Image, "open", counted)
     reader = Reader()
     scene = run(Observer(Partner(), reader, None), act, filter="evs")  # type: ignore[arg-type]
-    # The second is like the first: the filter drops it, and nothing else looks at it.
+    # The second is like the first: the filter drops it, and it is not read.
     assert [o.accepted for o in scene.of(FrameReceived)] == [True, False, True, True]
     assert reader.read_levels == [0, 90, 180]
     assert opened == 4
@@ -505,7 +505,7 @@ def test_when_the_session_ends_then_whoever_waits_for_it_to_settle_is_let_go() -
         session.close()
         await running
         await asyncio.wait_for(waiting, 5)
-        # What is put into a session that is over is dropped, and nobody waits for it.
+        # A command put into an ended session is dropped, and `settled` returns.
         await session.put(AppendFrame(png(2), FrameInfo(0.0)))
         await asyncio.wait_for(session.settled(), 5)
 

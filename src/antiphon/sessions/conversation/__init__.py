@@ -1,1 +1,1 @@
-"""A conversation: the user's turns, the items, the answers and what was heard of them."""
+"""Conversations: the user's turns, the items, the responses and the part of them that was heard."""

@@ -1,4 +1,4 @@
-"""What a conversation is assembled from: the models that it uses, and what its server gives it."""
+"""The dependencies of a conversation: its models, and the callbacks of its server."""
 
 from __future__ import annotations
 
@@ -21,40 +21,41 @@ EmitConversation = Callable[[TranscriptionEvent | ConversationEvent], Awaitable[
 
 
 def _unmeasured(kind: str, value: float) -> None:
-    """Nobody measures or counts."""
+    """Ignore the value: the default for `measure` and `count`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversationContext:
-    """The surroundings of one conversation. All models belong to the caller.
+    """The dependencies of one conversation. All models belong to the caller."""
 
-    - `transcriber`, `detector`: hear the user. `turn_detector`: judges pauses, where it is given.
-    - `model`: answers; a native model takes turns by itself instead.
-    - `speaker_model`: tells the user's voice from others, where it is given.
-    - `image_reader`: describes images to a model that takes none.
-    - `new_id`: returns a fresh id that begins with the given prefix. `clock`: returns monotonic seconds.
-    - `measure`: takes a measurement's name and its seconds.
-    - `count`: takes a counter's name and what is added to it: `preemptive_begun`, `preemptive_used` and
-      `preemptive_dropped` responses, `preemptive_dropped_tokens`, `ducks`, and `ducks_without_interruption`.
-    - `min_commit_ms`: as TranscriptionSession has it.
-    - `owner`: whose conversation it is, as `ConversationModel.open` has it.
-    """
-
+    # Transcribes the user's speech.
     transcriber: Transcriber
+    # Finds speech in the user's audio.
     detector: VoiceActivityDetector
+    # Answers the user. A native model also takes turns by itself.
     model: ConversationModel
+    # Returns a fresh id that begins with the given prefix.
     new_id: Callable[[str], str]
+    # Judges whether a pause ends a turn; None: only the length of a pause counts.
     turn_detector: TurnDetector | None = None
+    # Reads the text on images for a model that takes none; None: such images stay undescribed.
     image_reader: ImageReader | None = None
+    # Tells the user's voice from others; None: all voices count as the user's.
     speaker_model: SpeakerModel | None = None
+    # Called with a measurement's name and its seconds.
     measure: Callable[[str, float], None] = _unmeasured
+    # Called with a counter's name and the increment: `preemptive_begun`, `preemptive_used` and `preemptive_dropped`
+    # responses, `preemptive_dropped_tokens`, `ducks`, and `ducks_without_interruption`.
     count: Callable[[str, int], None] = _unmeasured
+    # Returns monotonic seconds.
     clock: Callable[[], float] = time.monotonic
+    # See `TranscriptionSession`.
     min_commit_ms: int = 0
+    # The owner of the conversation, see `ConversationModel.open`.
     owner: Hashable | None = None
 
 
 def rejected(error: RemoteProtocolError, command: ConversationCommand) -> CommandRejected:
-    """The event that answers a command which cannot be carried out."""
+    """Return the event that answers a command which cannot be carried out."""
     event_id = None if isinstance(command, ConfigureConversation) else command.event_id
     return CommandRejected(error.code, error.message, error.param, event_id)

@@ -1,9 +1,9 @@
-"""The history of a conversation: its items in order, each response cut to what was heard of it.
+"""The history of a conversation: its items in order, each response cut to the part that was heard.
 
 Pure: no clocks, no tasks, no wire. An item is a message, a function call or a call's result. A user's spoken message
-holds the transcript of its audio; an assistant's spoken message holds the text that was spoken, with the time of each
-word in its audio. Truncating such a message cuts both to the last word that was heard, and `messages` gives the
-language model just that.
+holds the transcript of its audio. An assistant's spoken message holds the spoken text, with the time of each word in
+its audio. Truncating such a message cuts both to the last word that was heard, and `messages` gives the language model
+only that part.
 """
 
 from __future__ import annotations
@@ -20,51 +20,49 @@ from antiphon.events.size import num_bytes
 from antiphon.events.tools import ToolCall
 
 ROOT = "root"
-# Items are measured anew while they are among the last ones: in older ones nothing grows.
+# The last NUM_GROWING items are measured again each time: older items no longer grow.
 NUM_GROWING = 8
-# The text that takes the place of an image which a model has seen and the session no longer keeps.
+# The text that replaces an image which a model has seen and the session no longer keeps.
 IMAGE_GONE = "[An image that was shown earlier.]"
 
 
 class ConversationHistory:
-    """The items of one conversation in order, found by id. Not safe for use by several threads.
+    """The items of one conversation in order, found by id. Not thread-safe.
 
-    Methods that are given an id raise RemoteProtocolError where no item has it, with the code and the parameter that
-    the client is to be sent. A failed call leaves the history as it was.
+    Methods that take an id raise RemoteProtocolError if no item has it, with the code and the parameter to send to the
+    client. A failed call leaves the history unchanged.
     """
 
     def __init__(self) -> None:
         self._items: list[Item] = []
-        # By id, the memory that each item took when it was last measured, and the sum of them.
+        # The size of each item when it was last measured, in bytes by id, and the sum of the sizes.
         self._sizes: dict[str, int] = {}
         self._num_bytes = 0
 
     @property
     def num_bytes(self) -> int:
-        """The memory that the items take. What older ones have lost since they were measured still counts, until
-        `measure_all`.
-        """
+        """Memory of the items in bytes. Media that older items have dropped count until `measure_all` is called."""
         for item in self._items[-NUM_GROWING:]:
             self._measure(item)
         return self._num_bytes
 
     def measure_all(self) -> None:
-        """Measure every item anew, after media were dropped from some."""
+        """Measure every item again, after media were dropped from some."""
         for item in self._items:
             self._measure(item)
 
     @property
     def items(self) -> Sequence[Item]:
-        """The items, the oldest first: the history's own list, which changes with it, and whose items are still
-        written to while they are in progress. Copy it before anything is awaited.
+        """The items, oldest first. This is the history's own list: it changes with the history, and items in progress
+        still change too. Copy it before awaiting anything.
         """
         return self._items
 
     def add(self, item: Item, after: str | None = None) -> str | None:
-        """Insert an item behind the one with the id `after`; None is the end, `root` the front.
+        """Insert an item after the one with the id `after`; None is the end, `root` the front.
 
-        Returns the id of the item before it, None at the front. Raises RemoteProtocolError for an id that is taken, and
-        for an `after` that is not there. A call's result may come before its call.
+        Returns the id of the preceding item, None at the front. A call's result may precede its call. Raises
+        RemoteProtocolError if the id is taken, or if `after` is unknown.
         """
         if item.id in self._sizes:
             raise RemoteProtocolError(
@@ -81,29 +79,29 @@ class ConversationHistory:
         return self._items[at - 1].id if at else None
 
     def restore(self, items: Sequence[Item]) -> None:
-        """Replace the items with those of an earlier session, oldest first, without checking them. The items are not
-        copied; the list is.
+        """Replace the items with those of an earlier session, oldest first, without checking them. Copies the list,
+        not the items.
         """
         self._items = list(items)
         self._sizes, self._num_bytes = {}, 0
         self.measure_all()
 
     def get(self, item_id: str) -> Item:
-        """Return the item itself, not a copy: changes to it change the history. Raises RemoteProtocolError where there
-        is none.
+        """Return the item itself, not a copy: changes to it change the history. Raises RemoteProtocolError if the id is
+        unknown.
         """
         return self._items[self._find(item_id, "item_retrieve_invalid_item_id", "item_id")]
 
     def before(self, item_id: str) -> str | None:
-        """Return the id of the item before this one, None where it is the first. Raises RemoteProtocolError where there
-        is no item with this id.
+        """Return the id of the preceding item, None for the first one. Raises RemoteProtocolError if the id is
+        unknown.
         """
         at = self._find(item_id, "item_retrieve_invalid_item_id", "item_id")
         return self._items[at - 1].id if at else None
 
     def delete(self, item_id: str) -> None:
-        """Remove an item. A call's result stays when its call is deleted. Raises RemoteProtocolError where there is no
-        item with this id.
+        """Remove an item. A call's result stays when its call is deleted. Raises RemoteProtocolError if the id is
+        unknown.
         """
         del self._items[self._find(item_id, "item_delete_invalid_item_id", "item_id")]
         self._num_bytes -= self._sizes.pop(item_id)
@@ -111,10 +109,10 @@ class ConversationHistory:
     def truncate(self, item_id: str, content_index: int, audio_end_ms: int, *, from_whole: bool = False) -> int:
         """Cut an assistant's audio and its text to the words that had ended by `audio_end_ms`.
 
-        Returns the milliseconds of audio that are left: `audio_end_ms`, or the audio's length where that is less. With
-        `from_whole` the cut is made in the part as it was before it was truncated, and may leave more than is left now:
-        a later acknowledgement knows better how much was heard. Raises RemoteProtocolError where the item or the
-        content part is missing, or is not an assistant's audio.
+        Returns the milliseconds of audio that are left: `audio_end_ms`, or the audio's length if that is less. With
+        `from_whole` the cut starts from the part as it was before any truncation, and may leave more than is left now:
+        a later acknowledgement knows better how much was heard. Raises RemoteProtocolError if the item or the content
+        part is missing, or is not an assistant's audio.
         """
         item = self._items[self._find(item_id, "item_truncate_invalid_item_id", "item_id")]
         if item.kind != "message" or item.role != "assistant":
@@ -135,22 +133,22 @@ class ConversationHistory:
         return round(end_s * 1000)
 
     def messages(self, instructions: str = "", also: Sequence[Item] | None = None) -> tuple[Message, ...]:
-        """Return the conversation as a model is given it: what was said and heard, and nothing else.
+        """Return the conversation as messages for a model: only what was said and heard.
 
-        `instructions` become a system message at the front. `also` is taken in place of the history's items; the names
-        of functions are still looked up in the history. Messages with neither text nor media are left out, and results
-        of no call; calls that follow an assistant's message are joined to it, and a result that came before its call
-        follows it.
+        `instructions` become a system message at the front. `also` replaces the history's items, but names of functions
+        are still looked up in the history. Messages with neither text nor media are left out, and so are results
+        without a call. Calls that follow an assistant's message are joined to it. A result that precedes its call is
+        moved after it.
         """
         out = [Message("system", instructions)] if instructions else []
-        # The calls of each message in `out`, and the name of each call: a client may send thousands of either.
+        # The calls of each message in `out`, and the name of each call. Indexed, as a client may send thousands.
         calls: defaultdict[int, list[ToolCall]] = defaultdict(list)
         named = itertools.chain(also or (), self._items)
         names = {i.call_id: i.name for i in reversed([*named]) if i.kind == "function_call"}
         for item in _results_behind_calls(self._items if also is None else also):
             match item.kind:
                 case "message" if item.speaker == "other":
-                    # Somebody near the microphone, who did not speak to the model.
+                    # Said by a person near the microphone who did not speak to the model.
                     continue
                 case "message":
                     parts: tuple[MessagePart, ...] = ()
@@ -169,8 +167,8 @@ class ConversationHistory:
 
     @staticmethod
     def describe_image(lines: Sequence[str] | None) -> str:
-        """Return the text that describes an image to a model that cannot see it. `lines` is the text found in the
-        image; an empty list means that it holds none, and None that it could not be read.
+        """Return a text that describes an image to a model that cannot see it. `lines` is the text found in the image:
+        an empty list means that the image holds none, None that it could not be read.
         """
         if lines is None:
             return "[An image that could not be read.]"
@@ -191,7 +189,7 @@ class ConversationHistory:
 
 
 def _results_behind_calls(items: Sequence[Item]) -> list[Item]:
-    """The items, in which each call's result that came before the call stands behind it."""
+    """Return the items with each result that precedes its call moved after the call."""
     waiting: defaultdict[str, list[Item]] = defaultdict(list)
     to_come = Counter(i.call_id for i in items if i.kind == "function_call")
     if not any(i.kind == "function_call_output" for i in items):
@@ -209,10 +207,10 @@ def _results_behind_calls(items: Sequence[Item]) -> list[Item]:
 
 
 def cut_to(text: str, words: Sequence[str], count: int) -> str:
-    """Return the beginning of `text` up to the end of its `count`-th word, spaces and punctuation as they stand there.
+    """Return the beginning of `text` up to the end of its `count`-th word, with its spaces and punctuation.
 
-    `words` are the words of `text` in order. Where one of them is not found in `text`, which a synthesizer that
-    normalizes its input can cause, the first `count` words are returned, joined with spaces.
+    `words` are the words of `text` in order. If one of them is not found in `text`, for example because a synthesizer
+    normalizes its input, returns the first `count` words joined with spaces.
     """
     at = 0
     for word in words[:count]:

@@ -1,7 +1,7 @@
 """Images and audio in the items that a client creates.
 
-For a conversation model that takes text only, images are read and audio is transcribed; one that accepts media is
-given the images and the audio themselves.
+For a conversation model that takes text only, images are read and audio is transcribed. A model that accepts media gets
+the images and the audio themselves.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from antiphon.sessions.conversation.responses.generation import FAILURES
 from antiphon.shares.threads import IMAGE_THREADS, in_thread
 from antiphon.vision.images import EncodedImage
 
-# The most characters that the data URIs of a conversation's images may have together.
+# The maximum total length, in characters, of the data URIs of a conversation's images.
 MAX_IMAGE_CHARS = 64 << 20
 
 
 class ItemMediaResolver:
-    """Turns the media of a conversation's items into what its model takes.
+    """Converts the media of a conversation's items to a form that its model takes.
 
-    - `reader`, `transcriber`: the models that read images and transcribe audio for a conversation model that takes text
-      only. Without a reader, images stay unresolved, and such a model is told nothing of them.
-    - `emit`: is awaited with a `CommandRejected` for media that cannot be decoded; the session goes on.
+    - `reader`, `transcriber`: read images and transcribe audio for a conversation model that takes text only. Without a
+      reader, images stay unresolved and are left out of such a model's messages.
+    - `emit`: awaited with a `CommandRejected` for media that cannot be decoded; the session continues.
     - `accepts_media`: whether the conversation model accepts images and audio.
     """
 
@@ -40,30 +40,32 @@ class ItemMediaResolver:
     ) -> None:
         self._history, self._reader, self._transcriber = history, reader, transcriber
         self._emit, self._accepts_media = emit, accepts_media
-        # Ids of the items whose media are not resolved yet; a response that needs them waits.
+        # Ids of the items whose media are not resolved yet. A response that needs them waits.
         self.unresolved: set[str] = set()
 
     def check_size(self, new: Item) -> None:
-        """Raise RemoteProtocolError where the conversation's images with those of `new` would exceed 64 Mi characters
-        of data URIs. `new` is not in the conversation yet; nothing is changed.
+        """Raise RemoteProtocolError if the conversation's images and those of `new` would exceed 64 Mi characters of
+        data URIs. `new` is not in the conversation yet. Changes nothing.
         """
         if not any(p.image for p in new.parts):
             return
         num_chars = sum(len(p.image) for i in (*self._history.items, new) for p in i.parts)
         if num_chars > MAX_IMAGE_CHARS:
             raise RemoteProtocolError(
-                "image_limit_exceeded", f"A conversation's images may have {MAX_IMAGE_CHARS >> 20} MiB.", "item.content"
+                "image_limit_exceeded",
+                f"A conversation's images may have at most {MAX_IMAGE_CHARS >> 20} MiB.",
+                "item.content",
             )
 
     async def add(self, item: Item, after: str | None) -> None:
-        """Add a client's item to the conversation, and report it. Raises as `ConversationHistory.add`."""
+        """Add a client's item to the conversation and report it. Raises the errors of `ConversationHistory.add`."""
         previous = self._history.add(item, after)
         await self._emit(ItemAdded(item.snapshot(), previous))
         await self._emit(ItemDone(item.snapshot(), previous))
 
     def begin(self, item: Item) -> bool:
-        """Return whether the caller has to `resolve` an item's images and audio; its id is in `unresolved` then, until
-        that is done. Audio that came with its transcript is dropped right away for a model that takes text.
+        """Return whether the caller has to `resolve` an item's images and audio. The item's id is in `unresolved` until
+        then. For a model that takes text, audio that arrived with a transcript is dropped at once.
         """
         has_unresolved = any(self._is_unresolved(p) for p in item.parts)
         if has_unresolved:
@@ -81,10 +83,10 @@ class ItemMediaResolver:
         return part.kind == "input_audio" and part.media is not None and not self._accepts_media
 
     async def resolve(self, item: Item, event_id: str | None, language: str | None) -> None:
-        """Resolve an item's images and audio, and wait for it. What cannot be decoded is rejected, and not raised.
+        """Resolve an item's images and audio, and wait for it. Media that cannot be decoded are rejected, not raised.
 
-        `language` is the language of its audio, None if not known; `event_id` is the client's id of the command, which
-        a rejection repeats.
+        `language` is the language of the audio, None if unknown. `event_id` is the client's id of the command; a
+        rejection repeats it.
         """
         for part in item.parts:
             if not self._is_unresolved(part):
@@ -107,7 +109,7 @@ class ItemMediaResolver:
         except ValueError as error:
             raise MediaError(str(error)) from None
         if self._accepts_media:
-            # Decoding shows whether the file is an image. An item may wait for its response for as long as the session
+            # Decoding shows whether the file is an image. An item may wait for its response as long as the session
             # lives, so the pixels are released and only the file is kept.
             await in_thread(image.overview, places=IMAGE_THREADS)
             image.release()
@@ -119,5 +121,5 @@ class ItemMediaResolver:
         audio, part.media = part.media, None
         segments = self._transcriber.transcribe(one_slab(audio.pcm), FileOptions(language))
         text = "".join([s.text async for s in segments if isinstance(s, TranscriptSegment)]).strip()
-        # The model is told that there was something: the item would be missing from its messages.
+        # Says that audio existed: without a text the item would be missing from the model's messages.
         part.text = text or "[Sound without words.]"

@@ -1,9 +1,9 @@
-"""A native model's side of a conversation: it is fed the user's audio unit by unit, and each turn that it speaks
-becomes a response.
+"""A native model in a conversation: it gets the user's audio unit by unit, and each turn that it speaks becomes a
+response.
 
-One task appends units and steps the model. While the model speaks and no audio arrives, it is fed silence, so that its
-clock goes on. After a commit, or where a response was asked for, it is fed silence until it speaks, and in the last of
-ANSWER_UNITS it has to. An interrupted model listens in its next step.
+One task appends units and steps the model. While the model speaks and no audio arrives, the task feeds silence, so that
+the model's clock advances. After a commit or a request for a response, it feeds silence until the model speaks; in the
+last of ANSWER_UNITS the model is forced to. An interrupted model listens in its next step.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from antiphon.text.word_timing import spread_words
 
 log = logging.getLogger(__name__)
 
-# Units of audio that may wait for the model; with more of them `append_audio` waits, which holds back the client.
+# Units of audio that may wait for the model. At the limit, `append_audio` waits, which slows the client down.
 MAX_WAITING_UNITS = 4
-# Seconds of a reference voice that are decoded; the rest of the file is ignored.
+# Seconds of a reference voice that are decoded. The rest of the file is ignored.
 MAX_REFERENCE_S = 30
-# Units of silence after a commit or a request, in the last of which the model has to speak.
+# Units of silence after a commit or a request; in the last one the model has to speak.
 ANSWER_UNITS = 8
-# Of a unit, how late the audio of a client may be that sends any.
+# Tolerated delay of a sending client's audio, as a fraction of a unit.
 LATE_UNITS = 0.5
-# Characters of typed text that a unit has room for, and those that may wait for their unit.
+# Characters of typed text that fit one unit, and the limit for text that waits for its unit.
 UNIT_CHARS, MAX_WAITING_CHARS = 128, 8000
-# Chunks of a response that may wait for its reader; with more of them the model waits.
+# Chunks of a response that may wait for its reader. At the limit, the model waits.
 MAX_WAITING_CHUNKS = 64
 
 
@@ -63,8 +63,8 @@ class DueResponse:
     """An answer that the user waits for.
 
     - `request`: the client's request; None: the answer is due because the user's turn was committed.
-    - `answers`: the model has to speak; without it, only the open unit is filled up.
-    - `is_padded`: the unit that was open when it became due was filled up. `units_left`: of silence after it.
+    - `answers`: the model has to speak; if false, only the open unit is padded.
+    - `is_padded`: the unit that was open when the answer became due is padded. `units_left`: silent units after it.
     - `is_paced`: audio arrives again, and silence is fed by the clock only.
     """
 
@@ -76,10 +76,10 @@ class DueResponse:
 
 
 class UnitClock:
-    """Says when a unit is due whose audio has not come, and is filled with silence. Pure; times are monotonic seconds.
+    """Returns when a unit whose audio has not arrived is due, to be padded with silence. Pure; monotonic seconds.
 
-    A client that sends audio is given LATE_UNITS more than a unit, for its network: silence in between would be heard
-    as a pause, and each would put the model another unit ahead of the user.
+    A client that sends audio gets LATE_UNITS more than a unit, for network jitter. The model would hear silence in
+    between as a pause, and each such pause would put it another unit ahead of the user.
     """
 
     def __init__(self, unit_s: float) -> None:
@@ -88,45 +88,45 @@ class UnitClock:
         self._is_fed = False
 
     def begin(self, now_s: float, *, is_fed: bool) -> None:
-        """Begin a unit. `is_fed`: all of its audio came from the client."""
+        """Begin a unit at `now_s`. `is_fed`: all of its audio came from the client."""
         self._began_s, self._is_fed = now_s, is_fed
 
     def left_s(self, now_s: float, *, is_committed: bool) -> float:
-        """Seconds until the next unit is due. `is_committed`: the client awaits an answer, and may send nothing."""
+        """Seconds until the next unit is due. `is_committed`: the client awaits an answer and may send no audio."""
         late_s = LATE_UNITS * self._unit_s if self._is_fed and not is_committed else 0.0
         return self._began_s + self._unit_s + late_s - now_s
 
 
 class UnitQueue:
-    """Audio that waits to be cut into units of `unit_samples`, and images, each with the unit in which it came. Pure.
+    """Audio that waits to be cut into units of `unit_samples`, and images, each for the unit it arrived with. Pure.
 
-    `max_frames`: the images of one unit. `num_waiting`: samples that wait; `num_received`: samples that ever came.
+    `max_frames`: maximum images per unit. `num_waiting`: samples that wait. `num_received`: samples received so far.
     """
 
     def __init__(self, unit_samples: int, max_frames: int) -> None:
         self.unit_samples, self._max_frames = unit_samples, max_frames
         self.num_waiting = self.num_received = 0
         self._audio: deque[Pcm] = deque()
-        # Images, each with the samples that had come before it.
+        # Images, each with the number of samples received before it.
         self._frames: deque[tuple[int, bytes]] = deque(maxlen=max(1, max_frames) * (MAX_WAITING_UNITS + 1))
 
     @property
     def has_unit(self) -> bool:
-        """Whether the audio of a whole unit waits."""
+        """Whether the audio of a whole unit is waiting."""
         return self.num_waiting >= self.unit_samples
 
     def append(self, pcm: Pcm) -> None:
-        """Add audio. The array is kept, not copied."""
+        """Append audio to the queue. The array is kept, not copied."""
         self._audio.append(pcm)
         self.num_waiting += len(pcm)
         self.num_received += len(pcm)
 
     def append_frames(self, frames: tuple[bytes, ...]) -> None:
-        """Add images, which go with the unit of the audio that comes next."""
+        """Append images, which go with the unit of the audio that arrives next."""
         self._frames.extend((self.num_received, frame) for frame in frames)
 
     def take(self) -> tuple[Pcm, bool]:
-        """Remove a unit, filled up with silence. Returns it, and whether it was full."""
+        """Remove and return a unit, padded with silence, and whether it was full without padding."""
         pcm, at = np.zeros(self.unit_samples, np.float32), 0
         while self._audio and at < self.unit_samples:
             chunk = self._audio.popleft()
@@ -139,7 +139,7 @@ class UnitQueue:
         return pcm, at == self.unit_samples
 
     def take_frames(self) -> tuple[bytes, ...]:
-        """Remove the images of the unit that was taken last, and return the newest where there are too many."""
+        """Remove the images of the last unit taken. Returns the newest `max_frames` of them."""
         frames, num_taken = [], self.num_received - self.num_waiting
         while self._frames and (self._frames[0][0] < num_taken or not self.num_waiting):
             frames.append(self._frames.popleft()[1])
@@ -147,11 +147,11 @@ class UnitQueue:
 
 
 class NativeResponse:
-    """One turn that a native model speaks: a `ResponseSource` that exists without having been asked for.
+    """One turn that a native model speaks: a `ResponseSource` that may begin without a request.
 
-    `NativeTurns` puts chunks in while the model steps; a response task reads them. `on_dropped` is called when the
-    reader leaves before the model has finished, which interrupts the model. `due` is the answer that the turn is, None
-    where the model began by itself.
+    `NativeTurns` puts chunks in while the model steps, and a response task reads them. `on_dropped` is called if the
+    reader leaves before the model has finished; it interrupts the model. `due` is the answer that this turn gives, None
+    if the model began by itself.
     """
 
     def __init__(self, on_dropped: Callable[[], None], due: DueResponse | None = None) -> None:
@@ -159,8 +159,8 @@ class NativeResponse:
         self._on_dropped = on_dropped
         self.due = due
         self._is_finished = False
-        # Why the turn was interrupted, "" where it was not. One that was before its response began, and that nobody has
-        # asked for, is never reported to the client.
+        # Why the turn was interrupted, "" if it was not. A turn that no request asked for, interrupted before its
+        # response began, is never reported to the client.
         self.cut_reason = ""
         self._failure: ModelError | None = None
         self.audio_s = 0.0
@@ -168,12 +168,12 @@ class NativeResponse:
 
     @property
     def is_cut(self) -> bool:
-        """Whether the turn was interrupted."""
+        """Whether the turn was interrupted, by the user or by its reader."""
         return bool(self.cut_reason)
 
     async def put(self, chunk: ResponseChunk) -> None:
-        """Add a chunk. Waits while 64 chunks wait for the reader. Once the reader has left, chunks are discarded
-        without an error, so that the model's task goes on.
+        """Add a chunk. Waits while 64 chunks wait for the reader. After the reader has left, discards chunks without an
+        error, so that the model's task continues.
         """
         try:
             await self._send.send(chunk)
@@ -181,20 +181,20 @@ class NativeResponse:
             self._is_finished = True
 
     def end(self) -> None:
-        """Mark the turn as finished by the model: the reader's stream ends after the chunks that still wait, and a
-        later `drop` does not interrupt the model. May be called more than once.
+        """Mark the turn as finished by the model: the reader's stream ends after the waiting chunks, and a later `drop`
+        does not interrupt the model. Idempotent.
         """
         self._is_finished = True
         self._send.close()
 
     def fail(self, message: str) -> None:
-        """End the turn as failed: `stream` raises ModelError with this message after the chunks that wait."""
+        """End the turn as failed: `stream` raises ModelError with this message after the waiting chunks."""
         self._failure = ModelError(message)
         self.end()
 
     async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
-        """Yield the turn's chunks in order as the model produces them, until `end`. For one reader. Raises ModelError
-        after `fail`; any other failure of the model ends the session through `NativeTurns.run`.
+        """Yield the turn's chunks in order, as the model produces them, until `end`. For one reader. Raises ModelError
+        after `fail`. Any other failure of the model ends the session through `NativeTurns.run`.
         """
         async for chunk in self._receive:
             yield chunk
@@ -202,8 +202,8 @@ class NativeResponse:
             raise self._failure
 
     async def drop(self) -> None:
-        """Stop reading: chunks that wait are discarded, and a turn that is not finished is interrupted. Does not wait
-        for the model, which ends it with its current step.
+        """Stop reading: waiting chunks are discarded, and an unfinished turn is interrupted. Does not wait for the
+        model, which ends the turn with its current step.
         """
         self._receive.close()
         if not self._is_finished:
@@ -212,13 +212,13 @@ class NativeResponse:
 
 
 class NativeTurns:
-    """Feeds a native model and makes responses of its turns. Call `open`, then run `run` in the session's task group.
+    """Feeds a native model and makes responses of its speech. Call `open`, then run `run` in the session's task group.
 
-    - `on_turn`: is awaited with each turn that the model begins to speak; the model is not stepped until it returns. It
-      gets the answers that were asked for and will not be spoken, too, each in a task.
-    - `emit`: is awaited with a `CommandRejected` for frames that are no images and, for full-duplex clients, with a
+    - `on_turn`: awaited with each turn that the model begins to speak; the model is not stepped until it returns. Also
+      called, each time in a task, with requested answers that will not be spoken.
+    - `emit`: awaited with a `CommandRejected` for frames that are not images and, for full-duplex clients, with a
       `ListenStepTaken` for each unit in which the model listens.
-    - `clock`: monotonic seconds, by which silence is fed while the model speaks.
+    - `clock`: returns monotonic seconds; it paces the silence that is fed while the model speaks.
     """
 
     def __init__(
@@ -237,20 +237,20 @@ class NativeTurns:
         self._is_closed = False
         self._unit_clock = UnitClock(model.profile.unit_s)
         self._turn: NativeResponse | None = None
-        # Set by an interruption: what the step under way says is discarded.
+        # Set by an interruption: the output of the current step is discarded.
         self._discards_step = self._reports_listening = False
         self._due: DueResponse | None = None
-        # Where turns are reported that were asked for and will not be spoken; None until `run`.
+        # Task group that reports requested turns which will not be spoken; None until `run`.
         self._group: anyio.abc.TaskGroup | None = None
         self._text = ""
-        # Whether a turn has begun whose response waits for the one before it to be closed.
+        # Whether a turn has begun whose response waits for the previous one to be closed.
         self.is_waiting = False
 
     async def open(self, config: ConversationConfig) -> None:
-        """Open the model's stream and decode the reference voice, of which the first 30 s are used. Waits for both.
+        """Open the model's stream and decode the first 30 s of the reference voice. Waits for both.
 
-        Raises Refused where the model has no room for another conversation, and ModelError where it fails or the
-        reference voice cannot be decoded.
+        Raises Refused if the model has no room for another conversation, and ModelError if it fails or if the reference
+        voice cannot be decoded.
         """
         # Listening steps are reported to full-duplex clients only.
         self._reports_listening = config.duplex is not None
@@ -266,7 +266,7 @@ class NativeTurns:
                     places=FILE_THREADS,
                 )
             except MediaError as error:
-                raise ModelError(f"the voice to speak with cannot be heard: {error}") from None
+                raise ModelError(f"the reference voice cannot be decoded: {error}") from None
         options = NativeOptions(
             config.instructions,
             config.voice,
@@ -280,10 +280,10 @@ class NativeTurns:
 
     async def append_audio(self, pcm: Pcm) -> None:
         """Queue audio for the model: float32 [num_samples], mono, 16 kHz, of any length. Waits while four units or more
-        are queued, so that a model that falls behind holds back the client. The array is kept, not copied.
+        are queued, so that a slow model slows the client down. The array is kept, not copied.
         """
         if self._due and self._due.request is None:
-            # The user goes on: the model hears what it is, and decides by itself again.
+            # The user continues to speak: the model hears real audio, and decides by itself again.
             self._due = None
         elif self._due:
             self._due.is_paced = True
@@ -293,17 +293,17 @@ class NativeTurns:
         self._changed.notify()
 
     def append_frames(self, frames: tuple[bytes, ...]) -> None:
-        """Queue encoded images, which go with the unit of the audio that arrives next. Does not wait. Where a unit has
-        more of them than the model's profile allows, the newest are used; a model without vision ignores all.
+        """Queue encoded images, which go with the unit of the audio that arrives next. Does not wait. If a unit has
+        more of them than the model's profile allows, the newest are used. A model without vision ignores them.
         """
         self._units.append_frames(frames)
 
     def append_item(self, item: Item) -> None:
-        """Queue what the user or the system typed, or the transcript of what was said, which goes with the next units.
-        Does not wait.
+        """Queue the text of an item, typed or transcribed, which goes with the next units. Does not wait.
 
-        Raises RemoteProtocolError: `string_above_max_length` where more than MAX_WAITING_CHARS would wait, and
-        `unsupported_content_type` for an image, and for audio without a transcript: the model hears its own audio only.
+        Raises RemoteProtocolError: `string_above_max_length` if more than MAX_WAITING_CHARS would wait, and
+        `unsupported_content_type` for an image or for audio without a transcript, as the model hears only its own
+        audio.
         """
         given = [p for p in item.parts if p.kind in ("input_text", "input_audio", "input_image")]
         if unheard := next(
@@ -317,22 +317,22 @@ class NativeTurns:
 
     def _check_room(self, text: str, param: str) -> None:
         if len(self._text) + len(text) > MAX_WAITING_CHARS:
-            message = f"Text that waits for this model has at most {MAX_WAITING_CHARS} characters."
+            message = f"At most {MAX_WAITING_CHARS} characters of text may wait for this model."
             raise RemoteProtocolError("string_above_max_length", message, param)
 
     def commit(self, *, answers: bool) -> None:
-        """End the user's turn: what there is of a unit is filled up with silence. Does not wait.
+        """End the user's turn: the open unit is padded with silence. Does not wait.
 
-        `answers`: silence goes on until the model speaks, unless more audio arrives.
+        `answers`: silence is fed until the model speaks, unless more audio arrives.
         """
         if self._due is None:
             self._due = DueResponse(answers=answers)
             self._changed.notify()
 
     def ask(self, request: CreateResponse) -> None:
-        """Have the model speak. Does not wait. A request that meets the answer to the turn committed last joins it.
+        """Have the model speak. Does not wait. A request joins the answer to the last committed turn, if one is due.
 
-        Raises RemoteProtocolError: `response_create_unsupported` for a response out of band or of items of its own,
+        Raises RemoteProtocolError: `response_create_unsupported` for a response out of band or with its own items,
         `conversation_already_has_active_response`, `response_create_without_input`, `string_above_max_length`.
         """
         if not request.stored or request.items is not None:
@@ -353,14 +353,14 @@ class NativeTurns:
         self._changed.notify()
 
     def withdraw(self) -> bool:
-        """Drop the answer that is due, if the model has not begun it; one that was asked for is reported as cancelled.
-        Returns whether there was one.
+        """Drop the answer that is due, if the model has not begun it. Reports a requested answer as cancelled. Returns
+        whether there was one.
         """
         return self._drop_due("client_cancelled") is not None and self._turn is None
 
     def _drop_due(self, reason: str, failure: str = "") -> DueResponse | None:
-        """Have no answer due any more, and return the one that was. If it was asked for, its response ends, cancelled
-        for this reason or as a failure, unless a turn has begun that is that response.
+        """Clear the answer that is due and return it. If it was requested, its response ends, cancelled for `reason` or
+        with `failure`, unless the model already speaks that response.
         """
         due, self._due = self._due, None
         if due and due.request and self._group and not (self._turn and self._turn.due is due):
@@ -373,8 +373,8 @@ class NativeTurns:
         return due
 
     def interrupt(self) -> None:
-        """Give the user the floor: the turn being spoken ends, what the step under way says is discarded, and the next
-        step listens. No answer is due any more. Returns at once. Before `open` it takes effect when the stream is
+        """Give the user the floor: the current turn ends, the output of the current step is discarded, and the next
+        step listens. No answer is due then. Returns at once. Called before `open`, it takes effect when the stream is
         opened.
         """
         self._discards_step = True
@@ -387,16 +387,16 @@ class NativeTurns:
             self._stream.interrupt()
 
     def close(self) -> None:
-        """Take no more audio and let `run` return after the step under way. Does not wait; a turn that is still being
+        """Take no more audio, and let `run` return after the current step. Does not wait. A turn that is still being
         spoken is cut there.
         """
         self._is_closed = True
         self._changed.notify()
 
     async def run(self) -> None:
-        """Feed and step the model until `close`, then close its stream. Needs an `open` before.
+        """Feed and step the model until `close`, then close its stream. Call `open` first.
 
-        Frames that are no images are rejected and their unit is fed without them. Raises ModelError and EngineError,
+        Frames that are not images are rejected, and their unit is fed without them. Raises ModelError and EngineError,
         which end the session.
         """
         assert self._stream
@@ -429,7 +429,7 @@ class NativeTurns:
 
     async def _next_unit(self) -> Pcm | None:
         """Return the next unit's audio, None once closed. A unit that is due while the model speaks, or while an answer
-        is due, is filled with silence.
+        is due, is padded with silence.
         """
         while not self._units.has_unit and not self._is_closed:
             due = self._due
@@ -450,7 +450,7 @@ class NativeTurns:
         return pcm
 
     def _count_down(self) -> None:
-        """Count the unit that is about to be taken against the answer that is due, once all that waited is heard."""
+        """Count the unit about to be taken against the answer that is due, once all waiting audio is heard."""
         due = self._due
         if due is None or self._turn or (self._units.has_unit and not due.is_paced):
             return
@@ -462,7 +462,7 @@ class NativeTurns:
             self._due = None
 
     def _must_speak(self) -> bool:
-        """Whether the unit under way is the last in which the answer that is due may begin."""
+        """Whether the current unit is the last in which the answer that is due may begin."""
         return bool(self._due and self._due.units_left <= 0 and not self._turn)
 
     async def _apply(self, step: NativeStep) -> None:
@@ -485,7 +485,7 @@ class NativeTurns:
                     await turn.put(TextDelta(text))
                 if len(pcm):
                     length_s = len(pcm) / self._model.profile.sample_rate_hz
-                    # The model gives no word times: the words are spread over the unit's audio by their letters.
+                    # The model gives no word times: the words are spread over the unit's audio by their length.
                     await turn.put(ResponseAudio(pcm, tuple(spread_words(text.split(), turn.audio_s, length_s))))
                     turn.audio_s += length_s
                 if end_of_turn:

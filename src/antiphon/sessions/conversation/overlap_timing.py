@@ -1,4 +1,4 @@
-"""Holds back speech over a response until it is decided: by its words, by its voice, or as time passes."""
+"""Holds back speech over a response until it is decided: by its words, by its voice, or by a timeout."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from antiphon.events.transcription import (
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.overlap import DECISION_S, MAX_BACKCHANNEL_S, OverlapDecider
 
-# How often an undecided overlap is looked at again: whether the user still speaks.
+# Interval at which an undecided overlap is checked again for whether the user still speaks, in seconds.
 POLL_S = 0.05
 
-# Seconds of audio for which a client's message that the speech takes no floor holds. It repeats it while that is so.
+# Seconds of audio for which a client's dismissal of speech holds. A client repeats it while the speech lasts.
 DISMISSAL_S = 0.6
 
 Apply = Callable[[list[TranscriptionEvent]], Awaitable[None]]
 
 
 class OverlapHolder:
-    """Passes the events of a conversation's transcription through an OverlapDecider, and keeps the time for it.
+    """Passes the events of a conversation's transcription through an OverlapDecider, and runs its timers.
 
-    `apply` is awaited with the events that may be reported, in order. `decider` takes the decisions of the client.
+    `apply` is awaited with the events that may be reported, in order. `decider` takes the client's decisions.
     """
 
     def __init__(self, apply: Apply) -> None:
         self.decider = OverlapDecider()
         self._apply = apply
-        # Events are applied in the order in which they were decided, whichever task has decided them.
+        # Events are applied in the order of their decisions, whichever task decided.
         self._order = anyio.Lock()
         self._timing: set[anyio.CancelScope] = set()
 
@@ -48,12 +48,12 @@ class OverlapHolder:
         overlaps: bool,
         duplex: DuplexConfig | None,
     ) -> None:
-        """Handle one event. `overlaps`: as OverlapDecider.feed has it. An overlap that begins is decided in `group`."""
+        """Handle one event. `overlaps`: see `OverlapDecider.feed`. A task in `group` decides an overlap that begins."""
         async with self._order:
             before = self.decider.undecided_turn
             if before is not None and isinstance(event, TranscriptPartial | TranscriptGuessed):
                 if listener.speakers.is_looked_at(before):
-                    # Whose words they are is not known yet; the next partial has them too.
+                    # The speaker of these words is still unknown. The next partial has the words too.
                     return
             elif isinstance(event, TranscriptDone) and event.turn == before and event.speaker == "other":
                 await self._apply(self.decider.dismiss("other_speaker"))
@@ -63,25 +63,25 @@ class OverlapHolder:
                 group.start_soon(self._decide, turn, listener, duplex)
 
     async def decide(self, decision: Callable[[], list[TranscriptionEvent]]) -> None:
-        """Make a decision of the decider's, and apply what it releases."""
+        """Call `decision`, a method of `decider`, and apply the events that it releases."""
         async with self._order:
             await self._apply(decision())
 
     async def other_voice(self, turn: int) -> None:
-        """Speech over a response is another's voice than the user's, and takes no floor."""
+        """Dismiss the overlap with this turn: the voice is not the user's, so the speech does not take the floor."""
         if self.decider.undecided_turn == turn:
             await self.decide(lambda: self.decider.dismiss("other_speaker"))
 
     def close(self) -> None:
-        """Decide nothing more as time passes."""
+        """Cancel all timers: no overlap is decided by a timeout any longer."""
         for scope in self._timing:
             scope.cancel()
 
     async def _decide(self, turn: int, listener: TranscriptionSession, duplex: DuplexConfig | None) -> None:
-        """Wait until the overlap with this turn is decided, and decide it where its words do not.
+        """Wait until the overlap with this turn is decided, and decide it by time if its words do not.
 
-        Speech longer than MAX_BACKCHANNEL_S takes the floor. With `duplex`, its `short_ack_ms` and `barge_in_ms` hold
-        instead, and a first decision falls after DECISION_S.
+        Speech longer than MAX_BACKCHANNEL_S takes the floor. With `duplex`, its `short_ack_ms` and `barge_in_ms` apply
+        instead, with a first decision after DECISION_S.
         """
         overlap = self.decider
         with anyio.CancelScope() as scope:

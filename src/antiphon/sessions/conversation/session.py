@@ -1,8 +1,8 @@
 """One live conversation: a listener turns audio into turns and transcripts, and a responder answers them.
 
-The listener is a transcription session with tasks of its own. Its events come to `handle_transcription`, and the
-client's other commands to `handle`, in their order among the audio; only a cancel overtakes them, on the reader's task.
-A response is one task, which barge-in cancels; whatever ends it, its part and item close, and `ResponseDone` is last.
+The listener is a transcription session with its own tasks. It passes its events to `handle_transcription` and the
+client's other commands to `handle`, in their order among the audio. Only a cancel overtakes them, on the reader's task.
+A response is one task, which barge-in cancels. However it ends, its part and item close, and `ResponseDone` is last.
 """
 
 from __future__ import annotations
@@ -64,16 +64,16 @@ from antiphon.turns.floor import Floor
 
 
 class ConversationSession:
-    """One client's conversation. `run()` it as a task; audio and commits go into `inbox`, whose closing ends it.
+    """One client's conversation. Run `run()` as a task. Audio and commits go into `inbox`; closing the inbox ends it.
 
-    - `context`: the models, and what else a conversation is assembled from.
-    - `emit`: is awaited with every event, in order, and may hold the session back.
-    - `playback`: knows how much of a response was heard; None: the client truncates items itself.
-    - `handle_other`: gets the commands that come out of the inbox in place of `handle`, which it has to call.
-    - `left_s`: returns the seconds of sent audio still to be played, where that is known better than by the clock.
+    - `context`: the models and the other dependencies of a conversation.
+    - `emit`: awaited with every event, in order; it may hold the session back.
+    - `playback`: tracks how much of a response was heard; None: the client truncates items itself.
+    - `handle_other`: gets the commands from the inbox instead of `handle`, and has to call `handle`.
+    - `left_s`: returns the seconds of sent audio still to be played, if a better source than the clock exists.
 
-    `config` is the present configuration, `history` has the items, and `progress` says how far the session has come.
-    All of it runs in one event loop.
+    `config` is the current configuration, `history` has the items, and `progress` reports the session's progress.
+    Everything runs in one event loop.
     """
 
     def __init__(
@@ -118,10 +118,10 @@ class ConversationSession:
         self.progress = ConversationProgress(self._listener, self._floor, self._queue, self._heard)
 
     async def run(self) -> None:
-        """Run until the inbox is closed and its audio is transcribed; responses under way are cancelled then.
+        """Run until the inbox is closed and its audio is transcribed. Responses still under way are cancelled then.
 
-        Failures of a response or a transcript are events. Raises Refused where the model has no room for another
-        conversation, and ModelError or EngineError where a native model fails.
+        Failures of a response or a transcript are events. Raises Refused if the model has no room for another
+        conversation, and ModelError or EngineError if a native model fails.
         """
         try:
             async with anyio.create_task_group() as self._group:
@@ -133,31 +133,31 @@ class ConversationSession:
             await self._queue.close()
 
     def leave_open_turn(self) -> None:
-        """Let the end of the inbox end no turn: another host hears again what is open then."""
+        """Do not end the open turn when the inbox ends: another host will hear its audio again."""
         self._listener.leave_open_turn()
 
     async def interrupt(self, reason: str) -> None:
-        """Cancel the response with `reason`, and those that wait if the client does; truncate to what was heard."""
+        """Cancel the response with `reason`, and those that wait if the client cancels; truncate to what was heard."""
         await self._queue.interrupt(reason)
 
     async def truncate_to_heard(self, items: list[tuple[ContentPosition, int]]) -> None:
-        """Truncate items to the milliseconds of each that were heard, once their response is closed."""
+        """Truncate each item to the milliseconds of it that were heard, once its response is closed."""
         await self._heard.truncate(items)
 
     async def decide_overlap(self, *, takes_floor: bool, reason: str) -> None:
-        """Let the client decide whether the speech over a response takes the floor. A decision that it does not holds
-        for what is said in the next DISMISSAL_S of audio.
+        """Apply the client's decision whether the speech over a response takes the floor. A decision against it also
+        covers speech in the next DISMISSAL_S of audio.
         """
         self._floor.dismiss(0.0 if takes_floor else self._listener.audio_s + DISMISSAL_S)
         if takes_floor and self._native and (self._native.is_waiting or not self.progress.is_responding):
-            # A turn that the model is about to speak is dropped; a response under way is ended as any other.
+            # Drops a turn that the model is about to speak. A response under way is ended like any other.
             self._native.interrupt()
         decider = self._overlaps.decider
         decision = decider.take_floor if takes_floor else decider.dismiss
         await self._overlaps.decide(lambda: decision(reason))
 
     async def _commit(self, turn: int) -> None:
-        """The client has ended a turn: it is one, whatever was said over a response."""
+        """Handle the client's commit of a turn. It counts as a turn even if it was said over a response."""
         if self._native:
             is_due = self.config.create_response and self.config.transcription.vad is not None
             is_skipped = self._floor.take_skip()
@@ -166,19 +166,19 @@ class ConversationSession:
 
     @property
     def _answers_detected_turns(self) -> bool:
-        """Whether a turn that the server has detected is answered once it has words. A model that takes turns by itself
-        is not asked to.
+        """Whether a turn that the server detected is answered once it has words. False for a native model, which takes
+        turns by itself.
         """
         return self.config.create_response and self._native is None and self.config.transcription.vad is not None
 
     @property
     def interruptible(self) -> bool:
-        """Whether speech that begins now ends a response: by the configuration, and by the client's last decision."""
+        """Whether speech that begins now ends a response, by the configuration and the client's last decision."""
         return self.config.interrupt_response and not self._floor.is_dismissed(self._listener.audio_s)
 
     async def handle(self, command: ConversationCommand) -> None:
-        """Handle one command, only while `run` runs; it waits for `emit`, not for a response that the command begins.
-        A command that cannot be carried out raises nothing: the client gets a CommandRejected.
+        """Handle one command, only while `run` runs. Waits for `emit`, not for a response that the command begins.
+        Raises nothing for a command that cannot be carried out: the client gets a CommandRejected.
         """
         try:
             await self._carry_out(command)
@@ -220,8 +220,8 @@ class ConversationSession:
                 raise RemoteProtocolError("unknown_event", f"{type(command).__name__} is for a duplex session.")
 
     async def handle_transcription(self, event: TranscriptionEvent) -> None:
-        """Apply one event of the transcription session: emit it, and begin or end responses for it. Returns once its
-        consequences were emitted; an overlap that has to be decided goes on in a task. Only while `run` runs.
+        """Apply one event of the transcription session: emit it, and begin or end responses for it. Returns after its
+        consequences were emitted; a task decides an overlap later. Only while `run` runs.
         """
         if isinstance(event, TurnCommitted) and not self._native and self._floor.take_skip():
             self._floor.skip(event.turn)
@@ -229,7 +229,7 @@ class ConversationSession:
         config = self.config
         is_held = config.allows_backchannels or self._listener.speakers.is_on
         decides = bool(config.transcription.vad) and is_held and self.interruptible
-        # Speech that begins now is an overlap to be decided: a response is heard for a while yet.
+        # Speech that begins now is an overlap to be decided, as a response will still be heard for a while.
         overlaps = decides and (self._heard.goes_on or self.progress.is_responding)
         await self._overlaps.feed(event, self._listener, self._group, overlaps=overlaps, duplex=config.duplex)
 
@@ -238,7 +238,7 @@ class ConversationSession:
             await self._apply(event)
 
     async def _apply(self, event: TranscriptionEvent) -> None:
-        """Do what an event means for the conversation, and pass it on to the client."""
+        """Apply an event to the conversation, and pass it on to the client."""
         if self._turn_audio:
             self._turn_audio.follow(event)
         match event:
@@ -263,7 +263,7 @@ class ConversationSession:
                 await self._emit(event)
             case TranscriptFailed(turn):
                 if turn in self._floor.turns:
-                    # A model that hears the audio needs no transcript.
+                    # A model that hears the audio can answer without a transcript.
                     hears = self._turn_audio is not None
                     self._floor.transcribed(turn, owes_response=hears and self._answers_detected_turns)
                     self._listener.settle_turn(turn)
@@ -288,7 +288,7 @@ class ConversationSession:
                     await self._emit(event)
                 await self._responder.hear(turn, text, prefills=not self._turn_audio and self._may_prefill(turn))
             case TurnCleared():
-                # The open turn ends and leaves nothing.
+                # The open turn ends without an item.
                 self._floor.input_cleared()
                 self._responder.cancel_preemptive()
                 await self._responder.drop_growing()
@@ -311,7 +311,7 @@ class ConversationSession:
         )
         await self._queue.obey(commands)
         if not commands:
-            # It takes no floor after all.
+            # The speech does not take the floor after all.
             await self._heard.hold(False, reports=self.config.reports_ducking)
 
     async def _transcribed(self, turn: int, text: str, event: TranscriptDone) -> None:
@@ -319,11 +319,11 @@ class ConversationSession:
         item.parts[0].text, item.speaker = text, event.speaker
         if event.speaker == "other":
             self._floor.skip(turn)
-        # Before the client is told: what is stored then has the turn as one that was read, and is to be answered.
+        # Before the event is emitted: a snapshot taken then holds the turn as transcribed, with its response due.
         done = self._floor.transcribed(turn, owes_response=has_words and self._answers_detected_turns)
         self._listener.settle_turn(turn)
         if not has_words and self.config.transcription.vad:
-            # A cough is no turn for the model; audio that the client commits is one, with words or without.
+            # A detected turn without words, such as a cough, is dropped. A committed turn counts without words too.
             item.parts[0].media = None
             await self._responder.drop_growing()
         if self.config.reports_transcripts:
@@ -333,7 +333,7 @@ class ConversationSession:
             self._queue.go_on_idle()
 
     async def _item_of(self, turn: int) -> Item:
-        """The item that a turn will become. Its id is the first thing that the client gets of it."""
+        """Return the item that a turn will become. Its id is the first thing about it that the client gets."""
         known = self._floor.turns.get(turn)
         if known is None:
             known = self._floor.open_turn(turn, Item(self._new_id("item_"), parts=[ContentPart("input_audio")]))
@@ -341,7 +341,7 @@ class ConversationSession:
         return known.item
 
     async def _begin_preemptive(self, turn: int, text: str, speech_end_ms: int) -> None:
-        """Begin a preemptive response to a turn that may have ended. The client does not learn of it."""
+        """Begin a preemptive response to a turn that may have ended. The client does not see it."""
         await self._responder.drop_preemptive()
         is_answered = self._answers_detected_turns and text.strip() and not self._listener.speakers.seems_other(turn)
         if is_answered and self._queue.may_guess(turn):
@@ -354,7 +354,7 @@ class ConversationSession:
         return not (busy or (turn is not None and self._listener.speakers.seems_other(turn)))
 
     async def _keep_audio(self, pcm: Pcm) -> None:
-        """Give audio to a native model, or keep it and have the model take in the turn so far, a window at a time."""
+        """Pass audio to a native model, or keep it and prefill the model with the turn so far, window by window."""
         if self._native:
             await self._native.append_audio(pcm)
             return

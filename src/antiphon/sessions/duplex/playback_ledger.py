@@ -1,5 +1,5 @@
-"""The playback ledger: how much of each response was heard, by the client's acknowledgements, or by the clock where a
-client sends none. It knows nothing of tasks or sockets, and the clock is passed in.
+"""The playback ledger: how much of each response was heard, by the client's acknowledgements, or by the clock if the
+client sends none. It has no tasks or sockets, and the clock is a parameter.
 
 A response's audio is open until the user's next turn is committed. While it is open, an acknowledgement may still
 correct how much of it was heard, even after the response was cut off. After that the response is history, and an
@@ -17,29 +17,32 @@ from antiphon.events.conversation import ContentPartDone, ContentPosition, Conve
 from antiphon.events.duplex import AcknowledgePlayback, PlaybackAcknowledged, PlaybackCursors
 
 NO_CURSORS = PlaybackCursors()
-# An item counts as heard to its end when all but this much was acknowledged, because clients round to whole chunks and
-# whole milliseconds.
+# An item counts as heard to its end when at most this much is unacknowledged, because clients round to whole chunks
+# and whole milliseconds.
 SLACK_MS = 50
-# How many items are remembered. An acknowledgement of an older one raises playback_item_not_found.
+# Maximum number of items kept. An acknowledgement of an older one raises playback_item_not_found.
 MAX_ITEMS = 64
 
 
 @dataclass(slots=True)
 class _ItemAudio:
-    """The audio of one item. `begun_s` is when its first chunk came, by the ledger's clock without the time on hold.
+    """The audio of one item. Times are by the ledger's clock, which stops during a hold."""
 
-    `open`: no later turn of the user has been committed, so acknowledgements still count.
-    """
-
+    # The position of the audio in its response.
     at: ContentPosition
+    # When its first chunk was sent.
     begun_s: float
+    # Seconds of audio generated so far.
     generated_s: float = 0.0
+    # The cursors that the client acknowledged.
     cursors: PlaybackCursors = NO_CURSORS
+    # Whether all of its audio was generated.
     complete: bool = False
-    # How many milliseconds of it were heard when it was cut off; None: it was not cut off.
+    # Milliseconds that were heard when it was cut off; None: it was not cut off.
     cut_ms: int | None = None
-    # When its last acknowledgement came, by the ledger's clock.
+    # When the last acknowledgement arrived; None: none did.
     acked_s: float | None = None
+    # No later turn of the user has been committed, so acknowledgements still count.
     open: bool = True
 
     @property
@@ -48,12 +51,12 @@ class _ItemAudio:
 
 
 class PlaybackLedger:
-    """The record of what was generated, sent, played and heard of the last 64 items with audio. It is a PlaybackTracker
-    for clients that play responses themselves. One event loop; no method waits.
+    """Records what was generated, sent, played and heard of the last 64 items with audio. A PlaybackTracker for clients
+    that play responses themselves. For one event loop; no method waits.
 
-    - `clock`: monotonic time in seconds.
+    - `clock`: returns monotonic seconds.
     - `acks_only`: only acknowledged audio counts as heard. Otherwise a client that has never acknowledged anything is
-      taken to play each item from its first chunk on, in real time. The attribute may be changed at any time.
+      assumed to play each item from its first chunk on, in real time. The attribute may be changed at any time.
     """
 
     def __init__(self, clock: Callable[[], float], *, acks_only: bool = False) -> None:
@@ -66,28 +69,28 @@ class PlaybackLedger:
 
     @property
     def is_playing(self) -> bool:
-        """Whether more than SLACK_MS of the audio that was sent is still to be played, by the client's acknowledgements
-        or by the clock. Audio that was cut off does not count.
+        """Whether more than SLACK_MS of the sent audio is still to be played, by the client's acknowledgements or by
+        the clock. Audio that was cut off does not count.
         """
         return self.left_s > SLACK_MS / 1000
 
     @property
     def left_s(self) -> float:
-        """The playout in seconds: how much of the audio that was sent is still to be played. It is an estimate: after
-        an acknowledgement, playback is taken to go on in real time. While playback is on hold it does not shrink.
+        """The playout: the estimated seconds of sent audio that are still to be played. After an acknowledgement,
+        playback is assumed to continue in real time. While playback is on hold, the value stays the same.
         """
         playing = (s for s in self._items.values() if s.open and s.cut_ms is None)
         return max((s.generated_ms - self._played_ms(s) for s in playing), default=0) / 1000
 
     def hold(self, held: bool) -> None:
-        """Stop the clock of playback (`held`), because the client ducks the response, or let it go on where it stopped.
-        Repeating the present state changes nothing.
+        """Stop the playback clock (`held`) because the client ducks the response, or let it continue from where it
+        stopped. A no-op if the state does not change.
         """
         self._clock.hold(held)
 
     def cursors(self, item_id: str) -> PlaybackCursors:
         """Return an item's cursors, in milliseconds. Audio counts as sent once it was generated. All cursors are 0 for
-        an item that had no audio or is no longer remembered.
+        an item that had no audio or is no longer kept.
         """
         audio = self._items.get(item_id)
         return (
@@ -97,8 +100,8 @@ class PlaybackLedger:
         )
 
     def follow(self, event: ConversationEvent) -> None:
-        """Note an event that goes to the client. Call it for every event of a response, in the order of sending; all
-        but audio deltas and ends of content parts are ignored.
+        """Record an event for the client. Call it for every event of a response, in the order of sending. Ignores all
+        but audio deltas and ends of content parts.
         """
         match event:
             case ResponseAudioDelta(at, pcm, rate_hz):
@@ -113,10 +116,10 @@ class PlaybackLedger:
                 return
 
     def acknowledge(self, ack: AcknowledgePlayback) -> tuple[PlaybackAcknowledged, tuple[ContentPosition, int] | None]:
-        """Move an item's cursors, which never go back and never exceed the audio that was generated.
+        """Move an item's cursors, which never go back and never exceed the generated audio.
 
-        Returns the event for the client, and, where the item was cut off before at another place, its position and
-        the milliseconds of it that count as heard now, to which the history has to be truncated again.
+        Returns the event for the client. If the item was cut off before at another place, also returns its position and
+        the milliseconds of it that count as heard now; the history has to be truncated to them again.
 
         Raises RemoteProtocolError with the code playback_item_not_found, playback_item_mismatch (the two ids do not
         belong together) or playback_ack_too_late (a later turn of the user has been committed).
@@ -140,8 +143,8 @@ class PlaybackLedger:
         return acknowledged, truncation
 
     def cut(self, item_id: str, heard_ms: int) -> None:
-        """Note that the client truncated an item to `heard_ms` itself. Both of its playback cursors move there,
-        forwards or back. An item without audio is ignored.
+        """Record that the client itself truncated an item to `heard_ms`. Both of its playback cursors move there,
+        forwards or back. Ignores an item without audio.
         """
         if audio := self._items.get(item_id):
             audio.cut_ms = heard_ms
@@ -149,7 +152,7 @@ class PlaybackLedger:
 
     def silence(self) -> list[tuple[ContentPosition, int]]:
         """Cut off every open item that was not heard to its end, and end a hold. Returns the position of each, oldest
-        first, and the milliseconds heard. Items that were cut off before are not returned again.
+        first, and the milliseconds heard. Leaves out items that were cut off before.
         """
         cut = []
         for audio in self._items.values():
@@ -161,10 +164,10 @@ class PlaybackLedger:
         return cut
 
     def settle(self) -> list[tuple[ContentPosition, int]]:
-        """Close the items that are complete, because a turn of the user was committed and they are history now.
+        """Close the complete items, which are history now that a turn of the user was committed.
 
-        With `acks_only` it returns those that were not acknowledged to their end, with the milliseconds that were, so
-        that the history is truncated to that; otherwise nothing.
+        With `acks_only`, returns the items that were not acknowledged to their end and the milliseconds that were, so
+        that the history is truncated to them. Otherwise returns an empty list.
         """
         cut = []
         for audio in self._items.values():
@@ -185,8 +188,8 @@ class PlaybackLedger:
         return self._by_clock_ms(audio)
 
     def _played_ms(self, audio: _ItemAudio) -> int:
-        """Milliseconds that were played by now if playback went on in real time since the last acknowledgement, or
-        since the first chunk.
+        """Milliseconds played by now if playback continued in real time since the last acknowledgement, or since the
+        first chunk.
         """
         if audio.acked_s is None:
             return self._by_clock_ms(audio)
@@ -203,16 +206,16 @@ class PlaybackLedger:
             raise RemoteProtocolError("playback_item_not_found", "No answer has sounded that is not history.")
         for audio in reversed(self._items.values()):
             of_response = ack.response_id == audio.at.response_id
-            # Some clients do not keep the item's id and derive one from the response's.
+            # Some clients do not keep the item's id and derive one from the response's id.
             of_item = ack.item_id in (audio.at.item_id, f"item_{audio.at.response_id}")
             if of_item and ack.response_id is not None and not of_response:
                 raise RemoteProtocolError(
-                    "playback_item_mismatch", f"The item {ack.item_id} is not of the response {ack.response_id}."
+                    "playback_item_mismatch", f"The item {ack.item_id} is not part of the response {ack.response_id}."
                 )
             if of_item or (of_response and ack.item_id is None):
                 return audio
             if of_response:
                 raise RemoteProtocolError(
-                    "playback_item_mismatch", f"The response {ack.response_id} has no sound in an item {ack.item_id}."
+                    "playback_item_mismatch", f"The response {ack.response_id} has no audio in an item {ack.item_id}."
                 )
         raise RemoteProtocolError("playback_item_not_found", f"There is no sound of {ack.response_id or ack.item_id}.")

@@ -1,9 +1,9 @@
 """A full-duplex session: a conversation, with epochs, reports about overlaps and turn states, and a playback ledger.
 It works with every conversation model that a ConversationSession can hold.
 
-Every command and event of the conversation passes through it. Whatever cuts off a response raises the epoch first, so
-that no event of that response can follow. When the user speaks during a response, the client is told to duck it, and
-then what was decided. The ledger records how much of each response was heard, and the history is truncated to that.
+Every command and event of the conversation passes through it. Cutting off a response raises the epoch first, so that no
+event of that response can follow. When the user speaks during a response, the client is asked to duck it, and then
+gets the decision. The ledger records how much of each response was heard, and the history is truncated to that.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ from antiphon.state_machine import transition
 class ConversationFactory(Protocol):
     """Makes the conversation inside a DuplexSession, before it runs.
 
-    - `emit`: gets every event of the conversation and may hold it back.
-    - `playback`: the ledger, which is asked how much of a response was heard.
-    - `handle_other`: gets the commands that arrive between the audio, in their order.
+    - `emit`: gets every event of the conversation, and may hold the conversation back.
+    - `playback`: the ledger, which knows how much of a response was heard.
+    - `handle_other`: gets the commands that arrive between the audio, in order.
     - `left_s`: returns the playout, the seconds of sent audio that are still to be played.
     """
 
@@ -79,12 +79,12 @@ class ConversationFactory(Protocol):
 
 
 class DuplexSession:
-    """A conversation with full-duplex commands and events, used as a ConversationSession is: `run()` it as a task.
+    """A conversation with full-duplex commands and events. Run `run()` as a task, as for a ConversationSession.
 
     Every ConfigureConversation needs `config.duplex`. `emit` is awaited for every event and may hold the session back.
-    `epoch` is the epoch to begin with, and `clock` returns monotonic seconds. All of it runs in one event loop.
-    `epoch` and `state` are public to read; the client is told of each change of either. `history` and `progress`
-    are those of the conversation inside.
+    `epoch` is the initial epoch, and `clock` returns monotonic seconds. Everything runs in one event loop. The
+    attributes `epoch` and `state` are for reading; the client gets each change of either. `history` and `progress` are
+    those of the inner conversation.
     """
 
     def __init__(
@@ -109,28 +109,28 @@ class DuplexSession:
         self._epochs: dict[str, int] = {}
         self._begun_responses: set[str] = set()
         self._ducked = False
-        # How many inputs were cancelled whose audio is still to be cleared, each by a ClearAudio that follows.
+        # Number of cancelled inputs whose audio is still to be cleared, each by a ClearAudio that follows.
         self._num_to_clear = 0
 
     def leave_open_turn(self) -> None:
-        """As ConversationSession has it."""
+        """Do not end the open turn when the inbox ends, see `ConversationSession.leave_open_turn`."""
         self._session.leave_open_turn()
 
     async def interrupt(self, reason: str) -> None:
-        """As ConversationSession has it."""
+        """Cancel the response and truncate it to what was heard, see `ConversationSession.interrupt`."""
         await self._session.interrupt(reason)
 
     async def run(self) -> None:
-        """Run the conversation until its inbox is closed and everything heard was answered, or the response to it
-        cancelled. Cancelling the task ends it at once.
+        """Run the conversation until its inbox is closed and all speech was answered, or its response cancelled.
+        Cancelling the task ends it at once.
         """
         await self._session.run()
 
     # --- from the client ----------------------------------------------------------------------------------------------
 
     async def handle(self, command: ConversationCommand) -> None:
-        """Handle one command of the client. A command that cannot be carried out raises nothing: the client gets a
-        CommandRejected instead. It waits for `emit`, not for a response that the command begins.
+        """Handle one command of the client. Raises nothing for a command that cannot be carried out: the client gets a
+        CommandRejected. Waits for `emit`, not for a response that the command begins.
         """
         try:
             await self._carry_out(command)
@@ -209,7 +209,7 @@ class DuplexSession:
                 self._begun_responses.discard(response.id)
                 await self._emit(event)
                 if self._epochs.pop(response.id, None) is not None and self.state == "assistant_generating":
-                    # The response had no audio, so that there is no playback to wait for.
+                    # The response had no audio, so there is no playback to wait for.
                     await self._signal("response_done")
             case SpeechStarted():
                 await self._speech_started(event)
@@ -236,7 +236,7 @@ class DuplexSession:
                     await self._signal_nothing_said()
             case TurnCleared():
                 if self._num_to_clear:
-                    # The audio of an input that was cancelled. CancelInput has done everything else already.
+                    # The audio of a cancelled input. CancelInput has done everything else already.
                     self._num_to_clear -= 1
                     await self._emit(event)
                     return
@@ -268,7 +268,7 @@ class DuplexSession:
         await self._unduck()
 
     async def _barge_in(self, reason: str) -> None:
-        """Give the user the floor: after this no event of the present response is sent."""
+        """Give the user the floor: no event of the current response is sent after this."""
         self._ducked = False
         await self._raise_epoch()
         await self._emit(OverlapReported(self._duplex.policy, "barge_in", reason))
@@ -285,12 +285,12 @@ class DuplexSession:
         await self._emit(EpochRaised(self.epoch))
 
     async def _signal(self, signal: TurnSignal) -> None:
-        """Tell the client what has happened, and the state that it leads to."""
+        """Report an event and the turn state that it leads to."""
         self.state = transition(TURN_STATES, self.state, signal)
         await self._emit(TurnStateChanged(signal, self.state))
 
     async def _signal_nothing_said(self) -> None:
-        """A turn had no words. Somebody who speaks by now has the newer state."""
+        """Report that a turn had no words, unless a newer state has replaced it, such as new speech."""
         if "nothing_said" in TURN_STATES[self.state]:
             await self._signal("nothing_said")
 

@@ -1,9 +1,9 @@
-"""The turn states that full-duplex clients are told, as a table. Pure.
+"""The turn states that full-duplex clients get, as a table. Pure.
 
     python -m antiphon.sessions.duplex.turn_states     prints the table of docs/wire/duplex.md
 
-A state is what the newest of several things said: the user may begin to speak while a response is generated, and a
-response may begin while the user speaks. What the table does not have is a LocalProtocolError.
+A state reflects the latest signal: the user may begin to speak while a response is generated, and a response may begin
+while the user speaks. A signal that the table does not list for a state raises LocalProtocolError.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TurnSignal = Literal[
 ]
 
 
-# What the client, the user's speech and the model may do in any state.
+# Signals of the client, the user's speech and the model that are possible in any state.
 _ALWAYS: dict[TurnSignal, TurnState] = {
     "user_speech_started": "user_speaking",
     "user_turn_committed": "user_committed",
@@ -65,7 +65,7 @@ _MEANINGS: Mapping[TurnSignal, str] = MappingProxyType(
 
 
 def as_markdown() -> str:
-    """The table for readers: each signal, what it says, and where it leads from which states."""
+    """Return the table as Markdown: each signal, its meaning, the states it may occur in, and the state it leads to."""
     lines = ["| `event` | what it says | from | `turn_state` |", "|---|---|---|---|"]
     for signal in get_args(TurnSignal):
         sources = [state for state, row in TURN_STATES.items() if signal in row]

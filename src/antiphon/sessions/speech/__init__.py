@@ -1,1 +1,1 @@
-"""Speech synthesis: text in as it is written, the audio of its sentences out."""
+"""Speech synthesis: text arrives while it is written, and the audio of its sentences is returned."""

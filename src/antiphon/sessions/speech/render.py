@@ -23,34 +23,39 @@ from antiphon.shares.threads import in_thread
 if TYPE_CHECKING:
     from antiphon.audio.stretch import Stretch
 
-# The longest audio of a text that is sent as one file, which is held in memory until it is complete.
+# Maximum length of a text's audio that is sent as one file, which is held in memory until it is complete.
 MAX_FILE_S = 1200.0
-# A text that says nothing is this much silence, so that its file is valid in every format.
+# Length of the silence that stands for a text without words, so that its file is valid in every format.
 SILENCE_S = 0.08
-# With less audio than this ahead of its listener, the next chunk is urgent, or soon due; seconds.
+# With less unplayed audio than URGENT_S, the next chunk is urgent; with less than SOON_DUE_S, it is due soon. Seconds.
 URGENT_S, SOON_DUE_S = 0.3, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedSpeech:
-    """A part of a text's audio in its format.
+    """A part of a text's audio in its format."""
 
-    - `data`: the bytes of the audio from `start_s` to `end_s`, in seconds from the text's start. It is empty while an
-      encoder has not filled a frame yet, and for a file until the audio is complete.
-    - `words`, `skipped`, `num_symbols`, `num_frames`: as in SpeechChunk, with word times at the tempo asked for.
-    """
-
+    # Encoded audio from `start_s` to `end_s`. Empty while an encoder has not filled a frame yet, and for a file until
+    # the audio is complete.
     data: bytes
+    # Seconds from the start of the text.
     start_s: float
+    # Seconds from the start of the text.
     end_s: float
+    # Words with their times at the requested tempo, see `SpeechChunk`.
     words: tuple[Word, ...] = ()
+    # See `SpeechChunk`.
     skipped: str = ""
+    # See `SpeechChunk`.
     num_symbols: int = 0
+    # See `SpeechChunk`.
     num_frames: int = 0
 
 
 def urgency(listener: PlaybackClock) -> Urgency:
-    """Return how urgent the next chunk is: FINAL below URGENT_S in hand, PARTIAL below SOON_DUE_S, else BULK."""
+    """Return the urgency of the next chunk: FINAL below URGENT_S of unplayed audio, PARTIAL below SOON_DUE_S, else
+    BULK.
+    """
     left_s = listener.left_s
     return Urgency.FINAL if left_s < URGENT_S else Urgency.PARTIAL if left_s < SOON_DUE_S else Urgency.BULK
 
@@ -61,15 +66,15 @@ async def speak(
     config: SpeechConfig,
     listener: PlaybackClock | None = None,
 ) -> AsyncGenerator[EncodedSpeech, None]:
-    """Speak a text in the format that `config` asks for, in parts as they are made.
+    """Speak a text in the format of `config`. Yields parts as they are made.
 
-    `text` may be an iterator of a text that is still being written, if the synthesizer `streams_text`. `listener` tells
-    how urgent the next chunk is, and is shared by the texts that one listener hears after each other. A speed that the
-    voice does not have is made by stretching. A text that says nothing is a short silence. Encoders that take
-    milliseconds run in a thread.
+    `text` may be an iterator over a text that is still being written, if the synthesizer `streams_text`. `listener`
+    determines how urgent the next chunk is; texts that are played one after another share it. A speed that the voice
+    does not support is reached by stretching. A text without words becomes a short silence. Slow encoders, which take
+    milliseconds, run in a thread.
 
-    Closing the generator ends the synthesis within a chunk. Raises RemoteProtocolError where nothing of the text can be
-    spoken and for a file over MAX_FILE_S, Refused, ModelError.
+    Closing the generator ends the synthesis within a chunk. Raises RemoteProtocolError if no part of the text can be
+    spoken, or for a file longer than MAX_FILE_S; also Refused and ModelError.
     """
     profile = synthesizer.profile
     listener = listener or PlaybackClock(time.monotonic)
@@ -110,14 +115,14 @@ async def speak(
 
 
 def _stretch(rate_hz: int, tempo: float) -> Stretch:
-    """Make a Stretch, and import FFmpeg where nothing has yet."""
+    """Make a Stretch. The import loads FFmpeg on first use."""
     from antiphon.audio.stretch import Stretch
 
     return Stretch(rate_hz, tempo)
 
 
 def _voice_options(config: SpeechConfig, profile: SynthesizerProfile) -> VoiceOptions:
-    """What the synthesizer is asked for: of the speed, as much as the voice has by itself."""
+    """Return the synthesizer's options, with the speed limited to the range of the voice."""
     return VoiceOptions(
         config.voice or profile.voices[0],
         min(max(config.speed, profile.speeds[0]), profile.speeds[1]),

@@ -1,8 +1,7 @@
-"""One live speech session: text in as it is written, the audio of its sentences out in order.
+"""One live speech session: text arrives while it is written, and the audio of its sentences is returned in order.
 
-The session has one task, which makes audio into a queue that is bounded in bytes: while one sentence is sent the next
-is made, and where the reader is slow, synthesis waits. Cancelling empties the queue and ends the synthesis within a
-chunk.
+The session has one task, which puts audio into a queue that is bounded in bytes. The next sentence is made while one is
+sent, and synthesis waits if the reader is slow. Cancelling empties the queue and ends the synthesis within a chunk.
 """
 
 from __future__ import annotations
@@ -43,21 +42,21 @@ from antiphon.text.sentences import SentenceSplitter
 
 log = logging.getLogger(__name__)
 
-# Bound: bytes of events that wait for a slow reader, 40 s of PCM. When it is full, synthesis waits.
+# Bound: bytes of events that wait for a slow reader, 40 s of PCM. When it is reached, synthesis waits.
 MAX_WAITING_BYTES = 2 << 20
-# Bound: characters of text that wait to be spoken, about ten hours. When it is full, text is refused.
+# Bound: characters of text that wait to be spoken, about ten hours. When it is reached, text is refused.
 MAX_WAITING_CHARS = 1 << 19
-# Bound: utterances that were flushed and wait to be spoken. When it is full, text is refused.
+# Bound: flushed utterances that wait to be spoken. When it is reached, text is refused.
 MAX_WAITING_UTTERANCES = 1000
-# What an event counts as besides its audio.
+# Bytes that an event counts as, in addition to its audio.
 EVENT_BYTES = 200
 
 
 class _LiveText:
-    """The text of an utterance that a synthesizer speaks while it is written; iterating waits for more of it.
+    """The text of an utterance that a synthesizer speaks while it is written. Iterating waits for more text.
 
-    `on_read` is called with the number of characters that the synthesizer has read, or that nothing will read any more.
-    `text`: all of it so far. `starved`: the synthesizer waits for text.
+    `on_read` is called with the number of characters that the synthesizer has read, or that will no longer be read.
+    `text`: all the text so far. `starved`: the synthesizer waits for text.
     """
 
     def __init__(self, on_read: Callable[[int], None]) -> None:
@@ -70,7 +69,7 @@ class _LiveText:
         self.text, self.starved = "", False
 
     def feed(self, text: str) -> None:
-        """Add text, which may end anywhere."""
+        """Append text, which may end at any character."""
         if self._is_abandoned:
             self._on_read(len(text))
             return
@@ -80,13 +79,13 @@ class _LiveText:
         self._changed.notify()
 
     def abandon(self) -> None:
-        """Drop what is unread, and all that follows: its audio has ended."""
+        """Drop the unread text and all that follows: its audio has ended."""
         self._is_abandoned = True
         self._on_read(sum(map(len, self._unread)))
         self._unread.clear()
 
     def complete(self) -> None:
-        """End the text: the synthesizer comes to its end once it has read it."""
+        """End the text: the synthesizer finishes once it has read it."""
         self._is_complete = True
         self._changed.notify()
 
@@ -107,39 +106,45 @@ class _LiveText:
 
 @dataclass(slots=True)
 class _Utterance:
-    """The text between two flushes: its sentences in order, and whether it is complete.
+    """The text between two flushes: its sentences in order, and whether it is complete."""
 
-    `num_pending`: characters that are not part of a sentence yet. `has_text`: there was some, whether or not it says
-    anything. `num_started`: sentences that were begun. `live`: the text as a whole, where it is spoken while it is
-    written.
-    """
-
+    # Counted from 0 over the session.
     index: int
+    # The session's configuration when the utterance began.
     config: SpeechConfig
+    # Divides the text into sentences.
     splitter: SentenceSplitter
+    # Removes markup from the text.
     markup: MarkupReader = field(default_factory=MarkupReader)
+    # Characters that are not part of a sentence yet.
     num_pending: int = 0
+    # Text has arrived, with or without words.
     has_text: bool = False
+    # Sentences that wait to be spoken.
     sentences: deque[str] = field(default_factory=deque)
+    # The client has flushed it: no more text follows.
     is_complete: bool = False
+    # No event of it is emitted any more.
     is_cancelled: bool = False
+    # Sentences that synthesis has begun.
     num_started: int = 0
+    # The whole text, if it is spoken while it is written.
     live: _LiveText | None = None
 
     @property
     def says_nothing(self) -> bool:
-        """Whether there was text, and nothing of it was or will be spoken."""
+        """Whether text has arrived of which no part was or will be spoken."""
         speaks_live = self.live is not None and (self.live.has_words or self.num_started > 0)
         return self.has_text and not self.sentences and not self.num_started and not speaks_live
 
     @property
     def live_to_start(self) -> _LiveText | None:
-        """The live text, if there is a word of it and it is not spoken yet."""
+        """The live text, if it has a word and is not being spoken yet."""
         return self.live if self.live and self.live.has_words and not self.num_started else None
 
     @property
     def is_due(self) -> bool:
-        """Whether there is something to speak, or its end to report."""
+        """Whether text waits to be spoken, or the utterance's end to be reported."""
         speaks_live = self.live is not None and self.live.has_words and not self.num_started
         return bool(self.sentences) or self.is_complete or speaks_live
 
@@ -147,11 +152,11 @@ class _Utterance:
 class SpeechSession:
     """The utterances of one client. `handle` takes its commands and never waits; `next_event` returns the events.
 
-    `run` has to run beside both, in the same event loop. `synthesizer` and `aligner` belong to the caller. `measure` is
-    called with "first_sound" and the seconds from the start of a sentence to its first audio. `aligner` finds the words
-    of a voice that gives no word times; None: there are none.
+    `run` has to run concurrently, in the same event loop. `synthesizer` and `aligner` belong to the caller. `measure`
+    is called with "first_sound" and the seconds from the start of a sentence to its first audio. `aligner` finds the
+    words of a voice that gives no word times; None: such a voice's sentences have none.
 
-    `audio_s`: the seconds of audio made so far.
+    `audio_s`: seconds of audio made so far.
     """
 
     def __init__(
@@ -164,7 +169,7 @@ class SpeechSession:
         self._aligner = aligner
         self._measure = measure
         self._config = SpeechConfig()
-        # Those that are not done, in order; the last of them may be open.
+        # Unfinished utterances, in order; the last of them may be open.
         self._utterances: deque[_Utterance] = deque()
         self._open: _Utterance | None = None
         self._num_utterances = 0
@@ -172,23 +177,23 @@ class SpeechSession:
         self._speaking: anyio.CancelScope | None = None
         self._is_closed = self._has_ended = False
         self._changed = Signal()
-        # Bound: MAX_WAITING_BYTES, and then `_emit` waits for the reader.
+        # Bound: MAX_WAITING_BYTES. When it is reached, `_emit` waits for the reader.
         self._events: deque[SpeechEvent] = deque()
         self._num_bytes = 0
-        # Characters that came and are not spoken yet.
+        # Characters received that are not spoken yet.
         self._num_chars = 0
         self.audio_s = 0.0
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the text that waits to be spoken, and of the events that were not read yet."""
+        """Memory of the text that waits to be spoken, and of the unread events."""
         return 4 * self._num_chars + self._num_bytes
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being spoken, nothing waits to be, and all events were read.
+        """Whether nothing is spoken or waits to be spoken, and all events were read.
 
-        An utterance whose text is not complete is idle while the client has to go on with it.
+        An utterance whose text is incomplete counts as idle while it waits for the client to continue.
         """
         is_due = any(u.is_due for u in self._utterances)
         first = self._utterances[0] if self._utterances else None
@@ -197,13 +202,13 @@ class SpeechSession:
 
     @property
     def num_utterances(self) -> int:
-        """The utterances that are not done, the one included whose text is not complete."""
+        """Number of unfinished utterances, including one whose text is incomplete."""
         return len(self._utterances)
 
     def handle(self, command: SpeechCommand) -> None:
         """Apply one command, without waiting.
 
-        Raises RemoteProtocolError, and changes nothing, for a configuration inside an utterance and for text past
+        Raises RemoteProtocolError, and changes nothing, for a configuration inside an utterance and for text beyond
         MAX_WAITING_CHARS or MAX_WAITING_UTTERANCES.
         """
         match command:
@@ -231,7 +236,7 @@ class SpeechSession:
     def close(self) -> None:
         """End the input: `run` returns once all complete text is spoken.
 
-        Of an utterance that was not flushed, sentences that are complete are spoken, and a live text as far as it goes.
+        Of an utterance that was not flushed, the complete sentences are spoken, or the live text received so far.
         """
         self._is_closed = True
         if self._open and self._open.live:
@@ -239,7 +244,7 @@ class SpeechSession:
         self._changed.notify()
 
     async def run(self) -> None:
-        """Speak until the session is closed and all is spoken. Waits where the events are not read.
+        """Speak until the session is closed and all text is spoken. Waits while the event queue is full.
 
         A sentence that fails is reported by its SentenceDone, and the next one follows.
         """
@@ -254,14 +259,14 @@ class SpeechSession:
                 elif await self._emit(utterance, UtteranceDone(utterance.index, utterance.num_started)):
                     self._utterances.popleft()
                     if utterance.live:
-                        # Where there was no word in it, nobody has read it.
+                        # A text without words was never read.
                         utterance.live.abandon()
             self._speaking = None
         self._has_ended = True
         self._changed.notify()
 
     async def next_event(self) -> SpeechEvent | None:
-        """Remove and return the next event. Waits for one; None once `run` has returned and all were read."""
+        """Remove and return the next event. Waits for one. Returns None once `run` has returned and all were read."""
         while not self._events:
             if self._has_ended:
                 return None
@@ -283,7 +288,7 @@ class SpeechSession:
         self._add(utterance, utterance.markup.feed(text))
 
     def _add(self, utterance: _Utterance, text: str, *, is_last: bool = False) -> None:
-        """Add text without markup. `is_last`: the utterance ends with it."""
+        """Append text without markup. `is_last`: the utterance ends with it."""
         if utterance.live:
             self._num_chars += len(text)
             utterance.live.feed(text)
@@ -303,7 +308,7 @@ class SpeechSession:
             )
         splitter = SentenceSplitter(self._config.granularity)
         utterance = self._open = _Utterance(self._num_utterances, self._config, splitter)
-        # A model that is to have the whole text before it speaks waits for its end.
+        # A model that needs the whole text before it speaks waits for its end.
         reads_on = self._synthesizer.profile.streams_text and not self._config.whole_text
         if self._config.granularity == "none" and reads_on:
             utterance.live = _LiveText(self._on_read)
@@ -312,14 +317,14 @@ class SpeechSession:
         return utterance
 
     def _on_read(self, num_chars: int) -> None:
-        # A cancel has set the count to zero before the cancelled texts are abandoned.
+        # `_cancel` sets the count to zero before the cancelled texts are abandoned.
         self._num_chars = max(0, self._num_chars - num_chars)
 
     def _cancel(self) -> None:
-        """End every utterance there is. Events that were read before stay true; nothing else of them follows."""
+        """End every utterance. Events that were already read stay valid; no other events of the utterances follow."""
         if self._speaking:
             self._speaking.cancel()
-        # An utterance of which only the end still waits was spoken in full.
+        # An utterance whose only waiting event is its end was spoken in full.
         cut = {event.utterance for event in self._events if not isinstance(event, UtteranceDone)}
         ends = [event for event in self._events if isinstance(event, UtteranceDone)]
         self._events = deque(replace(end, cancelled=end.utterance in cut or end.cancelled) for end in ends)
@@ -335,7 +340,7 @@ class SpeechSession:
     # --- audio --------------------------------------------------------------------------------------------------------
 
     async def _next_due(self) -> _Utterance | None:
-        """Wait for something to speak; None where the session is closed and there is nothing."""
+        """Wait for something to speak. Returns None if the session is closed and nothing is left."""
         while True:
             first = self._utterances[0] if self._utterances else None
             if first and first.is_due:
@@ -345,7 +350,7 @@ class SpeechSession:
             await self._changed.wait()
 
     async def _speak(self, utterance: _Utterance, text: str | _LiveText) -> None:
-        """Speak one sentence of an utterance, or its live text as one, and report it."""
+        """Speak one sentence of an utterance, or its live text as one sentence, and report it."""
         index, config, profile = utterance.num_started, utterance.config, self._synthesizer.profile
         utterance.num_started += 1
         known_text = text if isinstance(text, str) else text.text
@@ -383,7 +388,7 @@ class SpeechSession:
         await self._emit(utterance, SentenceDone(utterance.index, index, word_times, skipped, error))
 
     async def _aligned(self, text: str, data: bytes, rate_hz: int) -> tuple[Word, ...]:
-        """Find the words of a text in its audio, PCM16 at `rate_hz`: words go with no other format."""
+        """Find the words of a text in its audio, which is PCM16 at `rate_hz`: other formats have no word times."""
         profile = self._synthesizer.profile
         if self._aligner is None:
             return ()
@@ -396,9 +401,9 @@ class SpeechSession:
             return ()
 
     async def _emit(self, utterance: _Utterance, event: SpeechEvent) -> bool:
-        """Queue an event, and return whether it was queued: after a cancel nothing of an utterance follows.
+        """Queue an event, and return whether it was queued: after a cancel no event of an utterance follows.
 
-        The cancel may come while what the task awaited is done already, so that the scope does not stop it.
+        A cancel may arrive after the awaited operation has finished, when the scope no longer stops the task.
         """
         while self._num_bytes >= MAX_WAITING_BYTES and not utterance.is_cancelled:
             await self._changed.wait()

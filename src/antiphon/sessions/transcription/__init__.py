@@ -1,3 +1,3 @@
-"""Transcription sessions: turns are found while audio comes in, windows are decoded, and words are sent once they are
+"""Transcription sessions: turns are detected while audio arrives, windows are decoded, and words are sent once they are
 stable.
 """

@@ -1,10 +1,10 @@
-"""Decoding of one session's audio: which window is decoded next, and when. Windows in, events and commands out.
+"""Decoding of one session's audio: which window is decoded next, and when.
 
 Inputs: the open window, as a value, each time it has changed (`update_window`); windows and turns that have ended
-(`add`); a changed configuration, and what the client clears. Outputs: events, through `emit`, and commands to the
-listening side, through `command`, which alone cuts audio into windows.
+(`add`); a changed configuration, and audio that the client clears. Outputs: events, through `emit`, and commands to the
+listening task, through `command`. Only the listening task cuts audio into windows.
 
-Finals come first, then cuts of windows that have grown too long, then preflight transcripts (guesses: finals decoded
+Priorities: finals, then cuts of windows that have grown too long, then preflight transcripts (guesses: finals decoded
 during a pause, in case it ends the turn), then partials. It is one task, with one decode at a time.
 """
 
@@ -37,26 +37,26 @@ from antiphon.turns.segmenter import SpeechWindow, TurnEnded, WindowEnded
 
 log = logging.getLogger(__name__)
 
-# Listening may be this far ahead of decoding before it stops reading audio. A file comes faster than it is decoded.
+# Maximum lead of listening over decoding; beyond it no audio is read. A file arrives faster than it is decoded.
 MAX_WAITING_WINDOWS = 2
 WINDOW_OVERRUN_S = 4.0
-# A pause may be the end once it has lasted for four frames. With 60 to 300 ms of silence behind the last word, the word
-# error rates of finals lie between 8.9 and 10.5 % (97 clips) and follow no order; a shorter wait decodes more pauses
+# A pause may end the turn once it has lasted for four frames. With 60 to 300 ms of silence after the last word, the
+# word error rates of finals lie between 8.9 and 10.5 % (97 clips), without a trend. A shorter wait decodes more pauses
 # inside turns in vain.
 GUESS_AFTER_S = 0.128
-# The longest wait after a refusal, whatever the lane asks for, so that it is asked again soon.
+# Maximum wait after a refusal, whatever the lane suggests, so that a final is retried soon.
 MAX_RETRY_S = 2.0
 FINAL_ATTEMPTS = 5
 BUSY_STEPS = 3
-# By when hypotheses are wanted: a final after the end of its turn, partials after they were due. Finals and first words
-# have one queue: a final waits only for first words that have waited 0.7 s longer (docs/design/partials.md).
+# Deadlines of decodes, in seconds: a final's after the end of its turn, a partial's after it became due. Finals and
+# first words share a queue: a final waits only for first words that have waited 0.7 s longer (docs/design/partials.md).
 FINAL_DUE_S, FIRST_DUE_S, PARTIAL_DUE_S = 0.3, 1.0, 0.3
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Begin the open window anew at `sample`, because its audio before that is decoded for good. `window` is its id.
-    The new window is given by `update_window` before the command returns.
+    """Restart the open window `window` (its id) at `sample`: the final of all audio before it is known. The new window
+    is passed to `update_window` before the command returns.
     """
 
     window: int
@@ -66,7 +66,7 @@ class Cut:
 @dataclass(frozen=True, slots=True)
 class Settle:
     """End the settling window now: a turn ended with the pause that began at the sample `pause`, and its words are
-    known. The window and its turns are given by `add` before the command returns.
+    known. The window and its turns are passed to `add` before the command returns.
     """
 
     pause: int
@@ -89,8 +89,8 @@ Measure = Callable[[str, float], None]
 
 @dataclass(slots=True)
 class _Ended:
-    """A window or turn that has ended, and when the listening found that (monotonic seconds). The words of a window
-    that is `dropped` are thrown away.
+    """A window or turn that has ended, and when the listening task found that (monotonic seconds). The words of a
+    `dropped` window are discarded.
     """
 
     step: WindowEnded | TurnEnded
@@ -100,8 +100,8 @@ class _Ended:
 
 @dataclass(slots=True)
 class _Guess:
-    """A final decoded during a pause of `turn`, which is used if the window ends with that pause. `reported`: a
-    TranscriptGuessed was emitted and holds.
+    """A final decoded during a pause of `turn`, used if the window ends with that pause. `reported`: a
+    TranscriptGuessed was emitted and is still valid.
     """
 
     window: int
@@ -111,18 +111,18 @@ class _Guess:
     reported: bool = False
 
     def is_of(self, window: SpeechWindow | None) -> bool:
-        """Whether the window is in the pause that the guess was decoded in."""
+        """Whether the window is in the pause during which the guess was decoded."""
         return window is not None and (self.window, self.pause) == (window.id, window.quiet_since)
 
 
 class Decoding:
-    """The decoding task of a session. `run()` it; `end()` lets it finish what it was handed and return.
+    """The decoding task of a session. Run `run()`; `end()` lets it finish its input and return.
 
     It opens the transcriber's stream. `profile` is the transcriber's profile with the session's tuning.
 
-    - `emit`: is awaited for every event, and may hold decoding back.
-    - `command`: is called for every command and applies it before it returns. It returns False, and does nothing, if
-      the window or pause that the command names is over; a changed window is then about to be given.
+    - `emit`: awaited for every event; it may hold decoding back.
+    - `command`: called for every command, which it applies before it returns. Does nothing and returns False if the
+      window or pause of the command is over; a changed window is then about to be passed.
     - `measure`: gets the seconds of each "partial", and of each "final" from the end of its turn.
     - `clock`: returns monotonic seconds.
     """
@@ -146,16 +146,16 @@ class Decoding:
         self._clock = clock
         self._transcripts = Transcripts(self.profile, word_times=config.word_times)
         self._language = SpokenLanguage(config.language, config.languages)
-        # The open window as the listening last gave it, and whether it waits for the silence that settles it.
+        # The open window as the listening task last passed it, and whether it waits for the silence that settles it.
         self._window: SpeechWindow | None = None
         self._settling = False
-        # Bound: MAX_WAITING_WINDOWS; listening waits when it is reached.
+        # Bound: MAX_WAITING_WINDOWS. When it is reached, listening waits.
         self._ended: deque[_Ended] = deque()
         self._changed = Signal()
         self._ending = False
         self._guess: _Guess | None = None
         self._partial_scope: anyio.CancelScope | None = None
-        # The window that is decoded for a partial; while that waits in the lane, the newest audio takes its place.
+        # The window that is decoded for a partial. While it waits in the lane, newer audio replaces it.
         self._partial_window: SpeechWindow | None = None
         # (window, sample) at which the last partial ended.
         self._partial_at = (0, 0)
@@ -163,8 +163,8 @@ class Decoding:
     # --- inputs -------------------------------------------------------------------------------------------------------
 
     def update_window(self, window: SpeechWindow | None, *, settling: bool) -> None:
-        """Give the open window as it is now, after everything that ended before was added. `settling`: its turns have
-        ended, which was emitted, and it waits for the silence that ends it. Wakes the task, and does not wait for it.
+        """Set the current open window, after everything that ended before it was added. `settling`: its turns have
+        ended, which was emitted, and it waits for the silence that ends it. Wakes the task; does not wait for it.
         """
         self._window, self._settling = window, settling
         self._renew_partial()
@@ -186,7 +186,7 @@ class Decoding:
         self._language.configure(config.language, config.languages)
 
     def clear(self, turn: int) -> None:
-        """Drop the open turn, which is the turn with this number, and its windows. No transcript of them follows."""
+        """Drop the open turn, whose number is `turn`, and its windows. No transcript of it follows."""
         self._cancel_partial()
         self._guess = None
         self._window = None
@@ -196,19 +196,19 @@ class Decoding:
                 ended.dropped = True
 
     async def retract_guess(self) -> None:
-        """Emit GuessDropped if the pause has ended of which a preflight transcript was emitted. Call it after audio."""
+        """Emit GuessDropped if the pause of an emitted preflight transcript has ended. Call it after each audio."""
         guess = self._guess
         if guess and guess.reported and self._window and not guess.is_of(self._window):
             guess.reported = False
             await self._emit(GuessDropped(guess.turn))
 
     def end(self) -> None:
-        """Let `run` return once everything that was handed over is decoded. Does not wait for that itself."""
+        """Let `run` return once all its input is decoded. Does not wait for that itself."""
         self._ending = True
         self._changed.notify()
 
     def _renew_partial(self) -> None:
-        """Have a partial that waits in the lane decode the audio that has come since."""
+        """Have a partial that waits in the lane include the audio that has arrived since."""
         waiting, window = self._partial_window, self._window
         if waiting is None or window is None or waiting.id != window.id or window.quiet_since is not None:
             return
@@ -220,22 +220,22 @@ class Decoding:
         if self._partial_scope:
             self._partial_scope.cancel()
 
-    # --- for the listening, which must not run too far ahead ----------------------------------------------------------
+    # --- for the listening task, which must not get too far ahead -----------------------------------------------------
 
     @property
     def behind(self) -> bool:
-        """Whether the listening has to wait, since two windows or turns wait or the open window is 4 s too long."""
+        """Whether the listening task has to wait: two windows or turns wait, or the open window is 4 s too long."""
         overrun = self._window and self._window.length_s > self.profile.max_window_s + WINDOW_OVERRUN_S
         return bool(overrun) or len(self._ended) >= MAX_WAITING_WINDOWS
 
     @property
     def idle(self) -> bool:
-        """Whether no turn that decoding has begun still lacks its transcript."""
+        """Whether every turn that decoding has begun has its transcript."""
         return not self._transcripts.num_turns
 
     @property
     def num_held(self) -> int:
-        """How many turns and ended windows it holds, which is bounded however long the session runs."""
+        """Number of turns and ended windows it holds. Bounded for sessions of any length."""
         return self._transcripts.num_turns + len(self._ended)
 
     async def changed(self) -> None:
@@ -245,8 +245,8 @@ class Decoding:
     # --- what to decode next ------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Decode until `end` was called and everything handed over is done, then close the transcriber's stream. A
-        decode that fails raises nothing: its turns end with TranscriptFailed.
+        """Decode until `end` was called and all input is decoded, then close the transcriber's stream. A failed decode
+        raises nothing: its turns end with TranscriptFailed.
         """
         try:
             while self._ended or not self._ending:
@@ -256,7 +256,7 @@ class Decoding:
             self._stream.close()
 
     async def _decode_next(self) -> bool:
-        """Do what is most urgent. Returns whether there was anything to do."""
+        """Do the most urgent task. Returns whether there was anything to do."""
         if self._ended:
             await self._finish(self._ended[0])
             self._ended.popleft()
@@ -295,7 +295,7 @@ class Decoding:
             return False
         step_s = self.profile.first_step_s if self._transcripts.is_eager(window) else self.profile.step_s
         if self._transcriber.busy():
-            # Where other sessions wait, partials come less often, so that finals stay on time.
+            # Other sessions wait: partials are less frequent, so that finals stay on time.
             step_s *= BUSY_STEPS
         window_id, sample = self._partial_at
         since = sample if window_id == window.id else window.spans[0].start
@@ -325,7 +325,7 @@ class Decoding:
     async def _decode_final_patiently(
         self, window: SpeechWindow, *, word_times: bool = False, due_s: float | None = None
     ) -> Hypothesis | None:
-        """Decode all words of a window, and ask a full lane up to FINAL_ATTEMPTS times. None: it failed for good."""
+        """Decode all words of a window; retry a full lane, FINAL_ATTEMPTS attempts in total. None: it failed."""
         try:
             for _ in range(FINAL_ATTEMPTS - 1):
                 try:
@@ -341,10 +341,10 @@ class Decoding:
     async def _decode_final(
         self, window: SpeechWindow, *, word_times: bool = False, due_s: float | None = None
     ) -> Hypothesis:
-        """Decode all words of a window once."""
+        """Decode all words of a window, without a retry."""
         text = self._transcripts.window_text
         word_times = word_times or len(window.spans) > 1 or self._config.word_times
-        # Where words need times, those that were sent need them too, so they are decoded again.
+        # If words need times, the sent words need them too, so they are decoded again.
         keeps_sent = self.profile.final_keeps_prefix and not word_times
         prefix = text.prefix if keeps_sent else text.base_tokens
         sent = tuple(p for _, p in text.sent) if keeps_sent else ()
@@ -374,7 +374,7 @@ class Decoding:
         )
 
     async def _note_language(self, window: SpeechWindow, heard: Hypothesis) -> None:
-        """Learn the session's language from a hypothesis of the window, and report it where it is a new one."""
+        """Learn the session's language from a hypothesis of the window, and report it if it is new."""
         if not heard.is_speech:
             return
         is_new = self._language.offer(window.id, window.speech_s, heard.language, heard.language_probability)
@@ -394,14 +394,14 @@ class Decoding:
             self._window = None
 
     async def _cut_window(self, window: SpeechWindow) -> None:
-        """Finish a window that is as long as the model allows and has no pause, up to a gap between words."""
+        """Finish a window that has reached the model's maximum length without a pause, up to a gap between words."""
         final = await self._decode_final_patiently(window, word_times=True)
         if self._window is None or self._window.id != window.id:
             return
         num_sent = len(self._transcripts.window_text.sent)
         keep = words_before_cut(final, num_sent, window.length_s) if final else 0
         sample = self._end_of_word(window, final, keep) if final and keep else window.end
-        # Cut before anything is sent: a turn that ends during the sending then ends the new window.
+        # Cut before emitting: a turn that ends while the events are emitted then ends the new window.
         if not self._command(Cut(window.id, sample)):
             self._window = None
         elif final and keep:
@@ -409,7 +409,7 @@ class Decoding:
             await self._emit_all(self._transcripts.finish(window, shortened(final, keep)))
 
     def _end_of_word(self, window: SpeechWindow, final: Hypothesis, num_words: int) -> int:
-        """The sample at which the window can be cut behind the first `num_words` words of its final."""
+        """Return the sample at which to cut the window after the first `num_words` words of its final."""
         cut_s = window.length_s
         if num_words < len(final.words):
             cut_s = (final.words[num_words - 1].end_s + final.words[num_words].start_s) / 2
@@ -418,12 +418,12 @@ class Decoding:
         return window.start + int(cut_s * SAMPLE_RATE_HZ)
 
     async def _guess_final(self, window: SpeechWindow) -> None:
-        """Decode the final of a window that is in a pause, and report it where a response may be begun with it."""
+        """Decode the final of a window that is in a pause, and report it if a response may begin with it."""
         assert window.quiet_since is not None
         try:
             final = await self._decode_final(window)
         except (ModelError, Refused) as error:
-            # Nothing is lost: the turn's final is decoded when the turn has ended.
+            # Nothing is lost: the final is decoded when the turn has ended.
             log.info("a final was not decoded ahead: %s", error)
             return
         turn = window.spans[-1].turn
@@ -457,7 +457,7 @@ class Decoding:
         return replace(request, urgent=urgent, deadline_s=due_s)
 
     async def _decode_partial(self, window: SpeechWindow) -> Hypothesis | None:
-        """Decode the window quickly. None where that failed, or where a final became due meanwhile."""
+        """Decode the window quickly. Returns None if that failed, or if a final became due meanwhile."""
         request = self._partial_request(window)
         with anyio.CancelScope() as self._partial_scope:
             try:
@@ -465,7 +465,7 @@ class Decoding:
             except Refused as refusal:
                 await anyio.sleep(min(MAX_RETRY_S, refusal.retry_after_s))
             except ModelError as error:
-                # If it is not only this decode that fails, the final of the same audio reports it.
+                # If the failure is not limited to this decode, the final of the same audio reports it.
                 log.warning("partial failed: %s", error)
             finally:
                 self._partial_scope = None

@@ -1,7 +1,7 @@
-"""Files: the speech in them that is transcribed, and segments that hold no pause.
+"""Files: finds the speech that is transcribed, and divides segments so that none contains a pause.
 
-A transcriber is given what a live session would hear. Without speech detection it answers noise with words: of 27
-recordings of noise 17 (docs/design/hearing.md).
+The transcriber gets the audio that a live session would pass to it. Without speech detection it answers noise with
+words, in 17 of 27 recordings of noise (docs/design/hearing.md).
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from antiphon.events.transcription import ServerVad
 from antiphon.events.words import Word
 from antiphon.turns.speech_stretches import SpeechStretches, SpeechTimeline
 
-# A pause that is longer than the silence and the padding is cut down to these: words keep their context across it. A
+# A pause longer than the silence and the padding is shortened to these, so that words keep their context across it. A
 # file can have more padding than a live turn: speech that begins in rain is detected 0.4 s late.
 FILE_VAD = ServerVad(threshold=0.5, prefix_padding_ms=600, silence_duration_ms=1000)
-# Stretches of speech that are further apart are transcribed on their own, so that no segment lasts through the silence.
+# Stretches of speech further apart than this are transcribed separately, so that no segment spans the silence.
 MAX_JOINED_GAP_S = 10.0
-# What the detector is given at once. It serves live sessions in the same batch, which must not wait for a whole slab.
+# Samples per call of the detector. It serves live sessions in the same batch, which must not wait for a whole slab.
 FEED_SAMPLES = SAMPLE_RATE_HZ // 2
-# A subtitle does not last through a pause of MAX_PAUSE_S.
+# A subtitle does not span a pause of MAX_PAUSE_S.
 MAX_PAUSE_S = 1.5
 # `TranscriptSegment.seek` counts mel frames.
 SEEKS_PER_S = 100
@@ -38,11 +38,11 @@ async def transcribe_speech(
     options: FileOptions,
     vad: ServerVad = FILE_VAD,
 ) -> AsyncIterator[FileInfo | TranscriptSegment]:
-    """Transcribe the speech of a file of any length: as `Transcriber.transcribe`, without what is no speech.
+    """Transcribe the speech of a file of any length, like `Transcriber.transcribe`, but without the audio between.
 
-    Times are those of the file, its length included. The transcriber is not asked where there is no speech at all; the
-    language is then the one of the options, or "en". `slabs` are read as they are needed. Raises what
-    `Transcriber.transcribe` raises, and Refused where the detector's lane is full.
+    Times are those of the file, and so is its length. If the file has no speech at all, the transcriber is not called,
+    and the language is that of the options, or "en". `slabs` are read as they are needed. Raises the errors of
+    `Transcriber.transcribe`, and Refused if the detector's lane is full.
     """
     speech, number, language = _Speech(slabs, detector, vad), 0, options.language
     async with aclosing(speech):
@@ -61,7 +61,7 @@ async def transcribe_speech(
 
 
 class _Speech:
-    """The speech of a file, in passages: stretches that lie close enough to be transcribed as one."""
+    """The speech of a file, in passages: stretches close enough to be transcribed together."""
 
     def __init__(self, slabs: AsyncIterable[Pcm], detector: VoiceActivityDetector, vad: ServerVad) -> None:
         self.num_samples = 0
@@ -69,17 +69,17 @@ class _Speech:
         self._stream = detector.open()
         self._stretches = SpeechStretches(vad, detector.frame_samples)
         self._pieces = self._read()
-        # The piece after the last one given out.
+        # The next piece, not yielded yet.
         self._next: tuple[int, Pcm] | None = None
 
     async def more(self) -> bool:
-        """Whether there is another passage. Reads on until speech is found."""
+        """Return whether another passage follows. Reads on until speech is found."""
         if self._next is None:
             self._next = await anext(self._pieces, None)
         return self._next is not None
 
     async def passage(self, timeline: SpeechTimeline) -> AsyncGenerator[Pcm, None]:
-        """Yield the audio of the next passage, and note in `timeline` where it comes from."""
+        """Yield the audio of the next passage, and record its position in the file in `timeline`."""
         max_gap = MAX_JOINED_GAP_S * SAMPLE_RATE_HZ
         first = True
         while await self.more() and self._next is not None:
@@ -91,7 +91,7 @@ class _Speech:
             yield pcm
 
     async def _read(self) -> AsyncGenerator[tuple[int, Pcm], None]:
-        """Yield the stretches of speech, those of a slab joined where they go on from each other."""
+        """Yield the stretches of speech. Adjacent ones of a slab are joined."""
         async for slab in self._slabs:
             kept: list[tuple[int, Pcm]] = []
             for at in range(0, len(slab), FEED_SAMPLES):
@@ -104,12 +104,12 @@ class _Speech:
             yield stretch
 
     async def aclose(self) -> None:
-        """Stop reading the file."""
+        """Stop reading the file and close its iterator."""
         await self._pieces.aclose()
 
 
 def _joined(pieces: list[tuple[int, Pcm]]) -> list[tuple[int, Pcm]]:
-    """The same audio with the pieces joined that go on from each other."""
+    """Return the same audio with adjacent pieces joined."""
     groups: list[tuple[int, list[Pcm]]] = []
     end = -1
     for sample, pcm in pieces:
@@ -122,7 +122,7 @@ def _joined(pieces: list[tuple[int, Pcm]]) -> list[tuple[int, Pcm]]:
 
 
 def _in_file(segment: TranscriptSegment, number: int, timeline: SpeechTimeline) -> TranscriptSegment:
-    """A segment of a passage with its number and its times in the file."""
+    """Return a segment of a passage with its number and its times in the file."""
     start_s = timeline.start_s(segment.start_s)
     seek_s = timeline.start_s(segment.seek / SEEKS_PER_S)
     return replace(
@@ -143,7 +143,7 @@ def _word_in_file(word: Word, timeline: SpeechTimeline) -> Word:
 async def segments_by_words(
     parts: AsyncIterable[FileInfo | TranscriptSegment],
 ) -> AsyncIterator[FileInfo | TranscriptSegment]:
-    """Yield what a transcriber gives, with its segments divided as `by_words` does, and numbered anew."""
+    """Yield a transcriber's results, with its segments divided by `by_words` and renumbered."""
     number = 0
     async for part in parts:
         if not isinstance(part, TranscriptSegment):
@@ -155,12 +155,12 @@ async def segments_by_words(
 
 
 def by_words(segment: TranscriptSegment) -> list[TranscriptSegment]:
-    """Return a segment as one or more that last from their first word's start to their last word's end, divided at
-    pauses of MAX_PAUSE_S and more.
+    """Divide a segment at pauses of MAX_PAUSE_S and more. Each part lasts from its first word's start to its last
+    word's end.
 
-    Joined, the texts are the segment's. Without words it stays as it is: Whisper's own times begin a segment up to 3 s
-    before its speech, where a pause comes before it. Where it is divided, its parts have the tokens of their words, and
-    none of the timestamps that Whisper wrote.
+    The texts of the parts add up to the segment's. A segment without words stays as it is: Whisper's own times begin a
+    segment up to 3 s before its speech if a pause precedes it. The parts of a divided segment have the tokens of their
+    words, without Whisper's timestamps.
     """
     words = segment.words
     if not words:
@@ -182,7 +182,7 @@ def by_words(segment: TranscriptSegment) -> list[TranscriptSegment]:
 
 
 def _offsets(text: str, words: Sequence[Word]) -> list[int | None]:
-    """Where each word begins in the text, with the spaces before it; None for one that the text does not have."""
+    """Return each word's offset in the text, including the spaces before it; None for a word that is not found."""
     offsets: list[int | None] = []
     at = 0
     for word in words:

@@ -1,4 +1,4 @@
-"""Decides, while a pause lasts, after which silence it ends the turn: by its sound and by the words before it."""
+"""Decides during a pause after which silence it ends the turn, by the turn's sound and by its words."""
 
 from __future__ import annotations
 
@@ -17,43 +17,43 @@ from antiphon.turns.segmenter import Segmenter
 
 log = logging.getLogger(__name__)
 
-# Samples after which the turn detector judges a pause.
+# Samples of silence after which the turn detector judges a pause.
 JUDGE_AFTER = MIN_SILENCE_MS * SAMPLE_RATE_HZ // 1000
 
 
 class PauseJudge:
-    """Tells the segmenter how long each pause may last, anew whenever more is known of it.
+    """Sets the segmenter's limit for each pause, and updates it with each new piece of evidence.
 
-    `detector`: judges the sound of a turn; None: only the words and the silence count. Used from one event loop. What
-    is known of a pause counts for that pause alone.
+    `detector`: judges the sound of a turn; None: only the words and the silence count. For one event loop. Evidence
+    about a pause counts for that pause only.
     """
 
     def __init__(self, detector: TurnDetector | None, segmenter: Segmenter) -> None:
         self._detector = detector
         self._segmenter = segmenter
         self._model: EndOfTurn | None = None
-        # The first sample of the pause that the evidence is of, and of the one that the detector was asked about.
+        # The first sample of the pause that the evidence belongs to, and of the one last passed to the detector.
         self._pause: int | None = None
         self._asked: int | None = None
         self._evidence = PauseEvidence()
-        # The last pause whose words are known, and the last one that the detector has judged, or could not.
+        # The last pause whose words are known, and the last one that the detector has judged, or failed to judge.
         self._heard: int | None = None
         self._judged: int | None = None
         self._changed = Signal()
 
     def configure(self, vad: ServerVad | None) -> None:
-        """Judge by this eagerness from now on, or not at all where it has none."""
+        """Judge by the eagerness of `vad` from now on. Without an eagerness, pauses are not judged."""
         eagerness = vad.eagerness if vad else None
         self._model = EndOfTurn(eagerness) if eagerness else None
 
     @property
     def is_on(self) -> bool:
-        """Whether pauses are judged."""
+        """Whether pauses are judged: an eagerness is configured."""
         return self._model is not None
 
     @property
     def undecided(self) -> bool:
-        """Whether a pause goes on of which more will be known: its sound or its words are not judged yet."""
+        """Whether a pause is going on whose sound or words are not judged yet."""
         if self._model is None or not self._segmenter.in_turn:
             return False
         quiet = self._segmenter.quiet_since
@@ -65,7 +65,7 @@ class PauseJudge:
             await self._changed.wait()
 
     def follow(self, group: anyio.abc.TaskGroup, waited: int = 0) -> None:
-        """Look at the present pause, after audio was added, or after so many samples of time without any. The detector
+        """Check the current pause, after audio was added, or after `waited` samples of time without audio. The detector
         judges it in a task of `group`.
         """
         if self._model is None:
@@ -84,13 +84,13 @@ class PauseJudge:
             self._judged = quiet
 
     def heard(self, pause: int, text: str, language: str | None) -> bool:
-        """The words of the turn up to the pause that began at this sample. Returns False where that is over."""
+        """Take the words of the turn up to the pause that began at this sample. Returns False if that pause is over."""
         self._heard = max(pause, self._heard or 0)
         self._changed.notify()
         return self._learn(pause, text=text, language=language)
 
     def _learn(self, pause: int, **known: object) -> bool:
-        """Add to what is known of a pause, and have it last accordingly. Returns False where it is over."""
+        """Add evidence about a pause, and update its limit. Returns False if the pause is over."""
         if self._model is None or pause != self._segmenter.quiet_since:
             return False
         if pause != self._pause:

@@ -1,9 +1,9 @@
 """A transcription session: commands in, events out. It owns its tasks, and knows no sockets, wire or model names.
 
-It has two tasks in one task group. *Listening*, here, reads the inbox, asks the VAD for speech and owns the segmenter,
-which cuts the audio into turns and windows; it waits for the transcriber only when too much audio is not decoded yet.
-*Decoding* (decoding.py) turns the windows, which it is given as values, into text. It never touches the segmenter: what
-it wants done to a window comes back as a command.
+It has two tasks in one task group. *Listening*, here, reads the inbox, runs the VAD and owns the segmenter, which cuts
+the audio into turns and windows. It waits for the transcriber only if too much audio is not decoded yet. *Decoding*
+(decoding.py) turns the windows, which it gets as values, into text. It never touches the segmenter: it returns commands
+instead.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ from antiphon.turns.echo import EchoGuard
 from antiphon.turns.segmenter import Segmenter, SegmenterEvent, TurnEnded, WindowEnded
 from antiphon.turns.voices.primary_speaker import TurnSpeaker
 
-# Seconds between two looks whether audio has stalled.
+# Seconds between two checks whether audio has stalled.
 STALL_POLL_S = 0.12
-# A pause of which HEARD_PAUSE samples were heard is one, whatever comes after it.
+# A pause of which HEARD_PAUSE samples arrived is a pause, whatever follows.
 HEARD_PAUSE = SAMPLE_RATE_HZ // 5
-# Where pauses are judged, longer audio is listened to in pieces of JUDGED_PIECE samples: 200 ms.
+# If pauses are judged, longer audio is processed in pieces of JUDGED_PIECE samples: 200 ms.
 JUDGED_PIECE = SAMPLE_RATE_HZ // 5
 # Speech onset is detected up to ONSET_MS late.
 ONSET_MS = 500
@@ -67,27 +67,27 @@ HandleOther = Callable[[ConversationCommand], Awaitable[None]]
 
 
 def _unmeasured(kind: str, seconds: float) -> None:
-    """Measure nothing."""
+    """Ignore the value: the default for `measure`."""
 
 
 class TranscriptionSession:
-    """One client's transcription. `run()` it as a task; commands go into `inbox`, and closing it lets it finish.
+    """One client's transcription. Run `run()` as a task. Commands go into `inbox`; closing the inbox lets it finish.
 
-    - `emit`: is awaited for every event and may hold the session back.
+    - `emit`: awaited for every event; it may hold the session back.
     - `min_commit_ms`: a commit with less new audio than this is refused with CommitRefused.
     - `measure`: gets a kind and seconds: "vad" and "partial" for each run, "final" from the end of a turn to its
       transcript.
     - `handle_other`: gets the commands that are not about audio, in their order among the audio.
     - `turn_detector`: the turn detector for `semantic_vad`; without one the words and the silence decide.
-    - `guards_echo`: responses that are heard through the microphone are not taken for speech, where `expect_echo` gets
-      what is sent.
+    - `guards_echo`: responses that the microphone picks up are not taken for speech; `expect_echo` has to get the audio
+      that is sent.
     - `tap`: gets all audio before it is analysed, and may hold it back.
-    - `on_commit`: is awaited after each commit of the client's that was not refused, with the turn that it has ended.
-    - `speaker_model`: tells voices apart, for `primary_speaker`. `on_other_voice`: is awaited with a turn that goes on
-      and is another's voice than the user's.
+    - `on_commit`: awaited after each accepted commit of the client, with the turn that it has ended.
+    - `speaker_model`: tells voices apart, for `primary_speaker`. `on_other_voice`: awaited with an open turn once its
+      voice is found not to be the user's.
     - `clock`: returns monotonic seconds.
 
-    `audio_s` counts the seconds of audio listened to. All of it runs in one event loop.
+    `audio_s` counts the seconds of audio processed. Everything runs in one event loop.
     """
 
     def __init__(
@@ -121,9 +121,9 @@ class TranscriptionSession:
         self._guards_echo = guards_echo
         self._echo = EchoFilter(EchoGuard() if guards_echo else None, detector.frame_samples)
         self._arrivals = Arrivals()
-        # The sample from which the idle timeout counts, where nobody has spoken since.
+        # The sample from which the idle timeout counts, if the user has not spoken since.
         self._idle_from = 0
-        # Where the turns begin that have no transcript yet, in milliseconds.
+        # Start in milliseconds of each turn that has no transcript yet.
         self._unread_from_ms: dict[int, int] = {}
         self._leaves_open_turn = False
         self._group: anyio.abc.TaskGroup | None = None
@@ -136,26 +136,26 @@ class TranscriptionSession:
 
     @property
     def now(self) -> int:
-        """The sample at which the client's microphone is now, counted from the session's start. It includes what a
-        client does not send while it is muted, and audio that still waits in the inbox, where each other command counts
-        as 10 ms or more.
+        """The current sample of the client's microphone, counted from the session's start. It includes the time for
+        which a muted client sends nothing, and audio that still waits in the inbox, where each other command counts as
+        10 ms or more.
         """
         return self._echo.now(self._clock(), self._num_received())
 
     def expect_echo(self, pcm: Pcm) -> None:
-        """Expect the echo of audio that is about to be sent: float32 [num_samples], 16 kHz, behind what was sent
+        """Expect the echo of audio that is about to be sent: float32 [num_samples], 16 kHz, after the audio sent
         before.
         """
         self._echo.expect(pcm, self._clock(), self._num_received())
 
     def expect_silence(self) -> None:
-        """Expect no echo of what was not played by now."""
+        """Expect no more echo: audio that was not played by now never will be."""
         self._echo.expect_silence(self._clock(), self._num_received())
 
     @property
     def settled_ms(self) -> float:
-        """The millisecond of the session's audio before which everything has its transcript, or nobody spoke. It lags
-        behind the microphone by as much as the onset of speech may be found late.
+        """The millisecond of the session's audio before which all speech has its transcript. It lags behind the
+        microphone by up to ONSET_MS, as the onset of speech may be detected late.
         """
         return max(0.0, min((self._open_from_ms, *self._unread_from_ms.values())))
 
@@ -173,42 +173,42 @@ class TranscriptionSession:
 
     @property
     def progress(self) -> TranscriptionSession:
-        """How far it has come: `audio_s` and `is_silent`. A conversation shows more here than its listener."""
+        """The session's progress: `audio_s` and `is_silent`. A conversation has more properties here."""
         return self
 
     @property
     def num_held(self) -> int:
-        """What the session keeps: samples of audio, plus turns and windows to decode. Bounded however long it runs."""
+        """Amount of state: samples of audio, plus turns and windows to decode. Bounded for sessions of any length."""
         return self._segmenter.num_held + self._decoding.num_held
 
     @property
     def speaking(self) -> bool:
         """Whether the user is speaking: a turn is open and not in a pause. It lags by the audio that waits in the inbox
-        and by what the VAD needs to be sure.
+        and by the VAD's detection delay.
         """
         return self._segmenter.window is not None and self._segmenter.quiet_since is None
 
     @property
     def is_silent(self) -> bool:
-        """Whether nothing is under way: all that came was listened to, nobody speaks, and nothing that was said waits
-        for its transcript. Where the client ends the turns, words that it has not committed wait for theirs.
+        """Whether all received audio was processed, the user does not speak, and all speech has its transcript. If the
+        client ends the turns, words that it has not committed count as untranscribed.
         """
         is_read = not self._unread_from_ms and self._decoding.idle
         return self.inbox.is_worked_off and self._segmenter.window is None and is_read
 
     @property
     def spoken_ms(self) -> int:
-        """Milliseconds from the start of the open window to its newest speech, without the pause it is in; 0 where no
-        window is open. An overlap is measured by it.
+        """Milliseconds from the start of the open window to its newest speech, without the current pause; 0 if no
+        window is open. The length of an overlap.
         """
         window, quiet = self._segmenter.window, self._segmenter.quiet_since
         end = self._segmenter.now if quiet is None else quiet
         return (end - window.start) * 1000 // SAMPLE_RATE_HZ if window else 0
 
     async def run(self) -> None:
-        """Run both tasks until the inbox is closed and all audio in it is transcribed. A turn that is open then is
-        committed, unless it is left open. Failed decodes raise nothing; what `emit`, `handle_other` and the VAD raise
-        ends the session.
+        """Run both tasks until the inbox is closed and all audio in it is transcribed. An open turn is then committed,
+        unless `leave_open_turn` was called. Failed decodes raise nothing. Errors of `emit`, `handle_other` and the VAD
+        end the session.
         """
         async with anyio.create_task_group() as group:
             self._group = group
@@ -218,19 +218,19 @@ class TranscriptionSession:
             if self._leaves_open_turn:
                 await self._leave()
             elif self._segmenter.window or not self._decoding.idle:
-                # The inbox was closed inside a turn: what was heard of it still gets its transcript.
+                # The inbox was closed inside a turn: its audio so far still gets a transcript.
                 await self._apply_steps(self._segmenter.commit())
             self._decoding.end()
 
     def leave_open_turn(self) -> None:
-        """Let the end of the inbox end no turn: the one that is open then is not committed, and stays unsettled. The
-        client sends its audio again, to whoever goes on with the session.
+        """Do not commit the open turn when the inbox ends; it stays unsettled. The client sends its audio again, to the
+        host that continues the session.
         """
         self._leaves_open_turn = True
 
     def settle_turn(self, turn: int) -> None:
-        """Count a turn as settled, whose transcript or failure was emitted. Whoever keeps what is emitted may call it
-        before, as soon as that has the turn.
+        """Count a turn as settled, whose transcript or failure was emitted. A consumer that stores events may call it
+        earlier, as soon as the turn is stored.
         """
         self._unread_from_ms.pop(turn, None)
 
@@ -269,19 +269,19 @@ class TranscriptionSession:
                     await self._handle_other(other)
 
     async def _pace(self, num_heard: int, num_left: int) -> None:
-        """Take a pause no faster than it sounds while its end is undecided: of a file that comes at once, a pause ends
-        a turn where it would have in a live one. `num_heard`: samples that were just listened to; `num_left`: those of
-        the same command that are still to come.
+        """While the end of a pause is undecided, process audio in real time at most. A pause in a file, which arrives
+        at once, then ends a turn where it would have in live audio. `num_heard`: samples just processed; `num_left`:
+        samples of the same command that follow.
         """
         if self._pauses.undecided and (num_left > 0 or self.inbox.backlog_s):
             with anyio.move_on_after(num_heard / SAMPLE_RATE_HZ):
                 await self._pauses.decided()
 
     async def _stall(self) -> None:
-        """Count another moment without audio. Once there have been enough, they are silence, which ends turns and their
-        windows; in the middle of speech, after MUTED_S. While no client is there, only windows end.
+        """Count STALL_POLL_S without audio. After a limit it counts as silence, which ends turns and their windows; in
+        the middle of speech the limit is MUTED_S. While no client is connected, only windows end.
         """
-        # Not by the clock: a server that was held up itself has not read what came meanwhile.
+        # Not measured by the clock: a stalled server has not read the audio that arrived meanwhile.
         arrivals, segmenter = self._arrivals, self._segmenter
         arrivals.stalled_s += STALL_POLL_S
         if segmenter.settling:
@@ -291,7 +291,7 @@ class TranscriptionSession:
         if not self.inbox.is_fed():
             arrivals.stalled_s = 0.0
             return
-        # A pause that was heard may be one of the network where it is short.
+        # A short pause that was heard may be caused by the network.
         quiet = segmenter.quiet_since
         is_pause = quiet is not None and segmenter.now - quiet >= HEARD_PAUSE
         if arrivals.stalled_s >= (arrivals.stall_limit_s if is_pause else MUTED_S):
@@ -321,7 +321,7 @@ class TranscriptionSession:
         await self._report_silence()
 
     async def _report_silence(self) -> None:
-        """Report that nobody has spoken for the idle timeout, and commit the silence as a turn without words."""
+        """Report that the user has not spoken for the idle timeout, and commit the silence as a turn without words."""
         timeout_ms = self.config.idle_timeout_ms
         if timeout_ms is None or (silent_since := self._segmenter.silent_since) is None:
             return
@@ -333,7 +333,7 @@ class TranscriptionSession:
             await self._apply_steps(self._segmenter.commit_silence())
 
     def _num_received(self) -> int:
-        """Samples that the client has sent, those in the inbox included."""
+        """Samples that the client has sent, including those in the inbox."""
         return self._segmenter.now + int(self.inbox.backlog_s * SAMPLE_RATE_HZ)
 
     def _without_echo(self, pcm: Pcm, probabilities: list[float]) -> tuple[list[float], int | None]:
@@ -369,7 +369,7 @@ class TranscriptionSession:
 
     async def configure(self, config: TranscriptionConfig) -> None:
         """Apply a changed configuration at once, and emit the turn that it ends, if any. Call it only from the
-        listening task, that is from `handle_other`; other callers put a ConfigureTranscription.
+        listening task, that is from `handle_other`. Other callers put a ConfigureTranscription.
         """
         if config.idle_timeout_ms != self.config.idle_timeout_ms:
             self._idle_from = self._segmenter.now
@@ -382,8 +382,8 @@ class TranscriptionSession:
     # --- handing over to decoding -------------------------------------------------------------------------------------
 
     async def _apply_steps(self, steps: Sequence[SegmenterEvent]) -> None:
-        """Emit what happened and hand over what ended, in order. The open window comes last, so that decoding cannot
-        report a turn's transcript before the turn's end was emitted.
+        """Emit events and pass ended windows and turns on, in order. The open window is passed last, so that decoding
+        cannot report a turn's transcript before the turn's end was emitted.
         """
         for step in steps:
             match step:
@@ -403,7 +403,7 @@ class TranscriptionSession:
         self._decoding.update_window(self._segmenter.window, settling=self._segmenter.settling)
 
     async def _emit_decoded(self, event: TranscriptionEvent) -> None:
-        """Emit what decoding reports, a transcript with whose voice it was."""
+        """Emit an event of decoding. A transcript gets its turn's speaker."""
         if isinstance(event, TranscriptFailed):
             self.speakers.forget(event.turn)
         elif isinstance(event, TranscriptDone) and self.speakers.is_on:
@@ -415,14 +415,14 @@ class TranscriptionSession:
             self.settle_turn(event.turn)
 
     def _apply_command(self, command: WindowCommand) -> bool:
-        """Do what decoding asks for, or return False if the window or pause that it means is over."""
+        """Carry out a command of decoding. Returns False if its window or pause is over."""
         match command:
             case Cut(window_id, sample):
                 window = self._segmenter.window
                 if window is None or window.id != window_id:
                     return False
                 self._segmenter.cut(sample)
-                # If its turns have ended, that may not be emitted yet: `_apply_steps` says so when it is.
+                # The end of its turns may not be emitted yet; `_apply_steps` sets `settling` once it is.
                 self._decoding.update_window(self._segmenter.window, settling=False)
             case Settle(pause):
                 if self._segmenter.quiet_since != pause or not self._segmenter.settling:

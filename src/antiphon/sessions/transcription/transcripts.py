@@ -1,9 +1,7 @@
-"""The transcripts of a session's turns, put together from what its windows are decoded to. Pure: hypotheses in, events
-out.
+"""The transcripts of a session's turns, assembled from the hypotheses of its windows. Pure: hypotheses in, events out.
 
-A turn may lie in several windows and a window may hold several turns. A window is finished
-when its final, or the part of it before a cut, was divided among its turns; a transcript is complete when all windows
-of its turn are finished.
+A turn may lie in several windows and a window may hold several turns. A window is finished when its final, or the part
+of it before a cut, was divided among its turns. A transcript is complete when all windows of its turn are finished.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from antiphon.sessions.transcription.spoken_language import MIN_LANGUAGE_PROBABI
 from antiphon.sessions.transcription.stable_words import TurnPiece, WindowText
 from antiphon.turns.segmenter import SpeechWindow, TurnEnded
 
-# A model hears words in half a second of humming at a probability of 0.1, and in speech at 0.5 and more.
+# A model recognizes words in half a second of humming with a probability of 0.1, and in speech with 0.5 and more.
 LIKELY_PROBABILITY = 0.4
 
 
@@ -30,20 +28,28 @@ LIKELY_PROBABILITY = 0.4
 class _TurnText:
     """A turn's transcript so far."""
 
+    # Text of the deltas that were emitted.
     streamed: str = ""
+    # Text of the finals.
     text: str = ""
+    # The language of the latest final.
     language: str = ""
+    # The finals' words with times, if the client asked for times.
     words: list[Word] = field(default_factory=list)
+    # Log probabilities of the finals' tokens.
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    # Tokens of the finals' prompts.
     prompt_tokens: int = 0
+    # Tokens that the finals generated.
     completion_tokens: int = 0
+    # Why a window of the turn has no words, "" if none failed.
     failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class _FinishedWindow:
-    """The window finished last: the context of one that comes soon after. `words` are all that its audio from the
-    sample `start` on says, `context` the text before that.
+    """The window finished last: the context of one that follows soon after. `words` are all words of its audio from the
+    sample `start` on, `context` the text before that.
     """
 
     id: int
@@ -52,13 +58,13 @@ class _FinishedWindow:
     context: str
 
 
-# A phrase of up to so many words that comes so often in a row is given once: a model that is given a loop goes on with
-# it.
+# A phrase of up to LOOP_WORDS words that is repeated LOOP_REPEATS times in a row is kept once: a model whose context
+# holds a loop continues it.
 LOOP_WORDS, LOOP_REPEATS = 8, 4
 
 
 class SpokenContext:
-    """The words of finished windows, the newest ones, of at most `max_tokens` tokens. With 0 it is empty."""
+    """The newest words of finished windows, up to `max_tokens` tokens. Empty if that is 0."""
 
     def __init__(self, max_tokens: int) -> None:
         self._max_tokens = max_tokens
@@ -67,16 +73,16 @@ class SpokenContext:
 
     @property
     def text(self) -> str:
-        """The words as the model spelled them."""
+        """The words in the model's spelling."""
         return "".join(w.text for w in self._words)
 
     def limit(self, max_tokens: int) -> None:
-        """Keep at most so many tokens from now on."""
+        """Keep at most `max_tokens` tokens from now on."""
         self._max_tokens = max_tokens
         self._trim()
 
     def add(self, words: Iterable[HypothesisWord]) -> None:
-        """Add words that were said behind those that are there."""
+        """Append words that were said after the present ones."""
         for word in words:
             self._words.append(word)
             self._num_tokens += _size(word)
@@ -84,7 +90,7 @@ class SpokenContext:
         self._trim()
 
     def _fold_loop(self) -> None:
-        """Leave one of the phrases that the words end with, where they are the same LOOP_REPEATS times."""
+        """Keep one of LOOP_REPEATS equal phrases at the end of the words."""
         words = [bare_word(w.text) for w in self._words][-LOOP_WORDS * LOOP_REPEATS :]
         for size in range(1, len(words) // LOOP_REPEATS + 1):
             tail = words[-size * LOOP_REPEATS :]
@@ -103,10 +109,10 @@ def _size(word: HypothesisWord) -> int:
 
 
 class Transcripts:
-    """The transcripts of one session that are not complete, and the words of the window that is being decoded.
+    """The incomplete transcripts of one session, and the words of the window that is being decoded.
 
-    A window is entered before anything else is done with it, and every other method takes it as `enter` returned it.
-    `word_times`: deltas and complete transcripts have word times, and so must the hypotheses.
+    Call `enter` first for each window, and pass the window that it returns to the other methods. `word_times`: deltas
+    and complete transcripts have word times, so the hypotheses must have them too.
     """
 
     def __init__(self, profile: TranscriberProfile, *, word_times: bool) -> None:
@@ -123,25 +129,25 @@ class Transcripts:
 
     @property
     def num_turns(self) -> int:
-        """The number of turns that were begun and are neither complete nor dropped."""
+        """Number of turns that have begun and are neither complete nor dropped."""
         return len(self._turns)
 
     @property
     def context(self) -> str:
-        """What was said before the audio of the window that was entered last; empty for models without text context."""
+        """The text before the audio of the window that was entered last; empty for models without text context."""
         return self._context if self._profile.context_tokens else ""
 
     def configure(self, profile: TranscriberProfile, *, word_times: bool) -> None:
-        """Apply a changed profile, which holds for the text of windows that are not entered yet."""
+        """Apply a changed profile. It holds for the text of windows that are not entered yet."""
         self._profile, self._word_times = profile, word_times
         self._said.limit(profile.context_tokens)
 
     def enter(self, window: SpeechWindow) -> SpeechWindow:
-        """Begin the text of a window that was not entered yet, and return the part of the window that is to be decoded.
+        """Begin the text of a window if it is new, and return the part of the window to decode.
 
-        That is the window without audio whose words are not known: if the final of its context failed, the words of
-        the context would be transcribed again, as words of this window. It is without the context, too, where the words
-        of that take more than half of the prefix, so that the window is not cut as soon as it has words of its own.
+        That part leaves out audio of unknown words: if the final of the window's context failed, the context's words
+        would be transcribed again, as words of this window. It also leaves out the context if the context's words take
+        more than half of the prefix, so that the window is not cut as soon as it has words.
         """
         if self._window_id != window.id:
             self._window_id, self._window_start = window.id, window.start
@@ -156,7 +162,7 @@ class Transcripts:
         return window.from_sample(self._window_start)
 
     def is_eager(self, window: SpeechWindow) -> bool:
-        """Whether no word of the window's newest turn was sent yet, so that its first words are to come soon."""
+        """Whether no word of the window's newest turn was sent yet, so that its first words are urgent."""
         return window.spans[-1].first and self.window_text.untouched(window.spans[-1].turn)
 
     def offer(self, window: SpeechWindow, partial: Hypothesis) -> list[TranscriptDelta]:
@@ -166,8 +172,8 @@ class Transcripts:
         return self._deltas(sent, self._placed(window, partial))
 
     def likely_text(self, window: SpeechWindow, partial: Hypothesis) -> TranscriptPartial | None:
-        """What the window's newest turn likely says: what was sent of it, and the likely words of a partial that is
-        not offered yet. None where the partial has no speech or its language is uncertain.
+        """Return the likely text of the window's newest turn: its sent words, and the likely words of a partial that is
+        not offered yet. None if the partial has no speech or its language is uncertain.
         """
         if not partial.is_speech or partial.language_probability < MIN_LANGUAGE_PROBABILITY:
             return None
@@ -179,20 +185,20 @@ class Transcripts:
         return TranscriptPartial(turn, "".join(words).strip())
 
     def preview(self, window: SpeechWindow, final: Hypothesis) -> str:
-        """What the whole transcript of the window's newest turn is if the window is finished with `final`."""
+        """Return the whole transcript of the window's newest turn as if the window were finished with `final`."""
         turn = window.spans[-1].turn
         known = self._turns[turn].text if turn in self._turns else ""
         turn_pieces = zip(window.word_turns(final), final.pieces, strict=True) if final.is_speech else ()
         return (known + "".join(p.text for t, p in turn_pieces if t == turn)).strip()
 
     def finish(self, window: SpeechWindow, final: Hypothesis) -> list[TranscriptDelta]:
-        """Divide a window's final among its turns, and return the last deltas. A final without word times, decoded
-        before the client asked for them, leaves its words without.
+        """Divide a window's final among its turns, and return the last deltas. The words of a final that was decoded
+        before the client asked for word times have none.
         """
         text = self.window_text
         sent, pieces = text.finish(final, window.word_turns(final))
         words = self._placed(window, final)
-        # Counted with the window's last turn, because one decode cannot be divided.
+        # Counted for the window's last turn, because one decode cannot be divided.
         last = self._turn(window.spans[-1].turn)
         last.prompt_tokens += final.prompt_tokens
         last.completion_tokens += final.completion_tokens
@@ -213,8 +219,8 @@ class Transcripts:
             self._turn(span.turn).failure = str(error)
 
     def complete(self, ended: TurnEnded) -> TranscriptDone | TranscriptFailed:
-        """Return the transcript of a turn whose windows are all finished, and forget it. A turn without a window has an
-        empty one.
+        """Return and forget the transcript of a turn whose windows are all finished. It is empty for a turn without a
+        window.
         """
         turn = self._turns.pop(ended.turn, _TurnText())
         if turn.failure:
@@ -232,19 +238,19 @@ class Transcripts:
         )
 
     def drop(self, turn: int) -> None:
-        """Forget what is known of a turn, which the client has cleared."""
+        """Forget the transcript of a turn, which the client has cleared."""
         self._turns.pop(turn, None)
 
     def _leaves_room(self, words: Sequence[HypothesisWord]) -> bool:
-        """Whether a window whose prefix begins with these words may have as many again."""
+        """Whether a window whose prefix begins with these words has room for as many more."""
         return 2 * sum(len(w.tokens) for w in words) <= self._profile.max_prefix_tokens
 
     def _turn(self, number: int) -> _TurnText:
         return self._turns.setdefault(number, _TurnText())
 
     def _placed(self, window: SpeechWindow, hypothesis: Hypothesis) -> dict[int, tuple[Word]]:
-        """The words of a hypothesis by the ids of its pieces, because equal pieces lie in different places. Times are
-        seconds of session audio. Empty where word times are not asked for, or the hypothesis has none.
+        """Return the words of a hypothesis by the ids of its pieces, because equal pieces have different times. Times
+        are seconds of session audio. Empty if word times are off, or if the hypothesis has none.
         """
         if not self._word_times or len(hypothesis.words) != len(hypothesis.pieces):
             return {}
@@ -255,7 +261,7 @@ class Transcripts:
         }
 
     def _deltas(self, sent: Sequence[TurnPiece], words: dict[int, tuple[Word]]) -> list[TranscriptDelta]:
-        """The deltas that bring these pieces, one for each of their turns, with the places that are known of them."""
+        """Return the deltas with these pieces, one for each of their turns, with the word times that are known."""
         deltas = []
         for number, group in groupby(sent, key=itemgetter(0)):
             pieces = [piece for _, piece in group]

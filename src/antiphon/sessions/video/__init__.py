@@ -1,1 +1,1 @@
-"""Video sessions: frames, audio and questions in, answers out."""
+"""Video sessions: they take frames, audio and questions, and return answers."""

@@ -1,8 +1,8 @@
-"""One live video session: frames, audio and questions in, answers out.
+"""One live video session: it takes frames, audio and questions, and returns answers.
 
-One task handles the commands in order: frames go to the video model as they come, and a question is answered from the
-frames that are kept then and cuts off the answer before it. Each answer is a task of its own, so that frames go on
-being handled meanwhile.
+One task handles the commands in order. Frames go to the video model as they arrive. A question is answered from the
+frames kept at that time, and cuts off the previous answer. Each answer has its own task, so that frames are handled
+meanwhile.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ from antiphon.vision.images import MAX_FRAME_PIXELS, EncodedImage
 
 log = logging.getLogger(__name__)
 
-# Bound: commands that wait to be handled, and their bytes. When it is full, `put` waits and the socket is not read.
+# Bounds: waiting commands, and their bytes. When one is reached, `put` waits and the socket is not read.
 MAX_WAITING, MAX_WAITING_BYTES = 32, 16 << 20
-# The most audio that may wait for a question: 4 MiB as PCM16, 131 s. More is an error, and drops all of it.
+# Maximum of audio that may wait for a question: 4 MiB as PCM16, 131 s. More is an error, and drops all of it.
 MAX_AUDIO_SAMPLES = (4 << 20) // 2
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
 EmitVideo = Callable[[VideoEvent], Awaitable[None]]
@@ -69,7 +69,7 @@ class KeptFrame:
 
     - `number`: the frame's number for the video model, counted from 0 over the kept frames.
     - `at_s`: its time in seconds since the session's first frame.
-    - `info`: what the client said of it, given back in events.
+    - `info`: the client's description of it, repeated in events.
     - `num_bytes`: the size of its file.
     """
 
@@ -80,7 +80,7 @@ class KeptFrame:
 
 
 class VideoTime:
-    """The time of one session in seconds: it begins with the first frame, and `now_s` is that of the latest frame.
+    """The time of one session in seconds, from its first frame on. `now_s` is the time of the latest frame.
 
     `clock` returns monotonic seconds.
     """
@@ -89,13 +89,13 @@ class VideoTime:
         self._clock = clock
         self._first_frame_s: float | None = None
         self._first_pts_ms: float | None = None
-        # The clock when the newest frame came.
+        # The clock's time at the arrival of the newest frame.
         self._frame_came_s = 0.0
         self.now_s = 0.0
 
     def frame(self, info: FrameInfo) -> float:
-        """Return the time of a frame that has just come: by the client's timestamps, or when it came. `now_s` goes on
-        to it, never back.
+        """Return the time of a frame that has just arrived: by the client's timestamps, else by its arrival. Advances
+        `now_s` to it, never back.
         """
         self._frame_came_s = now_s = self._clock()
         if self._first_frame_s is None:
@@ -108,23 +108,23 @@ class VideoTime:
         return at_s
 
     def sound(self, num_samples: int) -> float:
-        """Return when sound that came just now began: as long before now as it lasts, but not before the newest frame.
+        """Return when audio that has just arrived began: now minus its length, but not before the newest frame.
 
-        So a file whose frames and sound are sent in the order of their times has its sound where it belongs.
+        So audio and frames of a file that are sent in the order of their times get the right times.
         """
         since_frame_s = 0.0 if self._first_frame_s is None else self._clock() - self._frame_came_s
         return self.now_s + max(0.0, since_frame_s - num_samples / SAMPLE_RATE_HZ)
 
 
 class QuestionSound:
-    """The sound since the last question. `num_samples`: of it; `at_s`: when it began. Bound: MAX_AUDIO_SAMPLES."""
+    """The audio since the last question. `num_samples`: its length; `at_s`: its start. Bound: MAX_AUDIO_SAMPLES."""
 
     def __init__(self) -> None:
         self._audio: list[Pcm] = []
         self.num_samples, self.at_s = 0, 0.0
 
     def append(self, pcm: Pcm, time: VideoTime) -> float:
-        """Add sound that came just now, and return when it began: the first is at its own time, the rest follows it."""
+        """Append audio that has just arrived, and return its start. All but the first chunk follow the previous one."""
         if not self._audio:
             self.at_s = time.sound(len(pcm))
         at_s = self.at_s + self.num_samples / SAMPLE_RATE_HZ
@@ -133,7 +133,7 @@ class QuestionSound:
         return at_s
 
     def take(self) -> Pcm | None:
-        """Remove all of it and return it, None where there is none."""
+        """Remove and return all of the audio, None if there is none."""
         pcm = np.concatenate(self._audio) if self._audio else None
         self._audio, self.num_samples = [], 0
         return pcm
@@ -143,11 +143,11 @@ class VideoSession:
     """One client's video session: `put` gives it commands, `run` handles them until it ends.
 
     `video_model` belongs to the caller. `emit` is awaited with every event, in order, and may hold the session back.
-    `new_id` makes an id with a prefix; `measure` is called with "first_video_text" and the seconds from a question to
-    its first text; `owner` is whose session it is, as `VideoModel.open` has it; `clock` returns monotonic seconds. All
-    of it runs in one event loop.
+    `new_id` makes an id with a prefix. `measure` is called with "first_video_text" and the seconds from a question to
+    its first text. `owner` is the owner of the session, see `VideoModel.open`. `clock` returns monotonic seconds.
+    Everything runs in one event loop.
 
-    `num_frames` and `num_kept` count the frames that were handled, and those of them that were kept.
+    `num_frames` counts the frames that were handled, `num_kept` those that were kept.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class VideoSession:
         self._clock = clock
         self._send, self._receive = anyio.create_memory_object_stream[VideoCommand](MAX_WAITING)
         self._stream: VideoStream | None = None
-        # Bound: the configuration's `max_frames`; the oldest leaves.
+        # Bound: the configuration's `max_frames`. At the limit the oldest frame is dropped.
         self._kept: deque[KeptFrame] = deque()
         self._filter: FrameFilter | None = None
         if config.filter:
@@ -187,7 +187,7 @@ class VideoSession:
     async def put(self, command: VideoCommand) -> None:
         """Queue one command. Waits while MAX_WAITING commands or MAX_WAITING_BYTES wait.
 
-        Once the session has ended it returns at once, and the command is dropped.
+        After the session has ended, returns at once and drops the command.
         """
         while self._waiting_bytes > MAX_WAITING_BYTES and not self._has_ended:
             await self._handled.wait()
@@ -197,8 +197,8 @@ class VideoSession:
             await self._send.send(command)
 
     async def settled(self) -> None:
-        """Wait until all commands that were put are handled, and the video model knows all about the frames, such as
-        the text on them; or until the session has ended. For files, which are not shown in real time.
+        """Wait until all commands that were put are handled and the video model has processed the frames, for example
+        read the text on them; or until the session has ended. For files, which do not arrive in real time.
         """
         async with anyio.create_task_group() as group:
             group.start_soon(self._settle, group.cancel_scope)
@@ -214,25 +214,25 @@ class VideoSession:
         done.cancel()
 
     def close(self) -> None:
-        """End the input: `run` handles what waits and returns. An answer under way is cut off."""
+        """End the input: `run` handles the waiting commands and returns. An answer under way is cut off."""
         self._send.close()
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the commands that wait, of the kept frames' files, and of the audio for the next question."""
+        """Memory of the waiting commands, of the kept frames' files, and of the audio for the next question."""
         return self._waiting_bytes + sum(frame.num_bytes for frame in self._kept) + 4 * self._sound.num_samples
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is under way. A question that still waits in the queue does not count: nothing has begun to
-        answer it.
+        """Whether no answer is under way. A question that waits in the queue does not count, as its answer has not
+        begun.
         """
         return self._answered.is_set()
 
     async def run(self) -> None:
-        """Handle commands until FinishVideo was handled, which ends with VideoEnded, or the session is closed.
+        """Handle commands until FinishVideo, which ends with VideoEnded, or until the session is closed.
 
-        Failures of a frame or an answer are events. Raises Refused where the video model has no room for a session.
+        Failures of a frame or an answer are events. Raises Refused if the video model has no room for a session.
         """
         try:
             await self._run()
@@ -278,7 +278,7 @@ class VideoSession:
     # --- frames and audio ---------------------------------------------------------------------------------------------
 
     async def _append_frame(self, file: bytes, info: FrameInfo) -> None:
-        """Keep a frame, unless the filter drops it or it is no image, and report which."""
+        """Keep a frame, unless the filter drops it or it is not an image, and report the result."""
         assert self._stream
         image = EncodedImage(file, MAX_FRAME_PIXELS)
         self.num_frames += 1
@@ -305,7 +305,7 @@ class VideoSession:
         await self._emit(FrameReceived(info, True, len(self._kept), None, dropped))
 
     def _forget(self) -> None:
-        """Drop what was seen longer ago than `max_memory_s`."""
+        """Drop frames older than `max_memory_s`, and have the model forget all that it saw before."""
         assert self._stream
         if self._config.max_memory_s is not None:
             before_s = self._time.now_s - self._config.max_memory_s
@@ -325,18 +325,18 @@ class VideoSession:
     # --- answers ------------------------------------------------------------------------------------------------------
 
     def _sampled(self) -> list[KeptFrame]:
-        """The frames that a question asked now is answered from."""
+        """Return the frames for the answer to a question that is asked now."""
         kept = list(self._kept)
         return [kept[i] for i in sample_frames(len(kept), self._config.num_frames)]
 
     def _question(self, text: str) -> tuple[VideoQuestion, tuple[FrameInfo, ...]]:
-        """A question with its frames and all audio since the last one, and what the client says about the frames."""
+        """Return a question with its frames and all audio since the last one, and the client's info on the frames."""
         frames = self._sampled()
         numbers, infos = tuple(frame.number for frame in frames), tuple(frame.info for frame in frames)
         return VideoQuestion(text, self._time.now_s, numbers, self._sound.take(), self._sound.at_s), infos
 
     async def _interrupt(self) -> None:
-        """End the answer under way, and wait until it has ended: no event of it follows."""
+        """Cancel the answer under way, and wait until it has ended: none of its events follow."""
         self._answering.cancel()
         await self._answered.wait()
 
@@ -375,7 +375,7 @@ class VideoSession:
                                 "completion_tokens": chunk.completion_tokens,
                             }
                         case _:
-                            # A tool call: none was offered.
+                            # A tool call, although no tools were offered.
                             continue
         except FAILURES as error:
             log.error("a question about a video failed: %s", error)
@@ -385,7 +385,7 @@ class VideoSession:
 
 
 def _weight(command: VideoCommand) -> int:
-    """The bytes of media in a command."""
+    """Return the bytes of media in a command."""
     match command:
         case AppendFrame(image):
             return len(image)

@@ -1,1 +1,1 @@
-"""Whose voice a turn is."""
+"""Speaker recognition: whose voice a turn is."""

@@ -1,4 +1,4 @@
-"""What is still to be played of the responses, what is paused or silenced, and what the history keeps of them."""
+"""How much of the responses is still to be played, pauses and silence, and how much the history keeps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ A, B = ContentPosition("resp_a", "item_a", 0), ContentPosition("resp_b", "item_b
 
 
 class Loudspeaker:
-    """Plays in place of the client. `stopped`: what `silence` cuts off."""
+    """Plays instead of the client. `stopped`: what `silence` cuts off."""
 
     def __init__(self, *stopped: tuple[ContentPosition, int]) -> None:
         self.stopped, self.held = [*stopped], list[bool]()
@@ -38,9 +38,9 @@ class Loudspeaker:
 
 
 class Room:
-    """One `HeardResponses`, with two spoken items of one second in its history, and what it reports.
+    """One `HeardResponses`, with two spoken items of one second in its history, and its reports.
 
-    `expected`: the samples that the listener was told to expect, None where it was told to expect none.
+    `expected`: the samples of each expected echo, None for each call that expects silence.
     """
 
     def __init__(self, playback: Loudspeaker | None = None, **options: Any) -> None:
@@ -90,7 +90,7 @@ def test_audio_is_played_one_after_the_other_and_pauses_while_it_is_held() -> No
         room.now_s = 5.5
         assert room.heard.left_s == room.heard.clock_left_s == pytest.approx(0.6)
         room.now_s = 7.0
-        # A pause when nothing is played changes nothing.
+        # A pause while nothing is played has no effect.
         await room.heard.hold(True, reports=True)
         room.now_s = 8.0
         await room.heard.hold(False, reports=True)
@@ -109,7 +109,7 @@ def test_the_listener_expects_the_echo_of_what_is_sent_at_its_own_rate_and_none_
         assert sizes[0] != sizes[2]
         for at in (A, A, A, B):
             room.send(at, 1 / 3, 24_000)
-        # One resampler for all of an item.
+        # All audio of an item shares one resampler.
         assert room.expected == [*sizes, sizes[0]]
         await room.heard.silence()
         assert room.expected[4:] == [None]
@@ -131,7 +131,7 @@ def test_what_plays_in_place_of_the_client_pauses_and_is_silenced_and_its_items_
         room = Room(loudspeaker)
         await room.heard.hold(True, reports=False)
         await room.heard.silence()
-        # Silence has ended the hold: another begins.
+        # Silence has ended the hold, so that another can begin.
         await room.heard.hold(True, reports=False)
         assert loudspeaker.held == [True, True]
         assert room.out == [
@@ -155,7 +155,7 @@ def test_items_of_a_response_under_way_are_cut_once_it_is_closed() -> None:
         assert room.text(A) == "One two."
         await room.heard.response_closed("resp_a")
         assert room.out[1:] == [ItemTruncated("item_a", 0, 450)]
-        # It is closed for good, and a later report of more cuts the item as it was.
+        # It is closed for good, and a later report that more was heard cuts the original item again.
         await room.heard.response_closed("resp_a")
         await room.heard.truncate([(A, 1000)])
         assert room.out[2:] == [ItemTruncated("item_a", 0, 1000)]
@@ -184,7 +184,7 @@ def test_when_the_client_truncates_an_item_then_nothing_more_is_played() -> None
         assert (room.heard.left_s, room.expected, room.out) == (1.0, [], [])
         await room.heard.truncate_as_asked("item_a", 0, 450)
         assert (room.heard.left_s, room.expected, room.out) == (0.0, [None], [ItemTruncated("item_a", 0, 450)])
-        # It stays cut: the client knows best.
+        # It stays cut, as the client's request counts.
         await room.heard.truncate_as_asked("item_a", 0, 1000)
         assert room.text(A) == "One"
 

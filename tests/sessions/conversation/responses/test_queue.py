@@ -1,4 +1,4 @@
-"""Requests that wait, what begins when a response has ended, and how many may begin before they are asked for."""
+"""Requests that wait, what begins after a response has ended, and the limit of preemptive responses."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_withdrawn_requests_are_still_taken_and_those_out_of_band_are_never_with
     waiting.add(own)
     waiting.add(beside)
     assert waiting.withdraw()
-    # Equal to one that was withdrawn, and asked for after that.
+    # A request equal to a withdrawn one, made after that.
     again = replace(own)
     waiting.add(again)
     assert waiting.stored == [again]
@@ -76,7 +76,7 @@ def test_a_request_that_was_to_cut_only_waits_from_then_on_and_there_is_room_for
 
 
 class Scripted:
-    """A queue of its own, without a session. `now`: the sample at which the microphone is."""
+    """A queue without a session. `now`: the current sample of the microphone."""
 
     def __init__(self, max_preemptive: int | None = None, idle_timeout_ms: int | None = None) -> None:
         self.now, self.audio_s = 0, 0.0
@@ -89,7 +89,7 @@ class Scripted:
             detector=ScriptedDetector(),
             model=self.model,
             new_id=lambda prefix: f"{prefix}{next(count)}",
-            # All that is sent has been played.
+            # All audio that is sent has been played.
             clock=lambda: math.inf,
         )
         listener = cast(TranscriptionSession, self)

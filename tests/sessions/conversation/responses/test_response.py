@@ -1,4 +1,4 @@
-"""The stages of one response: guessed, asked for, closed."""
+"""The stages of one response: guessed, requested, closed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def response() -> Response:
 
 
 class One:
-    """One response, what it emitted and what was counted of it."""
+    """One response with its emitted events and its counters."""
 
     def __init__(self) -> None:
         self.out: list[Any] = []
@@ -78,7 +78,7 @@ def test_when_a_guess_is_asked_for_then_what_was_generated_is_sent_and_nothing_i
         async with anyio.create_task_group() as group:
             one.task.begin_preemptive(guess(), group)
             await anyio.wait_all_tasks_blocked()
-            # It is generated, and nothing of it is told.
+            # It is being generated, and none of it is reported.
             assert one.out == []
             assert one.task.answers(REQUEST)
             assert not one.task.answers(OTHER)
@@ -123,7 +123,7 @@ def test_when_a_guess_was_cancelled_then_it_answers_nothing() -> None:
 
 @pytest.mark.parametrize("stage", ResponseStage)
 def test_what_the_table_does_not_have_is_an_error(stage: ResponseStage) -> None:
-    """Each stage is reached, and each input that it does not allow is tried there."""
+    """Reach each stage, and try each input that it does not allow."""
 
     async def main() -> None:
         for happened in (ResponseInput.GUESSED, ResponseInput.ASKED, ResponseInput.DROPPED):

@@ -1,4 +1,4 @@
-"""Responses that a client asks for, that fail, and that are begun during a pause."""
+"""Responses that a client requests, that fail, and that begin during a pause."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_when_a_cancellation_meets_a_response_and_one_that_waits_for_it_then_bot
     ("then", "ends", "codes"),
     [
         ([CreateResponse()], ["cancelled client_cancelled", "completed"], []),
-        # Whatever it asks for, and however the response was asked for: the turn's is not taken for the new one.
+        # Whatever is requested, and however: the response to the turn does not count as the new one.
         ([CreateResponse(instructions="Again.")], ["cancelled client_cancelled", "completed"], []),
         ([CreateResponse(), CancelResponse()], ["cancelled client_cancelled"] * 2, []),
         (
@@ -158,7 +158,7 @@ def test_when_a_cancellation_meets_a_response_and_one_that_waits_for_it_then_bot
             ["cancelled client_cancelled"] * 2 + ["completed"],
             [],
         ),
-        # One beside the conversation waits for nothing.
+        # An out-of-band response waits for nothing.
         ([CreateResponse(stored=False)], ["cancelled client_cancelled", "completed"], []),
     ],
 )
@@ -235,7 +235,7 @@ def test_when_a_response_is_cancelled_before_its_audio_then_the_history_has_no_w
         return scene
 
     scene = play(main())
-    # It had written, and no word of it had a place in the sound.
+    # It had text, but no word of it had a time in the audio.
     assert [m.text for m in scene.model.asked[-1]] == ["Go on."]
 
 
@@ -275,7 +275,7 @@ def test_when_the_user_goes_on_after_a_pause_then_the_preemptive_response_is_dro
     assert scene.responses() == ["completed"]
     assert [m.text for m in scene.model.asked[-1]] == ["I would like a cup of tea."]
     assert len(scene.model.asked) == 2
-    # The one that was dropped had written a word.
+    # The dropped response had generated one word.
     assert scene.counted == {
         "preemptive_begun": 2,
         "preemptive_dropped": 1,
@@ -373,7 +373,7 @@ def test_when_a_response_is_asked_for_during_another_then_it_waits_or_cuts(when_
     scene, begun = play(main())
     assert begun == (1 if when_busy == "wait" else 2)
     assert scene.responses() == ends
-    # What was sent of the first is in the history of the second.
+    # The part of the first that was sent is in the history of the second.
     assert [m.text for m in scene.model.asked[1]][-1] == "And?"
     assert not any(isinstance(o, CommandRejected) for o in scene.out)
 

@@ -1,1 +1,1 @@
-"""The responses of a conversation: asked for, generated, sent, heard, and cut to what was heard."""
+"""The responses of a conversation: requested, generated, sent, and cut to the part that was heard."""

@@ -1,6 +1,6 @@
-"""The generation of a response: what the model is asked for, and the chunks that come of it.
+"""The generation of a response: the request to the model, and the chunks that the model returns.
 
-A response task reads from a `ResponseSource`: a model that was asked, or a native model that began to speak by itself.
+A response task reads from a `ResponseSource`: the answer to a request, or a native model that began to speak by itself.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from antiphon.errors import EngineError, ModelError, Refused, RemoteProtocolErro
 from antiphon.events.conversation import ConversationConfig, CreateResponse, Item
 from antiphon.sessions.conversation.history import ConversationHistory
 
-# Chunks of a response that may wait for its reader; with more of them the model waits.
+# Chunks of a response that may wait for its reader. At the limit, the model waits.
 MAX_WAITING_CHUNKS = 64
 
 FAILURES = (ModelError, EngineError, Refused, RemoteProtocolError)
-# The arguments of `ConversationStream.respond`. Two equal requests have the same response.
+# The arguments of `ConversationStream.respond`. Two equal requests share one response.
 ResponseRequest = tuple[tuple[Message, ...], ReplyOptions, VoiceOptions | None]
 
 
 def wants_audio(config: ConversationConfig, profile: ConversationProfile, command: CreateResponse) -> bool:
-    """Return whether the response is to be spoken: the command asks for audio, or leaves it to a configuration that
-    does, and the model has a voice.
+    """Return whether the response is to be spoken: the command, or else the configuration, asks for audio, and the
+    model has a voice.
     """
     return (config.audio_output if command.audio_output is None else command.audio_output) and bool(profile.voices)
 
@@ -49,11 +49,11 @@ def request_for(
     max_tokens: int | None,
     items: list[Item] | None = None,
 ) -> ResponseRequest:
-    """Return the request to the model for one response. What `command` leaves open is as the configuration has it.
+    """Return the request to the model for one response. The configuration supplies the fields that `command` omits.
 
-    The messages are of the command's items, else of `items`, else of the history. `voice` is matched without regard to
-    case; a name that the model does not have becomes its default voice. Raises RemoteProtocolError where the command
-    refers to an item that is not in the history.
+    The messages come from the command's items, else from `items`, else from the history. `voice` is matched without
+    regard to case; an unknown name becomes the model's default voice. Raises RemoteProtocolError if the command refers
+    to an item that is not in the history.
     """
     if command.items is not None:
         items = [history.get(i) if isinstance(i, str) else i for i in command.items]
@@ -76,30 +76,30 @@ def request_for(
 
 
 class ResponseSource(Protocol):
-    """What a response task reads a response from: a model that was asked for it, or a native model that began to speak.
+    """The source of a response's chunks: the answer to a request, or a native model that began to speak.
 
-    There is one reader, which calls `drop` when it has finished, however it finished.
+    Its one reader calls `drop` when it has finished, however it finished.
     """
 
     def stream(self) -> AsyncGenerator[ResponseChunk, None]:
         """Yield the response's chunks in order, waiting for each. May be iterated once. Raises Refused, ModelError,
-        EngineError and RemoteProtocolError, after the chunks that came before the failure.
+        EngineError and RemoteProtocolError, after the chunks that preceded the failure.
         """
         ...
 
     async def drop(self) -> None:
-        """Stop reading, and end the response where it has not ended. May be called after the stream is exhausted.
-        Whether it waits for the end depends on the source.
+        """Stop reading, and end the response if it has not ended. May be called after the stream is exhausted. Whether
+        it waits for the end depends on the source.
         """
         ...
 
 
 class ResponseGeneration:
-    """The generation of one response by a conversation model, in a task of its own: run `run` in a task group.
+    """The generation of one response by a conversation model, in its own task: run `run` in a task group.
 
-    It may begin before the response is asked for. `messages`, `options` and `voice` are the arguments of
-    `ConversationStream.respond` and stay readable as a request, so that a later request can be compared with it. The
-    model waits while 64 chunks are not read.
+    It may begin before the response is requested. `request` keeps `messages`, `options` and `voice`, the arguments of
+    `ConversationStream.respond`, so that a later request can be compared with it. The model waits while 64 chunks are
+    unread.
     """
 
     def __init__(
@@ -115,12 +115,12 @@ class ResponseGeneration:
         self._scope = anyio.CancelScope()
         self._failure: Exception | None = None
         self._ended = anyio.Event()
-        # Tokens so far, by the pieces of text that came; once the model has finished, as it has counted them.
+        # Tokens so far: one for each piece of text; once the model has finished, its own count.
         self.num_tokens = 0
 
     async def run(self) -> None:
-        """Generate until the model has finished, or until `cancel`. Failures of the model are kept and raised by
-        `stream`, so that they do not end the session's task group.
+        """Generate until the model has finished, or until `cancel`. Failures of the model are kept for `stream` to
+        raise, so that they do not end the session's task group.
         """
         try:
             with self._scope:
@@ -138,8 +138,8 @@ class ResponseGeneration:
             self._ended.set()
 
     async def stream(self) -> AsyncGenerator[ResponseChunk, None]:
-        """Yield the model's chunks in order, waiting for each; for one reader. Raises what the model raised, Refused,
-        ModelError, EngineError or RemoteProtocolError, after its last chunk. A cancelled generation just ends.
+        """Yield the model's chunks in order, waiting for each; for one reader. Raises the model's error (Refused,
+        ModelError, EngineError or RemoteProtocolError) after its last chunk. Ends without an error if cancelled.
         """
         async for chunk in self._receive:
             yield chunk
@@ -147,7 +147,7 @@ class ResponseGeneration:
             raise self._failure
 
     async def drop(self) -> None:
-        """Cancel the generation and wait for its end, also when the caller is cancelled: the model's stream is free for
+        """Cancel the generation and wait for its end, also when the caller is cancelled. The model's stream is free for
         another response afterwards. `run` must have been started.
         """
         self.cancel()
@@ -157,13 +157,13 @@ class ResponseGeneration:
 
     @property
     def cancelled(self) -> bool:
-        """Whether `cancel` or `drop` was called, after which the generation may be incomplete. Also true where it had
-        finished before.
+        """Whether `cancel` or `drop` was called, after which the generation may be incomplete. True even if the
+        generation had finished before.
         """
         return self._scope.cancel_called
 
     def cancel(self) -> None:
-        """End the generation within one step of the model, and return at once. Chunks that wait can still be read; no
-        error is raised to the reader.
+        """End the generation within one step of the model. Returns at once. Waiting chunks can still be read; the
+        reader gets no error.
         """
         self._scope.cancel()

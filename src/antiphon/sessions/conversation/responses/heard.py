@@ -1,4 +1,4 @@
-"""What is heard of a conversation's responses: how much of them is still to be played, and the history cut to that."""
+"""Playback of a conversation's responses: how much is still to be played, and the history cut to the part heard."""
 
 from __future__ import annotations
 
@@ -17,24 +17,23 @@ from antiphon.turns.overlap import RESPONSE_TAIL_S
 
 
 class HearsEcho(Protocol):
-    """The listener: it does not take for speech what it expects to hear of the responses."""
+    """A listener that does not take the expected echo of the responses for speech."""
 
     def expect_echo(self, pcm: Pcm) -> None:
-        """Expect float32 audio [num_samples] at 16 kHz, which is about to be sent, behind what is expected already."""
+        """Expect float32 audio [num_samples] at 16 kHz, which is about to be sent, after the audio expected already."""
         ...
 
     def expect_silence(self) -> None:
-        """Expect nothing of what was not played by now."""
+        """Expect no more echo: audio that was not played by now never will be."""
         ...
 
 
 class HeardResponses:
-    """The audio of one conversation's responses from when it is sent on, and what of the history was heard.
+    """Tracks one conversation's response audio from when it is sent, and cuts the history to the part that was heard.
 
-    - `playback`: what plays the responses in place of the client, None where nobody reports what was heard: the client
-      truncates items by itself then.
-    - `left_s`: returns the seconds of sent audio that are still to be played, where that is known better than by the
-      clock.
+    - `playback`: plays the responses, or tracks their playback; None: nothing reports what was heard, and the client
+      truncates items itself.
+    - `left_s`: returns the seconds of sent audio still to be played, if a better source than the clock exists.
     """
 
     def __init__(
@@ -54,33 +53,33 @@ class HeardResponses:
         self._playback = playback
         self._known_left_s = left_s
         self._clock = PlaybackClock(context.clock)
-        # Playback is paused, because somebody speaks over it.
+        # Whether playback is paused because of speech over the response.
         self._is_held = False
-        # The item that is being said, and what resamples its audio to the listener's rate.
+        # The item whose audio is being sent, and the resampler of its audio to the listener's rate.
         self._said: tuple[str, Resampler] | None = None
-        # The responses that are under way, by their ids, and truncations of their items that wait until they are
-        # closed, in milliseconds heard.
+        # Ids of the responses under way, and truncations of their items (milliseconds heard), applied once they are
+        # closed.
         self._under_way: set[str] = set()
         self._truncations: list[tuple[ContentPosition, int]] = []
 
     @property
     def clock_left_s(self) -> float:
-        """Seconds of audio that were sent and, by the clock, are still to be played; 0 where there is none."""
+        """Seconds of sent audio that, by the clock, are still to be played; 0 if none are."""
         return self._clock.left_s
 
     @property
     def left_s(self) -> float:
-        """Seconds of audio that are still to be played, as it is known best."""
+        """Seconds of audio that are still to be played, from the best source available."""
         return self._known_left_s() if self._known_left_s else self._clock.left_s
 
     @property
     def goes_on(self) -> bool:
-        """Whether audio is played for more than RESPONSE_TAIL_S yet."""
+        """Whether more than RESPONSE_TAIL_S of audio is still to be played."""
         return self.left_s > RESPONSE_TAIL_S
 
     def add(self, audio: ResponseAudioDelta) -> None:
-        """Count audio that is about to be sent, which is played after all that was sent before it, and have the
-        listener expect its echo. A new item begins with a fresh resampler.
+        """Count audio that is about to be sent, which plays after all audio sent before it, and have the listener
+        expect its echo. A new item begins with a fresh resampler.
         """
         self._clock.add(len(audio.pcm) / audio.rate_hz)
         if self._said is None or self._said[0] != audio.at.item_id:
@@ -88,9 +87,8 @@ class HeardResponses:
         self._listener.expect_echo(self._said[1].feed(audio.pcm))
 
     async def hold(self, held: bool, *, reports: bool) -> None:
-        """Pause what is heard of the responses, or let it go on, because somebody speaks over them. `reports`: a client
-        that plays by itself gets a PlaybackHoldChanged. Repeating the present state does nothing; `silence` ends a
-        hold.
+        """Pause or resume the playback of responses, because of speech over them. `reports`: a client that plays by
+        itself gets a PlaybackHoldChanged. A no-op if the state does not change. `silence` ends a hold.
         """
         if held == self._is_held:
             return
@@ -105,7 +103,7 @@ class HeardResponses:
     async def silence(self) -> None:
         """Stop playback of all responses and report a `PlaybackCleared` for each that was cut off.
 
-        What was not heard is cut from the history, as `truncate` does it. Without a `playback` nothing is cut.
+        The history is cut to the part that was heard, see `truncate`. Without a `playback` nothing is cut.
         """
         self._clock.stop()
         self._listener.expect_silence()
@@ -116,8 +114,8 @@ class HeardResponses:
             await self.truncate([c for c in stopped if c[0].response_id == response_id])
 
     async def truncate_as_asked(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
-        """Truncate an item to what the client has played of it; it plays nothing more. Raises RemoteProtocolError as
-        `ConversationHistory.truncate`.
+        """Truncate an item to the part that the client has played; the client plays nothing more. Raises the
+        RemoteProtocolError of `ConversationHistory.truncate`.
         """
         kept_ms = self._history.truncate(item_id, content_index, audio_end_ms)
         self._clock.stop()
@@ -125,8 +123,8 @@ class HeardResponses:
         await self._emit(ItemTruncated(item_id, content_index, kept_ms))
 
     async def truncate(self, heard: list[tuple[ContentPosition, int]]) -> None:
-        """Truncate items to the milliseconds of each that were heard, and report an `ItemTruncated` for each. Items of
-        a response under way are truncated once it is closed; items that were deleted meanwhile are passed over.
+        """Truncate each item to the milliseconds that were heard, and report an `ItemTruncated` for each. Items of a
+        response under way are truncated once it is closed. Items that were deleted meanwhile are skipped.
         """
         self._truncations += heard
         for response_id in dict.fromkeys(place.response_id for place, _ in heard):
@@ -134,11 +132,11 @@ class HeardResponses:
                 await self._truncate_pending(response_id)
 
     def response_began(self, response_id: str) -> None:
-        """A response is under way: its items are not complete."""
+        """Note that a response is under way: its items are not complete."""
         self._under_way.add(response_id)
 
     async def response_closed(self, response_id: str) -> None:
-        """The items of a response are complete: truncate those that wait for it."""
+        """Note that a response's items are complete, and apply the truncations that waited for it."""
         self._under_way.discard(response_id)
         await self._truncate_pending(response_id)
 

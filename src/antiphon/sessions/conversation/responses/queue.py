@@ -1,4 +1,4 @@
-"""When responses begin: those that the user's turns owe, those that a client asks for, and those to a long silence."""
+"""When responses begin: those due to the user's turns, those that a client requests, and those to a long silence."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from antiphon.sessions.conversation.responses.response import ResponseTask
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.turns.floor import BeginResponse, CancelActive, Floor, FloorCommand, RespondInstead, SilenceOutput
 
-# Bound of the requests that wait: each keeps what it is to answer.
+# Limit of waiting requests: each keeps the items that it is to answer.
 MAX_WAITING = 16
 MINUTE = 60 * SAMPLE_RATE_HZ
-# Why a response is cancelled that the end of its session cuts off.
+# The reason of a response that is cancelled because its session ends.
 SESSION_ENDED = "session_ended"
 
 
 class WaitingRequests:
-    """Requests in the order in which they came, each of which waits for a transcript, for media or for a response."""
+    """Requests in order of arrival, each of which waits for a transcript, for media or for a response."""
 
     def __init__(self) -> None:
         self._requests: list[CreateResponse] = []
-        # Of them, those that were cancelled meanwhile. They still begin, so that the client is told of their end.
+        # The waiting requests that were cancelled meanwhile. They still begin, so that the client gets their end.
         self._withdrawn: list[CreateResponse] = []
 
     def __bool__(self) -> bool:
@@ -51,27 +51,27 @@ class WaitingRequests:
 
     @property
     def stored(self) -> list[CreateResponse]:
-        """The conversation's own that wait and were not withdrawn, in their order."""
+        """The conversation's own requests that wait and were not withdrawn, in order."""
         return [r for r in self._requests if r.stored and not any(r is other for other in self._withdrawn)]
 
     def check(self) -> None:
-        """Raise RemoteProtocolError (`too_many_responses`) where MAX_WAITING requests wait."""
+        """Raise RemoteProtocolError (`too_many_responses`) if MAX_WAITING requests wait."""
         if len(self._requests) >= MAX_WAITING:
             raise RemoteProtocolError(
-                "too_many_responses", f"Conversation already has {MAX_WAITING} responses to make."
+                "too_many_responses", f"Conversation already has {MAX_WAITING} responses waiting."
             )
 
     def add(self, request: CreateResponse) -> None:
-        """Have a request wait behind the others. One that was to cut them has done so, and only waits from now on."""
+        """Append a request. If it was to cut other responses, it has done so, and from now on only waits."""
         self._requests.append(replace(request, when_busy="wait") if request.when_busy == "cut" else request)
 
     def withdraw(self) -> bool:
-        """Cancel the conversation's own requests that wait now. Returns whether there was one."""
+        """Cancel the conversation's own requests that wait now. Returns whether any did."""
         self._withdrawn = [request for request in self._requests if request.stored]
         return bool(self._withdrawn)
 
     def take(self, has_to_wait: Callable[[CreateResponse], bool]) -> tuple[CreateResponse, bool] | None:
-        """The oldest request, and whether it was withdrawn; None where there is none, or the oldest has to wait on."""
+        """Remove and return the oldest request and whether it was withdrawn; None if it has to wait, or none exists."""
         if not self._requests or has_to_wait(self._requests[0]):
             return None
         request = self._requests.pop(0)
@@ -81,16 +81,15 @@ class WaitingRequests:
 
 
 class ResponseQueue:
-    """Begins the responses of one conversation once nothing has to be waited for, and runs each in a task.
+    """Begins the responses of one conversation once nothing holds them up, and runs each in a task.
 
-    It has what it begins them with and waits for: `responder`, which has the responses under way; `native`, the turns
-    of a model that takes them by itself and speaks what is asked for, None for any other model; `item_media`, where
-    images and audio of items are being read. Call `open` before anything else, `end` once no more audio comes, and
-    `close` last.
+    It owns `responder`, the responses under way; `native`, the turns of a native model, which also speaks the requested
+    responses (None for any other model); and `item_media`, which reads the images and audio of items. Call `open`
+    first, `end` once no more audio arrives, and `close` last.
 
-    - `floor`: says what the user's turns owe. `heard`: what is still to be played.
-    - `listener`: says how much audio there was.
-    - `emit`: is awaited with what the client is told.
+    - `floor`: decides when a response to the user's turns is due. `heard`: knows what is still to be played.
+    - `listener`: knows how much audio has arrived.
+    - `emit`: awaited with the events for the client.
     """
 
     def __init__(
@@ -116,18 +115,18 @@ class ResponseQueue:
         self._heard = heard
         self._emit = emit
         self._waiting = WaitingRequests()
-        # When the last preemptive responses were begun, in samples of the microphone, and how many may be in a minute;
-        # None: any number.
+        # Times of the last preemptive responses, in samples of the microphone, and their maximum per minute; None: no
+        # limit.
         self._max_preemptive = model.profile.max_preemptive
         self._guessed: deque[int] = deque(maxlen=self._max_preemptive)
-        # The wait for the user to speak after a response, and whether it was stopped for speech that may be none.
+        # The wait for the user to speak after a response, and whether speech that may turn out empty stopped it.
         self._idle: anyio.CancelScope | None = None
         self._idle_is_held = False
         self._group: anyio.abc.TaskGroup | None = None
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
-        """Open the model's stream; responses run as tasks of `group`. Raises Refused where the model has no room for
-        another conversation, and ModelError where a native model fails.
+        """Open the model's stream; responses run as tasks of `group`. Raises Refused if the model has no room for
+        another conversation, and ModelError if a native model fails.
         """
         await self.responder.open(group)
         self._group = group
@@ -136,7 +135,7 @@ class ResponseQueue:
             group.start_soon(self.native.run)
 
     def end(self) -> None:
-        """Cancel all responses, since no more audio comes. Those that wait still begin, and are cancelled."""
+        """Cancel all responses, since no more audio arrives. Waiting requests still begin, and are cancelled."""
         self._floor.close()
         if self.native:
             self.native.close()
@@ -144,13 +143,13 @@ class ResponseQueue:
         self.responder.cancel_all(SESSION_ENDED)
 
     async def close(self) -> None:
-        """Close the model's stream. To be called once no response is under way; also where `open` failed."""
+        """Close the model's stream. Call it once no response is under way, also if `open` failed."""
         await self.responder.close()
 
     @property
     def owed(self) -> list[CreateResponse]:
-        """The responses of the conversation that are under way, due to the user's turns, or waiting, in their order. A
-        model that takes turns by itself owes none.
+        """The responses of the conversation that are under way, due to the user's turns, or waiting, in order. Empty
+        for a native model.
         """
         if self.native:
             return []
@@ -162,10 +161,10 @@ class ResponseQueue:
         """Whether an item of the history has no transcript yet, or media of an item are not resolved."""
         return bool(self.item_media.unresolved) or self._floor.has_untranscribed()
 
-    # --- what the client asks for -------------------------------------------------------------------------------------
+    # --- requests of the client ---------------------------------------------------------------------------------------
 
     def resolve(self, item: Item, command: CreateItem | CreateResponse) -> None:
-        """Begin to resolve the media of an item that a command brings; responses that need them wait."""
+        """Begin to resolve the media of a command's item. Responses that need them wait."""
         assert self._group
         if self.item_media.begin(item):
             language = self.responder.config.transcription.language
@@ -176,8 +175,8 @@ class ResponseQueue:
         await self.go_on()
 
     async def ask(self, command: CreateResponse) -> None:
-        """Begin a response, or have it wait. Where the conversation may not have another one now, it is rejected, and
-        nothing is raised.
+        """Begin a response, or have it wait. If the conversation cannot have another one now, emits a rejection instead
+        of raising.
         """
         try:
             await self._ask(command)
@@ -202,37 +201,37 @@ class ResponseQueue:
             self._begin(command)
 
     def cancel(self, response_id: str | None) -> None:
-        """Cancel the response with this id; None: the conversation's own, and its requests that wait. Does not wait for
-        its end. Raises RemoteProtocolError where there is none.
+        """Cancel the response with this id; None: the conversation's own, and its waiting requests. Does not wait for
+        its end. Raises RemoteProtocolError if no such response exists.
         """
         if response_id is None and self._withdraw() and self.responder.active is None:
             return
         self.responder.cancel(response_id)
 
     def _withdraw(self) -> bool:
-        """Cancel the conversation's own requests that wait now. Returns whether there was one."""
+        """Cancel the conversation's own requests that wait now. Returns whether any did."""
         is_due = bool(self.native and self.native.withdraw())
         return self._waiting.withdraw() or is_due
 
     async def interrupt(self, reason: str) -> None:
-        """Cancel the response with `reason`, and those that wait if the client does; truncate to what was heard."""
+        """Cancel the response with `reason`, and those that wait if the client cancels; truncate to what was heard."""
         if reason == "client_cancelled":
             self._waiting.withdraw()
         await self.responder.interrupt(reason)
 
     def _has_to_wait(self, request: CreateResponse) -> bool:
-        """Whether a turn is still being transcribed, an item's media are not resolved, or it waits for a response: for
-        any if it says so, and for one that was cancelled and is still being closed.
+        """Whether a request has to wait: for a turn's transcript, for an item's media, or for a response. It waits for
+        any response if `when_busy` says so, and always for a cancelled one that is still being closed.
         """
         active = self.responder.active
         is_first = active is None or (request.when_busy == "refuse" and not (request.stored and active.cancelled))
         return not is_first or (self.native is None and self.has_unresolved())
 
-    # --- what is due --------------------------------------------------------------------------------------------------
+    # --- due responses ------------------------------------------------------------------------------------------------
 
     async def go_on(self, *, interrupts: bool = True) -> None:
-        """Begin the response that is due, and those that had to wait. `interrupts`: a response under way may be ended
-        for the one that is due.
+        """Begin the response that is due, and those that had to wait. `interrupts`: the due response may end one that
+        is under way.
         """
         await self.respond_if_due(interrupts=interrupts)
         while taken := self._waiting.take(self._has_to_wait):
@@ -246,13 +245,13 @@ class ResponseQueue:
                 self.responder.cancel(None)
 
     async def respond_if_due(self, *, interrupts: bool = True) -> None:
-        """Begin the response that the user's turns owe, if it may begin by now."""
+        """Begin the response that is due to the user's turns, if it may begin by now."""
         active = self.responder.active
         may_cut = bool(active and not active.cancelled) and self.responder.config.interrupt_response and interrupts
         await self.obey(self._floor.go_on(is_resolved=not self.has_unresolved(), may_cut=may_cut))
 
     async def obey(self, commands: list[FloorCommand]) -> None:
-        """Do what the floor asks for, in its order."""
+        """Carry out the floor's commands in order."""
         for command in commands:
             match command:
                 case CancelActive(reason):
@@ -267,8 +266,8 @@ class ResponseQueue:
                     await self.interrupt("turn_detected")
 
     def may_guess(self, turn: int) -> bool:
-        """Return whether the response to a turn may begin before it is asked for: none is under way or waits, what was
-        said before has its transcript, and the model's budget of such responses is not spent, to which it counts.
+        """Return whether a preemptive response to a turn may begin, and count it against the model's budget. It may if
+        no response is under way or waits, all earlier speech has its transcript, and the budget is not spent.
         """
         if self.responder.active or self._waiting or self._floor.has_untranscribed(turn) or self._max_preemptive == 0:
             return False
@@ -294,16 +293,16 @@ class ResponseQueue:
             self._group.start_soon(self._run, task)
 
     async def _run(self, task: ResponseTask) -> None:
-        """Run a response. Once it has ended, another may be due, or the user's silence be waited for."""
+        """Run a response to its end, then begin one that is due, or the wait for the user's silence."""
         await self.responder.run(task)
         if task.response.stored:
             self._begin_idle()
         await self.go_on()
 
-    # --- a silence of the user ----------------------------------------------------------------------------------------
+    # --- silence of the user ------------------------------------------------------------------------------------------
 
     def _begin_idle(self) -> None:
-        """Wait anew, unless the configuration has no such timeout, or none for its turn detection."""
+        """Restart the idle timeout. A no-op if none is configured, or if it does not apply to the turn detection."""
         self.stop_idle()
         self._idle_is_held = False
         timeout_ms, vad = self.responder.config.idle_timeout_ms, self.responder.config.transcription.vad
@@ -313,13 +312,13 @@ class ResponseQueue:
             self._group.start_soon(self._wait_for_silence, timeout_ms / 1000, self._idle)
 
     def stop_idle(self) -> None:
-        """Wait no more for the user to speak, until a response has ended or `go_on_idle`."""
+        """Stop the idle timeout until a response has ended, or until `go_on_idle`."""
         if self._idle:
             self._idle.cancel()
             self._idle, self._idle_is_held = None, True
 
     def go_on_idle(self) -> None:
-        """Wait anew if `stop_idle` has ended a wait: the speech that it was stopped for was none."""
+        """Restart the idle timeout if `stop_idle` stopped it for speech that turned out to have no words."""
         if self._idle_is_held and not self._is_busy():
             self._begin_idle()
 
@@ -327,7 +326,7 @@ class ResponseQueue:
         return bool(self.responder.active) or self._floor.user_speaks or self.has_unresolved()
 
     async def _wait_for_silence(self, timeout_s: float, scope: anyio.CancelScope) -> None:
-        """Ask for a response to a silence of `timeout_s`, counted from the end of what is played."""
+        """Request a response after a silence of `timeout_s`, counted from the end of playback."""
         with scope:
             await anyio.sleep(self._heard.clock_left_s)
             since_s, is_over = self._listener.audio_s, False

@@ -1,7 +1,7 @@
 """The responses of one conversation: the one under way, those out of band, and the preemptive one.
 
-However a response ends, its audio stops with it, and what was not heard of it is cut from the history once its items
-are closed.
+However a response ends, its audio stops with it. Once its items are closed, the history is cut to the part that was
+heard.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from antiphon.turns.floor import Floor
 
 log = logging.getLogger(__name__)
 
-# Responses out of band that a conversation may have under way: each holds KV and takes rows of the model's steps.
+# Maximum of out-of-band responses under way per conversation: each holds KV and takes rows of the model's steps.
 MAX_OUT_OF_BAND = 4
 
 
 class Responder:
     """Begins and ends the responses of one conversation. Call `open` before anything else, `close` at the end.
 
-    Besides the one response of the conversation, `active`, clients may ask for responses out of band: these are not
-    stored in the history, run at the same time, and each have a model stream of their own.
+    In addition to `active`, the one response of the conversation, clients may request responses out of band. These are
+    not stored in the history, run concurrently, and each have a separate model stream.
 
-    - `config`: the session replaces it; it counts for responses that begin afterwards.
-    - `context`: the model, and what else a conversation is assembled from.
+    - `config`: replaced by the session; it applies to responses that begin afterwards.
+    - `context`: the model and the other dependencies of a conversation.
     - `heard`: gets the audio of the responses, and truncates their items.
-    - `floor`: is told when a response of the conversation begins, and when its last event is out.
+    - `floor`: notified when a response of the conversation begins, and after its last event.
     """
 
     def __init__(
@@ -78,38 +78,38 @@ class Responder:
         self._stream: ConversationStream | None = None
         self._group: anyio.abc.TaskGroup | None = None
         self.active: ResponseTask | None = None
-        # The response that nobody has asked for yet, and the user's item that it answers.
+        # The response that no request has asked for yet, and the user's item that it answers.
         self._unasked: tuple[ResponseTask, str | None] | None = None
         self._out_of_band: set[ResponseTask] = set()
-        # The response that is generated before it is asked for. Of equal requests it answers any.
+        # The response that is generated before it is requested. It answers any equal request.
         self._preemptive: ResponseTask | None = None
-        # Whether the model's stream has taken in audio of a turn that may yet be dropped.
+        # Whether the model's stream holds audio of a turn that may still be dropped.
         self._holds_growing = False
-        # The turn that had a delta last, and its text so far.
+        # The turn with the latest delta, and its text so far.
         self._partial = (-1, "")
 
     @property
     def is_busy(self) -> bool:
-        """Whether the model's stream is producing a response, be it a preemptive one."""
+        """Whether the model's stream is producing a response, preemptive or not."""
         return bool(self.active or self._preemptive)
 
     async def open(self, group: anyio.abc.TaskGroup) -> None:
-        """Open the model's stream for the conversation; it generates in tasks of `group`. Raises Refused where the
-        model has no room for another conversation.
+        """Open the model's stream for the conversation; it generates in tasks of `group`. Raises Refused if the model
+        has no room for another conversation.
         """
         self._stream = await self._context.model.open(self._context.owner)
         self._group = group
 
     async def close(self) -> None:
-        """End the preemptive response, wait for its end and close the model's stream. To be called once no response of
-        the conversation is under way; also where `open` failed.
+        """End the preemptive response, wait for its end and close the model's stream. Call it once no response of the
+        conversation is under way, also if `open` failed.
         """
         await self.drop_preemptive()
         if self._stream:
             self._stream.close()
 
     def cancel_all(self, reason: str) -> None:
-        """Cancel all responses with `reason`, those out of band and the preemptive one included. Returns at once; their
+        """Cancel all responses with `reason`, including the preemptive and out-of-band ones. Returns at once; their
         tasks close them in order.
         """
         self.cancel_preemptive()
@@ -117,8 +117,8 @@ class Responder:
             task.cancel(reason)
 
     async def interrupt(self, reason: str) -> None:
-        """Cancel the conversation's response with `reason`, and the preemptive one, and silence what was sent. Does not
-        wait for their end.
+        """Cancel the conversation's response with `reason`, and the preemptive one, and stop playback. Does not wait
+        for their end.
         """
         self.cancel_preemptive()
         if self.active:
@@ -127,7 +127,7 @@ class Responder:
 
     def cancel(self, response_id: str | None) -> None:
         """Cancel the response with this id, out of band or not; None is the conversation's own. Does not wait for its
-        end. Raises RemoteProtocolError where no such response is under way.
+        end. Raises RemoteProtocolError if no such response is under way.
         """
         if response_id is None:
             found = self.active
@@ -145,11 +145,11 @@ class Responder:
     def begin(self, command: CreateResponse, *, unasked: bool = False) -> ResponseTask | None:
         """Begin a response and return it: the caller has to `run` it. A failure of the model becomes a failed response.
 
-        `unasked`: the turn has ended, and the client has not asked. Its request for just that, before it has said
-        something new, is then the response under way, and None is returned.
+        `unasked`: the turn has ended, but the client has not requested a response. If it does so before the user says
+        something new, with a plain request, the response under way counts as the requested one, and None is returned.
 
-        Raises RemoteProtocolError where a stored response is asked for while the conversation has one under way, or
-        another response while it has MAX_OUT_OF_BAND of them.
+        Raises RemoteProtocolError if a stored response is requested while one is under way, or an out-of-band response
+        while MAX_OUT_OF_BAND of them are.
         """
         if not command.stored and len(self._out_of_band) >= MAX_OUT_OF_BAND:
             raise RemoteProtocolError(
@@ -165,7 +165,7 @@ class Responder:
                 "conversation_already_has_active_response",
                 f"Conversation already has an active response in progress: {self.active.response.id}.",
             )
-        # As it is now: what is configured or created until its task runs is for the next one.
+        # Copied now: changes made before the task runs apply to the next response.
         config, items = self.config, list(self._history.items)
         task = self._start(command, lambda response: self._make(response, command, config, items))
         if command.stored:
@@ -176,9 +176,9 @@ class Responder:
         return next((i.id for i in reversed(self._history.items) if i.role == "user"), None)
 
     async def begin_unasked(self, source: NativeResponse) -> ResponseTask | None:
-        """Begin a response of a native model's turn and return it: the caller has to `run` it. Waits until the response
-        before it is closed. Where the turn was cut by then, because it was interrupted, `source` is dropped: a client
-        that has asked for it is told of its end, any other never learns of it.
+        """Begin a response from a native model's turn and return it: the caller has to `run` it. Waits until the
+        previous response is closed. If the turn was interrupted by then, `source` is dropped, unless the client
+        requested it: then the response begins and is reported as cancelled.
         """
         while self.active:
             await self.active.ended.wait()
@@ -222,7 +222,7 @@ class Responder:
         return ResponseTask(self._context, self._history, self._emit_counted)
 
     def _take_preemptive(self, command: CreateResponse, response: Response) -> ResponseTask | None:
-        """The preemptive response, where it was begun for the same request."""
+        """Return the preemptive response if it was begun for the same request, else None."""
         task = self._preemptive
         if task is None or not response.stored:
             return None
@@ -251,8 +251,8 @@ class Responder:
     async def _make(
         self, response: Response, command: CreateResponse, config: ConversationConfig, items: list[Item]
     ) -> ResponseGeneration:
-        """Begin to generate a response. One of the conversation waits for the end of a preemptive one, since the
-        model's stream gives one response at a time.
+        """Begin to generate a response. The conversation's own response waits for the end of a preemptive one, as the
+        model's stream produces one response at a time.
         """
         profile, voice, most = self._context.model.profile, response.voice, response.max_tokens
         request = request_for(config, self._history, profile, command, voice, most, items)
@@ -279,14 +279,14 @@ class Responder:
         profile = self._context.model.profile
         return request_for(self.config, self._history, profile, command, voice, max_tokens, items)
 
-    # --- before it is asked for ---------------------------------------------------------------------------------------
+    # --- before a request ---------------------------------------------------------------------------------------------
 
     async def begin_preemptive(self, text: str, own: Item | None, audio: AudioPart | None = None) -> None:
         """Begin the preemptive response to a turn that may have ended with the transcript `text`.
 
-        `own` is the turn's item where the history has one already; it is replaced by `text`. `audio` is the turn's
-        audio, for a model that accepts media; it must be the same object that the turn's item will hold, or the
-        response is not recognized as the one asked for.
+        `own` is the turn's item, if the history has one already; `text` replaces it. `audio` is the turn's audio, for a
+        model that accepts media. It must be the object that the turn's item will hold, or the response is not
+        recognized as the requested one.
         """
         assert self._stream
         assert self._group
@@ -302,38 +302,38 @@ class Responder:
         task.begin_preemptive(ResponseGeneration(self._stream, *request), self._group)
 
     def cancel_preemptive(self) -> None:
-        """Cancel the preemptive response, and return at once. It ends within one step of the model; what the model's
-        stream is asked for next waits for that.
+        """Cancel the preemptive response. Returns at once. It ends within one step of the model, and the next request
+        to the model's stream waits for that.
         """
         if self._preemptive:
             self._preemptive.cancel_preemptive()
 
     async def drop_preemptive(self) -> None:
         """End the preemptive response and wait for its end, also when the caller is cancelled: the model's stream is
-        free afterwards. Does nothing where there is none.
+        free afterwards. A no-op if no preemptive response exists.
         """
         task, self._preemptive = self._preemptive, None
         if task:
             await task.drop()
 
     async def hear(self, turn: int, delta: str, *, prefills: bool) -> None:
-        """Take in more of a turn's transcript; if it `prefills`, let the model prepare with the transcript so far, so
-        that its response begins sooner. Does not wait for the computation. Failures are logged and not raised.
+        """Add `delta` to a turn's transcript. With `prefills`, let the model prefill the transcript so far, so that its
+        response begins sooner. Does not wait for the computation. Failures are logged, not raised.
         """
         self._partial = (turn, self._partial[1] + delta if self._partial[0] == turn else delta)
         if prefills:
             await self._prefill([Item("", parts=[ContentPart("input_audio", self._partial[1].strip())])])
 
     async def prefill_audio(self, audio: AudioPart) -> None:
-        """Let the model take in the audio so far of a turn that goes on. Waits for its encoder; failures are logged and
+        """Let the model prefill the audio so far of a turn that continues. Waits for its encoder. Failures are logged,
         not raised. `audio`: a part that grows.
         """
         self._holds_growing = True
         await self._prefill([Item("", parts=[ContentPart("input_audio", media=audio)])])
 
     async def drop_growing(self) -> None:
-        """Give back what the model's stream holds of a turn that was dropped: its audio leaves the KV. Does nothing
-        where a response is under way, whose messages will not have it.
+        """Remove the audio of a dropped turn from the KV of the model's stream. A no-op if a response is under way:
+        its messages will not have that audio anyway.
         """
         if self._holds_growing and not self.is_busy:
             await self._prefill([])
@@ -345,5 +345,5 @@ class Responder:
         try:
             await self._stream.prefill(messages, self.config.tools)
         except FAILURES as error:
-            # Where the failure lasts, the response to the same messages will report it.
+            # If the failure lasts, the response to the same messages will report it.
             log.warning("a turn was not prefilled: %s", error)

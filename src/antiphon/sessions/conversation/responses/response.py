@@ -1,7 +1,7 @@
-"""One response of a conversation, from its first guess to its last event.
+"""One response of a conversation, from its preemptive start to its last event.
 
-A response may be generated before anybody has asked for it, hidden from the client; once it is asked for, its chunks
-become items and events, and whatever ends it, what is open is closed in order.
+A response may be generated before it is requested, hidden from the client. Once it is requested, its chunks become
+items and events. However it ends, open items are closed in order.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ log = logging.getLogger(__name__)
 
 
 class ResponseStage(Enum):
-    """How far a response has come.
+    """The progress of a response.
 
-    - NEW: nothing of it was begun.
-    - PREEMPTIVE: the model generates it, and nobody has asked for it; the client does not know of it.
-    - UNDER_WAY: it was asked for, and its events are sent.
-    - CLOSED: its last event was sent, or it was dropped before it was asked for.
+    - NEW: nothing has begun.
+    - PREEMPTIVE: the model generates it, no request asked for it, and the client does not know of it.
+    - UNDER_WAY: it was requested, and its events are sent.
+    - CLOSED: its last event was sent, or it was dropped before it was requested.
     """
 
     NEW = auto()
@@ -73,7 +73,7 @@ class ResponseStage(Enum):
 
 
 class ResponseInput(Enum):
-    """What moves a response on: GUESSED (a turn that may have ended is answered), ASKED, DROPPED, DONE."""
+    """The inputs of the state machine: GUESSED (answers a turn that may have ended), ASKED, DROPPED, DONE."""
 
     GUESSED = auto()
     ASKED = auto()
@@ -81,7 +81,7 @@ class ResponseInput(Enum):
     DONE = auto()
 
 
-# What is not here is a LocalProtocolError.
+# Any transition that is not listed raises LocalProtocolError.
 TRANSITIONS: Mapping[ResponseStage, Mapping[ResponseInput, ResponseStage]] = MappingProxyType(
     {
         ResponseStage.NEW: {
@@ -101,15 +101,15 @@ TRANSITIONS: Mapping[ResponseStage, Mapping[ResponseInput, ResponseStage]] = Map
 class ResponseTask:
     """One response of a conversation. `history` gets its items if it is stored; `emit` is awaited with its events.
 
-    Either `begin_preemptive` and then `ask` or `drop`, or `ask` alone; after `ask`, `run` it as a task.
+    Call `begin_preemptive` and then `ask` or `drop`, or `ask` alone. After `ask`, run `run` as a task.
 
-    - `response`: its id, settings and, as it goes on, its items, status and usage; from `ask` on. Only this task writes
-      to it.
-    - `stage`: how far it has come.
-    - `ended`: is set when `ResponseDone` was emitted.
+    - `response`: from `ask` on, its id and settings and, as it proceeds, its items, status and usage. Only this task
+      writes to it.
+    - `stage`: the progress of the response.
+    - `ended`: set when `ResponseDone` was emitted.
 
-    The context's `measure` takes `first_answer_sound`, the seconds from `ask` to the first audio, and its `count` what
-    becomes of preemptive responses.
+    The context's `measure` gets `first_answer_sound`, the seconds from `ask` to the first audio; its `count` gets
+    the outcome of preemptive responses.
     """
 
     response: Response
@@ -120,13 +120,13 @@ class ResponseTask:
         self._history = history
         self._emit = emit
         self._context = context
-        # What was begun before it was asked for.
+        # The generation that began before the request.
         self._guess: ResponseGeneration | None = None
         self._make: Callable[[Response], Awaitable[ResponseSource]] | None = None
         self._scope = anyio.CancelScope()
         self._item: Item | None = None
         self._previous: str | None = None
-        # The events that close the open item and are not emitted yet.
+        # Events that close the open item and are not emitted yet.
         self._closing_events: list[ConversationEvent] = []
         self._has_audio = False
         self._asked_s = 0.0
@@ -134,7 +134,7 @@ class ResponseTask:
     def _move(self, happened: ResponseInput) -> None:
         self.stage = transition(TRANSITIONS, self.stage, happened)
 
-    # --- before it is asked for ---------------------------------------------------------------------------------------
+    # --- before a request ---------------------------------------------------------------------------------------------
 
     def begin_preemptive(self, guess: ResponseGeneration, group: anyio.abc.TaskGroup) -> None:
         """Generate the response in a task of `group`, hidden from the client. Returns at once."""
@@ -144,14 +144,14 @@ class ResponseTask:
         group.start_soon(guess.run)
 
     def answers(self, request: ResponseRequest) -> bool:
-        """Whether this is a preemptive response to just this request, and was not cancelled. A response that was begun
+        """Whether this is a preemptive response to exactly this request, and was not cancelled. A response that began
         on a wrong guess is never heard.
         """
         guess = self._guess if self.stage is ResponseStage.PREEMPTIVE else None
         return guess is not None and guess.request == request and not guess.cancelled
 
     def cancel_preemptive(self) -> None:
-        """End what is generated within one step of the model, and return at once. It still has to be dropped."""
+        """End the generation within one step of the model. Returns at once. `drop` still has to be called."""
         assert self._guess
         self._guess.cancel()
 
@@ -165,11 +165,11 @@ class ResponseTask:
         self._context.count("preemptive_dropped", 1)
         self._context.count("preemptive_dropped_tokens", self._guess.num_tokens)
 
-    # --- from its request on ------------------------------------------------------------------------------------------
+    # --- after a request ----------------------------------------------------------------------------------------------
 
     def ask(self, response: Response, make: Callable[[Response], Awaitable[ResponseSource]]) -> None:
-        """It was asked for: `run` sends it, as `response`. Where nothing was begun, `make` gives the source to read
-        from; it may raise what a model raises.
+        """Accept the request for it: `run` sends it as `response`. If no generation has begun, `make` returns the
+        source to read from; `make` may raise the errors of a model.
         """
         if self.stage is ResponseStage.PREEMPTIVE:
             self._context.count("preemptive_used", 1)
@@ -178,7 +178,7 @@ class ResponseTask:
         self._asked_s = time.monotonic()
 
     def cancel(self, reason: str) -> None:
-        """End the response within one step of the model, with `reason` unless it has one already. Returns at once;
+        """End the response within one step of the model, with `reason` unless it already has one. Returns at once.
         `run` still closes the open item and emits `ResponseDone`.
         """
         if not self.response.reason:
@@ -187,13 +187,13 @@ class ResponseTask:
 
     @property
     def cancelled(self) -> bool:
-        """Whether the response was cancelled. It may still be closing its items; `ended` is set once it has."""
+        """Whether the response was cancelled. It may still be closing its items; `ended` is set after that."""
         return self._scope.cancel_called
 
     async def run(self) -> None:
         """Emit the response from `ResponseCreated` to `ResponseDone`, which is last however it ends.
 
-        A failure of the model, or a request that it refuses, is reported in the response's status and not raised.
+        A failure of the model, or a request that it refuses, is reported in the response's status, not raised.
         """
         response, emit = self.response, self._emit
         await emit(ResponseCreated(response.snapshot()))
@@ -259,7 +259,7 @@ class ResponseTask:
                     response.status, response.reason = "incomplete", "max_output_tokens"
 
     async def _message(self) -> Item:
-        """Return the message that is being generated, and begin one where there is none."""
+        """Return the message that is being generated. Begins one if none is open."""
         if self._item and self._item.kind == "message":
             return self._item
         await self._close()
@@ -287,7 +287,7 @@ class ResponseTask:
             await self._emit(ItemAdded(item.snapshot(), self._previous))
 
     async def _close(self) -> None:
-        """Close the open part and item, whatever ended them. After a cancellation, a second call goes on where the
+        """Close the open part and item, however they ended. After a cancellation, a second call continues where the
         first stopped.
         """
         item = self._item
@@ -297,7 +297,7 @@ class ResponseTask:
             shown = item.snapshot(produced=True)
             part_done = ContentPartDone(place, shown.parts[0]) if item.kind == "message" else None
             done = part_done or ArgumentsDone(place, item.call_id, item.name, item.arguments)
-            # The item of the history is as it was truncated, if it was.
+            # The history's item reflects a truncation, if there was one.
             kept = [ItemDone(item.snapshot(), self._previous)] if self.response.stored else []
             self._closing_events = [
                 done,
