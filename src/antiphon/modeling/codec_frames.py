@@ -36,8 +36,8 @@ TEXT_TOKENS_AHEAD = 4
 class FrameMaker:
     """Makes a frame each for all utterances of a step.
 
-    `first_codes`: the embedding table of the first codes. `usual`: how the codes behind these are chosen unless a client
-    asks for another way; on a GPU, such frames are captured, now. None: none are.
+    `first_codes`: the embedding table of the first codes. `usual`: how the codes after these are chosen unless a client
+    asks for another way; on a GPU, such frames are captured at once. None: none are.
     """
 
     def __init__(self, predictor: CodePredictor, first_codes: torch.nn.Module, usual: Sampling | None) -> None:
