@@ -63,7 +63,7 @@ class Frame:
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
-    """An error in OpenAI's shape."""
+    """An error of a request, in OpenAI's shape."""
 
     # OpenAI's error type, such as `invalid_request_error`.
     type: str

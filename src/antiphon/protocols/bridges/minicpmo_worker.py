@@ -56,7 +56,7 @@ class WorkerResume(msgspec.Struct, tag_field="type", tag="resume"):
 
 
 class WorkerStop(msgspec.Struct, tag_field="type", tag="stop"):
-    """Asks to end the session."""
+    """Asks the server to end the session."""
 
 
 class MinicpmoWorkerBridge:

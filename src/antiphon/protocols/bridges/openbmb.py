@@ -55,7 +55,7 @@ class OpenbmbAppend(msgspec.Struct, tag_field="type", tag="input.append"):
 
 
 class OpenbmbClose(msgspec.Struct, tag_field="type", tag="session.close"):
-    """Asks to end the session."""
+    """Asks the server to end the session."""
 
 
 class OpenbmbBridge:

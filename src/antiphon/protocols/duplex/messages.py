@@ -123,7 +123,7 @@ class AppendInputText(PushText, tag="input_text.append"):
 
 
 class InputCancel(ClientMessage, tag="input.cancel"):
-    """Discards the user's current speech."""
+    """Discards the user's current speech and ends the response."""
 
 
 class DuplexBargeIn(ClientMessage, tag="barge_in"):

@@ -99,7 +99,7 @@ class DuplexSessionState:
 
     @property
     def responds(self) -> bool:
-        """Whether turns are answered automatically."""
+        """Whether a turn is answered without a request for it."""
         vad = self._audio.turn_detection or TurnDetection()
         extra = self.own.extra
         answers = extra.full_duplex if extra.auto_response is None else extra.auto_response
