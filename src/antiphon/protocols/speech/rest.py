@@ -50,7 +50,7 @@ _RawFields = dict[str, msgspec.Raw]
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """One checked request for speech."""
+    """One checked request for speech over HTTP."""
 
     # The text to speak, not empty.
     text: str
