@@ -82,7 +82,7 @@ def one_session(name: str, target: Target, draw: random.Random, num_inputs: int,
             told.append(answer(bystander, asked[number]))
     control = target.new()
     if told != [answer(control, question) for question in asked[: len(told)]]:
-        report.add(Find(name, data, "the bystander was told something else"))
+        report.add(Find(name, data, "the bystander got another answer"))
 
 
 def answer(read: Callable[[Input], str], data: Input) -> str:
