@@ -83,7 +83,9 @@ def resume_from(asked: SessionResume) -> ResumeRequest:
     """Check the fields of a `session.resume`. Raises RemoteProtocolError (`bad_event`) that names the field."""
     last = asked.last_received_server_event_seq
     if not isinstance(last, int) or isinstance(last, bool) or last < 0:
-        raise RemoteProtocolError("bad_event", "A number of an event from 0 on.", "last_received_server_event_seq")
+        raise RemoteProtocolError(
+            "bad_event", "Expected the number of an event, 0 or more.", "last_received_server_event_seq"
+        )
     return ResumeRequest(_text(asked.session_id, "session_id"), _text(asked.resume_token, "resume_token"), last)
 
 

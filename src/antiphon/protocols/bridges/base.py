@@ -106,7 +106,9 @@ class BridgeSession:
         except (TypeError, ValueError):
             raise RemoteProtocolError("bad_audio", "Sound is float32 of 16 kHz, in base64.", "audio") from None
         if len(data) > self.context.max_append_bytes or not np.isfinite(pcm).all():
-            raise RemoteProtocolError("bad_audio", "Sound is too long, or not of finite numbers.", "audio")
+            raise RemoteProtocolError(
+                "bad_audio", "The audio is too long, or has a sample that is not a finite number.", "audio"
+            )
         return np.asarray(np.clip(pcm, -1, 1), np.float32)
 
     def resample(self, item_id: str, pcm: Pcm, rate_hz: int) -> Pcm:
@@ -258,7 +260,7 @@ class BridgeConnection:
         match event:
             case CommitRefused():
                 self._dialect.error(
-                    RemoteProtocolError("input_audio_buffer_commit_empty", "No audio came since the last turn.")
+                    RemoteProtocolError("input_audio_buffer_commit_empty", "No audio arrived since the last turn.")
                 )
             case TranscriptFailed(_, message):
                 self._dialect.error(RemoteProtocolError("transcription_failed", message))

@@ -50,7 +50,7 @@ def duplex_audio(max_bytes: int) -> DecodeAudio:
             raise RemoteProtocolError("bad_audio", "Sound comes in base64.", param) from None
         if len(data) > max_bytes or len(data) % sample_bytes:
             raise RemoteProtocolError(
-                "bad_audio", f"{len(data)} bytes are no whole number of samples, or over {max_bytes}.", param
+                "bad_audio", f"{len(data)} bytes are not a whole number of samples, or more than {max_bytes}.", param
             )
         pcm = from_bytes(data)
         if not np.isfinite(pcm).all():

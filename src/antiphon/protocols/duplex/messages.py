@@ -67,7 +67,7 @@ class DuplexAppend(ClientMessage, tag="input_audio_buffer.append", kw_only=True)
     sample_rate_hz: object = None
     # Images of the user's camera, in base64.
     video_frames: object = None
-    # What to do with audio over a response, such as `barge_in`, `listen` or `drop`.
+    # The treatment of audio over a response, such as `barge_in`, `listen` or `drop`.
     overlap_action: object = UNSET
     # Older name of `overlap_action`.
     overlap: object = None
@@ -90,7 +90,7 @@ class PushChunk(DuplexAppend, tag="push_chunk"):
 
 
 class DuplexCommit(ClientMessage, tag="input_audio_buffer.commit", kw_only=True):
-    """Commits the user's audio. It ends the turn unless `final` is false. A flag that is no bool counts as missing."""
+    """Commits audio and ends the turn, unless `final` is false. A flag that is not a bool counts as missing."""
 
     final: object = True
     response_create: object = UNSET

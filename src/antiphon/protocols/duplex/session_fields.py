@@ -196,7 +196,7 @@ class ExtraFields(msgspec.Struct):
 class DuplexUpdateFields(msgspec.Struct):
     """A `session` as a client sends it, flat or nested. Unknown fields are ignored."""
 
-    # What speech over a response does: one of OVERLAP_POLICIES.
+    # The effect of speech over a response: one of OVERLAP_POLICIES.
     overlap_policy: Text | None = None
     # Longest speech that may count as a backchannel, in ms.
     overlap_short_ack_ms: float | None = None
@@ -222,7 +222,7 @@ class DuplexUpdateFields(msgspec.Struct):
     tools: list[msgspec.Raw] | UnsetType | None = UNSET
     # Which function the model may or must call.
     tool_choice: Text | NamedTool | UnsetType | None = UNSET
-    # What to do when the history exceeds the context.
+    # Policy for a history that exceeds the context.
     truncation: Text | Truncation | UnsetType | None = UNSET
     # Output modalities: text, or audio and text.
     modalities: list[object] | UnsetType | None = UNSET
@@ -268,7 +268,7 @@ class DuplexFields(msgspec.Struct):
     They are stored with the session under these names, except `ref_audio`.
     """
 
-    # What speech over a response does: one of OVERLAP_POLICIES.
+    # The effect of speech over a response: one of OVERLAP_POLICIES.
     overlap_policy: OverlapPolicy = "auto"
     # Longest speech that may count as a backchannel, in ms.
     overlap_short_ack_ms: int | float = 700
@@ -386,7 +386,7 @@ class ShownSession(msgspec.Struct, kw_only=True):
     tool_choice: str | NamedTool
     # Largest number of tokens of a response, or "inf".
     max_response_output_tokens: int | str
-    # What speech over a response does.
+    # The effect of speech over a response.
     overlap_policy: str
     # Longest speech that may count as a backchannel, in ms.
     overlap_short_ack_ms: float
@@ -406,7 +406,7 @@ class ShownSession(msgspec.Struct, kw_only=True):
     extra_body: msgspec.Raw
     # The current epoch.
     epoch: int
-    # What the session can do.
+    # The session's capabilities.
     capabilities: ShownCapabilities
 
 

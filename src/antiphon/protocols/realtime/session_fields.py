@@ -80,7 +80,7 @@ class OwnFields(msgspec.Struct):
     tool_choice: Text | NamedTool | UnsetType | None = UNSET
     # Largest number of tokens of a response, or "inf".
     max_output_tokens: int | Text | UnsetType | None = UNSET
-    # What to do when the history exceeds the context.
+    # Policy for a history that exceeds the context.
     truncation: Text | Truncation | UnsetType | None = UNSET
     # Only null and `auto` are accepted; there are no traces.
     tracing: Echoed = UNSET
@@ -213,7 +213,7 @@ class SessionFields(msgspec.Struct):
     tool_choice: str | NamedTool = "auto"
     # Largest number of tokens of a response.
     max_output_tokens: int | Literal["inf"] = "inf"
-    # What to do when the history exceeds the context.
+    # Policy for a history that exceeds the context.
     truncation: str | Truncation = "auto"
     # Always null: there are no traces.
     tracing: msgspec.Raw = _NULL
@@ -265,7 +265,7 @@ class GaSession(_Head, kw_only=True):
     tool_choice: str | NamedTool
     # Largest number of tokens of a response, or "inf".
     max_output_tokens: int | str
-    # What to do when the history exceeds the context.
+    # Policy for a history that exceeds the context.
     truncation: str | Truncation
     # Always null.
     tracing: Echoed

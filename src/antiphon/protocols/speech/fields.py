@@ -262,7 +262,7 @@ def _sample(fields: SpeechFields, catalog: SpeechCatalog) -> VoiceSample | None:
         # Clone the voice from its sound alone, without the words of the recording.
         return sample
     if not (fields.ref_text or "").strip():
-        message = "'ref_text' is required: what is said in 'ref_audio', or x_vector_only_mode to clone without it."
+        message = "'ref_text' is required: the words of 'ref_audio'. With x_vector_only_mode it is not needed."
         raise RemoteProtocolError("missing_required_parameter", message, "ref_text")
     return replace(sample, text=fields.ref_text or "")
 
