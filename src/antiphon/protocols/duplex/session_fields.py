@@ -316,7 +316,7 @@ class ShownCapabilities(msgspec.Struct):
     supports_session_resume: bool
     # Whether the history keeps only the audio that was heard.
     supports_audio_truncate: bool
-    # Whether the model's KV outlives a response. Always true.
+    # Whether a session keeps its KV between responses. Always true.
     supports_kv_lease: bool
     # Time in which a barge-in silences a response, in ms.
     target_barge_in_latency_ms: int

@@ -76,7 +76,7 @@ class TurnDetectionFields(msgspec.Struct, forbid_unknown_fields=True):
 
     # `server_vad` or `semantic_vad`.
     type: str | UnsetType = UNSET
-    # Probability of speech that counts as speech.
+    # Least probability of speech in a frame that counts as speech, in [0, 1].
     threshold: float | UnsetType | None = UNSET
     # Audio before the onset that belongs to a turn, in ms.
     prefix_padding_ms: float | UnsetType | None = UNSET
@@ -111,7 +111,7 @@ class TurnDetection(msgspec.Struct, kw_only=True):
 
     # The type of turn detection.
     type: Literal["server_vad", "semantic_vad"] = "server_vad"
-    # Probability of speech that counts as speech.
+    # Least probability of speech in a frame that counts as speech, in [0, 1].
     threshold: float | UnsetType = UNSET
     # Audio before the onset that belongs to a turn, in ms.
     prefix_padding_ms: int | UnsetType = UNSET

@@ -200,7 +200,7 @@ class _Transcript(msgspec.Struct):
 class _VerboseSegment(msgspec.Struct):
     # Number of the segment, from 0.
     id: int
-    # Start of the window in which it was decoded.
+    # Start of the window in which it was decoded, in frames of 10 ms.
     seek: int
     # Start in seconds.
     start: float

@@ -29,7 +29,7 @@ class VllmUpdate(msgspec.Struct, tag_field="type", tag="session.update"):
     segment_duration_s: float | None = None
     # Tokens at a hypothesis' end that are held back.
     rollback_tokens: float | None = None
-    # Partials at the head of a window that are not sent.
+    # Partials at the head of a window that neither send nor force text.
     unfixed_chunks: float | None = None
     # Longest forced prefix of a window, in tokens.
     max_prefix_tokens: float | None = None
