@@ -208,7 +208,7 @@ class DuplexConnection(FrameReader[DuplexMessage]):
         return read_duplex(data)
 
     def _opened_by(self, data: str | bytes) -> bool:
-        """Open the session with its first frame; return whether the frame is then done with."""
+        """Open the session with its first frame; return whether the frame needs no further reading."""
         update = _first_update(data)
         try:
             if update:

@@ -1,4 +1,4 @@
-"""The state of a full-duplex session: its fields, which updates change, clients are shown and snapshots store."""
+"""The state of a full-duplex session: the fields that clients update and are shown, and that snapshots store."""
 
 from __future__ import annotations
 
