@@ -247,7 +247,7 @@ class AudioInput(msgspec.Struct):
     noise_reduction: NoiseReduction | None = None
     # Turn detection; None if the client commits its turns.
     turn_detection: TurnDetection | None = None
-    # An extension, shown to clients that have set it.
+    # The voices whose turns count; an extension, shown to clients that have set it.
     primary_speaker: PrimarySpeakerMode | UnsetType = UNSET
     # Name of the enrolled voice; an extension, shown only in the mode `enrolled`.
     enrolled_voice: str | UnsetType = UNSET
