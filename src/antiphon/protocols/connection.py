@@ -102,7 +102,7 @@ class Context:
         strict = self.conversation_models is not None and self.conversation_models.strict
         check_voice(name, self.voices, param, strict=strict)
         if name and not self.loaded_voice(name):
-            self.log_alias(f"voice {name}", self.voices[0] if self.voices else "nobody")
+            self.log_alias(f"voice {name}", self.voices[0] if self.voices else "no voice")
 
     def check_language(self, language: str | None, param: str) -> None:
         """Raise RemoteProtocolError that names `param` for a language that the transcriber does not know."""

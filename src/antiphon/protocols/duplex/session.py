@@ -110,7 +110,7 @@ class DuplexSessionState:
         self._audio = msgspec.structs.replace(self._audio, format=form)
 
     def update(self, given: DuplexUpdateFields) -> None:
-        """Check a whole update, then apply it. Raises RemoteProtocolError for a wrong field, and then applies nothing."""
+        """Check a whole update, then apply it. Raises RemoteProtocolError, and applies nothing, for a wrong field."""
         context, changes = self._context, conversation_changes(given)
         own = apply_duplex(self.own, given)
         audio = apply_input(self._audio, changes.input, context, "session.")
@@ -121,7 +121,7 @@ class DuplexSessionState:
         output = apply_output(fields.output, changes.output, context, has_spoken=self.has_spoken)
         fields.output = msgspec.structs.replace(output, format=out_form)
         if given.ref_audio is not None and not context.unit_ms:
-            context.log_alias("a voice cloned from ref_audio", output.voice_name or "nobody")
+            context.log_alias("a voice cloned from ref_audio", output.voice_name or "no voice")
         self._audio, self._enrolled, self._fields, self.own = audio, enrolled, fields, own
         if isinstance(given.model, str) and given.model:
             self.model = given.model

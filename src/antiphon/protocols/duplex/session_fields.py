@@ -110,18 +110,13 @@ class DuplexInput(msgspec.Struct):
 
     # Transcripts of the user's turns; null turns them off.
     transcription: TranscriptionFields | UnsetType | None = UNSET
-    # Shown, without effect.
-    noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown, without effect.
     # Turn detection; null leaves it to the conversation model.
     turn_detection: DuplexTurnDetection | UnsetType | None = UNSET
-    # The voices whose turns count: `off`, `auto` or `enrolled`.
-    primary_speaker: Text | UnsetType | None = UNSET
-    # Name of the uploaded voice of the mode `enrolled`.
-    enrolled_voice: Text | UnsetType | None = UNSET
-    # Name of a format, or an object with `type` and `rate`.
-    format: object = None
-    # Sample rate in Hz.
-    sample_rate_hz: object = None
+    primary_speaker: Text | UnsetType | None = UNSET  # The voices whose turns count: `off`, `auto` or `enrolled`.
+    enrolled_voice: Text | UnsetType | None = UNSET  # Name of the uploaded voice of the mode `enrolled`.
+    format: object = None  # Name of a format, or an object with `type` and `rate`.
+    sample_rate_hz: object = None  # Sample rate in Hz.
 
 
 class DuplexOutput(msgspec.Struct):
@@ -152,30 +147,18 @@ class ExtraFields(msgspec.Struct):
     Most of them are for a native model, under the names that MiniCPM-o uses; None leaves the model's default.
     """
 
-    # False: turns are only answered on request.
-    auto_response: object = None
-    # Alias of `auto_response`.
-    full_duplex: object = None
-    # The number of units at the start in which the model only listens.
-    force_listen_count: float | None = None
-    # The number of likeliest tokens that may be sampled; 0 for no limit.
-    top_k: int | None = None
-    # The share of probability that may be sampled.
-    top_p: float | None = None
-    # Repetition penalty of the words.
-    text_repetition_penalty: float | None = None
-    # Above 1, turns get longer.
-    length_penalty: float | None = None
-    # Factor of the logit of listening.
-    listen_prob_scale: float | None = None
-    # The model listens if that is among this number of likeliest choices; 0 for never.
-    listen_top_k: int | None = None
-    # Temperature of the voice's codes.
-    tts_temperature: float | None = None
-    # Repetition penalty of the voice's codes.
-    tts_repetition_penalty: float | None = None
-    # Seed of the random numbers, with which the same input gives the same response.
-    seed: int | None = None
+    auto_response: object = None  # False: turns are only answered on request.
+    full_duplex: object = None  # Alias of `auto_response`.
+    force_listen_count: float | None = None  # The number of units at the start in which the model only listens.
+    top_k: int | None = None  # The number of likeliest tokens that may be sampled; 0 for no limit.
+    top_p: float | None = None  # The share of probability that may be sampled.
+    text_repetition_penalty: float | None = None  # Repetition penalty of the words.
+    length_penalty: float | None = None  # Above 1, turns get longer.
+    listen_prob_scale: float | None = None  # Factor of the logit of listening.
+    listen_top_k: int | None = None  # The model listens if that is among this number of likeliest choices; 0 for never.
+    tts_temperature: float | None = None  # Temperature of the voice's codes.
+    tts_repetition_penalty: float | None = None  # Repetition penalty of the voice's codes.
+    seed: int | None = None  # Seed of the random numbers, with which the same input gives the same response.
 
     def sampling(self, temperature: float | None) -> NativeSampling:
         """Return the model's sampling parameters, with the `temperature` of the session."""
@@ -196,60 +179,36 @@ class ExtraFields(msgspec.Struct):
 class DuplexUpdateFields(msgspec.Struct):
     """A `session` as a client sends it, flat or nested. Unknown fields are ignored."""
 
-    # The effect of speech over a response: one of OVERLAP_POLICIES.
-    overlap_policy: Text | None = None
-    # Longest speech that may count as a backchannel, in ms.
-    overlap_short_ack_ms: float | None = None
-    # Backchannel words take the floor after this duration of speech, in ms.
-    overlap_barge_in_ms: float | None = None
-    # Shown, without effect.
-    overlap_silence_rms: float | None = None
-    # Which audio counts as heard: one of COMMIT_POLICIES.
-    playback_commit_policy: Text | None = None
-    # Idle timeout, in seconds.
-    idle_timeout_s: float | None = None
-    # Temperature of a native model's words; 0 takes the likeliest token.
-    temperature: float | None = None
+    overlap_policy: Text | None = None  # The effect of speech over a response: one of OVERLAP_POLICIES.
+    overlap_short_ack_ms: float | None = None  # Longest speech that may count as a backchannel, in ms.
+    overlap_barge_in_ms: float | None = None  # Backchannel words take the floor after this duration of speech, in ms.
+    overlap_silence_rms: float | None = None  # Shown, without effect.
+    playback_commit_policy: Text | None = None  # Which audio counts as heard: one of COMMIT_POLICIES.
+    idle_timeout_s: float | None = None  # Idle timeout, in seconds.
+    temperature: float | None = None  # Temperature of a native model's words; 0 takes the likeliest token.
     # The voice that a native model is to speak with: an audio file, as base64 or a `data:` URI.
     ref_audio: ReferenceAudio | str | None = None
-    # An object of the client's own; shown, without effect.
-    metadata: msgspec.Raw = NULL
-    # See ExtraFields; other fields in it are shown without effect.
-    extra_body: msgspec.Raw = NULL
-    # Instructions for the conversation model.
-    instructions: Text | UnsetType | None = UNSET
-    # Functions that the model may call.
-    tools: list[msgspec.Raw] | UnsetType | None = UNSET
-    # Which function the model may or must call.
-    tool_choice: Text | NamedTool | UnsetType | None = UNSET
-    # Policy for a history that exceeds the context.
-    truncation: Text | Truncation | UnsetType | None = UNSET
-    # Output modalities: text, or audio and text.
-    modalities: list[object] | UnsetType | None = UNSET
-    # Alias of `modalities`, the name in the GA.
-    output_modalities: list[object] | None = None
+    metadata: msgspec.Raw = NULL  # An object of the client's own; shown, without effect.
+    extra_body: msgspec.Raw = NULL  # See ExtraFields; other fields in it are shown without effect.
+    instructions: Text | UnsetType | None = UNSET  # Instructions for the conversation model.
+    tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
+    tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
+    truncation: Text | Truncation | UnsetType | None = UNSET  # Policy for a history that exceeds the context.
+    modalities: list[object] | UnsetType | None = UNSET  # Output modalities: text, or audio and text.
+    output_modalities: list[object] | None = None  # Alias of `modalities`, the name in the GA.
     # Largest number of tokens of a response, or "inf".
     max_response_output_tokens: int | Text | UnsetType | None = UNSET
     # Alias of `max_response_output_tokens`, the name in the GA.
     max_output_tokens: int | Text | UnsetType | None = UNSET
-    # Nested input and output fields; the flat names below take precedence.
-    audio: DuplexAudio | None = None
-    # See DuplexInput.
-    input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
-    # See DuplexInput.
-    turn_detection: DuplexTurnDetection | UnsetType | None = UNSET
-    # Voice of the responses.
-    voice: VoiceId | Text | None = None
-    # Speed of speech; 1 is the voice's own.
-    speed: float | None = None
-    # Format of the client's audio.
-    input_audio_format: object = UNSET
-    # Format of the server's audio.
-    output_audio_format: object = UNSET
-    # Sample rate of the client's audio, in Hz.
-    sample_rate_hz: object = UNSET
-    # Name of the model. It is only shown.
-    model: object = None
+    audio: DuplexAudio | None = None  # Nested input and output fields; the flat names below take precedence.
+    input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET  # See DuplexInput.
+    turn_detection: DuplexTurnDetection | UnsetType | None = UNSET  # See DuplexInput.
+    voice: VoiceId | Text | None = None  # Voice of the responses.
+    speed: float | None = None  # Speed of speech; 1 is the voice's own.
+    input_audio_format: object = UNSET  # Format of the client's audio.
+    output_audio_format: object = UNSET  # Format of the server's audio.
+    sample_rate_hz: object = UNSET  # Sample rate of the client's audio, in Hz.
+    model: object = None  # Name of the model. It is only shown.
 
     @property
     def inputs(self) -> DuplexInput:
@@ -268,24 +227,16 @@ class DuplexFields(msgspec.Struct):
     They are stored with the session under these names, except `ref_audio`.
     """
 
-    # The effect of speech over a response: one of OVERLAP_POLICIES.
-    overlap_policy: OverlapPolicy = "auto"
-    # Longest speech that may count as a backchannel, in ms.
-    overlap_short_ack_ms: int | float = 700
-    # Backchannel words take the floor after this duration of speech, in ms.
-    overlap_barge_in_ms: int | float = 1200
-    # Shown, without effect.
-    overlap_silence_rms: float = 0.003
-    # Which audio counts as heard: one of COMMIT_POLICIES.
-    playback_commit_policy: str = "commit_all_on_done"
-    # Idle timeout, in seconds.
-    idle_timeout_s: float = 300.0
-    # Temperature of a native model's words; None for the model's default.
-    temperature: float | None = None
+    overlap_policy: OverlapPolicy = "auto"  # The effect of speech over a response: one of OVERLAP_POLICIES.
+    overlap_short_ack_ms: int | float = 700  # Longest speech that may count as a backchannel, in ms.
+    overlap_barge_in_ms: int | float = 1200  # Backchannel words take the floor after this duration of speech, in ms.
+    overlap_silence_rms: float = 0.003  # Shown, without effect.
+    playback_commit_policy: str = "commit_all_on_done"  # Which audio counts as heard: one of COMMIT_POLICIES.
+    idle_timeout_s: float = 300.0  # Idle timeout, in seconds.
+    temperature: float | None = None  # Temperature of a native model's words; None for the model's default.
     # Audio file of the voice that a native model is to speak with; neither shown nor stored.
     ref_audio: bytes | None = None
-    # An object of the client's own, shown as it was sent.
-    metadata: msgspec.Raw = NULL
+    metadata: msgspec.Raw = NULL  # An object of the client's own, shown as it was sent.
     # The client's object, shown as it was sent, of which ExtraFields have an effect.
     extra_body: msgspec.Raw = msgspec.Raw(b'{"auto_response":true}')
 
@@ -298,28 +249,17 @@ class DuplexFields(msgspec.Struct):
 class ShownCapabilities(msgspec.Struct):
     """`session.capabilities` as a client is shown it."""
 
-    # `model_native_duplex` or `turn_based_duplex`.
-    implementation_level: str
-    # The kinds of input that the model uses: `audio`, `video`, `text`.
-    input_modes: list[str]
-    # Best duration of an append, in ms; a native model's unit.
-    chunk_period_ms: int
-    # Input that the client has to send.
-    required_modalities: list[str]
-    # Input that the client may send.
-    optional_modalities: list[str]
-    # The kinds of output that the model generates.
-    output_modalities: list[str]
-    # Whether speech may cut off a response.
-    supports_barge_in: bool
-    # Whether the session outlives its connection.
-    supports_session_resume: bool
-    # Whether the history keeps only the audio that was heard.
-    supports_audio_truncate: bool
-    # Whether a session keeps its KV between responses. Always true.
-    supports_kv_lease: bool
-    # Time in which a barge-in silences a response, in ms.
-    target_barge_in_latency_ms: int
+    implementation_level: str  # `model_native_duplex` or `turn_based_duplex`.
+    input_modes: list[str]  # The kinds of input that the model uses: `audio`, `video`, `text`.
+    chunk_period_ms: int  # Best duration of an append, in ms; a native model's unit.
+    required_modalities: list[str]  # Input that the client has to send.
+    optional_modalities: list[str]  # Input that the client may send.
+    output_modalities: list[str]  # The kinds of output that the model generates.
+    supports_barge_in: bool  # Whether speech may cut off a response.
+    supports_session_resume: bool  # Whether the session outlives its connection.
+    supports_audio_truncate: bool  # Whether the history keeps only the audio that was heard.
+    supports_kv_lease: bool  # Whether a session keeps its KV between responses. Always true.
+    target_barge_in_latency_ms: int  # Time in which a barge-in silences a response, in ms.
 
 
 class ShownInput(msgspec.Struct):
@@ -350,64 +290,35 @@ class ShownSessionAudio(msgspec.Struct):
 class ShownSession(msgspec.Struct, kw_only=True):
     """A session as a client is shown it, under the flat names of this dialect and without `ref_audio`."""
 
-    # The session's id.
-    id: str
-    # The session's id again, the name that other clients of full duplex read.
-    session_id: str
-    # Type of the object in OpenAI's API.
-    object: str = "realtime.session"
-    # Type of the session in OpenAI's API.
-    type: str = "realtime"
-    # The model's name as the client spells it.
-    model: str
-    # Expiry, in Unix seconds.
-    expires_at: int
-    # Output: `text`, or `audio` and `text`.
-    modalities: list[str]
-    # Instructions for the conversation model.
-    instructions: str
-    # Voice of the responses.
-    voice: VoiceId | str
-    # Format of the client's audio.
-    input_audio_format: str
-    # Format of the server's audio.
-    output_audio_format: str
-    # Sample rate of the client's audio, in Hz.
-    sample_rate_hz: int
-    # The same fields, nested, with the rates of both directions.
-    audio: ShownSessionAudio
-    # Turn detection; null leaves it to the conversation model.
-    turn_detection: TurnDetection | None
-    # Transcripts of the user's turns; null if they are off.
-    input_audio_transcription: Transcription | None
-    # Functions that the model may call.
-    tools: list[msgspec.Raw]
-    # Which function the model may or must call.
-    tool_choice: str | NamedTool
-    # Largest number of tokens of a response, or "inf".
-    max_response_output_tokens: int | str
-    # The effect of speech over a response.
-    overlap_policy: str
-    # Longest speech that may count as a backchannel, in ms.
-    overlap_short_ack_ms: float
-    # Backchannel words take the floor after this duration of speech, in ms.
-    overlap_barge_in_ms: float
-    # Shown, without effect.
-    overlap_silence_rms: float
-    # Which audio counts as heard.
-    playback_commit_policy: str
-    # Idle timeout, in seconds.
-    idle_timeout_s: float
-    # Temperature of a native model's words; null for the model's default.
-    temperature: float | None
-    # The client's own object.
-    metadata: msgspec.Raw
-    # The client's own object, with the fields of ExtraFields.
-    extra_body: msgspec.Raw
-    # The current epoch.
-    epoch: int
-    # The session's capabilities.
-    capabilities: ShownCapabilities
+    id: str  # The session's id.
+    session_id: str  # The session's id again, the name that other clients of full duplex read.
+    object: str = "realtime.session"  # Type of the object in OpenAI's API.
+    type: str = "realtime"  # Type of the session in OpenAI's API.
+    model: str  # The model's name as the client spells it.
+    expires_at: int  # Expiry, in Unix seconds.
+    modalities: list[str]  # Output: `text`, or `audio` and `text`.
+    instructions: str  # Instructions for the conversation model.
+    voice: VoiceId | str  # Voice of the responses.
+    input_audio_format: str  # Format of the client's audio.
+    output_audio_format: str  # Format of the server's audio.
+    sample_rate_hz: int  # Sample rate of the client's audio, in Hz.
+    audio: ShownSessionAudio  # The same fields, nested, with the rates of both directions.
+    turn_detection: TurnDetection | None  # Turn detection; null leaves it to the conversation model.
+    input_audio_transcription: Transcription | None  # Transcripts of the user's turns; null if they are off.
+    tools: list[msgspec.Raw]  # Functions that the model may call.
+    tool_choice: str | NamedTool  # Which function the model may or must call.
+    max_response_output_tokens: int | str  # Largest number of tokens of a response, or "inf".
+    overlap_policy: str  # The effect of speech over a response.
+    overlap_short_ack_ms: float  # Longest speech that may count as a backchannel, in ms.
+    overlap_barge_in_ms: float  # Backchannel words take the floor after this duration of speech, in ms.
+    overlap_silence_rms: float  # Shown, without effect.
+    playback_commit_policy: str  # Which audio counts as heard.
+    idle_timeout_s: float  # Idle timeout, in seconds.
+    temperature: float | None  # Temperature of a native model's words; null for the model's default.
+    metadata: msgspec.Raw  # The client's own object.
+    extra_body: msgspec.Raw  # The client's own object, with the fields of ExtraFields.
+    epoch: int  # The current epoch.
+    capabilities: ShownCapabilities  # The session's capabilities.
 
 
 def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> ShownCapabilities:

@@ -74,22 +74,16 @@ class NoiseReduction(msgspec.Struct, forbid_unknown_fields=True):
 class TurnDetectionFields(msgspec.Struct, forbid_unknown_fields=True):
     """Turn detection of either type, as a client sends it."""
 
-    # `server_vad` or `semantic_vad`.
-    type: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET  # `server_vad` or `semantic_vad`.
     # Least probability of speech in a frame that counts as speech, in [0, 1].
     threshold: float | UnsetType | None = UNSET
-    # Audio before the onset that belongs to a turn, in ms.
-    prefix_padding_ms: float | UnsetType | None = UNSET
-    # Pause that ends a turn, in ms.
-    silence_duration_ms: float | UnsetType | None = UNSET
+    prefix_padding_ms: float | UnsetType | None = UNSET  # Audio before the onset that belongs to a turn, in ms.
+    silence_duration_ms: float | UnsetType | None = UNSET  # Pause that ends a turn, in ms.
     # Silence after a response that triggers another one, in ms; null for never.
     idle_timeout_ms: float | UnsetType | None = UNSET
-    # Whether the end of a turn gets a response.
-    create_response: bool | UnsetType | None = UNSET
-    # Whether speech cuts off a response.
-    interrupt_response: bool | UnsetType | None = UNSET
-    # How readily `semantic_vad` ends a turn.
-    eagerness: str | UnsetType | None = UNSET
+    create_response: bool | UnsetType | None = UNSET  # Whether the end of a turn gets a response.
+    interrupt_response: bool | UnsetType | None = UNSET  # Whether speech cuts off a response.
+    eagerness: str | UnsetType | None = UNSET  # How readily `semantic_vad` ends a turn.
 
     @property
     def least_speech_ms(self) -> object:
@@ -109,25 +103,17 @@ VAD_LEAVES: Mapping[str, Collection[str]] = MappingProxyType(
 class TurnDetection(msgspec.Struct, kw_only=True):
     """Turn detection as a session shows it. Fields that its type, or its kind of session, does not have are missing."""
 
-    # The type of turn detection.
-    type: Literal["server_vad", "semantic_vad"] = "server_vad"
-    # Least probability of speech in a frame that counts as speech, in [0, 1].
-    threshold: float | UnsetType = UNSET
-    # Audio before the onset that belongs to a turn, in ms.
-    prefix_padding_ms: int | UnsetType = UNSET
-    # Pause that ends a turn, in ms.
-    silence_duration_ms: int | UnsetType = UNSET
-    # How readily `semantic_vad` ends a turn.
-    eagerness: str | UnsetType = UNSET
-    # Whether the end of a turn gets a response.
-    create_response: bool | UnsetType | None = UNSET
-    # Whether speech cuts off a response.
-    interrupt_response: bool | UnsetType | None = UNSET
+    type: Literal["server_vad", "semantic_vad"] = "server_vad"  # The type of turn detection.
+    threshold: float | UnsetType = UNSET  # Least probability of speech in a frame that counts as speech, in [0, 1].
+    prefix_padding_ms: int | UnsetType = UNSET  # Audio before the onset that belongs to a turn, in ms.
+    silence_duration_ms: int | UnsetType = UNSET  # Pause that ends a turn, in ms.
+    eagerness: str | UnsetType = UNSET  # How readily `semantic_vad` ends a turn.
+    create_response: bool | UnsetType | None = UNSET  # Whether the end of a turn gets a response.
+    interrupt_response: bool | UnsetType | None = UNSET  # Whether speech cuts off a response.
     # Silence after a response that triggers another one, in ms. In a transcription, such a silence becomes a turn
     # without words.
     idle_timeout_ms: int | UnsetType | None = UNSET
-    # Shown in full duplex, without effect.
-    min_speech_duration_ms: object = UNSET
+    min_speech_duration_ms: object = UNSET  # Shown in full duplex, without effect.
 
     @property
     def responds(self) -> bool:
@@ -172,18 +158,12 @@ MAX_KEYTERM_CHARS = 64
 class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
     """`transcription` as a client sends it."""
 
-    # Name of the transcriber.
-    model: Text | UnsetType | None = UNSET
-    # Language of the speech; missing to detect it.
-    language: Text | UnsetType | None = UNSET
-    # Names and words to expect.
-    prompt: Text | UnsetType | None = UNSET
-    # Terms to recognize, at most MAX_KEYTERMS.
-    keywords: list[Text] | UnsetType | None = UNSET
-    # Alias of `keywords`.
-    keyterms: list[Text] | UnsetType | None = UNSET
-    # The languages among which to detect.
-    languages: list[Text] | UnsetType | None = UNSET
+    model: Text | UnsetType | None = UNSET  # Name of the transcriber.
+    language: Text | UnsetType | None = UNSET  # Language of the speech; missing to detect it.
+    prompt: Text | UnsetType | None = UNSET  # Names and words to expect.
+    keywords: list[Text] | UnsetType | None = UNSET  # Terms to recognize, at most MAX_KEYTERMS.
+    keyterms: list[Text] | UnsetType | None = UNSET  # Alias of `keywords`.
+    languages: list[Text] | UnsetType | None = UNSET  # The languages among which to detect.
 
     def terms(self, param: str) -> list[str] | UnsetType:
         """Return `keywords`, or `keyterms`, which is an alias. Null is an empty list; blank terms are dropped.
@@ -222,31 +202,23 @@ class Transcription(msgspec.Struct):
 class InputFields(msgspec.Struct, forbid_unknown_fields=True):
     """The changes to `session.audio.input`, as a client sends them."""
 
-    # Format of the client's audio.
-    format: FormatFields | Text | UnsetType = UNSET
+    format: FormatFields | Text | UnsetType = UNSET  # Format of the client's audio.
     # Transcripts of the user's turns; null turns them off.
     transcription: TranscriptionFields | UnsetType | None = UNSET
-    # Shown, without effect.
-    noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown, without effect.
     # Turn detection; null leaves the turns to the client.
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
-    # The voices whose turns count: `off`, `auto` or `enrolled`.
-    primary_speaker: Text | UnsetType | None = UNSET
-    # Name of the uploaded voice of the mode `enrolled`.
-    enrolled_voice: Text | UnsetType | None = UNSET
+    primary_speaker: Text | UnsetType | None = UNSET  # The voices whose turns count: `off`, `auto` or `enrolled`.
+    enrolled_voice: Text | UnsetType | None = UNSET  # Name of the uploaded voice of the mode `enrolled`.
 
 
 class AudioInput(msgspec.Struct):
     """`session.audio.input` as it is shown to the client. It is stored with a conversation under these names."""
 
-    # Format of the client's audio.
-    format: AudioFormat = PCM_24K
-    # Transcripts of the user's turns; None if they are off.
-    transcription: Transcription | None = None
-    # Without effect.
-    noise_reduction: NoiseReduction | None = None
-    # Turn detection; None if the client commits its turns.
-    turn_detection: TurnDetection | None = None
+    format: AudioFormat = PCM_24K  # Format of the client's audio.
+    transcription: Transcription | None = None  # Transcripts of the user's turns; None if they are off.
+    noise_reduction: NoiseReduction | None = None  # Without effect.
+    turn_detection: TurnDetection | None = None  # Turn detection; None if the client commits its turns.
     # The voices whose turns count; an extension, shown to clients that have set it.
     primary_speaker: PrimarySpeakerMode | UnsetType = UNSET
     # Name of the enrolled voice; an extension, shown only in the mode `enrolled`.

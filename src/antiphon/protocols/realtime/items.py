@@ -27,7 +27,7 @@ ROLES = ("system", "user", "assistant")
 
 
 def take_tools(tools: Sequence[Tool], param: str) -> None:
-    """Accept any tools: a CheckTools for models that are not held to schemas, and for tools that were checked before."""
+    """Accept any tools: a CheckTools for models that are not held to schemas, and for tools checked before."""
 
 
 class VoiceId(msgspec.Struct, omit_defaults=True):

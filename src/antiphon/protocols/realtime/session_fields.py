@@ -70,45 +70,28 @@ class AudioFields(msgspec.Struct, forbid_unknown_fields=True):
 class OwnFields(msgspec.Struct):
     """The session's fields outside of its audio input and output, as a client sends them."""
 
-    # `["audio"]` or `["text"]`.
-    output_modalities: list[Text] | Text | UnsetType | None = UNSET
-    # Instructions for the language model.
-    instructions: Text | UnsetType | None = UNSET
-    # Functions that the model may call.
-    tools: list[msgspec.Raw] | UnsetType | None = UNSET
-    # Which function the model may or must call.
-    tool_choice: Text | NamedTool | UnsetType | None = UNSET
-    # Largest number of tokens of a response, or "inf".
-    max_output_tokens: int | Text | UnsetType | None = UNSET
-    # Policy for a history that exceeds the context.
-    truncation: Text | Truncation | UnsetType | None = UNSET
-    # Only null and `auto` are accepted; there are no traces.
-    tracing: Echoed = UNSET
-    # Only null is accepted; prompts are not stored here.
-    prompt: Echoed = UNSET
-    # Additional facts about transcripts, of INCLUDABLE.
-    include: list[Text] | UnsetType | None = UNSET
-    # Only null is accepted.
-    reasoning: Echoed = UNSET
-    # Whether a response may contain several calls; null for true.
-    parallel_tool_calls: bool | UnsetType | None = UNSET
+    output_modalities: list[Text] | Text | UnsetType | None = UNSET  # `["audio"]` or `["text"]`.
+    instructions: Text | UnsetType | None = UNSET  # Instructions for the language model.
+    tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
+    tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
+    max_output_tokens: int | Text | UnsetType | None = UNSET  # Largest number of tokens of a response, or "inf".
+    truncation: Text | Truncation | UnsetType | None = UNSET  # Policy for a history that exceeds the context.
+    tracing: Echoed = UNSET  # Only null and `auto` are accepted; there are no traces.
+    prompt: Echoed = UNSET  # Only null is accepted; prompts are not stored here.
+    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts, of INCLUDABLE.
+    reasoning: Echoed = UNSET  # Only null is accepted.
+    parallel_tool_calls: bool | UnsetType | None = UNSET  # Whether a response may contain several calls; null for true.
 
 
 class GaFields(OwnFields, forbid_unknown_fields=True):
     """A `session` in the GA names. Fields that identify the session cannot be changed."""
 
-    # Has to be `realtime`.
-    type: Text = "realtime"
-    # Accepted, without effect.
-    object: Echoed = UNSET
-    # Accepted, without effect.
-    id: Echoed = UNSET
-    # Accepted, without effect.
-    model: Echoed = UNSET
-    # Accepted, without effect.
-    expires_at: Echoed = UNSET
-    # Input and output fields.
-    audio: AudioFields | None = None
+    type: Text = "realtime"  # Has to be `realtime`.
+    object: Echoed = UNSET  # Accepted, without effect.
+    id: Echoed = UNSET  # Accepted, without effect.
+    model: Echoed = UNSET  # Accepted, without effect.
+    expires_at: Echoed = UNSET  # Accepted, without effect.
+    audio: AudioFields | None = None  # Input and output fields.
     # Events beyond the GA that clients of Hugging Face's speech-to-speech understand; none are sent here.
     extensions: list[Text] | None = None
 
@@ -121,42 +104,27 @@ class GaFields(OwnFields, forbid_unknown_fields=True):
 class BetaFields(msgspec.Struct, forbid_unknown_fields=True):
     """A `session` in the beta's names. `temperature` and the fields that cannot be changed have no effect."""
 
-    # `["text"]` or `["audio", "text"]`.
-    modalities: list[Text] | Text | UnsetType | None = UNSET
-    # Instructions for the language model.
-    instructions: Text | UnsetType | None = UNSET
-    # Functions that the model may call.
-    tools: list[msgspec.Raw] | UnsetType | None = UNSET
-    # Which function the model may or must call.
-    tool_choice: Text | NamedTool | UnsetType | None = UNSET
+    modalities: list[Text] | Text | UnsetType | None = UNSET  # `["text"]` or `["audio", "text"]`.
+    instructions: Text | UnsetType | None = UNSET  # Instructions for the language model.
+    tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
+    tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
     # Largest number of tokens of a response, or "inf".
     max_response_output_tokens: int | Text | UnsetType | None = UNSET
-    # Format of the client's audio.
-    input_audio_format: FormatFields | Text | UnsetType = UNSET
+    input_audio_format: FormatFields | Text | UnsetType = UNSET  # Format of the client's audio.
     # Transcripts of the user's turns; null turns them off.
     input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
-    # Shown, without effect.
-    input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown, without effect.
     # Turn detection; null leaves the turns to the client.
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
-    # Voice of the responses.
-    voice: VoiceId | Text | None = None
-    # Format of the server's audio.
-    output_audio_format: FormatFields | Text | None = None
-    # Speed of speech; 1 is the voice's own.
-    speed: float | None = None
-    # Accepted, without effect.
-    temperature: Echoed = UNSET
-    # Accepted, without effect.
-    model: Echoed = UNSET
-    # Accepted, without effect.
-    type: Echoed = UNSET
-    # Only null and `auto` are accepted.
-    tracing: Echoed = UNSET
-    # Additional facts about transcripts, of INCLUDABLE.
-    include: list[Text] | UnsetType | None = UNSET
-    # Accepted, without effect.
-    client_secret: Echoed = UNSET
+    voice: VoiceId | Text | None = None  # Voice of the responses.
+    output_audio_format: FormatFields | Text | None = None  # Format of the server's audio.
+    speed: float | None = None  # Speed of speech; 1 is the voice's own.
+    temperature: Echoed = UNSET  # Accepted, without effect.
+    model: Echoed = UNSET  # Accepted, without effect.
+    type: Echoed = UNSET  # Accepted, without effect.
+    tracing: Echoed = UNSET  # Only null and `auto` are accepted.
+    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts, of INCLUDABLE.
+    client_secret: Echoed = UNSET  # Accepted, without effect.
 
 
 # The beta's names of fields, each with its GA name. An update with one of the first group is the beta's, unless it also
@@ -184,7 +152,7 @@ class SessionChanges(msgspec.Struct):
 
 
 class SessionOutput(msgspec.Struct):
-    """`session.audio.output` as it is shown. `speed` 1.0 is the voice's own. `ducking` is shown if the client set it."""
+    """`session.audio.output` as it is shown. `speed` 1.0 is the voice's own. `ducking` is shown if set."""
 
     format: AudioFormat = PCM_24K
     voice: VoiceId | str = ""
@@ -203,26 +171,16 @@ class SessionFields(msgspec.Struct):
     They are stored with a conversation under these names.
     """
 
-    # `["audio"]` or `["text"]`.
-    output_modalities: list[str]
-    # Instructions for the language model.
-    instructions: str = ""
-    # Functions that the model may call, as the client sent them.
-    tools: list[msgspec.Raw] = []
-    # Which function the model may or must call.
-    tool_choice: str | NamedTool = "auto"
-    # Largest number of tokens of a response.
-    max_output_tokens: int | Literal["inf"] = "inf"
-    # Policy for a history that exceeds the context.
-    truncation: str | Truncation = "auto"
-    # Always null: there are no traces.
-    tracing: msgspec.Raw = _NULL
-    # Always null: prompts are not stored here.
-    prompt: msgspec.Raw = _NULL
-    # Additional facts about transcripts, of INCLUDABLE.
-    include: list[str] | None = None
-    # Whether a response may contain several calls.
-    parallel_tool_calls: bool | UnsetType | None = UNSET
+    output_modalities: list[str]  # `["audio"]` or `["text"]`.
+    instructions: str = ""  # Instructions for the language model.
+    tools: list[msgspec.Raw] = []  # Functions that the model may call, as the client sent them.
+    tool_choice: str | NamedTool = "auto"  # Which function the model may or must call.
+    max_output_tokens: int | Literal["inf"] = "inf"  # Largest number of tokens of a response.
+    truncation: str | Truncation = "auto"  # Policy for a history that exceeds the context.
+    tracing: msgspec.Raw = _NULL  # Always null: there are no traces.
+    prompt: msgspec.Raw = _NULL  # Always null: prompts are not stored here.
+    include: list[str] | None = None  # Additional facts about transcripts, of INCLUDABLE.
+    parallel_tool_calls: bool | UnsetType | None = UNSET  # Whether a response may contain several calls.
     # Format, voice and speed of the responses' audio.
     output: SessionOutput = msgspec.field(default_factory=SessionOutput)
 
@@ -251,63 +209,37 @@ class _Audio(msgspec.Struct):
 class GaSession(_Head, kw_only=True):
     """A session as it is shown under the GA names."""
 
-    # Type of the session.
-    type: str = "realtime"
-    # The model's name as the client spells it.
-    model: str
-    # `["audio"]` or `["text"]`.
-    output_modalities: list[str]
-    # Instructions for the language model.
-    instructions: str
-    # Functions that the model may call.
-    tools: list[msgspec.Raw]
-    # Which function the model may or must call.
-    tool_choice: str | NamedTool
-    # Largest number of tokens of a response, or "inf".
-    max_output_tokens: int | str
-    # Policy for a history that exceeds the context.
-    truncation: str | Truncation
-    # Always null.
-    tracing: Echoed
-    # Always null.
-    prompt: Echoed
-    # Additional facts about transcripts.
-    include: list[str] | None
-    # Whether a response may contain several calls.
-    parallel_tool_calls: bool | UnsetType | None
-    # Input and output fields.
-    audio: _Audio
+    type: str = "realtime"  # Type of the session.
+    model: str  # The model's name as the client spells it.
+    output_modalities: list[str]  # `["audio"]` or `["text"]`.
+    instructions: str  # Instructions for the language model.
+    tools: list[msgspec.Raw]  # Functions that the model may call.
+    tool_choice: str | NamedTool  # Which function the model may or must call.
+    max_output_tokens: int | str  # Largest number of tokens of a response, or "inf".
+    truncation: str | Truncation  # Policy for a history that exceeds the context.
+    tracing: Echoed  # Always null.
+    prompt: Echoed  # Always null.
+    include: list[str] | None  # Additional facts about transcripts.
+    parallel_tool_calls: bool | UnsetType | None  # Whether a response may contain several calls.
+    audio: _Audio  # Input and output fields.
 
 
 class BetaSession(_Head, kw_only=True):
     """A session as it is shown under the beta's names."""
 
-    # The model's name as the client spells it.
-    model: str
-    # `["text"]` or `["audio", "text"]`.
-    modalities: list[str]
-    # Instructions for the language model.
-    instructions: str
-    # Voice of the responses.
-    voice: VoiceId | str
-    # The beta's name of the format of the client's audio.
-    input_audio_format: str
-    # The beta's name of the format of the server's audio.
-    output_audio_format: str
-    # Transcripts of the user's turns; null if they are off.
-    input_audio_transcription: object
-    # Without effect.
-    input_audio_noise_reduction: NoiseReduction | None
-    # Turn detection; null if the client commits its turns.
-    turn_detection: object
-    # Functions that the model may call.
-    tools: list[msgspec.Raw]
-    # Which function the model may or must call.
-    tool_choice: str | NamedTool
-    # The hosted service's default, without effect.
-    temperature: float = 0.8
-    # Largest number of tokens of a response, or "inf".
-    max_response_output_tokens: int | str
+    model: str  # The model's name as the client spells it.
+    modalities: list[str]  # `["text"]` or `["audio", "text"]`.
+    instructions: str  # Instructions for the language model.
+    voice: VoiceId | str  # Voice of the responses.
+    input_audio_format: str  # The beta's name of the format of the client's audio.
+    output_audio_format: str  # The beta's name of the format of the server's audio.
+    input_audio_transcription: object  # Transcripts of the user's turns; null if they are off.
+    input_audio_noise_reduction: NoiseReduction | None  # Without effect.
+    turn_detection: object  # Turn detection; null if the client commits its turns.
+    tools: list[msgspec.Raw]  # Functions that the model may call.
+    tool_choice: str | NamedTool  # Which function the model may or must call.
+    temperature: float = 0.8  # The hosted service's default, without effect.
+    max_response_output_tokens: int | str  # Largest number of tokens of a response, or "inf".
 
 
 def uses_beta_names(session: msgspec.Raw) -> bool:

@@ -112,7 +112,7 @@ def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRe
 
 
 def _listed(fields: dict[str, list[str]], name: str) -> list[str]:
-    """Return a list in any of the clients' spellings: a repeated field, `[]`, indices (`[0]`, `.0`), commas, or JSON."""
+    """Return a list in any spelling of clients: a repeated field, `[]`, indices (`[0]`, `.0`), commas, or JSON."""
     spelling = re.compile(re.escape(name) + r"(\[\d*\]|\.\d+)*")
     found = list[str]()
     for text in (v for key, values in fields.items() if spelling.fullmatch(key) for v in values):

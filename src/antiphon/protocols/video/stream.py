@@ -195,7 +195,7 @@ class VideoDialect:
         return message(type="error", message=reason, **({"detail": detail} if detail else {}))
 
     def _read(self, data: str | bytes) -> VideoMessage:
-        """Decode a message. Raises RemoteProtocolError unless the configuration is the first message and the only one."""
+        """Decode a message. Raises RemoteProtocolError unless the configuration is the first message, and sent once."""
         if self.configured and len(data) > MAX_MESSAGE_CHARS:
             raise _invalid("Frame too large")
         try:
