@@ -1,7 +1,7 @@
-"""Fuzzing for long: python -m tests.fuzz [--inputs 1000000] [--minutes 60] [--seed 0] [--only NAME,NAME]
+"""A long fuzzing campaign: python -m tests.fuzz [--inputs 1000000] [--minutes 60] [--seed 0] [--only NAME,NAME]
 
-Prints how many inputs were tried and held, and how many a second. An input that does not hold is written to
-tests/fuzz/corpus, which tests/fuzz/test_fuzz.py reads again from then on; the exit status is then 1.
+Prints the number of inputs, of passed inputs, and of inputs per second. Inputs that fail are written to
+tests/fuzz/corpus, and the exit status is then 1. tests/fuzz/test_fuzz.py repeats the inputs in the corpus.
 """
 
 from __future__ import annotations

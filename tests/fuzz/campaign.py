@@ -1,4 +1,4 @@
-"""A campaign: so many generated inputs to every target, with a bystander beside each one."""
+"""A campaign: a number of generated inputs to every target, with a bystander session next to each one."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 from tests.fuzz.targets import TARGETS, Input, Target
 
 CORPUS = Path(__file__).parent / "corpus"
-# Inputs that a bystander reads beside those of the attacked session.
+# Inputs that a bystander reads during those of the attacked session.
 POLITE = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Find:
-    """An input that did not hold: what it raised, or that its bystander noticed."""
+    """An input that failed: it raised an error, or its bystander noticed it."""
 
     target: str
     data: Input
@@ -29,13 +29,13 @@ class Find:
 
 @dataclass(slots=True)
 class Report:
-    """How many inputs each target was given, and which of them did not hold; of equal failures the first."""
+    """The number of inputs of each target, and the failures; of equal failures only the first."""
 
     tried: Counter[str] = field(default_factory=Counter)
     finds: list[Find] = field(default_factory=list)
 
     def of(self, target: str) -> list[Find]:
-        """The finds of one target."""
+        """Return the failures of one target."""
         return [find for find in self.finds if find.target == target]
 
     def add(self, find: Find) -> None:
@@ -46,9 +46,9 @@ class Report:
 def run(
     num_inputs: int, seed: int, until: Callable[[], bool] = lambda: False, only: Collection[str] = tuple(TARGETS)
 ) -> Report:
-    """Give so many inputs to the targets in turn, the same for the same seed; fewer where `until` becomes true.
+    """Run `num_inputs` inputs on the targets in turn, the same for the same seed; fewer if `until` returns true.
 
-    Each round makes sessions anew, so that one that went deaf does not hide what comes after.
+    Each round makes new sessions, so that a session that stopped reacting does not hide later failures.
     """
     report = Report()
     draws = {name: random.Random(f"{seed} {name}") for name in only}
@@ -63,8 +63,10 @@ def run(
 
 
 def one_session(name: str, target: Target, draw: random.Random, num_inputs: int, report: Report) -> None:
-    """Attack one new session. A bystander, which is another session in the process, reads a fixed list of inputs while
-    it is attacked, and a third one reads them afterwards: both must be told the same.
+    """Attack one new session.
+
+    A bystander, another session in the process, reads a fixed list of inputs during the attack. A third session reads
+    them afterwards. Both must give the same answers.
     """
     polite = random.Random(0)
     asked = [target.draw(polite) for _ in range(min(POLITE, num_inputs))]
@@ -80,11 +82,11 @@ def one_session(name: str, target: Target, draw: random.Random, num_inputs: int,
             told.append(answer(bystander, asked[number]))
     control = target.new()
     if told != [answer(control, question) for question in asked[: len(told)]]:
-        report.add(Find(name, data, "the bystander was told something else"))
+        report.add(Find(name, data, "the bystander got another answer"))
 
 
 def answer(read: Callable[[Input], str], data: Input) -> str:
-    """What a session is told of an input, or what it raised."""
+    """Return a session's answer to an input, or the error it raised."""
     try:
         return read(data)
     except Exception as error:
@@ -92,7 +94,7 @@ def answer(read: Callable[[Input], str], data: Input) -> str:
 
 
 def tried(read: Callable[[Input], str], data: Input) -> str | None:
-    """Give one input; what it raised and where, or None where it held."""
+    """Run one input. Returns the error it raised and its place, or None if it passed."""
     try:
         read(data)
     except Exception as error:
@@ -102,12 +104,12 @@ def tried(read: Callable[[Input], str], data: Input) -> str | None:
 
 
 def folder_of(target: str) -> Path:
-    """Where the corpus keeps the finds of a target."""
+    """Return the corpus folder of a target's failures."""
     return CORPUS / re.sub(r"\W+", "-", target).strip("-")
 
 
 def written(find: Find) -> Path:
-    """Keep a find: a file of the corpus, named by its target and a digest."""
+    """Write a failure to the corpus: a file in the target's folder, named by a digest."""
     data = find.data.encode("utf-8", "surrogatepass") if isinstance(find.data, str) else find.data
     folder = folder_of(find.target)
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Random JSON schemas: of every keyword, with patterns, references that lead in circles or nowhere, and depth."""
+"""Random JSON schemas: every keyword, with patterns, references that are circular or broken, and depth."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ ATOMS = (
     "(?i)x",
     "[",
 )
-# The most levels of a schema; one in a hundred is this deep.
+# Largest number of levels of a schema; one in a hundred is this deep.
 DEEP = 150
 
 
 def draw_pattern(draw: random.Random, depth: int = 0) -> str:
-    """A regular expression, sometimes one that costs exponential time or memory, or is none."""
+    """Return a regular expression. Some cost exponential time or memory, and some are invalid."""
     parts = []
     for _ in range(draw.randrange(1, 5)):
         match draw.randrange(6) if depth < 4 else 0:
@@ -57,7 +57,7 @@ def draw_pattern(draw: random.Random, depth: int = 0) -> str:
 
 
 def draw_schema(draw: random.Random, depth: int = 0, most: int = 5) -> Any:
-    """A schema of some of the keywords, `depth` levels below the whole; at most `most` levels of it."""
+    """Return a schema of some of the keywords, at level `depth`, with at most `most` levels."""
     if depth >= most or draw.random() < 0.05:
         return draw.choice((True, False, {}, {"type": draw.choice(TYPES)}, {"$ref": "#"}, {"$ref": "#/$defs/a"}))
     schema: dict[str, Any] = {}
@@ -99,13 +99,13 @@ def draw_schema(draw: random.Random, depth: int = 0, most: int = 5) -> Any:
     for keyword in draw.sample(list(keywords), draw.randrange(1, 5)):
         schema[keyword] = keywords[keyword]()
     if draw.random() < 0.1:
-        # The patterns of all of these have to be kept to at once.
+        # A text has to match all of these patterns at once.
         schema["allOf"] = [{"type": "string", "pattern": draw_pattern(draw)} for _ in range(draw.choice((2, 5, 20)))]
     return schema
 
 
 def nested(draw: random.Random, depth: int) -> Any:
-    """A schema inside a schema, so many levels deep."""
+    """Return nested schemas, `depth` levels deep."""
     schema = draw_schema(draw, most=2)
     for _ in range(depth):
         keyword = draw.choice(("items", "allOf", "anyOf", "properties", "not"))
@@ -115,7 +115,7 @@ def nested(draw: random.Random, depth: int) -> Any:
 
 
 def draw_grammar(draw: random.Random) -> str:
-    """A schema as text, with definitions that refer to each other, and at times a mutation of that."""
+    """Return a schema as text, with definitions that refer to each other; sometimes its text is mutated."""
     schema = nested(draw, DEEP) if draw.random() < 0.01 else draw_schema(draw)
     if isinstance(schema, dict):
         schema["$defs"] = {"a": draw_schema(draw, most=3), "b": {"anyOf": [{"$ref": "#/$defs/a"}, {"$ref": "#"}]}}

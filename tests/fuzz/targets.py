@@ -1,7 +1,7 @@
-"""What is fuzzed: every dialect's connection, the parsers of REST bodies and forms, headers of media, tapes, rows of
+"""The targets: every dialect's connection, parsers of REST bodies and forms, headers of media, recordings, rows of
 stored sessions, answers of other servers, schemas, and requests to all routes of a host and through a door.
 
-A target reads one input after another. It may answer, or raise an error of `antiphon.errors`; anything else is a find.
+A target reads one input after another. It answers, or raises an error of `antiphon.errors`; any other error is a find.
 """
 
 from __future__ import annotations
@@ -73,16 +73,16 @@ CATALOG = SpeechCatalog(
     log_alias=lambda name, model: None,
 )
 Input = str | bytes
-# Inputs a round, of targets whose inputs cost a hundred times those of others, and ten times.
+# Inputs per round of targets whose inputs cost a hundred times, and ten times, those of others.
 SLOW, COSTLY = 0.5, 5
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`new`: makes what reads the inputs; it returns what a client is told, as text. `draw`: makes an input.
+    """`new` makes a reader of inputs, which returns the answer to the client as text. `draw` makes an input.
 
-    `per_round`: how many inputs it gets in a round of all targets, of which it is made anew for each; fewer where one
-    costs more.
+    `per_round`: the number of inputs in each round of all targets; fewer for costly ones. A new reader is made per
+    round.
     """
 
     new: Callable[[], Callable[[Input], str]]
@@ -103,7 +103,7 @@ def context() -> Context:
 
 
 def connection(path: str) -> Callable[[Input], str]:
-    """A connection of the dialect that a URL asks for, once it is open."""
+    """Open a connection in the dialect of a URL, and return the function that reads its inputs."""
     url = urlsplit(path)
     query = {name: values[0] for name, values in parse_qs(url.query).items()}
     opening = Opening(
@@ -129,7 +129,7 @@ def stream(dialect: SpeechDialect | VideoDialect) -> Callable[[Input], str]:
 
 
 def answers(received: Received[Any]) -> str:
-    """The frames that answer an input. Raises AssertionError for an error that does not say what is wrong."""
+    """Return the frames that answer an input. Raises AssertionError for an error without an explanation."""
     frames = [frame.encode() for frame in received.answers]
     for frame in frames:
         told = json.loads(frame)
@@ -140,7 +140,7 @@ def answers(received: Received[Any]) -> str:
 
 
 def raising(parse: Callable[[Any], object]) -> Callable[[], Callable[[Input], str]]:
-    """A parser that says what is wrong by an error of the project's."""
+    """Return a maker of readers that parse inputs. Errors of the project's own types count as answers."""
 
     def read(data: Input) -> str:
         try:
@@ -172,7 +172,7 @@ def one_of(seeds: list[bytes]) -> Callable[[random.Random], Input]:
 
 
 def sounds() -> list[bytes]:
-    """A tenth of a second in each container that clients send."""
+    """Return a tenth of a second of audio in each container that clients send."""
     found = []
     for name, codec in (("wav", "pcm_s16le"), ("flac", "flac"), ("ogg", "libopus"), ("mp3", "libmp3lame")):
         out = io.BytesIO()
@@ -196,7 +196,7 @@ def pictures() -> list[bytes]:
 
 
 def read_image_uri(text: str) -> None:
-    # It says what is wrong by a ValueError, which its callers name.
+    # It raises ValueError with the reason, to which its callers add the field.
     with suppress(ValueError):
         decode_image_uri(text)
 
@@ -242,7 +242,7 @@ def draw_image_uri(draw: random.Random) -> Input:
     return mutated_text("data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAEAAAAB", draw)
 
 
-# Of each kind that a timeline reads, the fields that it reads.
+# One event of each kind that a timeline reads, with the fields that it reads.
 FRAMES_OF_THE_SERVER: tuple[dict[str, Any], ...] = (
     {"type": "input_audio_buffer.speech_started", "item_id": "item_1", "audio_start_ms": 10},
     {"type": "input_audio_buffer.committed", "item_id": "item_1"},
@@ -255,7 +255,7 @@ FRAMES_OF_THE_SERVER: tuple[dict[str, Any], ...] = (
 
 @functools.cache
 def scripted_state() -> ServerState:
-    """A server's state with a model that hears and one that answers."""
+    """Return a server's state with a transcriber and a conversation model."""
     heard, answers = ScriptedTranscriber(), Echo()
     return ServerState(
         Settings(),
@@ -277,7 +277,7 @@ def scripted_state() -> ServerState:
 
 @functools.cache
 def snapshots() -> tuple[Any, ...]:
-    """What is stored of two conversations, as JSON."""
+    """Return the stored rows of two conversations, as JSON."""
     found = []
     for door in ("/v1/realtime", "/v1/duplex"):
         opening = Opening(path=door)
@@ -297,7 +297,7 @@ def draw_row(draw: random.Random) -> Input:
 
 
 def row_reader() -> Callable[[Input], str]:
-    """Reads the row of a conversation that outlived its server."""
+    """Return a reader of the row of a conversation that outlived its server."""
     state = scripted_state()
 
     def read(data: Input) -> str:
@@ -312,7 +312,7 @@ def row_reader() -> Callable[[Input], str]:
 
 
 def read_tape(data: Input) -> str:
-    """Reads a recorded session: the input's first line is its facts, the others are its events."""
+    """Read a recorded session: the input's first line has its facts, the other lines its events."""
     raw = data.encode() if isinstance(data, str) else data
     facts, _, events = raw.partition(b"\n")
     with tempfile.TemporaryDirectory() as name:
@@ -330,7 +330,7 @@ def read_tape(data: Input) -> str:
 
 
 def _sockets() -> dict[str, Target]:
-    """Every dialect, by the path that opens it; recorded paths of one dialect share their frames."""
+    """Return every dialect, by its path. Recorded paths of one dialect share their frames."""
     paths = list(recorded_frames())
     doors = {
         "/v1/realtime": [p for p in paths if p.startswith("/v1/realtime") and "mode=" not in p and "duplex" not in p],
@@ -364,12 +364,12 @@ def _tape_lines(draw: random.Random) -> Input:
 
 
 def _try_grammar(data: str | bytes) -> None:
-    """Try a schema as the product does, in a process that ends in time. A child that is left is a find."""
+    """Try a schema as the server does, in a process with a time limit. A child process that remains is a find."""
     TRIALS.check(Grammar("json_schema", data if isinstance(data, str) else data.decode(errors="replace")))
     assert not any(psutil.Process(pid).children() for pid in TRIALS.pids)
 
 
-# Events of an answer of another server, by the API that it speaks.
+# Events of another server's answer, by the API that it speaks.
 CHAT_EVENTS: tuple[dict[str, Any], ...] = (
     {"choices": [{"index": 0, "delta": {"content": "Hi <think>no</think> [{"}}]},
     {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "f"}}]}}]},
@@ -394,7 +394,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 async def _events_of(raw: bytes) -> list[bytes]:
-    """The events of a stream that comes in pieces of a few bytes."""
+    """Return the events of a stream that arrives in pieces of a few bytes."""
 
     async def pieces() -> AsyncIterator[bytes]:
         for at in range(0, len(raw), 37):
@@ -404,7 +404,7 @@ async def _events_of(raw: bytes) -> list[bytes]:
 
 
 def _answers_of_servers() -> dict[str, Target]:
-    """Streams of events as servers of language models send them: each input is a whole stream."""
+    """Return streams of events as servers of language models send them. Each input is a whole stream."""
 
     def draw_stream(seeds: tuple[dict[str, Any], ...]) -> Callable[[random.Random], Input]:
         def draw_it(draw: random.Random) -> Input:

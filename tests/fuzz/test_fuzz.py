@@ -1,4 +1,4 @@
-"""Ten thousand generated inputs to every parser and dialect, and the inputs that once did not hold."""
+"""Ten thousand generated inputs to every parser and dialect, and the inputs that failed before."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Requests over real sockets: to every route of a scripted host, and through a door in front of it.
 
-An input is a request as JSON: its method, its target to the letter, its headers, its body as Latin-1, and whether the
-client leaves before it is answered. What a server logs with a traceback is a find, and so is an answer that has what a
-door hides.
+An input is a request as JSON: its method, its exact target, its headers, its body as Latin-1, and whether the client
+leaves before the answer. A log record with a traceback is a find, and so is an answer that contains what a door hides.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from tests.server.scripted import serving
 from tests.traces import models
 
 ANSWER_S = 30.0
-# What nobody gets through a door: a host's metrics, and its list of hosts.
+# Text that is never sent through a door: a host's metrics, and its list of hosts.
 HIDDEN = (b"antiphon_event_loop_lag", b'"draining":')
 METHODS = ("GET", "POST", "DELETE", "HEAD", "OPTIONS", "PUT", "PATCH", "BREW", "")
 KINDS = (
@@ -73,7 +72,7 @@ SDP = (
 
 
 def form(draw: random.Random) -> str:
-    """A multipart body with some of the fields that forms have, and a file, which may be cut."""
+    """Return a multipart body with some of the fields of forms, and a file, which may be cut off."""
     fields = ("file", "model", "audio_sample", "name", "consent", "prompt", "sdp", "session", "response_format", "x")
     values = ("", "default", "en", "{}", '{"type":"realtime"}', SDP, "RIFF", "\0", "[1, 2]", "a" * 2000, "srt")
     parts = [
@@ -87,17 +86,17 @@ def form(draw: random.Random) -> str:
 
 
 def targets() -> list[tuple[str, str]]:
-    """The method and path of every route."""
+    """Return the method and path of every route."""
     found = [("GET", route.path) for route in ROUTES if isinstance(route, WebSocketRoute)]
     for route in ROUTES:
         if isinstance(route, Route):
             found += [(method, route.path) for method in sorted(route.methods or ())]
-    # It would end the host.
+    # This route would end the host.
     return [(method, path) for method, path in found if path != "/internal/drain"]
 
 
 def draw_request(draw: random.Random) -> str:
-    """A request to one of the routes, with some of it mutated."""
+    """Return a request to one of the routes, partly mutated."""
     method, path = draw.choice(targets())
     target = path.replace("{id:path}", "default").replace("{id}", "rtc-0").replace("{name:path}", "nobody")
     target = target.replace("{name}", draw.choice(("app.js", "x", "..")))
@@ -124,7 +123,7 @@ def draw_request(draw: random.Random) -> str:
 
 
 class Failures(logging.Handler):
-    """Keeps what was logged with a traceback."""
+    """Collects log records with a traceback."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
@@ -137,7 +136,7 @@ class Failures(logging.Handler):
 
 @dataclass
 class Site:
-    """A host and a door in front of it, with what they log."""
+    """A host, a door in front of it, and their collected log records."""
 
     host: str
     door: str
@@ -146,7 +145,7 @@ class Site:
 
 @functools.cache
 def site() -> Site:
-    """The host and the door, which are started once and run until the process ends."""
+    """Return the host and the door, which are started once and run until the process ends."""
     stack = ExitStack()
     atexit.register(stack.close)
     home = stack.enter_context(tempfile.TemporaryDirectory())
@@ -178,7 +177,7 @@ def site() -> Site:
 
 
 def asking(through_door: bool) -> Callable[[str | bytes], str]:
-    """Sends requests to the host, or through the door, and returns the status of each answer."""
+    """Return a function that sends requests to the host or through the door, and returns the status of each answer."""
 
     def ask(data: str | bytes) -> str:
         at = site()
@@ -186,7 +185,7 @@ def asking(through_door: bool) -> Callable[[str | bytes], str]:
             asked = json.loads(data)
             raw = request(asked)
         except (ValueError, TypeError, KeyError, AttributeError):
-            # A file of the corpus as bytes, or no request any more.
+            # A file of the corpus as bytes, or no longer a request.
             return ""
         address = urlsplit(at.door if through_door else at.host)
         answer = b""
@@ -205,7 +204,7 @@ def asking(through_door: bool) -> Callable[[str | bytes], str]:
 
 
 def request(asked: dict[str, Any]) -> bytes:
-    """The bytes of a request."""
+    """Return the bytes of a request."""
     body = asked["body"].encode("utf-8", "replace")
     length = f"Content-Length: {len(body)}"
     head = [f"{asked['method']} {asked['target']} HTTP/1.1", "Host: 127.0.0.1", *asked["headers"], length]

@@ -1,4 +1,4 @@
-"""A full-duplex connection without a socket, and what tests do with it."""
+"""A full-duplex connection without a socket, and helpers of its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A connection's wire side whose commands and frames are gathered until a test asks for them."""
+"""The wire side of a connection, whose commands and frames are collected until a test reads them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from antiphon.protocols.wire import Frame
 
 
 class Gathered:
-    """`wire` with two queues behind it; everything else is the wire's own."""
+    """Collects the commands and frames of `wire`. All other attributes are those of `wire`."""
 
     def __init__(self, wire: WireConnection | Any) -> None:
         self.wire = wire
@@ -24,7 +24,7 @@ class Gathered:
 
     def open(self) -> None:
         self._frames += self.wire.open()
-        # What the opening asks of the session comes with whatever the client sends first.
+        # The commands of the opening are returned with the first input.
         self._commands += self.wire.feed(AppendAudio(np.zeros(0, np.float32))).commands[:-1]
 
     def receive(self, data: str | bytes) -> None:

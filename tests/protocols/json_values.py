@@ -1,4 +1,4 @@
-"""JSON values that look like a client's: any fields by the names that there are, with any values."""
+"""JSON values that resemble a client's: any of the known fields, with any values."""
 
 from __future__ import annotations
 

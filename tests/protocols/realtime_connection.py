@@ -1,4 +1,4 @@
-"""A connection to /v1/realtime without a socket, and what tests do with it."""
+"""A connection to /v1/realtime without a socket, and helpers of its tests."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TRACES = Path(__file__).parents[1] / "traces"
 VENDOR = TypeAdapter[Any](RealtimeServerEvent)
 
 DONE = TranscriptDone(0, "Hello there.", "hello there.", (Word("Hello", 0.1, 0.4, 0.9),), "en", 1.25, 4, 3)
-# What a transcription session reports of two turns, the second of which fails.
+# Events of a transcription session with two turns, of which the second fails.
 OUTPUTS: list[TranscriptionEvent] = [
     SpeechStarted(0, 100),
     TranscriptDelta(0, "hello"),
@@ -85,7 +85,7 @@ def pcm(num_bytes: int) -> str:
 def trace(
     name: str, connection: Gathered, events: list[dict[str, Any]], outputs: list[TranscriptionEvent]
 ) -> list[dict[str, Any]]:
-    """Play a session; compare the frames with tests/traces/NAME.jsonl, which ANTIPHON_TEST_TRACES=write makes anew."""
+    """Play a session; compare the frames with tests/traces/NAME.jsonl, which ANTIPHON_TEST_TRACES=write rewrites."""
     got = frames(connection)
     for event in events:
         got += exchange(connection, **event)

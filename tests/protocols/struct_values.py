@@ -1,4 +1,4 @@
-"""Every JSON type in every field of a message, made from the message's own class."""
+"""Every JSON type in every field of a message, generated from the message's class."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
-# One value of each JSON type, and those that count as false, which some fields take for missing.
+# One value of each JSON type, and all false values, which some fields treat as missing.
 JSON_TYPES: tuple[object, ...] = (None, True, False, 7, 0, -1.5, "x", "", ["x"], [], [[]], {"x": 1}, {})
 
 
 def fields_of_every_type(message: type[msgspec.Struct]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The fields of one message after another, each message with one field changed to another JSON type.
+    """Yield messages, each with one field changed to another JSON type, and the path of that field.
 
-    With them comes the path of the changed field, as errors name it: `messages[0].role`. The other fields are those
-    that have to be there, with values of their types.
+    The path is written as in errors: `messages[0].role`. The other fields are the required ones, with values of their
+    types.
     """
     yield from _varied(inspect.type_info(message))
 

@@ -1,4 +1,4 @@
-"""The full-duplex dialect: what opens a session, and what clients may send by which name."""
+"""The full-duplex dialect: how a session opens, and the clients' messages with their aliases."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from tests.protocols.duplex_connection import (
 )
 from tests.protocols.json_values import JSON, KEYS
 
-# --- what opens a session
+# --- opening a session
 
 
 @pytest.mark.parametrize("given", ["UklGRg==", "data:audio/wav;base64,UklGRg==", {"data": "UklGRg=="}])
@@ -48,7 +48,7 @@ def test_a_reference_recording_is_read_from_base64_and_data_uris(given: Any) -> 
     wire = connection()
     receive_event(wire, "session.update", session={"ref_audio": given})
     (created,) = frames_of(wire)
-    # It is not sent back.
+    # It is not shown.
     assert "ref_audio" not in created["session"]
     (configured,) = wire.commands()
     assert configured.config.duplex.voice_reference == b"RIFF"
@@ -93,7 +93,7 @@ def test_when_the_first_frame_is_another_then_a_default_session_opens_and_the_fr
     configured, appended = wire.commands()
     assert isinstance(appended, AppendAudio)
     assert configured.config.duplex.policy == "auto"
-    # Nobody said how turns end: by meaning.
+    # No turn detection was requested: turns end as with semantic_vad.
     assert configured.config.transcription.vad.eagerness == "auto"
 
 
@@ -192,7 +192,7 @@ def test_a_later_update_shows_the_whole_session() -> None:
     assert configured.config.transcription.vad.eagerness is None
 
 
-# --- what a client may send
+# --- messages of clients
 
 
 @pytest.mark.parametrize(
@@ -268,7 +268,7 @@ def test_a_commit_may_ask_for_a_response_or_forbid_it() -> None:
     assert commands_of(wire, "input_audio_buffer.commit") == [CommitAudio()]
     assert commands_of(wire, "input_audio_buffer.commit", final=False) == [CommitAudio(False)]
     assert commands_of(wire, "input_audio_buffer.commit", response_create=False) == [SkipResponse(), CommitAudio()]
-    # Turns are answered without being asked for.
+    # Turns are answered without a request.
     assert commands_of(wire, "input_audio_buffer.commit", response_create=True) == [CommitAudio()]
     quiet = opened(extra_body={"auto_response": False})
     assert commands_of(quiet, "input_audio_buffer.commit") == [CommitAudio()]
@@ -304,7 +304,7 @@ def test_when_a_client_says_that_overlap_is_no_speech_then_its_audio_is_silence(
     loud = b64encode(np.full(160, 9000, "<i2").tobytes()).decode()
     (appended,) = commands_of(wire, "input_audio_buffer.append", audio=loud, **fields)
     assert appended.pcm.any()
-    # Made and told, and it still sounds.
+    # The response is complete, but still audible.
     wire.send(TurnStateChanged("playback_started", "assistant_playing"))
     (appended,) = commands_of(wire, "input_audio_buffer.append", audio=loud, **fields)
     assert len(appended.pcm) == 160

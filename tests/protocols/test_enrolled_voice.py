@@ -24,7 +24,7 @@ SPEAKER, VOICE = "session.audio.input.primary_speaker", "session.audio.input.enr
 
 
 class Voices:
-    """The voices of a client, by name; each time one is looked up it has another vector."""
+    """The voices of a client, by name. Each look-up of a voice returns another vector."""
 
     def __init__(self, *names: str) -> None:
         self.names = {*names}
@@ -65,7 +65,7 @@ both = pytest.mark.parametrize("connect", [conversation, duplex])
 
 
 def update(wire: Gathered, **audio_input: Any) -> tuple[dict[str, Any], TranscriptionConfig | None]:
-    """The answer to an update of `audio.input`, and what the session listens by from then on."""
+    """Return the answer to an update of `audio.input`, and the session's configuration from then on."""
     wire.commands(), wire.frames()
     wire.receive(json.dumps({"type": "session.update", "session": {"audio": {"input": audio_input}}}))
     (answer,) = [json.loads(frame.encode()) for frame in wire.frames()]
@@ -88,7 +88,7 @@ def test_when_a_voice_is_enrolled_then_the_session_has_it_and_shows_its_name(con
     assert config
     assert config.primary_speaker == "enrolled"
     assert len(config.enrolled_voices) == 1
-    # What other updates leave out stays, also the vector; another voice has another one.
+    # Fields missing in other updates stay, including the vector; another voice has another vector.
     _, kept = update(wire)
     assert kept
     assert kept.enrolled_voices == config.enrolled_voices
@@ -121,7 +121,7 @@ def test_when_the_fields_are_wrong_then_the_update_is_refused_by_their_name(conn
     assert error(wire, enrolled_voice="Ann") == ("A voice is enrolled with 'primary_speaker' 'enrolled'.", VOICE)
     assert error(wire, primary_speaker="auto", enrolled_voice="Ann")[1] == VOICE
     assert error(wire, primary_speaker="enrolled", enrolled_voice=7)[1] == VOICE
-    # Nothing of what was refused is in force.
+    # No field of the refused updates was applied.
     _, config = update(wire)
     assert config
     assert config.primary_speaker == "off"

@@ -1,4 +1,4 @@
-"""Messages that are read once: a name that is not known is looked for only where there is one."""
+"""Messages are decoded once. A message is searched for unknown names only if the first decoder refuses it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_message_without_unknown_names_is_not_decoded_again() -> None:
     message = READER.read(text_of(type="append", audio="AA", event_id="e"))
     assert isinstance(message, Append)
     assert (message.audio, message.sample_rate, message.event_id) == ("AA", 16_000, "e")
-    # What is no JSON at all would be refused.
+    # Invalid JSON would be refused if it were decoded.
     check_names("{", message, strict=True)
 
 

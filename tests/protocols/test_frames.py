@@ -1,4 +1,4 @@
-"""What is the same in the dialects with OpenAI's messages: errors name the client's message, and formats change."""
+"""Behaviour shared by the dialects with OpenAI's messages: errors name the client's message, and formats change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Texts and JSON that are too long: each dialect and REST parser refuses them by name, where it reads them."""
+"""Texts and JSON that are too long: each dialect and REST parser refuses them and names the field."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_when_a_text_is_too_long_then_the_error_names_its_field(
     assert not received.commands
     (error,) = errors(received)
     assert (error["code"], error["param"]) == ("string_above_max_length", param)
-    # The error does not bring the text back.
+    # The error does not repeat the text.
     assert len(error["message"]) < 200
 
 

@@ -1,4 +1,4 @@
-"""The negotiation of a dialect on /v1/realtime, and what no client may break in any of them."""
+"""The negotiation of a dialect on /v1/realtime, and input that no client can break any dialect with."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_when_a_client_only_sends_sound_then_the_default_dialect_reads_all_of_it
     assert isinstance(configured, ConfigureTranscription)
     assert configured.config.vad == ServerVad()
     num_samples = sum(len(command.pcm) for command in audio if isinstance(command, AppendAudio))
-    # 30 times 2,400 samples at 24 kHz, but for the few that the resampler still holds.
+    # 30 times 2,400 samples at 24 kHz, except for the few that the resampler still holds.
     assert 47_000 < num_samples <= 48_000
 
 
@@ -122,7 +122,7 @@ def test_when_a_client_commits_without_an_update_then_the_default_dialect_reads_
     assert isinstance(committed, CommitAudio)
 
 
-# --- what no client may break
+# --- any input
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
 json_values = st.recursive(

@@ -1,7 +1,7 @@
-"""Every client event of the `openai` package's realtime types, and every field of them: done, or refused by name.
+"""Every client event of the `openai` package's realtime types, and every field: it has an effect or is refused.
 
-The types are walked, so that a field that a new version adds fails `test_every_field_of_the_types_is_known`. A field
-counts as done if the command for the session, or the format of the audio, is another one than without the field.
+The test walks the types, so a field that a new version adds fails `test_every_field_of_the_types_is_known`. A field has
+an effect if the session's command or the format of the audio differs from those without the field.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ INPUT = f"{ANSWER}.input[]"
 PNG = "data:image/png;base64,AAAA"
 LOGPROBS = ["item.input_audio_transcription.logprobs"]
 
-# What neighbours a field needs, by the path of the object that they are in.
+# The fields that a field needs next to it, by the path of their object.
 NEEDED: dict[str, dict[str, Any]] = {
     "<conversation.item.create>": {"item": {"type": "message", "role": "user"}},
     f"{ITEM}<function_call>": {"name": "f", "arguments": "{}", "call_id": "call-1", "id": "item-1"},
@@ -123,7 +123,7 @@ DONE: dict[str, Any] = {
     "<conversation.item.truncate>.item_id": "item-2",
     "<response.cancel>.response_id": "resp-1",
 }
-# Refused by name: what is sent, and how the path in the error begins, below the message's own field.
+# Refused by name: the value that is sent, and the beginning of the path in the error, below the message's own field.
 PROMPT, MCP_TOOL = {"id": "pmpt_1"}, {"type": "mcp", "server_label": "x"}
 REFUSED: dict[str, tuple[Any, str]] = {
     f"{TALK}.prompt": (PROMPT, "session.prompt"),
@@ -159,7 +159,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         for kind in ("mcp_approval_response", "mcp_list_tools", "mcp_call", "mcp_approval_request")
     },
 }
-# Neither: why a field is accepted and changes nothing.
+# Accepted without effect: the reason for each field.
 WITHOUT_EFFECT: dict[str, str] = {
     r".*\.(type|role|event_id|object)": "says what the object is",
     r".*\.status": "of an item that a client creates; the API itself says that it has no effect",
@@ -174,7 +174,7 @@ WITHOUT_EFFECT: dict[str, str] = {
 
 
 def fields_of(kind: Any, path: str, found: set[str], inside: tuple[Any, ...] = ()) -> set[str]:
-    """The paths of all fields of a type, unions and lists included: `<tag>` is the `type` or `role` of an object."""
+    """Return the paths of all fields of a type, including unions and lists. `<tag>`: an object's `type` or `role`."""
     while get_origin(kind) in WRAPPERS:
         kind = get_args(kind)[0]
     if typing_extensions.is_typeddict(kind):
@@ -204,7 +204,7 @@ def is_known(path: str) -> bool:
 
 
 def message(path: str, value: Any = None) -> dict[str, Any]:
-    """The least message that has `value` at `path`; without a value, the least message that has the field's object."""
+    """Return the smallest message with `value` at `path`; without a value, the smallest one with the field's object."""
     segments = re.findall(r"(?:<[^>]*>|[^.<])+", path)
     found: dict[str, Any] = _object(segments, 0, value)
     return found
@@ -214,7 +214,7 @@ def _object(segments: list[str], i: int, value: Any) -> Any:
     is_last = i == len(segments) - 1
     tags = re.findall(r"<([^>]*)>", segments[i])
     is_list = "[]" in segments[i]
-    # A content part is given as a whole: which field it has depends on its type.
+    # A content part is replaced as a whole, since its type decides which fields it has.
     if is_last or (is_list and i == len(segments) - 2 and isinstance(value, dict) and "type" in value):
         return [value] if is_list else value
     whole = {**dict(zip(("type", "role"), tags, strict=False)), **NEEDED.get(".".join(segments[: i + 1]), {})}
@@ -232,7 +232,7 @@ def wire_for(path: str) -> Wire:
 
 
 def outcome(path: str, sent: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
-    """What the session is told, and the error that the client is sent, if any."""
+    """Return the session's commands, and the error that is sent to the client, if any."""
     wire = wire_for(path)
     received = wire.feed(json.dumps(sent))
     answers = [json.loads(frame.encode()) for frame in received.answers]

@@ -1,4 +1,4 @@
-"""Updates that name a part of an object: every dialect merges them leaf by leaf, and shows what is in force."""
+"""Updates that contain a part of an object: every dialect merges them leaf by leaf, and shows the result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from antiphon.protocols.opening import Opening
 from antiphon.turns.end_of_turn import semantic_vad
 from tests.protocols.gathered import Gathered
 
-# What a leaf is when nothing, or null, was given: by the type it belongs to; "" is of all types.
+# The default of a leaf that is missing or null, by the type it belongs to; "" stands for all types.
 FLAGS = {"create_response": True, "interrupt_response": True}
 SERVER = {"threshold": 0.5, "prefix_padding_ms": 300, "silence_duration_ms": 200, "idle_timeout_ms": None}
 VAD: dict[str, dict[str, Any]] = {"": FLAGS, "server_vad": SERVER, "semantic_vad": {"eagerness": "auto"}}
@@ -29,7 +29,7 @@ PCM: dict[str, dict[str, Any]] = {"": {}, "audio/pcm": {"rate": 24000}, "audio/p
 
 
 def parts(types: list[str], **leaves: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """Objects with any of these leaves, whose type is one of these, or is left out."""
+    """Return objects with any of these leaves, whose type is one of these or missing."""
     return st.fixed_dictionaries({}, optional={"type": st.sampled_from(types)} | leaves)
 
 
@@ -75,8 +75,9 @@ class Refused(Exception):
 
 
 def merged(before: Any, change: Any, leaves: dict[str, dict[str, Any]], *, strict: bool) -> Any:
-    """What an object with a type is after a change, by the page: the reference, which shares no code with the server.
-    `strict`: a leaf of another type is wrong.
+    """Merge a change into an object with a type, as the page describes: a reference without any code of the server.
+
+    `strict`: a leaf of another type is an error.
     """
     if change is None:
         return None
@@ -91,7 +92,7 @@ def merged(before: Any, change: Any, leaves: dict[str, dict[str, Any]], *, stric
 
 
 def after(session: dict[str, Any], update: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a conversation after an update."""
+    """Return the fields of a conversation after an update."""
     changed = dict(session)
     for name, change in update.items():
         before = session[name]
@@ -137,7 +138,7 @@ FIRST = {
 
 
 def sent(wire: Gathered, update: dict[str, Any]) -> tuple[dict[str, Any], Any]:
-    """The answer to an update, and the configuration that the session is given with it."""
+    """Return the answer to an update, and the configuration that the session gets with it."""
     wire.commands(), wire.frames()
     wire.receive(json.dumps(update))
     (answer,) = [json.loads(f.encode()) for f in wire.frames()]
@@ -146,7 +147,7 @@ def sent(wire: Gathered, update: dict[str, Any]) -> tuple[dict[str, Any], Any]:
 
 
 def in_force(vad: dict[str, Any] | None) -> ServerVad | None:
-    """How the session finds turns, for what is shown."""
+    """Return the session's turn detection for the fields that are shown."""
     if vad is None:
         return None
     if vad["type"] == "semantic_vad":
@@ -166,7 +167,7 @@ def beta(update: dict[str, Any]) -> dict[str, Any]:
 
 
 def check_conversation(update: Callable[[dict[str, Any]], dict[str, Any]], changes: list[dict[str, Any]]) -> None:
-    """Send these updates to a conversation, and compare what is shown, and what is in force, with the reference."""
+    """Send updates to a conversation, and compare the shown fields and the configuration with the reference."""
     is_beta = update is beta
     wire = Gathered(OpenAIConversation(context(), "sess-1", 1, "gpt-realtime", beta=is_beta))
     session: dict[str, Any] = dict(FIRST)
@@ -229,7 +230,7 @@ def test_the_updates_of_a_transcription_are_merged_leaf_by_leaf(changes: list[di
         else:
             message = {"type": "session.update", "session": {"type": "transcription", "audio": {"input": given}}}
         answer, config = sent(wire, message)
-        # Null changes nothing: there is no transcription without one.
+        # Null changes nothing: a transcription session always transcribes.
         given = {k: v for k, v in given.items() if (k, v) != ("transcription", None)}
         try:
             session = after(session, given)
@@ -238,7 +239,7 @@ def test_the_updates_of_a_transcription_are_merged_leaf_by_leaf(changes: list[di
             continue
         assert answer["type"].endswith("session.updated"), answer
         vad = session["turn_detection"]
-        # There is no response to ask for, and a silence that is not waited for is not shown.
+        # A transcription has no responses to request, and shows an idle timeout only if it is set.
         kept = vad and {k: v for k, v in vad.items() if k not in FLAGS and (k, v) != ("idle_timeout_ms", None)}
         names = beta(dict.fromkeys(INPUT)) if is_beta else dict.fromkeys(INPUT)
         shown = answer["session"] if is_beta else answer["session"]["audio"]["input"]
@@ -277,7 +278,7 @@ def test_the_updates_of_full_duplex_are_merged_leaf_by_leaf(changes: list[dict[s
         assert shown["turn_detection"] == (vad and vad | least)
         assert shown["input_audio_transcription"] == session["transcription"]
         assert shown["tool_choice"] == session["tool_choice"]
-        # Without turn detection, a cascade ends turns by meaning.
+        # Without turn detection, a cascade ends turns as with semantic_vad.
         assert config.transcription.vad == in_force(vad or {"type": "semantic_vad", "eagerness": "auto"})
         assert config.create_response == (vad or FLAGS)["create_response"]
         assert config.interrupt_response == (vad or FLAGS)["interrupt_response"]
@@ -286,7 +287,7 @@ def test_the_updates_of_full_duplex_are_merged_leaf_by_leaf(changes: list[dict[s
 @pytest.mark.parametrize(
     ("changes", "shown"),
     [
-        # What the type does not have goes with it; what both have stays.
+        # Fields that the new type does not have are dropped; fields that both types have stay.
         (
             [
                 {"type": "server_vad", "create_response": False, "idle_timeout_ms": 9000},
@@ -301,7 +302,7 @@ def test_the_updates_of_full_duplex_are_merged_leaf_by_leaf(changes: list[dict[s
             | SERVER
             | {"create_response": True, "interrupt_response": False, "idle_timeout_ms": 9000},
         ),
-        # Off and on again: nothing is left of before.
+        # Off and on again: no earlier field is left.
         ([{"type": "semantic_vad", "create_response": False}, None, {}], {"type": "server_vad"} | SERVER | FLAGS),
     ],
 )

@@ -1,4 +1,4 @@
-"""Bodies of requests over HTTP: what they come to, and that an error names the field at fault, whatever its type."""
+"""Bodies of HTTP requests: the requests that they stand for, and errors that name the field at fault."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_an_item_of_a_batch_has_its_own_fields_before_the_shared_ones() -> None:
         "stream_format": "sse",
     }
     first, second, third, fourth = speech.parse_batch(json.dumps(body).encode(), CATALOG)
-    # The shared speed is wrong, which is nothing to those that have their own.
+    # The shared speed is wrong, which does not affect items with their own.
     assert isinstance(first, RemoteProtocolError)
     assert first.param == "speed"
     assert isinstance(second, SpeechRequest)
@@ -349,7 +349,7 @@ def test_a_chunking_strategy_comes_as_json_and_as_fields() -> None:
     strategy = {"type": "server_vad", "threshold": 0.4, "silence_duration_ms": 700}
     vad = ServerVad(threshold=0.4, prefix_padding_ms=300, silence_duration_ms=700)
     assert form(chunking_strategy=json.dumps(strategy)).speech_detection == vad
-    # As the client library of OpenAI sends an object in a form.
+    # OpenAI's client library sends an object in a form like this.
     fields = {f"chunking_strategy__{name}": str(value) for name, value in strategy.items()}
     assert form(**fields).speech_detection == vad
     assert form(chunking_strategy="null").speech_detection is None

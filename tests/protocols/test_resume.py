@@ -1,4 +1,4 @@
-"""Frames that are numbered, kept and sent again."""
+"""Frames are numbered, kept and sent again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_when_a_client_resumes_then_missed_frames_come_before_waiting_ones() -> 
         ("c", 3),
         ("d", 4),
     ]
-    # And again, cut off within what was sent again.
+    # Again, interrupted while frames are sent again.
     journal.rewind(2)
     journal.next()
     journal.rewind(2)
@@ -106,7 +106,7 @@ def test_when_more_waits_than_is_kept_then_the_journal_is_overfull() -> None:
     for _ in range(3):
         journal.push(message(type="x" * 50))
     assert journal.is_overfull
-    # Frames that were sent are bounded in another way: the oldest are dropped.
+    # Sent frames have a separate limit: the oldest are dropped.
     drained(journal)
     assert not journal.is_overfull
 
@@ -121,7 +121,7 @@ def test_media_frames_of_an_older_epoch_are_neither_sent_nor_sent_again() -> Non
     journal.push(Frame({"type": "new"}, 1))
     journal.rewind(0)
     assert [f["type"] for f in drained(journal)] == ["fact", "new"]
-    # What was left out is no gap.
+    # Frames that were skipped leave no gap.
     journal.rewind(1)
     assert numbers(journal) == [2, 3]
 
@@ -138,14 +138,14 @@ def test_however_often_the_connection_breaks_each_frame_comes_once_and_in_order(
                 journal.push(message(type="x", n=pushed))
                 pushed += 1
             case 2:
-                # Sent, and it may be lost on the way.
+                # Sent, but possibly lost in transit.
                 if (text := journal.next()) and draw.random() < 0.8:
                     event = json.loads(text)
                     if event["server_event_seq"] == last + 1:
                         received.append(event["n"])
                         last += 1
                     else:
-                        # One before it was lost: the connection is gone, and with it this one.
+                        # An earlier frame was lost, so the connection and this frame are lost too.
                         journal.rewind(last)
             case 3:
                 journal.acknowledge(draw.randint(0, last))
@@ -164,7 +164,7 @@ def test_a_token_is_valid_until_its_successor_is_confirmed() -> None:
     assert not token.matches(first + "x")
     assert not token.matches("")
     second = token.renew()
-    # Until the client was heard it may not have got the new one.
+    # Until a message of the client arrives, it may not have received the new token.
     assert token.matches(first)
     third = token.renew()
     assert not token.matches(second)

@@ -1,4 +1,4 @@
-"""A response keeps the format and the voice that it began with, whatever an update changes meanwhile."""
+"""A response keeps the format and voice that it began with, even if an update changes them in the meantime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.protocols import duplex_connection
 from tests.protocols.gathered import Gathered
 from tests.protocols.test_openai_conversation import dialect
 
-# Updates to another format than before, with the bytes of a second of it.
+# Updates to another format, with the bytes of one second of it.
 GA = [
     ({"type": "realtime", "audio": {"output": {"format": {"type": "audio/pcmu"}}}}, 8000),
     ({"type": "realtime", "audio": {"output": {"format": {"type": "audio/pcm", "rate": 16000}}}}, 32000),
@@ -35,8 +35,9 @@ def update(wire: Gathered, session: dict[str, Any]) -> None:
 
 
 def spoken(wire: Gathered, response_id: str, between: dict[str, Any] | None = None) -> tuple[int, list[Any]]:
-    """The bytes of a response of one second, in whose middle the session is updated, and its `audio` when it began and
-    when it ended.
+    """Return the bytes of a one-second response, and its `audio` when it began and when it ended.
+
+    The session is updated in the middle of the response.
     """
     wire.frames()
     response, at = Response(response_id, True, None, None), ContentPosition(response_id, f"item_{response_id}", 0)

@@ -208,7 +208,7 @@ def test_a_request_may_bring_a_recording_or_an_embedding_of_a_voice() -> None:
     ],
 )
 def test_when_a_field_of_the_configuration_is_wrong_then_it_is_refused(config: dict[str, Any], message: str) -> None:
-    # In the handshake it ends the connection, later the session lives on the one it had.
+    # A wrong first configuration ends the connection. Later, the session keeps the previous one.
     for wire, ends in ((SpeechDialect(catalog()), True), (stream(), False)):
         received = wire.feed(json.dumps({"type": "session.config"} | config))
         (error,) = texts(received.answers)
@@ -340,7 +340,7 @@ def test_when_a_field_has_another_type_then_the_error_names_it(message: type[msg
             (error,) = texts(received.answers)
             assert name in error["message"], fields
             assert wire.closing is False
-        # A first message is refused for the same reason, or for not being a configuration.
+        # A first message is refused for the same reason, or because it is not a configuration.
         first = SpeechDialect(catalog())
         assert first.feed(json.dumps({"type": kind} | fields)).answers or first.configured
         assert first.closing is not first.configured
@@ -357,7 +357,7 @@ def test_when_a_type_or_a_whole_message_has_another_type_then_the_error_says_so(
 
 @pytest.mark.parametrize("value", JSON_TYPES, ids=repr)
 def test_what_was_always_taken_for_missing_still_is(value: object) -> None:
-    # The other name of a voice is not looked at where there is a voice.
+    # The other name of a voice is not read if there is a voice.
     assert configured(voice="emma", speaker=value).voice == "emma"
     assert configured(text=value, stream=value, stream_format=value) == configured()
     if not value:

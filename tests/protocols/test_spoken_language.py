@@ -1,4 +1,4 @@
-"""A language that no loaded voice speaks, as requests and sessions name it, and voices by other names."""
+"""A language that no loaded voice speaks, under its names in requests and sessions, and voices under other names."""
 
 from __future__ import annotations
 

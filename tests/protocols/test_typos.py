@@ -1,6 +1,6 @@
-"""Names that nobody knows, in every dialect: a client that has mistyped one is told, and one that says more is served.
+"""Unknown names in every dialect: mistyped names are reported to the client, and additional ones are accepted.
 
-So is a voice that there is not, by one code in all of them.
+The same holds for an unknown voice, which has the same error code in all dialects.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ WIRES: dict[str, Callable[..., Any]] = {
     "speech": lambda **of: SpeechDialect(catalog(**of)),
     "video": lambda strict=False: VideoDialect(lambda: 0.0, voices=VOICES, strict=strict),
 }
-# The message with which each of them begins.
+# The first message of each dialect.
 BEGINS = {
     "vllm": {"type": "session.update", "model": "qwen"},
     "duplex": {"type": "session.heartbeat"},
@@ -156,7 +156,7 @@ def test_an_update_tells_in_its_answer_what_it_has_not_read() -> None:
     assert [w["param"] for w in created["warnings"]] == ["sesion", "session.instrctions", "session.audio.input.formt"]
     (updated,) = told(wire, {"type": "session.update", "event_id": "a", "instructions": "x", "tempo": 2})
     assert [w["param"] for w in updated["warnings"]] == ["tempo"]
-    # Null turns a thing off, so its name matters where it is nearly one of ours.
+    # Null switches a setting off, so it is reported if its name resembles a known one.
     fields = {"turn_detecton": None, "mood": None}
     (updated,) = told(wire, {"type": "session.update", "event_id": "a", "session": fields})
     assert [w["param"] for w in updated["warnings"]] == ["session.turn_detecton"]
@@ -193,7 +193,7 @@ def test_what_clients_of_other_servers_send_is_no_slip() -> None:
 
 
 def chosen(name: str, voice: str) -> dict[str, Any]:
-    """The message by which a client of this dialect chooses a voice."""
+    """Return the message with which a client of this dialect chooses a voice."""
     return {
         "ga": {
             "type": "session.update",
@@ -215,14 +215,14 @@ def test_a_voice_that_there_is_not_is_refused_with_those_that_there_are(name: st
 
     (error,) = refusals("nosuch")
     assert "The voice `nosuch` does not exist; there are: heart, emma." in error
-    # A voice of the hosted service is what clients send whose user chose none.
+    # Clients send a voice of the hosted service if their user has not chosen one.
     assert refusals("Emma") == refusals("alloy") == []
     (error,) = refusals("alloy", strict=True)
     assert "The voice `alloy` does not exist" in error
 
 
 def test_what_a_client_gives_back_of_an_answer_is_read() -> None:
-    # As `message.model_dump()` of OpenAI's clients has it.
+    # As in `message.model_dump()` of OpenAI's clients.
     answer = {
         "role": "assistant",
         "content": "x",

@@ -1,4 +1,4 @@
-"""Values that a message's type leaves out, and a second look reads: names that are no UTF-8, numbers out of range."""
+"""Values that a type skips and a second decoding reads: names that are not UTF-8, and numbers out of range."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_when_a_frame_has_what_cannot_be_read_then_it_is_answered_and_the_next_o
     path: str, frame: str | bytes
 ) -> None:
     feed = connection(path)
-    # Raises nothing, which would end the session.
+    # It raises no error, which would end the session.
     feed(frame)
     assert feed('{"type": "no.such.type"}')
 

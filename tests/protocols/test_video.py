@@ -76,7 +76,7 @@ def test_every_field_of_a_configuration_is_read_by_its_older_names_too() -> None
         voice="v",
         max_memory_s=60,
     ) == VideoConfig(False, True, 8, 256, "Be brief.", "blocks", 0.5, False, "v", 60.0)
-    # The canonical name wins, wherever it stands.
+    # The canonical name takes precedence, wherever it stands.
     config = configured(num_frames=3, num_sample_frames=9, evs_enabled=False)
     assert (config.num_frames, config.filter) == (3, None)
 
@@ -116,7 +116,7 @@ def test_when_sampling_params_are_wrong_then_the_error_names_them(wrong: object)
 @pytest.mark.parametrize("value", JSON_TYPES, ids=repr)
 def test_what_was_always_taken_for_missing_still_is(value: object) -> None:
     plain = {"num_frames": 4, "enable_frame_filter": True, "frame_filter_threshold": 0.95}
-    # An older name is not looked at where there is the canonical one.
+    # An older name is not read if the canonical one is given.
     assert configured(**plain, num_sample_frames=value, evs_enabled=value, evs_threshold=value) == configured()
     assert configured(model=value, data=value) == configured()
     (command,) = stream().feed(json.dumps({"type": "video.query", "text": value})).commands
@@ -381,7 +381,7 @@ def test_when_a_field_has_another_type_then_the_error_names_it(message: type[msg
         if has_wrong_type(message, fields):
             (error,) = shown(received.answers)
             assert f"Invalid type for '{name}" in error["message"]
-        # A message that comes at the wrong time is refused for that, or for the same reason.
+        # A message at the wrong time is refused for that, or for the same reason.
         other = stream() if kind == "session.config" else VideoDialect(lambda: 5.0)
         assert other.feed(json.dumps({"type": kind} | fields)).commands == []
 

@@ -161,7 +161,7 @@ class Hearing:
         self.say("session.update", model="omni", **update)
 
     def say(self, kind: str, **fields: Any) -> list[Any]:
-        """What the session is to do: seconds of audio, "commit", "cancel", and how a response is asked for."""
+        """Return the session's commands: seconds of audio, "commit", "cancel", and how a response is requested."""
         received = self.dialect.feed(json.dumps({"type": kind, **fields}))
         self.answers += [json.loads(frame.encode()) for frame in received.answers]
         out: list[Any] = []
@@ -200,7 +200,7 @@ DELTA, DONE_TEXT, AUDIO_DONE = "transcription.delta", "transcription.done", "res
 
 def test_when_a_commit_is_not_final_then_its_segment_is_answered_while_more_is_appended() -> None:
     one = Hearing()
-    # As vLLM's clients do: the request is begun before there is audio.
+    # As vLLM's clients do: they begin the request before they send audio.
     assert one.commit(final=False) == []
     assert one.append(1.0) == [1.0]
     assert one.commit(final=False) == ["commit", "cut"]
@@ -209,7 +209,7 @@ def test_when_a_commit_is_not_final_then_its_segment_is_answered_while_more_is_a
     assert one.commit(final=True) == ["commit", "wait"]
     # The end repeats the text of the whole request.
     assert one.answer(" two") == [(DELTA, " two"), (DONE_TEXT, "One two"), (AUDIO_DONE, None)]
-    # What comes behind it is a request of its own.
+    # Audio after it belongs to another request.
     assert one.append(0.5) == [0.5]
     assert one.commit(final=True) == ["commit", "cut"]
     assert one.answer("Three") == [(DELTA, "Three"), (DONE_TEXT, "Three"), (AUDIO_DONE, None)]
@@ -217,7 +217,7 @@ def test_when_a_commit_is_not_final_then_its_segment_is_answered_while_more_is_a
 
 def test_when_a_request_goes_on_then_every_five_seconds_are_a_segment() -> None:
     one = Hearing()
-    # Nobody has begun a request: the audio is one turn.
+    # No request has begun: the audio is one turn.
     assert one.append(6.0) == [6.0]
     assert one.commit(final=False) == ["commit", "cut"]
     assert one.append(12.0) == [5.0, "commit", "wait", 5.0, "commit", "wait", 2.0]
@@ -260,7 +260,7 @@ def test_when_an_answer_is_cut_then_its_end_comes_and_the_next_is_its_own() -> N
     one = Hearing()
     one.append(1.0)
     one.commit(final=True)
-    # Audio alone cuts nothing: microphones send it all the time.
+    # Audio alone cuts nothing off, since microphones send it all the time.
     assert one.append(1.0) == [1.0]
     assert one.say("response.cancel") == ["cancel"]
     assert one.answer("On", "cancelled") == [(DELTA, "On"), (DONE_TEXT, "On"), (AUDIO_DONE, None)]
@@ -280,14 +280,14 @@ def test_when_the_last_segment_of_a_request_is_refused_then_the_request_ends_wit
     one.commit(final=True)
     assert refused(one) == ["error"]
     assert one.answer("One") == [(DELTA, "One"), (DONE_TEXT, "One"), (AUDIO_DONE, None)]
-    # Where all of them were given before, it ends at once.
+    # If all of its segments were answered before, it ends at once.
     one.append(1.0)
     one.commit(final=False)
     assert one.answer("Two") == [(DELTA, "Two")]
     one.append(1.0)
     one.commit(final=True)
     assert refused(one) == ["error", DONE_TEXT, AUDIO_DONE]
-    # A request of one segment is over with the error; one before it goes on.
+    # A request with one segment ends with the error; an earlier request continues.
     one.append(1.0)
     one.commit(final=True)
     one.append(1.0)

@@ -1,6 +1,7 @@
-"""The table of the dialects of realtime sessions. A new one is a folder, and a line here: docs/add-a-dialect.md.
+"""The table of the dialects of realtime sessions.
 
-`field_names` has the names of all fields that they read: what else a client's message has is named by the client.
+A new dialect is a folder and a line in this table (docs/add-a-dialect.md). `field_names` returns the names of all
+fields that the dialects read.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from antiphon.protocols.connection import Dialect
 from antiphon.protocols.opening import Opening
 
-# Modules with a DIALECT each. The first whose `matches` is true is taken, so the one that takes anything is the last.
+# Modules with a DIALECT each. The first whose `matches` returns true is taken. The last one matches every opening.
 _MODULES = (
     "bridges.minicpmo_worker",
     "bridges.omni",
@@ -26,16 +27,16 @@ DIALECTS: tuple[Dialect, ...] = tuple(import_module(f"antiphon.protocols.{name}"
 
 
 def dialect_of(opening: Opening) -> Dialect:
-    """The dialect that an opening asks for."""
+    """Return the dialect that an opening asks for."""
     return next(dialect for dialect in DIALECTS if dialect.matches(opening))
 
 
 def dialect_named(name: str) -> Dialect:
-    """The dialect of a stored session. Raises KeyError where there is none of this name."""
+    """Return the dialect of a stored session. Raises KeyError for an unknown name."""
     return {dialect.name: dialect for dialect in DIALECTS}[name]
 
 
-# How the names of fields end that hold a number of any type, which is checked later.
+# Suffixes of numeric fields. Some of these fields accept any type and are checked later.
 _MEASURES = ("_ms", "_s", "_hz", "_index", "_seq", "_tokens", "_frames", "_bytes")
 
 

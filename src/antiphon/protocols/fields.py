@@ -1,8 +1,8 @@
-"""Reads what a client sends into typed messages, and checks what types cannot say.
+"""Reads a client's JSON into typed messages, and checks what types cannot express.
 
-Messages and their objects are `msgspec.Struct` classes: a field's type says what is accepted, UNSET or a default stands
-for a field that is missing, and unknown fields are ignored unless the class forbids them. All functions raise
-RemoteProtocolError, whose `param` is the path of the field at fault and whose message a client can be shown.
+Messages and their objects are `msgspec.Struct` classes. A field's type says which values are accepted. UNSET or a
+default stands for a missing field. Unknown fields are ignored unless the class forbids them. All functions raise
+RemoteProtocolError: its `param` is the path of the field at fault, its message may be shown to the client.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 EMPTY = msgspec.Raw(b"{}")
-# The most characters of any text that a client sends, in one field. Models take a fraction of it; audio and images have
-# limits of their own.
+# Largest number of characters of one text field. Models take a fraction of it. Audio and images have limits of their
+# own.
 MAX_TEXT = 256 << 10
-# The type of such a field: a longer text is refused while it is read.
+# Type of a text field; longer text is refused during decoding.
 Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
-# How alike a name that is not known is to the one that was meant, as difflib has it.
+# Least similarity of an unknown name to a known one (the cutoff of `difflib.get_close_matches`) to suggest that one.
 NEARLY = 0.75
-# What clients of other servers send, and is no slip of the pen.
+# Fields that clients of other servers send on purpose: they are never taken for typing errors.
 ELSEWHERE = frozenset(
     [
         "context",
@@ -60,38 +60,38 @@ ELSEWHERE = frozenset(
         "voice_id",
     ]
 )
-# Of the names of one body, so many are looked at, and none that is longer.
+# Limits of the search for similar names: unknown names of one body, and characters of a name.
 MAX_TOLD, MAX_NAME_CHARS = 32, 64
 _FIELDS: msgspec.json.Decoder[dict[str, msgspec.Raw]] = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ANY: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
-# The codes of what is too long or too complex. Dialects that have few codes of their own send these as they are.
+# Error codes for values that are too long or too complex. Dialects with few codes of their own send these unchanged.
 LIMIT_CODES = frozenset({"string_above_max_length", "json_too_complex"})
-# How msgspec says what is wrong: the reason, then the path of the field unless the whole value is meant.
+# Parts of msgspec's error messages: the reason, then the path of the field unless the whole value is meant.
 _REASON = re.compile(r"(?s)(?P<reason>.*?)(?: - at `\$\.?(?P<path>.*)`)?")
 _FIELD = re.compile(r"Object (?P<what>missing required|contains unknown) field `(?P<name>.*)`")
 _TOO_LONG = re.compile(r"Expected `str` of length <= (?P<most>\d+)")
 _EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`(, got `.*`)?")
 _VALUE = re.compile(r"(?s)Invalid (enum )?value '?(?P<value>.*?)'?")
-# What clients are told of types, which they know by Python's names.
+# Names of JSON types in errors: clients know these types by Python's names.
 _TYPE_NAMES = {"object": "dict", "array": "list", "float": "int or float"}
 
 
 class Reader(Generic[T]):
-    """Reads the JSON text of one struct, or of a union of them, and keeps a decoder that forbids unknown fields.
+    """Reads the JSON text of a struct or of a union of structs, first with a decoder that forbids unknown fields.
 
-    That one is tried first: a message that it reads has no unknown name, and is not decoded again by `check_names`.
+    A message which that decoder accepts has no unknown names, so `check_names` need not decode it again.
     """
 
     def __init__(self, kind: TypeForm[T]) -> None:
         self._kind = kind
         members: tuple[type[msgspec.Struct], ...] = get_args(kind) or (cast(Any, kind),)
-        # The `type` of each member, in their order.
+        # The `type` of each member, in the order of the union.
         self.tags = tuple(str(member.__struct_config__.tag) for member in members)
         closed: Any = reduce(or_, map(_closed, members))
         self._closed: msgspec.json.Decoder[T] = msgspec.json.Decoder(closed)
 
     def read(self, data: str | bytes | msgspec.Raw, where: str = "") -> T:
-        """The JSON text as a value; `where` and what is raised are as in `decode`."""
+        """Decode JSON text. `where` and the errors are those of `decode`."""
         check_complexity(data)
         try:
             return self._closed.decode(data)
@@ -101,7 +101,7 @@ class Reader(Generic[T]):
 
 
 def _closed(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
-    """A subclass of a struct that forbids unknown fields."""
+    """Return a subclass of a struct that forbids unknown fields."""
     config = kind.__struct_config__
     return msgspec.defstruct(
         kind.__name__, (), bases=(kind,), tag_field=config.tag_field, tag=config.tag, forbid_unknown_fields=True
@@ -109,8 +109,9 @@ def _closed(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
 
 
 def _decoded(decoder: msgspec.json.Decoder[T], data: str | bytes | msgspec.Raw, where: str) -> T:
-    """The JSON text as a value. Raises RemoteProtocolError as `decode`, also for what was read as another type: msgspec
-    looks into nothing that a type leaves out.
+    """Decode JSON text. Raises RemoteProtocolError as `decode`, also for a type other than the expected one.
+
+    msgspec skips the parts of a message that the type does not declare.
     """
     try:
         return decoder.decode(data)
@@ -121,7 +122,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], data: str | bytes | msgspec.Raw, 
 
 
 def any_value(data: str | bytes | msgspec.Raw, where: str = "") -> Any:
-    """The JSON text as a value of any type. `where` is its path. Raises RemoteProtocolError as `decode`."""
+    """Decode JSON text into plain values. `where` is its path. Raises RemoteProtocolError as `decode`."""
     return _decoded(_ANY, data, where)
 
 
@@ -131,9 +132,10 @@ def _type_info(kind: Hashable) -> inspect.Type:
 
 
 def _unknown(value: Any, kind: inspect.Type, where: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """The paths of what a value has that its type knows nothing of, each with the names that its object may have. What
-    is null says nothing, unless its name is nearly one of ours; what is left as it was sent (Raw, object) is not looked
-    into.
+    """Yield the paths of unknown fields, each with the names that are allowed there.
+
+    A field that is null is skipped, unless its name resembles a known one. Values of type Raw and object are not
+    searched.
     """
     match kind:
         case inspect.UnionType(types=kinds):
@@ -157,8 +159,10 @@ def _unknown(value: Any, kind: inspect.Type, where: str) -> Iterator[tuple[str, 
 
 
 def check_typos(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> None:
-    """Raise RemoteProtocolError (`unknown_parameter`) for a field that the type does not know, and whose name is nearly
-    that of one it does: a client that meant it would not notice. Fields of other names are a vendor's own, and ignored.
+    """Raise RemoteProtocolError (`unknown_parameter`) for an unknown field whose name resembles a known one.
+
+    Without the error, a client that mistyped the name would not notice. Other unknown fields are a vendor's own and
+    ignored.
     """
     for path, meant in _told(data, kind, where):
         if meant:
@@ -166,7 +170,7 @@ def check_typos(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str =
 
 
 def _told(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str) -> Iterator[tuple[str, str]]:
-    """The paths of what is not known, each with what was meant. Of each name the first counts, and MAX_TOLD of them."""
+    """Yield the paths of unknown fields, each with the name that was probably meant: one per name, at most MAX_TOLD."""
     seen: set[str] = set()
     for path, known in _unknown(any_value(data, where), _type_info(cast(Hashable, kind)), where):
         if (name := path.rpartition(".")[2]) not in seen and len(seen) < MAX_TOLD:
@@ -177,8 +181,10 @@ def _told(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str) -> Ite
 def check_names(
     data: str | bytes | msgspec.Raw, message: msgspec.Struct, where: str = "", *, strict: bool = False
 ) -> None:
-    """Raise RemoteProtocolError (`unknown_parameter`) as `check_typos`, for the names of an object alone, which was
-    read as `message`: these cost little to look at. `where`: its path. `strict`: for any name that it does not know.
+    """Raise RemoteProtocolError (`unknown_parameter`) as `check_typos`, for the names of one object without its values.
+
+    `message` is the object as it was read, `where` its path. `strict` refuses every unknown name. Checking only the
+    names of one object is cheap.
     """
     if message.__struct_config__.forbid_unknown_fields:
         return
@@ -191,7 +197,7 @@ def check_names(
 
 
 def decode_named(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> T:
-    """The JSON text as a struct, as `decode` and `check_names` have it."""
+    """Decode JSON text into a struct. Raises the errors of `decode` and `check_names`."""
     found: T = _reader(cast(Hashable, kind)).read(data, where)
     check_names(data, cast(msgspec.Struct, found), where)
     return found
@@ -204,20 +210,20 @@ def _reader(kind: Hashable) -> Reader[Any]:
 
 @lru_cache(4096)
 def nearest(name: str, known: frozenset[str]) -> str:
-    """The one of the `known` names that `name` nearly is; "" for none, and for what clients of other servers send."""
+    """Return the `known` name that `name` resembles; "" if there is none, or if `name` is in ELSEWHERE."""
     if name in ELSEWHERE or len(name) > MAX_NAME_CHARS:
         return ""
     return next(iter(get_close_matches(name, sorted(known), 1, NEARLY)), "")
 
 
 def unknown_parameter(path: str, meant: str = "") -> RemoteProtocolError:
-    """What a client is told of a field that there is not. `meant`: the name that it nearly has."""
+    """Return the error for an unknown field. `meant` is the known name that it resembles, if any."""
     hint = f" Did you mean '{meant}'?" if meant else ""
     return RemoteProtocolError("unknown_parameter", f"Unknown parameter: '{path}'.{hint}", path)
 
 
 class Unread(msgspec.Struct):
-    """What a client is told of a field that is not read, in the `warnings` of an answer."""
+    """A warning about a field that the server does not read, in the `warnings` of an answer."""
 
     code: str
     param: str
@@ -227,8 +233,9 @@ class Unread(msgspec.Struct):
 def warnings_of(
     data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "", also: Iterable[str] = ()
 ) -> list[Unread]:
-    """Return a warning for each field that the type does not know; [] mostly, and for names that cannot be read.
-    `also`: fields that are read elsewhere.
+    """Return a warning for each field that the type does not know; [] for JSON that cannot be read.
+
+    `also`: paths of fields that are read elsewhere.
     """
     try:
         found = list(_told(data, kind, where))
@@ -239,21 +246,21 @@ def warnings_of(
 
 
 def check_complexity(data: str | bytes | msgspec.Raw) -> None:
-    """Raise RemoteProtocolError (`json_too_complex`) for JSON text that may not be decoded.
+    """Raise RemoteProtocolError (`json_too_complex`) for JSON text that is too complex to decode.
 
-    A Raw is a part of a text that was checked as a whole.
+    Skips a Raw, which is part of a text that was checked as a whole.
     """
     if not isinstance(data, msgspec.Raw) and len(data) > SMALL_JSON and is_too_complex(data):
         raise RemoteProtocolError("json_too_complex", f"The JSON has more than {MAX_JSON_VALUES} values.")
 
 
 def decode(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str = "") -> T:
-    """The JSON text as a value of `kind`. `where` is the path of the value, empty for a whole message.
+    """Decode JSON text into a value of `kind`. `where` is the path of the value, empty for a whole message.
 
-    Raises RemoteProtocolError: `invalid_json`; `invalid_type`, `missing_required_parameter`, `unknown_parameter` or
-    `invalid_value` for a field, with its path as `param`; `string_above_max_length` for a text that is too long;
-    `json_too_complex` for a whole message (`check_complexity`). A message of a union whose `type` no member has is an
-    `invalid_value` of `type`.
+    Raises RemoteProtocolError. Its code is `invalid_json`, or one of `invalid_type`, `missing_required_parameter`,
+    `unknown_parameter` and `invalid_value` with the path of the field as `param`. `string_above_max_length` stands for
+    a text that is too long, `json_too_complex` for a whole message that `check_complexity` refuses. In a union, a
+    `type` of no member is an `invalid_value` of `type`.
     """
     check_complexity(data)
     found: T = _decoded(_decoder(cast(Hashable, kind)), data, where)
@@ -266,7 +273,7 @@ def _decoder(kind: Hashable) -> msgspec.json.Decoder[Any]:
 
 
 def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolError:
-    """What a client is told of a value that has another type than its field, in the words of `typed` and `known`.
+    """Convert a validation error of msgspec into the error that a client receives, worded as in `typed`.
 
     `where`: the path of the value that was decoded.
     """
@@ -285,7 +292,7 @@ def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolEr
         if {"int", "float"} <= set(types):
             types.remove("int")
         if "null" in types and (len(types) > 2 or "array" in types):
-            # Null is accepted, and is no help to somebody who wanted to give a value.
+            # Null is accepted, but naming it does not help a client that meant to send a value.
             types.remove("null")
         names = " or ".join(_TYPE_NAMES.get(t, t) for t in types)
         return RemoteProtocolError("invalid_type", f"Invalid type for '{path}': expected {names}.", path or None)
@@ -295,22 +302,23 @@ def refusal(error: msgspec.ValidationError, where: str = "") -> RemoteProtocolEr
 
 
 def too_long(param: str, most: int = MAX_TEXT) -> RemoteProtocolError:
-    """The error for a text of more than `most` characters in the field `param`."""
+    """Return the error for a text of more than `most` characters in the field `param`."""
     return RemoteProtocolError(
         "string_above_max_length", f"Invalid value for '{param}': at most {most} characters.", param
     )
 
 
 def check_length(num_chars: int, param: str) -> None:
-    """Raise `too_long` for more than MAX_TEXT characters: of a text whose type is not Text, or of several together."""
+    """Raise `too_long` for more than MAX_TEXT characters, for text whose type is not Text or that has several parts."""
     if num_chars > MAX_TEXT:
         raise too_long(param)
 
 
 def json_object(data: str | bytes, name: str = "body", param: str | None = None) -> msgspec.Raw:
-    """A JSON object as it was sent: a request's body, or the form field `name`.
+    """Return a JSON object as raw text: a request's body, or the form field `name`.
 
-    Raises RemoteProtocolError: `invalid_json`, with the reason and `param`, or `invalid_type` for another value.
+    Raises RemoteProtocolError: `invalid_json`, with the reason and `param`, or `invalid_type` for a value of another
+    type.
     """
     try:
         value = decode_json(data)
@@ -321,10 +329,10 @@ def json_object(data: str | bytes, name: str = "body", param: str | None = None)
 
 
 def audio_file(text: str, param: str, max_bytes: int) -> bytes:
-    """The bytes of an audio file in a field, which is base64 or a `data:` URI of any media type. Nothing is fetched.
+    """Return the bytes of an audio file in a field: base64 or a `data:` URI of any media type. Fetches nothing.
 
-    Raises RemoteProtocolError (`invalid_value`) that names `param`, also for a file of more than `max_bytes`. Whether
-    the bytes are audio is not checked.
+    Does not check whether the bytes are audio. Raises RemoteProtocolError (`invalid_value`) that names `param`, also
+    for a file of more than `max_bytes`.
     """
     _, body = split_data_uri(text)
     if "://" in body[:16]:
@@ -344,9 +352,9 @@ def audio_file(text: str, param: str, max_bytes: int) -> bytes:
 
 
 def typed(value: Any, kinds: type | tuple[type, ...], param: str) -> Any:
-    """`value`, which has to be of one of the types `kinds`. A bool is no int here, unlike in Python.
+    """Return `value` if its type is one of `kinds`. Unlike in Python, a bool is not an int here.
 
-    Raises RemoteProtocolError (`invalid_type`), whose message names the types as Python does, and NoneType as null.
+    Raises RemoteProtocolError (`invalid_type`). Its message names the types as Python does, and NoneType as null.
     """
     allowed = kinds if isinstance(kinds, tuple) else (kinds,)
     if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
@@ -356,7 +364,7 @@ def typed(value: Any, kinds: type | tuple[type, ...], param: str) -> Any:
 
 
 def number(value: Any, param: str, low: float, high: float) -> float:
-    """`value` as a float, which has to be an int or a float in [low, high]; NaN is outside any range.
+    """Return `value` as a float if it is an int or a float in [low, high]. NaN is outside of any range.
 
     Raises RemoteProtocolError: `invalid_type`, or `invalid_value` with the range in its message.
     """
@@ -368,14 +376,14 @@ def number(value: Any, param: str, low: float, high: float) -> float:
 
 
 def _plain(value: float) -> str:
-    """A number in full, without an exponent."""
+    """Format a number without an exponent."""
     return str(int(value)) if value == int(value) else f"{value:g}"
 
 
 def seed(value: int | None) -> int | None:
-    """The seed in [0, 2^64). Generators take no negative ones; as two's complement, each has a seed of its own.
+    """Return the seed in [0, 2^64). Negative seeds map to distinct values by two's complement, as generators take none.
 
-    None stays None. Raises RemoteProtocolError, `invalid_value`, for a number of more than 64 bits.
+    None stays None. Raises RemoteProtocolError (`invalid_value`) for a number of more than 64 bits.
     """
     if value is None:
         return None

@@ -1,4 +1,4 @@
-"""Which names of models, voices and languages a client may use, and what each of them stands for."""
+"""The names of models, voices and languages that clients may use, and what each of them stands for."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ _LANGUAGES = """
     sw:swahili ta:tamil te:telugu tg:tajik th:thai tk:turkmen tl:tagalog tl:filipino tr:turkish tt:tatar
     uk:ukrainian ur:urdu uz:uzbek vi:vietnamese yi:yiddish yo:yoruba yue:cantonese zh:chinese zh:mandarin
 """
-# The languages that models know, by their English names.
+# Codes of the languages that models know, by English name.
 LANGUAGE_NAMES = {name: code for code, name in (pair.split(":") for pair in _LANGUAGES.split())}
-# Codes of the same language, which clients send and models do not know.
+# Alternative codes that clients send and models do not know, with the code that models use.
 _OTHER_CODES = {"cmn": "zh", "fil": "tl", "in": "id", "iw": "he", "ji": "yi", "jv": "jw", "nb": "no"}
 
 
 def language_code(language: str) -> str:
-    """The code of a language that is given by its name, code or locale: `en` for `English`, `EN` and `en-US`."""
+    """Return the code of a language given by its name, code or locale: `en` for `English`, `EN` and `en-US`."""
     named = language.strip().lower()
     code = LANGUAGE_NAMES.get(named) or named.replace("_", "-").partition("-")[0]
     return _OTHER_CODES.get(code, code)
 
 
-# How the hosted service's model names begin: gpt-realtime, gpt-4o-mini-transcribe, whisper-1 ... Clients that were
-# written for it send one of them when their user chose no model.
+# Prefixes of the hosted service's model names: gpt-realtime, gpt-4o-mini-transcribe, whisper-1 ... Clients written for
+# it send one of these names if their user has not chosen a model.
 HOSTED_PREFIXES = ("gpt-", "whisper-1", "tts-1")
-# What Hugging Face's speech-to-speech calls the models of a server.
+# Model name that Hugging Face's speech-to-speech uses for any server's model.
 LOCAL = "local"
-# The hosted service's voices. Clients send one of them when their user chose none, and the first loaded voice speaks.
+# The hosted service's voices. Clients send one of them if their user has not chosen one; the first loaded voice speaks.
 HOSTED_VOICES = frozenset(
     ("alloy", "ash", "ballad", "cedar", "coral", "echo", "fable", "marin", "nova", "onyx", "sage", "shimmer", "verse")
 )
-# What a client can do whose language no loaded voice speaks.
+# The advice in an error about a language that no loaded voice speaks.
 OTHER_VOICES = "for another language the server needs eSpeak NG (apt install espeak-ng) or another --synthesizer"
-# Of a name in an error.
+# Longest part of a name that an error quotes.
 MAX_SHOWN_CHARS = 100
 
 
@@ -52,10 +52,10 @@ MAX_SHOWN_CHARS = 100
 class ModelNames:
     """The names that clients may use for the loaded models of one kind.
 
-    `loaded`: the ids as /v1/models lists them; the first is also called `default`. There is at least one.
-    `strict`: the hosted service's names, and LOCAL, are unknown, instead of standing for the first model.
-    `unit_ms`: the milliseconds of audio in a unit of a native model; 0 for a model whose turns the server finds.
-    `hears`: a conversation model is given the audio of turns, and not their transcript.
+    `loaded`: the ids that /v1/models lists, at least one. The first is also called `default`. `strict`: the hosted
+    service's names and LOCAL are unknown. Otherwise they stand for the first model. `unit_ms`: length of a native
+    model's unit of audio, in milliseconds; 0 if the server detects the turns. `hears`: the conversation model receives
+    the audio of turns instead of their transcripts.
     """
 
     loaded: tuple[str, ...]
@@ -64,15 +64,13 @@ class ModelNames:
     hears: bool = False
 
     def exact(self, name: str) -> str | None:
-        """The id of the loaded model of this name; `default` is the first one. None for any other name; case counts."""
+        """Return the id of the loaded model of this name, matching case; `default` is the first. None if unknown."""
         if name == "default":
             return self.loaded[0]
         return name if name in self.loaded else None
 
     def lenient(self, name: str) -> str | None:
-        """As `exact`, and the first model for a name of the hosted service or LOCAL unless names are `strict`; else
-        None.
-        """
+        """Return `exact(name)`, or the first model for LOCAL and the hosted names unless `strict`; else None."""
         found = self.exact(name)
         if found or self.strict:
             return found
@@ -80,22 +78,22 @@ class ModelNames:
 
 
 def is_hosted_model(name: str) -> bool:
-    """Whether a loaded model stands for this name, where names are not strict."""
+    """Whether the first loaded model stands for this name unless names are strict."""
     return name == LOCAL or name.startswith(HOSTED_PREFIXES)
 
 
 def hosted_task(name: str) -> tuple[str, ...]:
-    """What the hosted model of a name does, in Hugging Face's names of tasks, the likeliest first."""
+    """Return the task of a hosted model, as Hugging Face names of tasks, the likeliest first."""
     if name.startswith("whisper") or "transcribe" in name:
         return ("automatic-speech-recognition",)
     if name.startswith("tts") or "-tts" in name:
         return ("text-to-speech",)
-    # Requests for conversations come to what answers in them, or else only listens.
+    # A conversation is served by a model that answers, or else by one that only transcribes or speaks.
     return ("any-to-any", "text-generation", "automatic-speech-recognition", "text-to-speech")
 
 
 def unknown_language(language: str, knows: Callable[[str], bool], param: str) -> RemoteProtocolError:
-    """What a client is told of a language that the transcriber does not know, with what to write if that is clear."""
+    """Return the error for a language that the transcriber does not know, with the right code if it is clear."""
     code = language_code(language)
     hint = f" Write '{code}'." if code != language and knows(code) else ""
     message = f"Invalid value: '{language[:MAX_SHOWN_CHARS]}' is no language of this model.{hint}"
@@ -103,25 +101,26 @@ def unknown_language(language: str, knows: Callable[[str], bool], param: str) ->
 
 
 def loaded_voice(name: str | None, voices: Sequence[str]) -> str | None:
-    """The voice of this name, whatever its case; None for the default, and for a name that there is not."""
+    """Return the voice of this name, ignoring case. None for no name and for an unknown one."""
     return next((v for v in voices if name and v.lower() == name.lower()), None)
 
 
 def check_voice(name: str | None, voices: Sequence[str], param: str, *, strict: bool) -> None:
-    """Raise `voice_not_found` for a name that no voice has, and that is none of the hosted service's. Where nothing is
-    spoken, any name will do.
+    """Raise `voice_not_found` for a name that is neither a loaded voice nor one of the hosted service's.
+
+    Any name is accepted if no voice is loaded.
     """
     if name and voices and not loaded_voice(name, voices) and not is_hosted_voice(name, strict=strict):
         raise voice_not_found(name, voices, param)
 
 
 def is_hosted_voice(name: str, *, strict: bool) -> bool:
-    """Whether a name that no loaded voice has stands for the first one; `strict`: none does."""
+    """Whether the first voice stands for a name that no loaded voice has; never if `strict`."""
     return not strict and name.lower() in HOSTED_VOICES
 
 
 def voice_not_found(name: str, voices: Sequence[str], param: str) -> RemoteProtocolError:
-    """What a client is told of a voice that there is not."""
+    """Return the error for an unknown voice, with the names of the loaded ones."""
     there_are = ", ".join(voices)
     return RemoteProtocolError(
         "voice_not_found", f"The voice `{name[:MAX_SHOWN_CHARS]}` does not exist; there are: {there_are}.", param

@@ -1,11 +1,13 @@
-"""A connection to /v1/realtime whose dialect is still open: docs/wire/index.md, "Which dialect a connection speaks".
+"""A connection to /v1/realtime whose dialect is undecided: docs/wire/index.md, "Which dialect a connection speaks".
 
-The server speaks first, with one `session.created` that the clients of all three dialects can read. The first
-`session.update` decides: with a top-level `model` and no `session` object it is the vLLM dialect, with a `session` of
-type `transcription` OpenAI's transcription, otherwise OpenAI's conversation, or its transcription where no conversation
-model is loaded. `?dialect=`, `?intent=transcription` and a `model` in the URL decide earlier. Audio that comes before
-the decision is held for about a second: a client that sends no update at all is answered by the default. It may send 16
-kHz, as Hugging Face's speech-to-speech does, or 24 kHz, as the hosted service: the size of its frames tells.
+The server sends first: one `session.created` that the clients of all three dialects can read. The client's first
+`session.update` decides. With a top-level `model` and no `session` object it is vLLM's dialect. With a `session` of
+type `transcription` it is OpenAI's transcription. Otherwise it is OpenAI's conversation, or OpenAI's transcription if
+no conversation model is loaded. `?dialect=`, `?intent=transcription` and a `model` in the URL decide earlier.
+
+Audio that arrives before the decision is held for about a second. A client that sends no update gets the default
+dialect. Its audio may have 16 kHz, like that of Hugging Face's speech-to-speech, or 24 kHz, like that of the hosted
+service: the size of its frames shows which.
 
 Full duplex and the bridges are not negotiated: their URLs name them (`dialects.py`).
 """
@@ -31,15 +33,15 @@ from antiphon.protocols.resume import Control, control, refused_frame, replaced_
 from antiphon.protocols.vllm.dialect import VllmDialect
 from antiphon.protocols.wire import Frame, Received
 
-# How much may be held until the dialect is known, in bytes of frames: in base64, 1.5 s of PCM16 at 16 kHz, or 1 s at
-# 24 kHz. With more, the default dialect is chosen: the client knows of the session and has nothing to say about it.
+# Limit of the bytes of frames that are held until the dialect is known: in base64, 1.5 s of PCM16 at 16 kHz, or 1 s at
+# 24 kHz. Beyond it the default dialect is chosen: the client knows of the session and does not configure it.
 MAX_HELD_BYTES = 64 << 10
 
 OpenAIDialect = OpenAIConversation | OpenAITranscription
 
 
 class _Probe(msgspec.Struct):
-    """What of a first message decides for a dialect. Values of other types decide nothing."""
+    """The fields of a first message that decide for a dialect. Values of other types do not decide."""
 
     type: object = None
     model: object = UNSET
@@ -47,16 +49,16 @@ class _Probe(msgspec.Struct):
 
 
 class _Preset(msgspec.Struct):
-    """What of a session decides for a dialect."""
+    """The fields of a session that decide for a dialect."""
 
     type: object = None
     model: object = None
 
 
 class RealtimeConnection:
-    """One connection to /v1/realtime: it chooses a dialect and from then on hands everything to it."""
+    """One connection to /v1/realtime. Chooses a dialect, then forwards everything to it."""
 
-    # These dialects have no epochs, no idle time, and no message with which a client ends its session: it closes the
+    # These dialects have no epochs, no idle timeout, and no message with which a client ends its session: it closes the
     # connection.
     epoch = 0
     idle_s = None
@@ -66,11 +68,11 @@ class RealtimeConnection:
         self.opening = opening
         self.context = context
         self.id = ""
-        # What the client is shown as long as no dialect is chosen: what it gets by default.
+        # The default dialect, in which the client is answered until a dialect is chosen.
         self._default: OpenAIDialect | None = None
         self._transcription: OpenAITranscription | None = None
         self._dialect: OpenAIDialect | VllmDialect | None = None
-        # Commands of a dialect that was chosen by the opening, which go to the session with the client's first frame.
+        # Commands of a dialect that the opening chose, passed to the session with the client's first frame.
         self._pending: list[Command] = []
         self._held: list[str | bytes] = []
         self._held_bytes = 0
@@ -78,10 +80,10 @@ class RealtimeConnection:
     # --- the opening
 
     def open(self) -> list[Frame]:
-        """The `session.created`; the dialect is chosen where the URL or a client secret does.
+        """Return the `session.created`. Chooses the dialect if the URL or a client secret decides it.
 
         Raises RemoteProtocolError if the URL, or the session of a client secret, names an unknown dialect, a model that
-        is not loaded or a field that is wrong.
+        is not loaded or a wrong field.
         """
         opening, context = self.opening, self.context
         if opening.dialect not in ("", "vllm", "openai"):
@@ -116,7 +118,7 @@ class RealtimeConnection:
         return [created]
 
     def _check_model(self, name: str, *, vllm: bool, transcription_only: bool) -> None:
-        """Raises RemoteProtocolError (`model_not_found`) unless some model of this name can serve the connection."""
+        """Raise RemoteProtocolError (`model_not_found`) unless a loaded model serves this name on this connection."""
         models, answers = self.context.models, self.context.conversation_models
         if vllm:
             # vLLM's clients name models exactly.
@@ -129,7 +131,7 @@ class RealtimeConnection:
             raise RemoteProtocolError("model_not_found", f"The model `{name}` does not exist.", "model")
 
     def _log_model_alias(self) -> None:
-        """Log a hosted name in the URL together with the loaded model that serves it."""
+        """Log a hosted name in the URL, with the loaded model that serves it."""
         name, context = self.opening.model, self.context
         if not name:
             return
@@ -150,24 +152,24 @@ class RealtimeConnection:
         }
         if self.context.resume_token:
             fields["resume_token"] = self.context.resume_token
-        # Only a transcription of the beta counts its first event, as it has done from the start.
+        # Among these, only a beta transcription numbers its first event, for compatibility.
         return Frame(fields, numbered=beta_transcription)
 
     def session(self) -> GaSession | BetaSession | msgspec.Struct:
-        """The session as `session.created` has it. To be called after `open`."""
+        """Return the session as `session.created` shows it. Call it after `open`."""
         assert self._default
         return self._default.session()
 
     # --- restoring and resuming
 
     def snapshot(self) -> WireSnapshot | None:
-        """What is stored of a conversation besides its items; None for a transcription."""
+        """Return the stored state of a conversation, without the items; None for a transcription."""
         if not isinstance(self._dialect, OpenAIConversation):
             return None
         return WireSnapshot(self.id, self.dialect, msgspec.Raw(msgspec.json.encode(self._dialect.snapshot())))
 
     def restore(self, kept: WireSnapshot) -> None:
-        """Continue a conversation of an earlier process. Call it after `open`, whose frames are not sent then."""
+        """Continue a conversation of an earlier process. Call it after `open`, and do not send the frames of `open`."""
         if not isinstance(self._default, OpenAIConversation):
             raise LocalProtocolError("a conversation is restored into a connection that holds none")
         self.id = kept.session_id
@@ -175,55 +177,55 @@ class RealtimeConnection:
         self._pending += self._choose(self._default)
 
     def control(self, data: str | bytes) -> Control | None:
-        """The message, where it is about the connection itself, such as `session.resume`; None for any other."""
+        """Return the message if it is about the connection itself, such as `session.resume`; None for any other."""
         return control(data)
 
     def resumed(self, token: str, **facts: Any) -> Frame:
-        """The `session.resumed` frame with a new token; `facts` are its further fields."""
+        """Return the `session.resumed` frame with a new token; `facts` are its further fields."""
         shown = self._dialect if isinstance(self._dialect, OpenAIDialect) else self._default
         assert shown
         return resumed_frame(self.context.new_id, self.id, shown.session(), resume_token=token, **facts)
 
     def replaced(self) -> Frame:
-        """The `session.replaced` frame, the last to a connection whose session was resumed elsewhere."""
+        """Return the `session.replaced` frame, the last to a connection whose session another one has resumed."""
         return replaced_frame(self.context.new_id, self.id)
 
-    # --- what is of the chosen dialect
+    # --- properties of the chosen dialect
 
     @property
     def min_commit_ms(self) -> int:
-        """How many milliseconds of audio a commit must at least have: 100 in OpenAI's dialects, 0 in vLLM's."""
+        """Least audio of a commit, in milliseconds: 100 in OpenAI's dialects, 0 in vLLM's."""
         return self._dialect.min_commit_ms if self._dialect else 0
 
     @property
     def dialect(self) -> str:
-        """The chosen dialect as metrics name it.
+        """The chosen dialect's name in metrics.
 
         One of `vllm`, `openai` (a transcription), `realtime` (a conversation) and `undecided`.
         """
         return self._dialect.name if self._dialect else "undecided"
 
     def close(self) -> list[Frame]:
-        """Nothing: these dialects have no message for the end of a session that the client has asked for."""
+        """Return []: these dialects have no message with which a client ends its session."""
         return []
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """An error about the connection itself, such as a wrong acknowledgement, or about a message that there is no
-        memory for. The session goes on.
+        """Return an error about the connection, such as a wrong acknowledgement, or about a message that exceeds the
+        memory limit. The session continues.
         """
         if error.code == "memory_limit_exceeded" and isinstance(self._dialect, VllmDialect):
-            # Its errors are flat, and it counts the responses that it waits for.
+            # In vLLM's dialect, errors are flat, and the client counts the responses it waits for.
             return self._dialect.refuse(error, event_id)
         return [refused_frame(self.context.new_id, error, event_id)]
 
     def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
-        """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
+        """Return the answer to a frame of more than `max_bytes`, which was not read. The session continues."""
         return self._answering.too_large(data, max_bytes)
 
     def feed(self, data: str | bytes | AppendAudio) -> Received[Command]:
-        """Read one frame from the client. What is wrong with it is answered and changes nothing; nothing is raised.
+        """Read one frame from the client. An error in it is answered and has no effect; nothing is raised.
 
-        Until the dialect is known, appends of audio are held and read after the frame that decides.
+        Until the dialect is known, appends of audio are held. They are read after the frame that decides.
         """
         if self._dialect and not self._pending and not isinstance(data, AppendAudio):
             received: Received[Command] = self._dialect.feed(data)
@@ -244,7 +246,7 @@ class RealtimeConnection:
                 if not isinstance(decided, VllmDialect) and _is_16_khz(self._held):
                     waiting = [_update_to_16_khz(decided)]
             commands += self._choose(decided)
-            # Held audio comes after an update, so that it is read in the format that the update sets.
+            # Held audio is read after an update, so that it is decoded in the format that the update sets.
             waiting = [*waiting, *self._held] if _is_update((waiting or [data])[0]) else [*self._held, *waiting]
             self._held, self._held_bytes = [], 0
         dialect = self._answering
@@ -255,7 +257,7 @@ class RealtimeConnection:
         return Received(commands, answers)
 
     def send(self, event: Event) -> list[Frame]:
-        """The frames of an event; the default dialect is chosen if none is yet, unless the session ends with it.
+        """Return the frames of an event. Chooses the default dialect if none is chosen, unless the session ends.
 
         Raises LocalProtocolError for an event that the dialect has no frame for.
         """
@@ -270,25 +272,27 @@ class RealtimeConnection:
         return found
 
     def _choose(self, dialect: OpenAIDialect | VllmDialect) -> list[Command]:
-        """Speak this dialect from now on; return what begins its session."""
+        """Choose this dialect for the rest of the connection; return the commands that begin its session."""
         self._dialect = dialect
         return [] if isinstance(dialect, VllmDialect) else [dialect.configured()]
 
     def _decided_by(self, data: str | bytes) -> OpenAIDialect | VllmDialect | None:
-        """The dialect that a frame decides for; None for audio, which decides nothing unless the URL names a model. A
-        commit decides: vLLM's clients name their model before it.
+        """Return the dialect that a frame decides for.
+
+        None for an append of audio, which decides nothing unless the URL names a model. A commit decides, as vLLM's
+        clients name their model before it.
         """
         assert self._default
         assert self._transcription
         try:
             probe = decode(data, _Probe)
         except RemoteProtocolError:
-            # Broken JSON decides for the default dialect, which says what is wrong.
+            # Broken JSON chooses the default dialect, which reports the error.
             return self._default
         if probe.type == "input_audio_buffer.append" and not self.opening.model:
             return None
         if probe.type == "session.update" and probe.session is UNSET and self.opening.dialect != "openai":
-            # Without `session` and `model` it has the shape of neither dialect: the vLLM dialect says what is missing.
+            # Without `session` and `model` it fits neither dialect: vLLM's dialect reports the missing field.
             if probe.model is not UNSET or not self.opening.model:
                 return VllmDialect(self.context)
         elif probe.type == "transcription_session.update" or (
@@ -303,9 +307,9 @@ class _Append(msgspec.Struct):
 
 
 def _is_16_khz(frames: Sequence[str | bytes]) -> bool:
-    """Whether each of these appends lasts for a multiple of 10 ms at 16 kHz, and not all do at 24 kHz.
+    """Whether every append is a multiple of 10 ms at 16 kHz, and not every one is at 24 kHz.
 
-    Clients cut their audio by the clock: 640 bytes are 20 ms of the one, 960 of the other.
+    Clients send audio in pieces of a fixed duration: 640 bytes are 20 ms at 16 kHz, 960 bytes are 20 ms at 24 kHz.
     """
     try:
         sizes = {len(decode_base64(decode(frame, _Append).audio)) for frame in frames}
@@ -315,7 +319,7 @@ def _is_16_khz(frames: Sequence[str | bytes]) -> bool:
 
 
 def _update_to_16_khz(dialect: OpenAIDialect) -> str:
-    """The update that a client of speech-to-speech would have sent: 16 kHz both ways, and the user's words."""
+    """Return the update a client of speech-to-speech would have sent: 16 kHz both ways, and transcripts of the user."""
     pcm = {"format": {"type": "audio/pcm", "rate": 16_000}}
     if isinstance(dialect, OpenAITranscription):
         session = {"type": "transcription", "audio": {"input": pcm}}

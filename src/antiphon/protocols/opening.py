@@ -1,48 +1,51 @@
-"""What is known of a connection before its first frame."""
+"""The opening of a connection: everything the server knows before the first frame."""
 
 from __future__ import annotations
 
 import msgspec
 
-# What a field of JSON that may be missing holds then.
+# The value of an optional JSON field that is missing.
 NULL = msgspec.Raw(b"null")
-# Values of a query parameter that switch something on.
+# Values of a query parameter that switch an option on.
 TRUE_VALUES = ("1", "true", "yes")
 
 
 class Opening(msgspec.Struct, frozen=True):
-    """What the upgrade request, the client secret or the call asked for, as docs/wire/index.md describes it.
+    """The request of an upgrade, a client secret or a call, as described in docs/wire/index.md.
 
-    Recordings and the state of sessions that outlive a restart store the fields by these names.
+    Recordings and stored sessions use the names of these fields.
     """
 
-    # The query parameters `model`, `dialect` and `intent`, unchecked; empty where they are missing.
+    # Query parameter `model`, unchecked; empty if missing.
     model: str = ""
+    # Query parameter `dialect`, unchecked; empty if missing.
     dialect: str = ""
+    # Query parameter `intent`, unchecked; empty if missing.
     intent: str = ""
-    # OpenAI's beta event names, which the header `OpenAI-Beta: realtime=v1` or `?events=beta` asks for.
+    # Whether to use OpenAI's beta event names: header `OpenAI-Beta: realtime=v1` or `?events=beta`.
     beta: bool = False
-    # The session that a client secret or a call was made with: JSON, shaped like the `session` of a `session.update`;
-    # null where there is none.
+    # The session of a client secret or a call: JSON in the shape of the `session` of a `session.update`; null if
+    # neither was used.
     session: msgspec.Raw = NULL
-    # The server plays the audio of responses itself, on a WebRTC track: it is in no event.
+    # Whether the server plays the audio of responses on a WebRTC track. Events then carry no audio.
     plays: bool = False
-    # The client speaks the full-duplex dialect (protocols/duplex).
+    # Whether the client speaks the full-duplex dialect (protocols/duplex).
     duplex: bool = False
-    # The path of the URL, and its query parameter `mode`, unchecked: some dialects are chosen by them.
+    # Path of the URL, by which some dialects are chosen.
     path: str = ""
+    # Query parameter `mode`, unchecked, by which some dialects are chosen.
     mode: str = ""
-    # The query parameter `record`: whoever speaks has agreed to being recorded.
+    # Query parameter `record`: the speaker has agreed to be recorded.
     consents: bool = False
 
     @property
     def is_transcription(self) -> bool:
-        """Whether the session of a client secret or a call is a transcription; else it is a conversation."""
+        """Whether the client secret or the call has a transcription session. Otherwise it has a conversation."""
         return self.has_session and _session_type(self.session) == "transcription"
 
     @property
     def has_session(self) -> bool:
-        """Whether a client secret or a call says what the session is."""
+        """Whether a client secret or a call defines the session."""
         return bytes(self.session) != b"null"
 
 

@@ -1,6 +1,6 @@
-"""What the realtime dialects share: ids, frames, the decoding of JSON, and the two queues of a dialect.
+"""Parts shared by the realtime dialects: ids, frames, the decoding of JSON, and the result of reading a message.
 
-Which messages there are is known to the dialects alone.
+Only the dialects know which messages exist.
 """
 
 from __future__ import annotations
@@ -13,32 +13,30 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 C = TypeVar("C")
-# What a message says, by its fields: values of JSON. Messages to a client are written and never read again, so nothing
-# but the encoder looks into them.
+# The fields of a message, as JSON values. Messages to a client are only encoded and never read again.
 Payload = Mapping[str, Any]
-# Makes a fresh id that begins with the prefix it is given. Injected, so that recorded traces repeat.
+# Makes a fresh id that begins with the given prefix. Injected, so that recorded traces are reproducible.
 NewId = Callable[[str], str]
-# What msgspec raises for text that is not JSON, not UTF-8 or nested too deeply.
+# Errors that msgspec raises for text that is not JSON, is not UTF-8 or is nested too deeply.
 JSON_ERRORS = (msgspec.DecodeError, UnicodeError, RecursionError)
-# The decoder keeps the interpreter's lock, so that no thread of the process runs while it decodes. Measured: 100,000
-# values take 10 to 20 ms, a million escapes 5 ms. Text of fewer than SMALL_JSON characters is not counted.
+# Limits of JSON text. The decoder holds the GIL, so no other thread of the process runs while it decodes. Measured:
+# 100,000 values take 10 to 20 ms, a million escapes 5 ms. Text of up to SMALL_JSON characters is not counted.
 SMALL_JSON, MAX_JSON_VALUES, MAX_JSON_ESCAPES = 64 << 10, 100_000, 1_000_000
 _encoder = msgspec.json.Encoder()
 
 
 def random_id(prefix: str) -> str:
-    """`prefix` and 20 random characters of [0-9a-f], which are 80 bits: ids of one server do not meet in practice."""
+    """Return `prefix` and 20 random hexadecimal digits (80 bits), enough to make collisions negligible."""
     return prefix + secrets.token_hex(10)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One message on its way to a client, not yet encoded: the journal of a resumable session may still number it.
+    """One message to a client, not yet encoded, because the journal of a resumable session may still number it.
 
-    `payload`: the fields of a JSON message, in the order in which they are sent, or the bytes of a binary one.
-    `epoch`: of words or audio of a response, the epoch it belongs to: once that has passed, it is not sent any more.
-    None for every other message. `numbered`: False for a message about the connection itself, which a client that
-    resumes does not count.
+    `payload` holds the fields of a JSON message in their order, or the bytes of a binary message. `epoch` is the epoch
+    of a response's words or audio, which are dropped after it has passed; None for other messages. `numbered` is False
+    for a message about the connection itself, which a client that resumes does not count.
     """
 
     payload: Payload | bytes
@@ -47,14 +45,14 @@ class Frame:
 
     @property
     def is_piece(self) -> bool:
-        """Whether it is a piece of a response's words or audio, which later pieces go on with."""
+        """Whether it is a piece of a response's words or audio, to which later pieces are appended."""
         if isinstance(self.payload, bytes):
             return True
         kind = self.payload.get("type")
         return isinstance(kind, str) and kind.startswith("response.") and kind.endswith(".delta")
 
     def encode(self, seq: int | None = None) -> str | bytes:
-        """The message as it is sent: JSON without spaces, or the bytes. JSON gets `seq` as its `server_event_seq`.
+        """Return the message as it is sent: compact JSON, or bytes. `seq` is added to JSON as its `server_event_seq`.
 
         Binary messages have no field for their number: the client counts them.
         """
@@ -65,27 +63,31 @@ class Frame:
 
 
 class ErrorBody(msgspec.Struct, omit_defaults=True):
-    """An error in OpenAI's shape. `param`: the path of the field at fault. `event_id`: the client's name for the
-    message at fault.
-    """
+    """An error of a request, in OpenAI's shape."""
 
+    # OpenAI's error type, such as `invalid_request_error`.
     type: str
+    # Machine-readable reason.
     code: str
+    # Human-readable reason.
     message: str
+    # Whether the same message may succeed later.
     retryable: bool = False
+    # Path of the field at fault; None if no single field is.
     param: str | None = None
+    # The client's id of the message at fault.
     event_id: str | None = None
 
 
 def message(**fields: Any) -> Frame:
-    """A JSON message of these fields, in the order in which they are given."""
+    """Return a JSON message of these fields, in the given order."""
     return Frame(fields)
 
 
 class Received(msgspec.Struct, Generic[C], frozen=True):
-    """What one message of a client came to: `commands` for the session, and `answers` to the client.
+    """The result of reading one message of a client: `commands` for the session and `answers` to the client.
 
-    The answers are sent at once, before whatever the commands lead to.
+    The answers are sent at once, before any result of the commands.
     """
 
     commands: Sequence[C] = []
@@ -93,10 +95,10 @@ class Received(msgspec.Struct, Generic[C], frozen=True):
 
 
 def is_too_complex(data: str | bytes) -> bool:
-    """Whether JSON text would take longer to decode than the server can stand still.
+    """Whether JSON text would block the event loop for too long while it is decoded.
 
-    Commas and brackets outside of strings are counted: more than MAX_JSON_VALUES are too many, and so are more than
-    MAX_JSON_ESCAPES backslashes. Takes about 1 ms for each MiB, and some 10 ms where strings have to be told apart.
+    Counts commas and brackets outside of strings, up to MAX_JSON_VALUES, and backslashes, up to MAX_JSON_ESCAPES. Takes
+    about 1 ms per MiB, and about 10 ms if the contents of strings have to be excluded.
     """
     if len(data) <= SMALL_JSON:
         return False
@@ -106,7 +108,7 @@ def is_too_complex(data: str | bytes) -> bool:
     if _num_marks(text) <= MAX_JSON_VALUES:
         return False
     text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    # A value has at most two strings: its own, and its name.
+    # Each value has at most two strings: its name and itself.
     return text.count(b'"') > 4 * MAX_JSON_VALUES or _num_marks(b"".join(text.split(b'"')[::2])) > MAX_JSON_VALUES
 
 
@@ -115,9 +117,9 @@ def _num_marks(text: bytes) -> int:
 
 
 def decode_json(data: str | bytes) -> Any:
-    """The value that JSON text stands for: a dict, list, str, int, float, bool or None.
+    """Return the value of JSON text: a dict, list, str, int, float, bool or None.
 
-    Raises ValueError, with the reason in words, for text that is not JSON, not UTF-8, nested too deeply or too complex.
+    Raises ValueError, with the reason, for text that is not JSON, not UTF-8, nested too deeply or too complex.
     """
     if is_too_complex(data):
         raise ValueError(f"it has more than {MAX_JSON_VALUES} values")

@@ -1,1 +1,1 @@
-"""Bridges: the duplex dialects of other servers' clients, spoken to full-duplex sessions. docs/wire/bridges.md."""
+"""Bridges: the full-duplex dialects of other servers' clients, for full-duplex sessions. See docs/wire/bridges.md."""

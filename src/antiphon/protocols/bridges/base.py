@@ -1,7 +1,7 @@
-"""What the bridges share: a full-duplex session, and the wire side of a connection. docs/wire/bridges.md.
+"""The parts shared by the bridges: a full-duplex session, and the wire side of a connection. See docs/wire/bridges.md.
 
-A session of a bridge lives as long as its connection and cannot be resumed. Turns end as with `semantic_vad`; a native
-model takes them by itself.
+A bridge's session ends with its connection and cannot be resumed. Turns end as with `semantic_vad`; a native model
+takes turns by itself.
 """
 
 from __future__ import annotations
@@ -46,17 +46,17 @@ if TYPE_CHECKING:
     from typing_extensions import TypeForm
 
 T = TypeVar("T")
-# What the clients play, in Hz.
+# Sample rate that the clients play, in Hz.
 OUT_HZ = 24_000
-# Cascades end a turn as semantic_vad does; the clients have no setting for it.
+# Turn detection of cascades. The clients have no setting for it.
 ENDPOINTING = semantic_vad()
 
 
 class BridgeSession:
-    """One session of a bridge: what its dialect needs to begin it, to read audio and to write frames.
+    """One session of a bridge: begins the session, reads audio and queues frames for the bridge's dialect.
 
-    `begun`: the session has begun. `closing`: the client has asked for its end. `epoch`: audio and text of an older one
-    are not sent any more.
+    `begun`: the session has begun. `closing`: the client has asked to end it. `epoch`: the current epoch; audio and
+    text of older epochs are not sent.
     """
 
     def __init__(self, context: Context) -> None:
@@ -72,7 +72,7 @@ class BridgeSession:
     def begin(
         self, instructions: str, voice: str | None = None, language: str | None = None, reference: bytes = b""
     ) -> ConfigureConversation:
-        """The command with which the session begins. `reference`: an audio file of the voice to speak with.
+        """Return the command that begins the session. `reference`: an audio file of the voice to speak with.
 
         Raises RemoteProtocolError for instructions that are too long.
         """
@@ -86,7 +86,7 @@ class BridgeSession:
             audio_output=bool(voices),
             voice=voice if voice in voices else None,
             reports_transcripts=True,
-            # A native model hears the user speak over it, and decides by itself.
+            # A native model hears the user during its responses, and decides by itself.
             interrupt_response=not self.context.unit_ms,
             allows_backchannels=True,
             duplex=DuplexConfig(voice_reference=reference),
@@ -94,43 +94,45 @@ class BridgeSession:
         return ConfigureConversation(config)
 
     def require_begun(self) -> None:
-        """Raises RemoteProtocolError where the session has not begun."""
+        """Raise RemoteProtocolError if the session has not begun."""
         if not self.begun:
             raise RemoteProtocolError("bad_event", "The session has not begun.")
 
     def decode_f32(self, text: object) -> Pcm:
-        """Samples of 16 kHz, clipped to [-1, 1], from base64 of float32. Raises RemoteProtocolError (`bad_audio`)."""
+        """Decode base64 of float32 at 16 kHz, clipped to [-1, 1]. Raises RemoteProtocolError (`bad_audio`)."""
         try:
             data = decode_base64(text)  # type: ignore[arg-type]
             pcm = np.frombuffer(data, "<f4")
         except (TypeError, ValueError):
             raise RemoteProtocolError("bad_audio", "Sound is float32 of 16 kHz, in base64.", "audio") from None
         if len(data) > self.context.max_append_bytes or not np.isfinite(pcm).all():
-            raise RemoteProtocolError("bad_audio", "Sound is too long, or not of finite numbers.", "audio")
+            raise RemoteProtocolError(
+                "bad_audio", "The audio is too long, or has a sample that is not a finite number.", "audio"
+            )
         return np.asarray(np.clip(pcm, -1, 1), np.float32)
 
     def resample(self, item_id: str, pcm: Pcm, rate_hz: int) -> Pcm:
-        """An item's audio at OUT_HZ. Items follow each other: a new one drops the resampler of the one before."""
+        """Resample an item's audio to OUT_HZ. The first audio of a new item drops the resampler of the previous one."""
         if item_id not in self._resamplers:
             self._resamplers = {item_id: Resampler(rate_hz, OUT_HZ)}
         return self._resamplers[item_id].feed(pcm)
 
     def flush_audio(self, item_id: str) -> Pcm:
-        """The last samples of an item's audio, which its resampler still held."""
+        """Return the last samples of an item's audio, which its resampler still held."""
         resampler = self._resamplers.pop(item_id, None)
         return resampler.flush() if resampler else np.zeros(0, np.float32)
 
     def add(self, **fields: Any) -> None:
-        """Write a JSON message of these fields."""
+        """Queue a JSON message of these fields."""
         self._frames.append(Frame(fields))
 
     def add_media(self, at: ContentPosition, **fields: Any) -> None:
-        """Write text or audio of a response with its epoch, unless that has passed."""
+        """Queue a message with text or audio of a response, with its epoch. Does nothing if that epoch has passed."""
         if self._is_current(at):
             self._frames.append(Frame(fields, self.epoch))
 
     def add_binary(self, at: ContentPosition, data: bytes) -> None:
-        """Write binary audio of a response with its epoch, unless that has passed."""
+        """Queue binary audio of a response, with its epoch. Does nothing if that epoch has passed."""
         if self._is_current(at):
             self._frames.append(Frame(data, self.epoch))
 
@@ -138,12 +140,12 @@ class BridgeSession:
         return self._epochs.get(at.response_id, self.epoch) == self.epoch
 
     def take(self) -> list[Frame]:
-        """Remove and return the frames that were written, oldest first."""
+        """Remove and return the queued frames, oldest first."""
         taken, self._frames = self._frames, []
         return taken
 
     def follow(self, event: Event) -> bool:
-        """Note what an event says of epochs; return whether it belongs to a response of an older one."""
+        """Update the epochs from an event; return whether the event belongs to a response of an older epoch."""
         match event:
             case EpochRaised(epoch):
                 self.epoch = epoch
@@ -156,44 +158,44 @@ class BridgeSession:
         return False
 
     def forget(self, event: Event) -> None:
-        """Forget a response that is done: call it when the event was written."""
+        """Forget a response that has ended. Call it after its last event was written."""
         if isinstance(event, ResponseDone):
             self._epochs.pop(event.response.id, None)
 
 
 class BridgeDialect(Protocol):
-    """The messages of one bridge, in both directions. It is made with the session that it reads and writes for."""
+    """The messages of one bridge, in both directions. It is made for one session."""
 
     # The name in metrics.
     name: str
 
     def opened(self) -> None:
-        """Write what the client is told first."""
+        """Queue the first frames to the client."""
         ...
 
     def read(self, data: str | bytes) -> list[Command]:
-        """What one frame asks of the session. Raises RemoteProtocolError."""
+        """Return the commands of one frame. Raises RemoteProtocolError."""
         ...
 
     def write(self, event: Event) -> None:
-        """Write what this dialect has for an event; most events have nothing."""
+        """Queue the frames of an event; most events have none."""
         ...
 
     def error(self, error: RemoteProtocolError) -> None:
-        """Write an error."""
+        """Queue an error message in the dialect's own format."""
         ...
 
     def closed(self) -> None:
-        """Write what the client is told when the close that it asked for was carried out."""
+        """Queue the last frames, after the server has carried out the client's close."""
         ...
 
 
 class BridgeConnection:
     """One connection in the dialect of a bridge. `make`: makes the dialect for a session."""
 
-    # Any new audio is enough for a commit.
+    # A commit needs at least some new audio.
     min_commit_ms = 1
-    # Seconds without a frame from the client after which the session ends.
+    # Idle timeout: the session ends after this number of seconds without a frame from the client.
     idle_s: float | None = 300.0
 
     def __init__(self, opening: Opening, context: Context, make: Callable[[BridgeSession], BridgeDialect]) -> None:
@@ -204,33 +206,33 @@ class BridgeConnection:
 
     @property
     def id(self) -> str:
-        """The session's id."""
+        """The session's id, made for each connection."""
         return self._session.id
 
     @property
     def dialect(self) -> str:
-        """The bridge's name in metrics."""
+        """The bridge's name in metrics and logs."""
         return self._dialect.name
 
     @property
     def epoch(self) -> int:
-        """The session's epoch: audio and text of an older one are not sent any more."""
+        """The session's epoch. Audio and text of older epochs are not sent."""
         return self._session.epoch
 
     @property
     def closing(self) -> bool:
-        """Whether the client has asked for the end of the session."""
+        """Whether the client has asked to end the session."""
         return self._session.closing
 
     def open(self) -> list[Frame]:
-        """What the client is told first. Raises RemoteProtocolError where no conversation model is loaded."""
+        """Return the first frames to the client. Raises RemoteProtocolError if no conversation model is loaded."""
         if self.context.conversation_models is None:
             raise RemoteProtocolError("model_not_found", "No language model is loaded.", "model")
         self._dialect.opened()
         return self._session.take()
 
     def feed(self, data: str | bytes | AppendAudio) -> Received[Command]:
-        """Read one frame from the client. What is wrong with it is answered and changes nothing; nothing is raised."""
+        """Read one frame from the client. An error in it is answered and has no effect; nothing is raised."""
         try:
             commands: list[Command] = [data] if isinstance(data, AppendAudio) else self._dialect.read(data)
         except RemoteProtocolError as error:
@@ -239,26 +241,26 @@ class BridgeConnection:
         return Received(commands, self._session.take())
 
     def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
-        """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
+        """Return the answer to a frame of more than `max_bytes`, which was not read. The session continues."""
         return self.refuse(RemoteProtocolError("event_too_large", f"The event is larger than {max_bytes} bytes."), None)
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """An error for the client. Messages of these dialects have no ids, so `event_id` is dropped."""
+        """Return an error for the client. Messages of these dialects have no ids, so `event_id` is ignored."""
         self._dialect.error(error)
         return self._session.take()
 
     def send(self, event: Event) -> list[Frame]:
-        """The frames of an event; events without a frame in the dialect have none.
+        """Return the frames of an event; [] if the dialect has none for it.
 
-        Text and audio of a response from an older epoch are dropped. Rejected commands, whatever failed and the end of
-        the session become errors.
+        Text and audio of a response from an older epoch are dropped. Rejected commands, failures and the end of the
+        session become errors.
         """
         if self._session.follow(event):
             return []
         match event:
             case CommitRefused():
                 self._dialect.error(
-                    RemoteProtocolError("input_audio_buffer_commit_empty", "No audio came since the last turn.")
+                    RemoteProtocolError("input_audio_buffer_commit_empty", "No audio arrived since the last turn.")
                 )
             case TranscriptFailed(_, message):
                 self._dialect.error(RemoteProtocolError("transcription_failed", message))
@@ -276,35 +278,35 @@ class BridgeConnection:
         return self._session.take()
 
     def close(self) -> list[Frame]:
-        """What the dialect has for a close that the client asked for and that was carried out."""
+        """Return the dialect's last frames, after the server has carried out the client's close."""
         self._dialect.closed()
         return self._session.take()
 
-    # --- what a session that cannot be resumed does not have
+    # --- resuming, which bridges do not support
 
     def control(self, data: str | bytes) -> Control | None:
-        """None: these dialects have no messages about the connection itself."""
+        """Return None: these dialects have no messages about the connection itself."""
         return None
 
     def snapshot(self) -> WireSnapshot | None:
-        """None: these sessions end with their connection, and nothing of them is stored."""
+        """Return None: these sessions end with their connection and are not stored."""
         return None
 
     def replaced(self) -> Frame:
-        """Not to be called: another connection cannot resume the session. Raises LocalProtocolError."""
+        """Raise LocalProtocolError: another connection cannot resume the session."""
         raise LocalProtocolError("a session of a bridge cannot be resumed")
 
     def resumed(self, token: str, **facts: Any) -> Frame:
-        """Not to be called: the session cannot be resumed. Raises LocalProtocolError."""
+        """Raise LocalProtocolError: the session cannot be resumed."""
         raise LocalProtocolError("a session of a bridge cannot be resumed")
 
     def restore(self, kept: WireSnapshot) -> None:
-        """Not to be called: the session is not stored. Raises LocalProtocolError."""
+        """Raise LocalProtocolError: the session is not stored."""
         raise LocalProtocolError("a session of a bridge is not stored")
 
 
 def read_bridge(data: str | bytes, kind: TypeForm[T]) -> T:
-    """The message of a frame, as a member of the union `kind`. Raises RemoteProtocolError in the bridges' words."""
+    """Decode a frame into a member of the union `kind`. Raises RemoteProtocolError, worded as the bridges do."""
     try:
         return decode(data, kind)
     except RemoteProtocolError as error:
@@ -321,5 +323,5 @@ def read_bridge(data: str | bytes, kind: TypeForm[T]) -> T:
 
 
 def f32_base64(pcm: Pcm) -> str:
-    """The samples as base64 of little-endian float32, neither scaled nor clipped: how these dialects carry audio."""
+    """Encode samples as base64 of little-endian float32, neither scaled nor clipped, as these dialects carry audio."""
     return b64encode(pcm.astype("<f4").tobytes()).decode()

@@ -1,10 +1,10 @@
 """The bridge for the MiniCPM-o demo's stock front end (`/ws/duplex`): docs/wire/bridges.md.
 
-The client sends a second of audio at a time, and each is answered with one result. The client's player has no clock but
-these: it plays one after the other, and where a result has less than a second, it runs dry and clips what comes next.
-Every result therefore has exactly a second: silence while the model listens, silence before what it says while there is
-less than a second of that. Only the last of a turn is as long as what is left. Audio of the response is kept here until
-the client's next message.
+The client sends audio one second at a time, and gets one result for each second. Its player has no clock except these
+results: it plays them one after another. After a result shorter than a second it runs dry, and clips the next one.
+Every result is therefore exactly one second long. It is silent while the model listens, and padded with leading silence
+while the response has less than a second of audio. Only the last result of a turn may be shorter. The rest of the
+response's audio is kept until the client's next message.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from antiphon.protocols.realtime.audio_buffer import appended
 
 
 class WorkerPrepare(msgspec.Struct, tag_field="type", tag="prepare"):
-    """The session begins. A prompt that is no text is as if it were missing.
+    """Begins the session. A prompt that is not text counts as missing.
 
-    The demo has a recording for the language model and one for the speech decoder. One is enough here: base64 of
-    float32 at 16 kHz, which is checked where it is decoded.
+    The demo sends a recording for the language model and one for the speech decoder; either is enough here. Both are
+    base64 of float32 at 16 kHz, checked when decoded.
     """
 
     system_prompt: object = None
@@ -41,26 +41,26 @@ class WorkerPrepare(msgspec.Struct, tag_field="type", tag="prepare"):
 
 
 class WorkerChunk(msgspec.Struct, tag_field="type", tag="audio_chunk"):
-    """A second of the user's audio: base64 of float32 at 16 kHz, which is checked where it is decoded."""
+    """A second of the user's audio: base64 of float32 at 16 kHz, checked when decoded."""
 
     audio_base64: object = None
     force_listen: object = None
 
 
 class WorkerPause(msgspec.Struct, tag_field="type", tag="pause"):
-    """Audio is not listened to from here on."""
+    """Pauses the session: audio is ignored from here on."""
 
 
 class WorkerResume(msgspec.Struct, tag_field="type", tag="resume"):
-    """Audio is listened to again."""
+    """Resumes the session: audio is heard again from here on."""
 
 
 class WorkerStop(msgspec.Struct, tag_field="type", tag="stop"):
-    """The end of the session is asked for."""
+    """Asks the server to end the session."""
 
 
 class MinicpmoWorkerBridge:
-    """The dialect for one session of the demo's front end; it begins with `prepare`."""
+    """The dialect for one session of the demo's front end, which begins with `prepare`."""
 
     name = "minicpmo"
 
@@ -72,22 +72,22 @@ class MinicpmoWorkerBridge:
         self._text = ""
         self._pending_audio: list[Pcm] = []
         self._speaking = False
-        # Results of the response were written, and none that ends it.
+        # Results of the response were sent, but not yet the one that ends its turn.
         self._end_is_due = False
 
     def opened(self) -> None:
-        """Write nothing: the client speaks first."""
+        """Queue nothing: the client sends first."""
 
     def closed(self) -> None:
-        """Write `stopped`, the answer to the client's `stop`."""
+        """Queue `stopped`, the answer to the client's `stop`."""
         self._session.add(type="stopped")
 
     def error(self, error: RemoteProtocolError) -> None:
-        """Write an error, which is flat in this dialect: its text in `error`, its code beside it."""
+        """Queue an error. It is flat in this dialect: the text in `error`, the code in `code`."""
         self._session.add(type="error", error=error.message, code=error.code)
 
     def read(self, data: str | bytes) -> list[Command]:
-        """What one frame asks of the session. Raises RemoteProtocolError."""
+        """Return the commands of one frame. Raises RemoteProtocolError."""
         session = self._session
         kinds = WorkerPrepare | WorkerChunk | WorkerPause | WorkerResume | WorkerStop
         match read_bridge(data, kinds):
@@ -119,14 +119,14 @@ class MinicpmoWorkerBridge:
         pcm = self._session.decode_f32(message.audio_base64)
         commands: list[Command] = []
         if message.force_listen is True:
-            # The user hears nothing more of the response, not even what is here already.
+            # The user hears no more of the response, including the audio that is already here.
             self._pending_audio, self._text, self._speaking = [], "", False
             commands.append(BargeIn("client_force_listen"))
         self._add_result(received_s)
         return commands if self._paused else [*commands, *appended(pcm)]
 
     def write(self, event: Event) -> None:
-        """Keep text and audio for the next result: this dialect sends nothing that was not asked for."""
+        """Keep text and audio for the next result: this dialect sends only answers to the client's messages."""
         match event:
             case ResponseTextDelta(_, text):
                 self._text += text
@@ -141,22 +141,23 @@ class MinicpmoWorkerBridge:
                 if response.usage:
                     self._kv_rows = response.usage.prompt_tokens + response.usage.completion_tokens
             case EpochRaised():
-                # The response was cut off: what was not sent yet is not sent any more.
+                # The response was cut off: drop its unsent audio and text.
                 self._pending_audio, self._text, self._speaking = [], "", False
                 self._end_is_due = False
             case _:
                 return
 
     def _add_result(self, received_s: float) -> None:
-        """Queue one result: exactly a second of audio, less only where the response ends.
+        """Queue one result: exactly one second of audio, or less at the end of the response.
 
-        `received_s`: when the client's message came, for the time that its answer took.
+        `received_s`: when the client's message arrived, for the processing time that the result reports.
         """
         waiting = np.concatenate(self._pending_audio) if self._pending_audio else np.zeros(0, np.float32)
         audio, rest = waiting[:OUT_HZ], waiting[OUT_HZ:]
         self._pending_audio = [rest]
         is_over = not self._speaking and not len(rest)
-        # Words come with the second in which they begin to be heard; without a synthesizer, as they are written.
+        # Words are sent with the first second of their audio. Without a synthesizer they are sent when they are
+        # generated.
         is_text_due = len(audio) or is_over or not self._session.context.voices
         text, self._text = (self._text, "") if is_text_due else ("", self._text)
         is_response = bool(len(audio) or text)

@@ -1,6 +1,7 @@
-"""The bridge `/v1/omni`, for clients without JSON audio: docs/wire/bridges.md, "Omni".
+"""The bridge `/v1/omni`, for clients that send and receive audio outside of JSON: docs/wire/bridges.md, "Omni".
 
-Audio is binary in both directions: PCM16 comes in, whole WAV files go out. A few JSON messages go between.
+Audio is binary in both directions: the client sends PCM16, the server sends whole WAV files. A few JSON messages are
+interleaved with it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from antiphon.protocols.connection import Command, Dialect, Event
 
 
 class OmniConfig(msgspec.Struct, tag_field="type", tag="session.config"):
-    """The session begins. A field that is no text is as if it were missing."""
+    """Begins the session. A field that is not text counts as missing."""
 
     instructions: object = None
     voice: object = None
@@ -33,11 +34,11 @@ class OmniConfig(msgspec.Struct, tag_field="type", tag="session.config"):
 
 
 class OmniInputDone(msgspec.Struct, tag_field="type", tag="input.done"):
-    """The client's turn ends here."""
+    """Ends the client's turn and commits its audio."""
 
 
 class OmniBridge:
-    """The dialect for one session. Audio that comes before a `session.config` begins it with the defaults."""
+    """The dialect for one session. Audio that arrives before `session.config` begins it with the defaults."""
 
     name = "omni"
 
@@ -47,17 +48,17 @@ class OmniBridge:
         self._audio_started = False
 
     def opened(self) -> None:
-        """Write nothing: the client speaks first."""
+        """Queue nothing: the client sends first."""
 
     def closed(self) -> None:
-        """Write nothing: the client closes the connection."""
+        """Queue nothing: the client closes the connection."""
 
     def error(self, error: RemoteProtocolError) -> None:
-        """Write an error."""
+        """Queue an error with its code and message."""
         self._session.add(type="error", error={"code": error.code, "message": error.message})
 
     def read(self, data: str | bytes) -> list[Command]:
-        """What one frame asks of the session: a binary one is audio. Raises RemoteProtocolError."""
+        """Return the commands of one frame; a binary frame is audio. Raises RemoteProtocolError."""
         session = self._session
         if isinstance(data, bytes):
             return self._audio(data)
@@ -77,7 +78,7 @@ class OmniBridge:
         return [*commands, AppendAudio(from_pcm16(data))] if data else commands
 
     def write(self, event: Event) -> None:
-        """Write the frames of an event: of a response its text, its audio as WAV files, and its beginning and end."""
+        """Queue the frames of an event: a response's text, its audio as WAV files, its beginning and its end."""
         session = self._session
         match event:
             case ResponseCreated():

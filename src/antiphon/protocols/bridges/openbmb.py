@@ -1,7 +1,7 @@
 """The bridge for the openbmb-realtime SDK (`/v1/realtime?mode=audio|video`): docs/wire/bridges.md.
 
-Audio is float32 in JSON, in deltas beside the text. `mode` makes no difference: a model that sees is given frames in
-either.
+Audio is float32 in JSON; text and audio have separate deltas. `mode` makes no difference: a model that sees receives
+images in either mode.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from antiphon.protocols.connection import Command, Dialect, Event
 from antiphon.protocols.realtime.audio_buffer import appended
 from antiphon.protocols.realtime.items import video_frames
 
-# The WebSocket subprotocol that the SDK asks for.
+# WebSocket subprotocol that the SDK requests.
 SUBPROTOCOL = "map.realtime"
 
 
 class OpenbmbInit(msgspec.Struct, tag_field="type", tag="session.init"):
-    """The session begins. A payload that is no object, or a prompt that is no text, is as if it were missing."""
+    """Begins the session. A payload that is not an object counts as missing, and so does a prompt that is not text."""
 
     payload: object = None
 
     @property
     def system_prompt(self) -> str:
-        """What the model is told first."""
+        """The model's instructions; empty if missing."""
         found = self.payload.get("system_prompt") if isinstance(self.payload, dict) else None
         return found if isinstance(found, str) else ""
 
 
 class OpenbmbInput(msgspec.Struct):
-    """What the user says and shows. `audio`: base64 of float32 at 16 kHz; it is checked where it is decoded."""
+    """The user's speech and images. `audio`: base64 of float32 at 16 kHz, checked when decoded."""
 
     audio: object = None
     video_frames: object = None
@@ -49,17 +49,17 @@ class OpenbmbInput(msgspec.Struct):
 
 
 class OpenbmbAppend(msgspec.Struct, tag_field="type", tag="input.append"):
-    """More of the user's audio, and images."""
+    """Appends audio of the user, and images."""
 
     input: OpenbmbInput
 
 
 class OpenbmbClose(msgspec.Struct, tag_field="type", tag="session.close"):
-    """The end of the session is asked for."""
+    """Asks the server to end the session."""
 
 
 class OpenbmbBridge:
-    """The dialect for one session. The server speaks first, to say that the client waits in no queue."""
+    """The dialect for one session. The server sends first, to say that the client need not wait in a queue."""
 
     name = "openbmb"
 
@@ -67,19 +67,19 @@ class OpenbmbBridge:
         self._session = session
 
     def opened(self) -> None:
-        """Write `session.queue_done`."""
+        """Queue `session.queue_done`, for which the client waits."""
         self._session.add(type="session.queue_done")
 
     def closed(self) -> None:
-        """Write `session.closed`, which the client gets for its own close and for any other end of the session."""
+        """Queue `session.closed`, which the client gets after its own close and after any other end of the session."""
         self._session.add(type="session.closed", reason="closed", session_id=self._session.id)
 
     def error(self, error: RemoteProtocolError) -> None:
-        """Write an error."""
+        """Queue an error with its code and message."""
         self._session.add(type="error", error={"code": error.code, "message": error.message})
 
     def read(self, data: str | bytes) -> list[Command]:
-        """What one frame asks of the session. Raises RemoteProtocolError."""
+        """Return the commands of one frame. Raises RemoteProtocolError."""
         session = self._session
         match read_bridge(data, OpenbmbInit | OpenbmbAppend | OpenbmbClose):
             case OpenbmbInit() as init:
@@ -100,7 +100,7 @@ class OpenbmbBridge:
                 return []
 
     def write(self, event: Event) -> None:
-        """Write the frames of an event: of a response its deltas and its end, of the user the transcript."""
+        """Queue the frames of an event: a response's deltas and end, and the user's transcripts."""
         session = self._session
         match event:
             case ResponseTextDelta(at, text):

@@ -1,4 +1,4 @@
-"""The audio of responses as a full-duplex client gets it: in its format, with its length and the times of its words.
+"""Encodes the audio of responses for a full-duplex client, with its duration and the times of its words.
 
 docs/wire/duplex.md describes the deltas and the formats.
 """
@@ -27,7 +27,7 @@ def _from_f32(data: bytes) -> Pcm:
     return np.asarray(np.clip(np.frombuffer(data, "<f4"), -1.0, 1.0), np.float32)
 
 
-# By the name of an input format: from bytes to float32 samples in [-1, 1], and how many bytes a sample has.
+# By the name of an input format: the decoder to float32 samples in [-1, 1], and the bytes of a sample.
 _DECODERS: dict[str, tuple[Callable[[bytes], Pcm], int]] = {
     "pcm16": (from_pcm16, 2),
     "pcm_f32le": (_from_f32, 4),
@@ -37,9 +37,9 @@ _DECODERS: dict[str, tuple[Callable[[bytes], Pcm], int]] = {
 
 
 def duplex_audio(max_bytes: int) -> DecodeAudio:
-    """What reads the formats of this dialect. `max_bytes`: the most of one append, after base64 is decoded.
+    """Return a decoder of this dialect's formats. `max_bytes`: the limit of one append, in decoded bytes.
 
-    It raises RemoteProtocolError (`bad_audio`), also for a sample that is not a finite number.
+    The decoder raises RemoteProtocolError (`bad_audio`), also for a sample that is not a finite number.
     """
 
     def decode(text: str, audio_format: AudioFormat, param: str) -> Pcm:
@@ -50,7 +50,7 @@ def duplex_audio(max_bytes: int) -> DecodeAudio:
             raise RemoteProtocolError("bad_audio", "Sound comes in base64.", param) from None
         if len(data) > max_bytes or len(data) % sample_bytes:
             raise RemoteProtocolError(
-                "bad_audio", f"{len(data)} bytes are no whole number of samples, or over {max_bytes}.", param
+                "bad_audio", f"{len(data)} bytes are not a whole number of samples, or more than {max_bytes}.", param
             )
         pcm = from_bytes(data)
         if not np.isfinite(pcm).all():
@@ -61,14 +61,14 @@ def duplex_audio(max_bytes: int) -> DecodeAudio:
 
 
 class TextMark(TypedDict):
-    """The end of a word: so many characters of the item's text, at so many milliseconds of its audio."""
+    """The end of a word: its position in the item's text, in characters, and in the item's audio, in milliseconds."""
 
     text_chars: int
     audio_end_ms: int
 
 
 class DeltaFacts(TypedDict):
-    """The `metadata` of a delta of audio. `playback`: how much of the item's audio was generated, and sent."""
+    """The `metadata` of a delta of audio. `playback`: milliseconds of the item's audio that were generated and sent."""
 
     end_of_turn: bool
     audio_duration_ms: int
@@ -78,7 +78,7 @@ class DeltaFacts(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class AudioDelta:
-    """More of an item's audio, as a client gets it: in base64, and what is told with it."""
+    """A delta of an item's audio, as a client receives it: base64 and its metadata."""
 
     audio: str
     format: str
@@ -88,37 +88,39 @@ class AudioDelta:
 
 @dataclass(slots=True)
 class _SentItem:
-    """What was sent of one item."""
+    """The text and audio of one item that was sent so far."""
 
     text: str = ""
-    # Where in the text the words of its audio so far end, in characters.
+    # Characters of the text up to the last word of the audio so far.
     spoken_chars: int = 0
     audio_s: float = 0.0
-    # The ends of words that the next delta will have: characters of the text, and milliseconds of the audio.
+    # Ends of words for the next delta.
     marks: list[TextMark] = field(default_factory=list)
     resampler: Resampler | None = None
 
 
 class ResponseAudioTexts:
-    """Joins the text and the audio of each item, so that deltas of audio say how far in the text they have come.
+    """Aligns the text and the audio of each item, so that deltas of audio carry the ends of their words.
 
-    What it keeps of an item goes with the item's last delta, or with `forget`.
+    The state of an item is dropped with its last delta, or by `forget`.
     """
 
     def __init__(self) -> None:
         self._items: dict[str, _SentItem] = {}
 
     def add_text(self, item_id: str, text: str) -> None:
-        """Add to an item's text. It has to come before the audio of its words, or they have no mark of their own."""
+        """Add to an item's text. Call it before the audio of these words is added: otherwise their marks do not
+        advance.
+        """
         self._items.setdefault(item_id, _SentItem()).text += text
 
     def add_audio(
         self, item_id: str, pcm: Pcm, rate_hz: int, words: Sequence[Word], audio_format: AudioFormat
     ) -> AudioDelta | None:
-        """The fields of a delta with more of an item's audio; None where it is too short to give a sample yet.
+        """Return the next delta of an item's audio; None if the audio is too short for a sample at the output rate.
 
-        `pcm` is float32 [num_samples] at `rate_hz`. `words` are those that end in it, with times from the beginning of
-        the item's audio.
+        `pcm` is float32 [num_samples] at `rate_hz`. `words` are the words that end in it, with times from the beginning
+        of the item's audio.
         """
         sent = self._items.setdefault(item_id, _SentItem())
         sent.audio_s += len(pcm) / rate_hz
@@ -132,18 +134,18 @@ class ResponseAudioTexts:
         return _delta(sent, out, audio_format, last=False) if len(out) else None
 
     def end(self, item_id: str, audio_format: AudioFormat) -> AudioDelta:
-        """The fields of an item's last delta, whose audio may be empty. The item is forgotten."""
+        """Return an item's last delta, whose audio may be empty, and forget the item."""
         sent = self._items.pop(item_id, _SentItem())
         rest = sent.resampler.flush() if sent.resampler else np.zeros(0, np.float32)
         return _delta(sent, rest, audio_format, last=True)
 
     def forget(self, item_id: str) -> None:
-        """Drop what is kept of an item that was cut off; nothing if there is nothing."""
+        """Forget an item that was cut off. Does nothing for an unknown item."""
         self._items.pop(item_id, None)
 
 
 def encoded(pcm: Pcm, audio_format: AudioFormat) -> bytes:
-    """The bytes of an output format for float32 samples at its rate; a `wav` is a whole file, header included."""
+    """Encode float32 samples, at the format's rate, as bytes of an output format. `wav` is a file with a header."""
     match audio_format.type:
         case "pcm_f32le":
             return pcm.astype("<f4").tobytes()

@@ -1,4 +1,4 @@
-"""What a full-duplex client says about overlap and playback, read into commands: docs/wire/duplex.md."""
+"""Converts a full-duplex client's messages about overlap, items and playback into commands: docs/wire/duplex.md."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ DROP_ACTIONS = ("drop", "ignore", "silence")
 
 
 def overlap_action(message: DuplexAppend) -> str | None:
-    """The action that an append names for audio over a response, in lower case; None where it names none."""
+    """Return the action that an append requests for audio over a response, in lower case; None if it requests none."""
     action = message.overlap if message.overlap_action is UNSET else message.overlap_action
     return action.strip().lower() if isinstance(action, str) else None
 
 
 def overlap_command(message: DuplexAppend, *, silent: bool) -> BargeIn | HoldFloor | None:
-    """What an append says about audio over a response.
+    """Return the command of an append for audio over a response; None if the append requests nothing.
 
-    Where it says several things, the first of these counts: its action, `force_barge_in`, `force_listen`, and a
-    `transcript` that is a backchannel. The transcript of audio that is `silent` does not count.
+    The first of these fields counts: its action, `force_barge_in`, `force_listen`, and a `transcript` that is a
+    backchannel. The transcript of audio that is `silent` is ignored.
     """
     action, event_id = overlap_action(message), message.own_id
     if action in INTERRUPT_ACTIONS:
@@ -52,7 +52,7 @@ def overlap_command(message: DuplexAppend, *, silent: bool) -> BargeIn | HoldFlo
 
 
 def named_item_command(message: NamedItemMessage) -> RetrieveItem | TruncateItem | DeleteItem:
-    """The command of a message about one item. Raises RemoteProtocolError (`missing_item_id`) where it names none."""
+    """Return the command of a message about one item. Raises RemoteProtocolError (`missing_item_id`) without an id."""
     item_id, event_id = message.item_id, message.own_id
     if not item_id:
         raise RemoteProtocolError("missing_item_id", f"{message.__struct_config__.tag} needs an item_id.", "item_id")
@@ -67,16 +67,16 @@ def named_item_command(message: NamedItemMessage) -> RetrieveItem | TruncateItem
 
 
 def text_or_none(value: object, param: str = "response_id") -> str | None:
-    """`value`, which has to be text or null. Raises RemoteProtocolError that names `param`."""
+    """Return `value` if it is text or null. Raises RemoteProtocolError that names `param` for any other value."""
     if value is None or isinstance(value, str):
         return value
     raise RemoteProtocolError("invalid_type", f"Invalid type for '{param}': expected str or null.", param)
 
 
 def acknowledgement(message: PlaybackAck) -> AcknowledgePlayback:
-    """Read a `playback.ack`.
+    """Convert a `playback.ack` into a command.
 
-    Without `committed_ms`, what was played was heard. Raises RemoteProtocolError for a time that is no time.
+    Without `committed_ms`, all audio that was played counts as heard. Raises RemoteProtocolError for an invalid time.
     """
     played_ms = milliseconds(message.played_ms, "played_ms")
     committed = message.committed_ms
@@ -87,7 +87,7 @@ def acknowledgement(message: PlaybackAck) -> AcknowledgePlayback:
 
 
 def milliseconds(value: float, param: str) -> int:
-    """A duration of 0 to 1e9 ms, rounded down. Raises RemoteProtocolError that names `param`."""
+    """Return a duration in [0, 1e9) ms, rounded down. Raises RemoteProtocolError that names `param`."""
     if not 0 <= value < 1e9:
         raise RemoteProtocolError("bad_event", f"'{param}' is a number of milliseconds from 0 on.", param)
     return int(value)

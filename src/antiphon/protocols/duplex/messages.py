@@ -1,6 +1,6 @@
-"""What full-duplex clients send: docs/wire/duplex.md.
+"""The messages of full-duplex clients: docs/wire/duplex.md.
 
-A subclass with another `type` is another name of the same message.
+A subclass with another `type` is an alias of the same message.
 """
 
 from __future__ import annotations
@@ -26,61 +26,71 @@ T = TypeVar("T")
 
 
 class DuplexUpdate(ClientMessage, tag="session.update", kw_only=True):
-    """An update. Its fields are in `session`, or where that is no object, beside the `type`."""
+    """Changes the session. The fields are in `session`; if that is not an object, they are at the top level."""
 
     session: msgspec.Raw | UnsetType = UNSET
 
 
 class SessionCreate(DuplexUpdate, tag="session.create"):
-    """An older name of an update."""
+    """The older name of `session.update`, with the same fields."""
 
 
 class Heartbeat(ClientMessage, tag="session.heartbeat"):
-    """The client is there; it is answered."""
+    """Keeps the session from its idle timeout. It is acknowledged."""
 
 
 class SessionClose(ClientMessage, tag="session.close", kw_only=True):
-    """The end of the session is asked for. `reason` is any value; only text is given back."""
+    """Asks to end the session. `reason` may be any value; only text is repeated in the answer."""
 
     reason: object = None
 
 
 class CloseSession(SessionClose, tag="close_session"):
-    """Another name of SessionClose."""
+    """Alias of `session.close`, with the same fields."""
 
 
 class Close(SessionClose, tag="close"):
-    """Another name of SessionClose."""
+    """Alias of `session.close`, with the same fields."""
 
 
 class DuplexAppend(ClientMessage, tag="input_audio_buffer.append", kw_only=True):
-    """Audio, and what the client knows of it. `format` and `sample_rate_hz` hold from here on.
+    """Audio of the user, and what the client knows of it.
 
-    The fields about overlap (docs/wire/duplex.md) are checked where they are used: a wrong type counts as missing.
+    The fields about overlap (docs/wire/duplex.md) are checked when they are used; a wrong type counts as missing.
     """
 
+    # Base64 in the session's input format.
     audio: str
+    # Name of the input format, or an object with `type` and `rate`, from this append on.
     format: object = None
+    # Sample rate in Hz, from this append on.
     sample_rate_hz: object = None
+    # Images of the user's camera, in base64.
     video_frames: object = None
+    # The treatment of audio over a response, such as `barge_in`, `listen` or `drop`.
     overlap_action: object = UNSET
+    # Older name of `overlap_action`.
     overlap: object = None
+    # True: the audio interrupts the response.
     force_barge_in: object = None
+    # True: the response continues over the audio.
     force_listen: object = None
+    # The client's own transcript of the audio. A backchannel leaves the floor to the response.
     transcript: object = None
+    # False: over a response, the audio counts as silence.
     is_speech: object = None
 
 
 class InputAudioAppend(DuplexAppend, tag="input.audio.append"):
-    """Another name of DuplexAppend."""
+    """Alias of `input_audio_buffer.append`, with the same fields."""
 
 
 class PushChunk(DuplexAppend, tag="push_chunk"):
-    """Another name of DuplexAppend."""
+    """Alias of `input_audio_buffer.append`, with the same fields."""
 
 
 class DuplexCommit(ClientMessage, tag="input_audio_buffer.commit", kw_only=True):
-    """The client's turn ends here, unless `final` is false. A flag that is no bool is as if it were missing."""
+    """Commits audio and ends the turn, unless `final` is false. A flag that is not a bool counts as missing."""
 
     final: object = True
     response_create: object = UNSET
@@ -88,40 +98,42 @@ class DuplexCommit(ClientMessage, tag="input_audio_buffer.commit", kw_only=True)
 
     @property
     def wants_response(self) -> object:
-        """Whether the turn is to be answered; None: as the session is configured."""
+        """Whether to answer the turn; None to follow the session's configuration."""
         return self.create_response if self.response_create is UNSET else self.response_create
 
 
 class InputCommit(DuplexCommit, tag="input.commit", kw_only=True):
-    """A commit that is answered unless it says otherwise."""
+    """A commit whose turn is answered by default."""
 
     create_response: object = True
 
 
 class PushText(ClientMessage, tag="push_text", kw_only=True):
-    """The user's turn, in writing."""
+    """The user's turn as written text."""
 
     text: Text
 
 
 class InputTextAppend(PushText, tag="input.text.append"):
-    """Another name of PushText."""
+    """Alias of `push_text`, with the same fields."""
 
 
 class AppendInputText(PushText, tag="input_text.append"):
-    """Another name of PushText."""
+    """Alias of `push_text`, with the same fields."""
 
 
 class InputCancel(ClientMessage, tag="input.cancel"):
-    """The user's present speech does not count."""
+    """Discards the user's current speech and ends the response."""
 
 
 class DuplexBargeIn(ClientMessage, tag="barge_in"):
-    """The user takes the floor."""
+    """The user takes the floor: the response is cut off."""
 
 
 class PlaybackAck(ClientMessage, tag="playback.ack", kw_only=True):
-    """So many milliseconds of a response were played, and `committed_ms` of them count as heard (missing: all)."""
+    """Reports that the first `played_ms` of a response were played. `committed_ms` of them count as heard, all if
+    missing.
+    """
 
     played_ms: float
     committed_ms: float | None = None
@@ -130,11 +142,11 @@ class PlaybackAck(ClientMessage, tag="playback.ack", kw_only=True):
 
 
 class AudioPlaybackAck(PlaybackAck, tag="audio.playback_ack"):
-    """Another name of PlaybackAck."""
+    """Alias of `playback.ack`, with the same fields."""
 
 
 class TurnSignal(ClientMessage, tag="turn.signal", kw_only=True):
-    """Another message by its name, with its fields in `payload`; or the client's own event about turns."""
+    """Carries another message by its name, with its fields in `payload`, or a turn event of the client's own."""
 
     event: Text
     payload: msgspec.Raw = NULL
@@ -142,17 +154,17 @@ class TurnSignal(ClientMessage, tag="turn.signal", kw_only=True):
 
 
 class SignalTurnAlias(TurnSignal, tag="signal_turn"):
-    """Another name of TurnSignal."""
+    """Alias of `turn.signal`, with the same fields."""
 
 
 class ItemRetrieve(ClientMessage, tag="conversation.item.retrieve", kw_only=True):
-    """The item as it is now is asked for."""
+    """Asks for the current state of an item."""
 
     item_id: Text | None = None
 
 
 class ItemTruncate(ClientMessage, tag="conversation.item.truncate", kw_only=True):
-    """Of the item's audio, only the first `audio_end_ms` milliseconds were heard."""
+    """Cuts an item to what was heard: the first `audio_end_ms` milliseconds of its audio."""
 
     audio_end_ms: int
     item_id: Text | None = None
@@ -160,13 +172,13 @@ class ItemTruncate(ClientMessage, tag="conversation.item.truncate", kw_only=True
 
 
 class ItemDelete(ClientMessage, tag="conversation.item.delete", kw_only=True):
-    """The item is to be removed."""
+    """Removes an item from the conversation."""
 
     item_id: Text | None = None
 
 
 NamedItemMessage = ItemRetrieve | ItemTruncate | ItemDelete
-# What another message may be that comes inside a TurnSignal, by its name.
+# The messages that a TurnSignal may carry, by name.
 SIGNALLED: dict[str, type[ClientMessage]] = {
     "barge_in": DuplexBargeIn,
     "input.cancel": InputCancel,
@@ -207,11 +219,11 @@ _MESSAGE: Reader[DuplexMessage] = Reader(DuplexMessage)
 
 
 def read_duplex(data: str | bytes) -> DuplexMessage:
-    """The message of one frame. Raises RemoteProtocolError, in the dialect's own words for what is no message of it."""
+    """Decode one frame. Raises RemoteProtocolError, with the dialect's own code if the frame is not a message of it."""
     try:
         message = _MESSAGE.read(data)
         if not isinstance(message, DuplexUpdate):
-            # An update tells what it does not know in its answer.
+            # The answer to an update reports its unknown fields.
             check_names(data, message)
         return message
     except RemoteProtocolError as error:

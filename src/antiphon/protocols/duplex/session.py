@@ -1,4 +1,4 @@
-"""The session of a full-duplex client: its fields as the client is shown them, changed by updates, and stored."""
+"""The state of a full-duplex session: the fields that clients update and are shown, and that snapshots store."""
 
 from __future__ import annotations
 
@@ -43,23 +43,31 @@ from antiphon.turns.end_of_turn import semantic_vad
 
 
 class DuplexSnapshot(msgspec.Struct):
-    """The session's configuration and epoch as they are stored. These names must not change; a new one
-    has a default, which sessions that were stored before get."""
+    """The session's configuration and epoch as they are stored.
 
+    Never rename a field. Give a new one a default, which older snapshots get.
+    """
+
+    # The model's name as the client spells it.
     model: str
+    # Format and fields of the client's audio.
     audio: AudioInput
+    # The fields that a conversation has too.
     fields: SessionFields
+    # Whether audio was sent to the client, so that the voice is fixed.
     spoken: bool
+    # The fields that only a full-duplex session has, without `ref_audio`.
     own: DuplexFields
+    # The last epoch.
     epoch: int
 
 
 class DuplexSessionState:
-    """What a full-duplex session is, between two messages.
+    """The state of a full-duplex session between two messages.
 
-    `id`: as the client knows it. `model`: the model's name as the client spells it. `epoch`: audio and text of an older
-    one are not sent any more. `has_spoken`: the client was sent audio, so that the voice cannot be changed any more.
-    `resume_token`: the token that resumes the session, None where it cannot be resumed.
+    `id`: as the client knows it. `model`: the model's name as the client spells it. `epoch`: the current epoch; audio
+    and text of older epochs are not sent. `has_spoken`: audio was sent to the client, so the voice can no longer be
+    changed. `resume_token`: the token that resumes the session, None if it cannot be resumed.
     """
 
     def __init__(self, context: Context) -> None:
@@ -81,28 +89,28 @@ class DuplexSessionState:
 
     @property
     def input_format(self) -> AudioFormat:
-        """The format that the client sends."""
+        """The format of the client's audio."""
         return self._audio.format
 
     @property
     def output(self) -> SessionOutput:
-        """The format, voice and speed of what the client is sent."""
+        """Format, voice and speed of the audio that is sent to the client."""
         return self._fields.output
 
     @property
     def responds(self) -> bool:
-        """Whether a turn is answered without being asked."""
+        """Whether a turn is answered without a request for it."""
         vad = self._audio.turn_detection or TurnDetection()
         extra = self.own.extra
         answers = extra.full_duplex if extra.auto_response is None else extra.auto_response
         return answers is not False and vad.responds
 
     def set_input_format(self, form: AudioFormat) -> None:
-        """The client sends this format from now on."""
+        """Set the format of the client's audio from now on."""
         self._audio = msgspec.structs.replace(self._audio, format=form)
 
     def update(self, given: DuplexUpdateFields) -> None:
-        """Check a whole update, then apply it. Raises RemoteProtocolError for a wrong field, and applies nothing."""
+        """Check a whole update, then apply it. Raises RemoteProtocolError, and applies nothing, for a wrong field."""
         context, changes = self._context, conversation_changes(given)
         own = apply_duplex(self.own, given)
         audio = apply_input(self._audio, changes.input, context, "session.")
@@ -113,21 +121,22 @@ class DuplexSessionState:
         output = apply_output(fields.output, changes.output, context, has_spoken=self.has_spoken)
         fields.output = msgspec.structs.replace(output, format=out_form)
         if given.ref_audio is not None and not context.unit_ms:
-            context.log_alias("a voice cloned from ref_audio", output.voice_name or "nobody")
+            context.log_alias("a voice cloned from ref_audio", output.voice_name or "no voice")
         self._audio, self._enrolled, self._fields, self.own = audio, enrolled, fields, own
         if isinstance(given.model, str) and given.model:
             self.model = given.model
 
     def configured(self) -> ConfigureConversation:
-        """The session's configuration as a command, which begins the session or changes it at once."""
+        """Return the command that configures the session: it begins the session or takes effect at once."""
         voice = self.loaded_voice(self.output.voice)
         config = conversation_config(self._fields, self._audio, voice, self._enrolled)
         vad, transcription = self._audio.turn_detection, config.transcription
         if vad is None:
-            # Null leaves endpointing to the server. A native model decides by itself, a cascade by a turn detector.
+            # Null leaves endpointing to the server: a native model decides by itself, a cascade uses a turn detector.
             transcription = replace(transcription, vad=semantic_vad())
         policy = self.own.overlap_policy
-        # A native model hears the user speak over it, and decides by itself unless the client sets turn detection.
+        # A native model hears the user during its responses. It decides by itself unless the client sets turn
+        # detection.
         interrupts = (vad is not None or not self._context.unit_ms) and (vad or TurnDetection()).interrupts
         return ConfigureConversation(
             replace(
@@ -143,16 +152,16 @@ class DuplexSessionState:
 
     @property
     def unspoken(self) -> list[Unread]:
-        """What the client is told where no loaded voice speaks the session's language."""
+        """Warnings for the client if no loaded voice speaks the session's language."""
         language = self._audio.transcription.language if self._audio.transcription else None
         return self._context.unspoken(language or None, "session.input_audio_transcription.language")
 
     def loaded_voice(self, asked: VoiceId | str) -> str | None:
-        """The loaded voice of this name; None for the default."""
+        """Return the loaded voice of this name; None for the default."""
         return self._context.loaded_voice(asked.id if isinstance(asked, VoiceId) else asked)
 
     def shown(self) -> ShownSession:
-        """The session as a client is shown it."""
+        """Return the session as it is shown to a client."""
         f, form, out, own = self._fields, self._audio.format, self.output, self.own
         return ShownSession(
             id=self.id,
@@ -181,15 +190,15 @@ class DuplexSessionState:
         )
 
     def snapshot(self) -> DuplexSnapshot:
-        """What is stored of the session. `ref_audio` is not."""
+        """Return the stored state of the session. `ref_audio` is not stored."""
         own = msgspec.structs.replace(self.own, ref_audio=None)
         return DuplexSnapshot(self.model, self._audio, self._fields, self.has_spoken, own, self.epoch)
 
     def restore(self, session_id: str, kept: DuplexSnapshot) -> None:
         """Take the id and the configuration of an earlier session.
 
-        The epoch is raised, so that nothing of a response from before is sent. Raises RemoteProtocolError where the
-        voice that was enrolled is there no more.
+        Raises the epoch, so that nothing of an earlier response is sent. Raises RemoteProtocolError if the session's
+        enrolled voice no longer exists.
         """
         self._enrolled = enrolled_voices((), InputFields(), kept.audio, self._context)
         self.id, self.model, self.epoch = session_id, kept.model, kept.epoch + 1

@@ -1,6 +1,7 @@
-"""The fields of a full-duplex session that a conversation does not have, its audio formats and its capabilities.
+"""The fields that only a full-duplex session has, its audio formats and its capabilities.
 
-docs/wire/duplex.md describes them. What is read is checked: a wrong field raises RemoteProtocolError.
+docs/wire/duplex.md describes them. Every function that reads a client's field raises RemoteProtocolError for a wrong
+one.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from antiphon.protocols.realtime.session_fields import (
     modalities_of_beta,
 )
 
-# Error codes of a conversation, and what they are called here.
+# Error codes of a conversation, and their names in this dialect.
 DUPLEX_CODES = {
     "invalid_type": "bad_event",
     "invalid_value": "bad_event",
@@ -48,14 +49,14 @@ DUPLEX_CODES = {
     "input_audio_buffer_overflow": "input_backpressure",
     "rate_limit_exceeded": "resource_exhausted",
 }
-# Errors after which the same message may be accepted later.
+# Error codes after which the same message may be accepted later.
 RETRYABLE = frozenset({"resource_exhausted", "input_backpressure"})
 
 OVERLAP_POLICIES = ("listen_only", "barge_in_on_speech", "auto")
 COMMIT_POLICIES = ("commit_all_on_done", "ack_only")
 _INPUT_FORMATS = ("pcm16", "pcm_f32le", "g711_ulaw", "g711_alaw")
 _OUTPUT_FORMATS = (*_INPUT_FORMATS, "wav")
-# Other names of formats.
+# Aliases of formats.
 _FORMAT_ALIASES = {
     "pcm": "pcm16",
     "pcm_s16le": "pcm16",
@@ -69,12 +70,13 @@ _FORMAT_ALIASES = {
     "audio/wav": "wav",
 }
 MIN_RATE_HZ, MAX_RATE_HZ = 8000, 192_000
-# What `capabilities` tells: how often a cascade is best sent audio, and how soon a barge-in silences a response.
+# Reported in `capabilities`: how often to send audio to a cascade, and the time in which a barge-in silences a
+# response.
 CHUNK_PERIOD_MS = 100
 TARGET_BARGE_IN_MS = 300
-# Of a recording of the voice to speak with, as a file.
+# Largest file of a reference recording.
 MAX_REFERENCE_BYTES = 10 << 20
-# The lowest and highest values of the numbers in `extra_body`.
+# Lowest and highest values of the numbers in `extra_body`.
 EXTRA_RANGES: dict[str, tuple[float, float]] = {
     "force_listen_count": (0, 3600),
     "top_k": (0, 1000),
@@ -93,30 +95,32 @@ _ANSWERS = frozenset(("auto_response", "full_duplex"))
 
 
 class DuplexTurnDetection(TurnDetectionFields, forbid_unknown_fields=True):
-    """Turn detection as a client gives it. `min_speech_duration_ms` is shown and has no effect."""
+    """Turn detection as a client sends it. `min_speech_duration_ms` is shown and has no effect."""
 
     min_speech_duration_ms: object = UNSET
 
     @property
     def least_speech_ms(self) -> object:
-        """`min_speech_duration_ms`."""
+        """The client's `min_speech_duration_ms`; 96 by default."""
         return 96 if self.min_speech_duration_ms in (UNSET, None) else self.min_speech_duration_ms
 
 
 class DuplexInput(msgspec.Struct):
-    """`session.audio.input` as a client gives it. The format is checked where it is used."""
+    """`session.audio.input` as a client sends it. The format is checked when it is used."""
 
+    # Transcripts of the user's turns; null turns them off.
     transcription: TranscriptionFields | UnsetType | None = UNSET
-    noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown, without effect.
+    # Turn detection; null leaves it to the conversation model.
     turn_detection: DuplexTurnDetection | UnsetType | None = UNSET
-    primary_speaker: Text | UnsetType | None = UNSET
-    enrolled_voice: Text | UnsetType | None = UNSET
-    format: object = None
-    sample_rate_hz: object = None
+    primary_speaker: Text | UnsetType | None = UNSET  # The voices whose turns count: `off`, `auto` or `enrolled`.
+    enrolled_voice: Text | UnsetType | None = UNSET  # Name of the uploaded voice of the mode `enrolled`.
+    format: object = None  # Name of a format, or an object with `type` and `rate`.
+    sample_rate_hz: object = None  # Sample rate in Hz.
 
 
 class DuplexOutput(msgspec.Struct):
-    """`session.audio.output` as a client gives it. The format is checked where it is used."""
+    """`session.audio.output` as a client sends it. The format is checked when it is used."""
 
     voice: VoiceId | Text | None = None
     speed: float | None = None
@@ -125,38 +129,39 @@ class DuplexOutput(msgspec.Struct):
 
 
 class DuplexAudio(msgspec.Struct):
-    """`session.audio` as a client gives it."""
+    """`session.audio` as a client sends it."""
 
     input: DuplexInput | None = None
     output: DuplexOutput | None = None
 
 
 class ReferenceAudio(msgspec.Struct):
-    """A recording of a voice. `data`: a file, in base64 or as a `data:` URI."""
+    """A recording of a voice. `data`: an audio file, in base64 or as a `data:` URI."""
 
     data: str
 
 
 class ExtraFields(msgspec.Struct):
-    """The fields of `extra_body` that have an effect. `auto_response` false: a turn is not answered unless asked;
-    `full_duplex` is another name of it. The others are for a native model, by the names that MiniCPM-o's makers use.
+    """The fields of `extra_body` that have an effect.
+
+    Most of them are for a native model, under the names that MiniCPM-o uses; None leaves the model's default.
     """
 
-    auto_response: object = None
-    full_duplex: object = None
-    force_listen_count: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
-    text_repetition_penalty: float | None = None
-    length_penalty: float | None = None
-    listen_prob_scale: float | None = None
-    listen_top_k: int | None = None
-    tts_temperature: float | None = None
-    tts_repetition_penalty: float | None = None
-    seed: int | None = None
+    auto_response: object = None  # False: turns are only answered on request.
+    full_duplex: object = None  # Alias of `auto_response`.
+    force_listen_count: float | None = None  # The number of units at the start in which the model only listens.
+    top_k: int | None = None  # The number of likeliest tokens that may be sampled; 0 for no limit.
+    top_p: float | None = None  # The share of probability that may be sampled.
+    text_repetition_penalty: float | None = None  # Repetition penalty of the words.
+    length_penalty: float | None = None  # Above 1, turns get longer.
+    listen_prob_scale: float | None = None  # Factor of the logit of listening.
+    listen_top_k: int | None = None  # The model listens if that is among this number of likeliest choices; 0 for never.
+    tts_temperature: float | None = None  # Temperature of the voice's codes.
+    tts_repetition_penalty: float | None = None  # Repetition penalty of the voice's codes.
+    seed: int | None = None  # Seed of the random numbers, with which the same input gives the same response.
 
     def sampling(self, temperature: float | None) -> NativeSampling:
-        """How the model is to choose."""
+        """Return the model's sampling parameters, with the `temperature` of the session."""
         return NativeSampling(
             temperature,
             self.top_k,
@@ -172,89 +177,93 @@ class ExtraFields(msgspec.Struct):
 
 
 class DuplexUpdateFields(msgspec.Struct):
-    """A `session` as a client gives it, flat or nested: unknown fields are ignored, null changes nothing of its own."""
+    """A `session` as a client sends it, flat or nested. Unknown fields are ignored."""
 
-    overlap_policy: Text | None = None
-    overlap_short_ack_ms: float | None = None
-    overlap_barge_in_ms: float | None = None
-    overlap_silence_rms: float | None = None
-    playback_commit_policy: Text | None = None
-    idle_timeout_s: float | None = None
-    temperature: float | None = None
+    overlap_policy: Text | None = None  # The effect of speech over a response: one of OVERLAP_POLICIES.
+    overlap_short_ack_ms: float | None = None  # Longest speech that may count as a backchannel, in ms.
+    overlap_barge_in_ms: float | None = None  # Backchannel words take the floor after this duration of speech, in ms.
+    overlap_silence_rms: float | None = None  # Shown, without effect.
+    playback_commit_policy: Text | None = None  # Which audio counts as heard: one of COMMIT_POLICIES.
+    idle_timeout_s: float | None = None  # Idle timeout, in seconds.
+    temperature: float | None = None  # Temperature of a native model's words; 0 takes the likeliest token.
+    # The voice that a native model is to speak with: an audio file, as base64 or a `data:` URI.
     ref_audio: ReferenceAudio | str | None = None
-    metadata: msgspec.Raw = NULL
-    extra_body: msgspec.Raw = NULL
-    instructions: Text | UnsetType | None = UNSET
-    tools: list[msgspec.Raw] | UnsetType | None = UNSET
-    tool_choice: Text | NamedTool | UnsetType | None = UNSET
-    truncation: Text | Truncation | UnsetType | None = UNSET
-    modalities: list[object] | UnsetType | None = UNSET
-    output_modalities: list[object] | None = None
+    metadata: msgspec.Raw = NULL  # An object of the client's own; shown, without effect.
+    extra_body: msgspec.Raw = NULL  # See ExtraFields; other fields in it are shown without effect.
+    instructions: Text | UnsetType | None = UNSET  # Instructions for the conversation model.
+    tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
+    tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
+    truncation: Text | Truncation | UnsetType | None = UNSET  # Policy for a history that exceeds the context.
+    modalities: list[object] | UnsetType | None = UNSET  # Output modalities: text, or audio and text.
+    output_modalities: list[object] | None = None  # Alias of `modalities`, the name in the GA.
+    # Largest number of tokens of a response, or "inf".
     max_response_output_tokens: int | Text | UnsetType | None = UNSET
+    # Alias of `max_response_output_tokens`, the name in the GA.
     max_output_tokens: int | Text | UnsetType | None = UNSET
-    audio: DuplexAudio | None = None
-    input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
-    turn_detection: DuplexTurnDetection | UnsetType | None = UNSET
-    voice: VoiceId | Text | None = None
-    speed: float | None = None
-    input_audio_format: object = UNSET
-    output_audio_format: object = UNSET
-    sample_rate_hz: object = UNSET
-    model: object = None
+    audio: DuplexAudio | None = None  # Nested input and output fields; the flat names below take precedence.
+    input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET  # See DuplexInput.
+    turn_detection: DuplexTurnDetection | UnsetType | None = UNSET  # See DuplexInput.
+    voice: VoiceId | Text | None = None  # Voice of the responses.
+    speed: float | None = None  # Speed of speech; 1 is the voice's own.
+    input_audio_format: object = UNSET  # Format of the client's audio.
+    output_audio_format: object = UNSET  # Format of the server's audio.
+    sample_rate_hz: object = UNSET  # Sample rate of the client's audio, in Hz.
+    model: object = None  # Name of the model. It is only shown.
 
     @property
     def inputs(self) -> DuplexInput:
-        """`audio.input`; empty where it is missing."""
+        """The fields of `audio.input`; all unset if it is missing."""
         return (self.audio and self.audio.input) or DuplexInput()
 
     @property
     def outputs(self) -> DuplexOutput:
-        """`audio.output`; empty where it is missing."""
+        """The fields of `audio.output`; all unset if it is missing."""
         return (self.audio and self.audio.output) or DuplexOutput()
 
 
 class DuplexFields(msgspec.Struct):
-    """The fields that a full-duplex session has beside a conversation's, as the client is shown them.
+    """The fields that a full-duplex session has in addition to those of a conversation, as a client is shown them.
 
-    They are stored with the session, by these names, without `ref_audio`: a file of the voice to speak with.
-    `metadata` and `extra_body` are objects of the client's own, shown as they were given.
+    They are stored with the session under these names, except `ref_audio`.
     """
 
-    overlap_policy: OverlapPolicy = "auto"
-    overlap_short_ack_ms: int | float = 700
-    overlap_barge_in_ms: int | float = 1200
-    overlap_silence_rms: float = 0.003
-    playback_commit_policy: str = "commit_all_on_done"
-    idle_timeout_s: float = 300.0
-    temperature: float | None = None
+    overlap_policy: OverlapPolicy = "auto"  # The effect of speech over a response: one of OVERLAP_POLICIES.
+    overlap_short_ack_ms: int | float = 700  # Longest speech that may count as a backchannel, in ms.
+    overlap_barge_in_ms: int | float = 1200  # Backchannel words take the floor after this duration of speech, in ms.
+    overlap_silence_rms: float = 0.003  # Shown, without effect.
+    playback_commit_policy: str = "commit_all_on_done"  # Which audio counts as heard: one of COMMIT_POLICIES.
+    idle_timeout_s: float = 300.0  # Idle timeout, in seconds.
+    temperature: float | None = None  # Temperature of a native model's words; None for the model's default.
+    # Audio file of the voice that a native model is to speak with; neither shown nor stored.
     ref_audio: bytes | None = None
-    metadata: msgspec.Raw = NULL
+    metadata: msgspec.Raw = NULL  # An object of the client's own, shown as it was sent.
+    # The client's object, shown as it was sent, of which ExtraFields have an effect.
     extra_body: msgspec.Raw = msgspec.Raw(b'{"auto_response":true}')
 
     @property
     def extra(self) -> ExtraFields:
-        """What of `extra_body` has an effect."""
+        """The fields of `extra_body` that have an effect."""
         return decode(self.extra_body, ExtraFields, "session.extra_body")
 
 
 class ShownCapabilities(msgspec.Struct):
-    """`session.capabilities`."""
+    """`session.capabilities` as a client is shown it."""
 
-    implementation_level: str
-    input_modes: list[str]
-    chunk_period_ms: int
-    required_modalities: list[str]
-    optional_modalities: list[str]
-    output_modalities: list[str]
-    supports_barge_in: bool
-    supports_session_resume: bool
-    supports_audio_truncate: bool
-    supports_kv_lease: bool
-    target_barge_in_latency_ms: int
+    implementation_level: str  # `model_native_duplex` or `turn_based_duplex`.
+    input_modes: list[str]  # The kinds of input that the model uses: `audio`, `video`, `text`.
+    chunk_period_ms: int  # Best duration of an append, in ms; a native model's unit.
+    required_modalities: list[str]  # Input that the client has to send.
+    optional_modalities: list[str]  # Input that the client may send.
+    output_modalities: list[str]  # The kinds of output that the model generates.
+    supports_barge_in: bool  # Whether speech may cut off a response.
+    supports_session_resume: bool  # Whether the session outlives its connection.
+    supports_audio_truncate: bool  # Whether the history keeps only the audio that was heard.
+    supports_kv_lease: bool  # Whether a session keeps its KV between responses. Always true.
+    target_barge_in_latency_ms: int  # Time in which a barge-in silences a response, in ms.
 
 
 class ShownInput(msgspec.Struct):
-    """`session.audio.input` as a client is shown it."""
+    """`session.audio.input` as a client is shown it, without transcription and turn detection."""
 
     format: str
     sample_rate_hz: int
@@ -263,7 +272,7 @@ class ShownInput(msgspec.Struct):
 
 
 class ShownOutputAudio(msgspec.Struct):
-    """`session.audio.output` as a client is shown it."""
+    """`session.audio.output` as a client is shown it, with the voice and its speed."""
 
     format: str
     sample_rate_hz: int
@@ -272,50 +281,50 @@ class ShownOutputAudio(msgspec.Struct):
 
 
 class ShownSessionAudio(msgspec.Struct):
-    """`session.audio` as a client is shown it."""
+    """`session.audio` as a client is shown it, nested."""
 
     input: ShownInput
     output: ShownOutputAudio
 
 
 class ShownSession(msgspec.Struct, kw_only=True):
-    """A session as a client is shown it, in the flat names of this dialect and without `ref_audio`."""
+    """A session as a client is shown it, under the flat names of this dialect and without `ref_audio`."""
 
-    id: str
-    session_id: str
-    object: str = "realtime.session"
-    type: str = "realtime"
-    model: str
-    expires_at: int
-    modalities: list[str]
-    instructions: str
-    voice: VoiceId | str
-    input_audio_format: str
-    output_audio_format: str
-    sample_rate_hz: int
-    audio: ShownSessionAudio
-    turn_detection: TurnDetection | None
-    input_audio_transcription: Transcription | None
-    tools: list[msgspec.Raw]
-    tool_choice: str | NamedTool
-    max_response_output_tokens: int | str
-    overlap_policy: str
-    overlap_short_ack_ms: float
-    overlap_barge_in_ms: float
-    overlap_silence_rms: float
-    playback_commit_policy: str
-    idle_timeout_s: float
-    temperature: float | None
-    metadata: msgspec.Raw
-    extra_body: msgspec.Raw
-    epoch: int
-    capabilities: ShownCapabilities
+    id: str  # The session's id.
+    session_id: str  # The session's id again, the name that other clients of full duplex read.
+    object: str = "realtime.session"  # Type of the object in OpenAI's API.
+    type: str = "realtime"  # Type of the session in OpenAI's API.
+    model: str  # The model's name as the client spells it.
+    expires_at: int  # Expiry, in Unix seconds.
+    modalities: list[str]  # Output: `text`, or `audio` and `text`.
+    instructions: str  # Instructions for the conversation model.
+    voice: VoiceId | str  # Voice of the responses.
+    input_audio_format: str  # Format of the client's audio.
+    output_audio_format: str  # Format of the server's audio.
+    sample_rate_hz: int  # Sample rate of the client's audio, in Hz.
+    audio: ShownSessionAudio  # The same fields, nested, with the rates of both directions.
+    turn_detection: TurnDetection | None  # Turn detection; null leaves it to the conversation model.
+    input_audio_transcription: Transcription | None  # Transcripts of the user's turns; null if they are off.
+    tools: list[msgspec.Raw]  # Functions that the model may call.
+    tool_choice: str | NamedTool  # Which function the model may or must call.
+    max_response_output_tokens: int | str  # Largest number of tokens of a response, or "inf".
+    overlap_policy: str  # The effect of speech over a response.
+    overlap_short_ack_ms: float  # Longest speech that may count as a backchannel, in ms.
+    overlap_barge_in_ms: float  # Backchannel words take the floor after this duration of speech, in ms.
+    overlap_silence_rms: float  # Shown, without effect.
+    playback_commit_policy: str  # Which audio counts as heard.
+    idle_timeout_s: float  # Idle timeout, in seconds.
+    temperature: float | None  # Temperature of a native model's words; null for the model's default.
+    metadata: msgspec.Raw  # The client's own object.
+    extra_body: msgspec.Raw  # The client's own object, with the fields of ExtraFields.
+    epoch: int  # The current epoch.
+    capabilities: ShownCapabilities  # The session's capabilities.
 
 
 def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> ShownCapabilities:
-    """What the session can do. `unit_ms`: the length of a native model's unit, 0 for a cascade.
+    """Return the capabilities of a session. `unit_ms`: length of a native model's unit, 0 for a cascade.
 
-    `speaks`: there is a voice. `resumes`: the session outlives its connection.
+    `speaks`: a voice is loaded. `resumes`: the session outlives its connection.
     """
     return ShownCapabilities(
         implementation_level="model_native_duplex" if unit_ms else "turn_based_duplex",
@@ -333,16 +342,16 @@ def capabilities(*, unit_ms: int, speaks: bool, resumes: bool) -> ShownCapabilit
 
 
 def audio_json(audio: AudioInput, output: SessionOutput) -> ShownSessionAudio:
-    """The session's `audio`."""
+    """Return the session's `audio` as a client is shown it."""
     shown = ShownInput(audio.format.type, audio.format.rate_hz, audio.primary_speaker, audio.enrolled_voice)
     form = output.format
     return ShownSessionAudio(shown, ShownOutputAudio(form.type, form.rate_hz, output.voice, output.speed))
 
 
 def apply_duplex(fields: DuplexFields, given: DuplexUpdateFields) -> DuplexFields:
-    """The fields that a conversation does not have, with the changes that were `given`; null changes nothing.
+    """Return the fields that only full duplex has, with the changes that were `given`; null changes nothing.
 
-    Raises RemoteProtocolError with the codes of a conversation, `bad_event` for a policy.
+    Raises RemoteProtocolError with the error codes of a conversation, or `bad_event` for an unknown policy.
     """
     merged = msgspec.structs.replace(fields)
     for key, allowed in (("overlap_policy", OVERLAP_POLICIES), ("playback_commit_policy", COMMIT_POLICIES)):
@@ -376,7 +385,7 @@ def apply_duplex(fields: DuplexFields, given: DuplexUpdateFields) -> DuplexField
 
 
 def _merged_extra(before: msgspec.Raw, given: msgspec.Raw) -> msgspec.Raw:
-    """`extra_body` with the fields that were given. Of the two names of `auto_response` the newer counts."""
+    """Merge the given fields into `extra_body`. The two names of `auto_response` replace each other."""
     kept, changes = decode(before, dict[str, msgspec.Raw]), decode(given, dict[str, msgspec.Raw], "session.extra_body")
     if changes.keys() & _ANSWERS:
         kept = {name: value for name, value in kept.items() if name not in _ANSWERS}
@@ -384,7 +393,7 @@ def _merged_extra(before: msgspec.Raw, given: msgspec.Raw) -> msgspec.Raw:
 
 
 def duplex_config(fields: DuplexFields) -> DuplexConfig:
-    """The session's configuration."""
+    """Return the configuration of full duplex that the session's fields stand for."""
     extra = fields.extra
     return DuplexConfig(
         fields.overlap_policy,
@@ -398,9 +407,9 @@ def duplex_config(fields: DuplexFields) -> DuplexConfig:
 
 
 def conversation_changes(given: DuplexUpdateFields) -> SessionChanges:
-    """The fields of an update that a conversation has too, without formats. What is flat counts before what is nested.
+    """Return the fields of an update that a conversation has too, without formats. Flat fields override nested ones.
 
-    Raises RemoteProtocolError for a turn detection that there is not.
+    Raises RemoteProtocolError for an unknown type of turn detection.
     """
     modalities = given.output_modalities if given.modalities is UNSET else given.modalities
     tokens = given.max_response_output_tokens if given.max_output_tokens is UNSET else given.max_output_tokens
@@ -434,14 +443,14 @@ def conversation_changes(given: DuplexUpdateFields) -> SessionChanges:
 
 
 def input_format(given: DuplexUpdateFields, before: AudioFormat) -> AudioFormat:
-    """The format that the client sends, by any of the names it may have in an update; `before` where it is missing."""
+    """Return the format of the client's audio under any of its names in an update; `before` if it has none."""
     kind = given.inputs.format if given.input_audio_format is UNSET else given.input_audio_format
     rate = given.inputs.sample_rate_hz if given.sample_rate_hz is UNSET else given.sample_rate_hz
     return read_audio_format(kind, rate, before, _INPUT_FORMATS, "session.input_audio_format")
 
 
 def output_format(given: DuplexUpdateFields, before: AudioFormat) -> AudioFormat:
-    """The format that the client is sent; `before` where an update has none."""
+    """Return the format of the server's audio; `before` if the update has none."""
     kind = given.outputs.format if given.output_audio_format is UNSET else given.output_audio_format
     rate = given.outputs.sample_rate_hz
     return read_audio_format(kind, rate, before, _OUTPUT_FORMATS, "session.output_audio_format")
@@ -454,9 +463,9 @@ def read_audio_format(
     allowed: tuple[str, ...] = _INPUT_FORMATS,
     param: str = "format",
 ) -> AudioFormat:
-    """Read a format, which is a name or an object with `type` and `rate`. What is missing is as `before`.
+    """Read a format: a name, or an object with `type` and `rate`. Missing values are those of `before`.
 
-    G.711 without a rate is at 8,000 Hz. Raises RemoteProtocolError (`unsupported_audio_format`).
+    G.711 without a rate has 8,000 Hz. Raises RemoteProtocolError (`unsupported_audio_format`).
     """
     if isinstance(kind, dict):
         rate = kind.get("rate", rate)

@@ -1,4 +1,4 @@
-"""OpenAI's Realtime conversation, GA and beta names: docs/wire/openai-realtime.md."""
+"""OpenAI's Realtime conversation in GA and beta names: docs/wire/openai-realtime.md."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ from antiphon.protocols.realtime.writer import EventWriter, beta_paths
 from antiphon.protocols.wire import Frame
 
 _InputMessage = SessionUpdate | InputAudioBufferAppend | InputAudioBufferCommit | InputAudioBufferClear
-# What a client may send: without, and with, a server that plays the audio of responses itself.
+# The messages of a client, without and with those for a server that plays the audio of responses itself.
 _Message = _InputMessage | ItemMessage | ResponseCreate | ResponseCancel
 ConversationInput = _InputMessage | ConversationMessage
 INPUT: Reader[_Message] = Reader(_Message)
@@ -71,7 +71,7 @@ _ANY_INPUT: Reader[ConversationInput] = Reader(ConversationInput)
 
 
 class ConversationSnapshot(msgspec.Struct):
-    """The session's configuration as it is stored: these names must not change. `spoken`: the client was sent audio."""
+    """The session's configuration as it is stored. Never rename a field. `spoken`: audio was sent to the client."""
 
     model: str
     audio: AudioInput
@@ -81,11 +81,11 @@ class ConversationSnapshot(msgspec.Struct):
 
 
 class OpenAIConversation(FrameReader[ConversationInput]):
-    """The dialect of one connection, whose `session.created` was sent before (negotiation.py).
+    """The dialect of one connection, after its `session.created` was sent (negotiation.py).
 
     `model`: the name in the URL, shown as the client spells it. `beta`: events and sessions have the beta's names.
-    `server_plays`: the server plays the audio of responses itself, on a WebRTC track: it is in no event. Updates are
-    checked as a whole before anything of them is in force.
+    `server_plays`: the server plays the audio of responses on a WebRTC track, and events carry no audio. Each update is
+    checked as a whole before it is applied.
     """
 
     name = "realtime"
@@ -119,36 +119,37 @@ class OpenAIConversation(FrameReader[ConversationInput]):
         self._events = ConversationEvents(self._writer, self._transcripts)
         self._output = OutputAudio(self._writer, self._events, by_events=not server_plays)
         self._running = RunningOutputs(lambda: ShownOutput(self._fields.output.format, self._fields.output.voice))
-        # An update had a name that only the GA has: the session keeps these names.
+        # An update had a name that only the GA has, so the session keeps the GA names.
         self._is_ga = False
-        # The client was sent audio: the voice cannot be changed any more.
+        # Audio was sent to the client, so the voice can no longer be changed.
         self._has_spoken = False
 
     # --- the session
 
     def preset(self, session: msgspec.Raw) -> None:
-        """Apply an update before the session begins, for a client secret or a call. The client is sent nothing.
+        """Apply an update before the session begins, for a client secret or a call. Sends nothing to the client.
 
-        Raises RemoteProtocolError for a field that is wrong, and then changes nothing.
+        Raises RemoteProtocolError for a wrong field, and then changes nothing.
         """
         self._apply(session)
 
     def configured(self) -> ConfigureConversation:
-        """The session's configuration as a command, which begins the session or changes it at once."""
+        """Return the command that configures the session: it begins the session or takes effect at once."""
         return ConfigureConversation(self._config())
 
     def session(self) -> GaSession | BetaSession:
-        """The whole session, in the beta's names or the GA names, whichever are in use."""
+        """Return the session as it is shown, under the names in use: the beta's or the GA's."""
         show = beta_session if self._writer.beta else ga_session
         return show((self._session_id, self._expires_at, self._model), self._fields, self._audio)
 
     def snapshot(self) -> ConversationSnapshot:
-        """The session's configuration, for `restore`."""
+        """Return the session's configuration, for `restore`."""
         return ConversationSnapshot(self._model, self._audio, self._fields, self._writer.beta, self._has_spoken)
 
     def restore(self, session_id: str, kept: ConversationSnapshot) -> None:
-        """Take the id and the configuration of an earlier session. Raises RemoteProtocolError where the voice that was
-        enrolled is there no more.
+        """Take the id and the configuration of an earlier session.
+
+        Raises RemoteProtocolError if the session's enrolled voice no longer exists.
         """
         self._enrolled = enrolled_voices((), InputFields(), kept.audio, self._context)
         self._session_id, self._model = session_id, kept.model
@@ -167,7 +168,7 @@ class OpenAIConversation(FrameReader[ConversationInput]):
     # --- from the client
 
     def _read(self, data: str | bytes) -> ConversationInput:
-        # Errors list what every client may send.
+        # Errors list the messages that every client may send.
         if self._server_plays:
             return read_message(data, _ANY_INPUT, INPUT.tags)
         return read_message(data, INPUT, INPUT.tags)
@@ -192,9 +193,9 @@ class OpenAIConversation(FrameReader[ConversationInput]):
                 return [command_of(message, self._items)]
 
     def _apply(self, session: msgspec.Raw) -> Pcm:
-        """Check a whole update, then apply it; return the samples that were held back in the format before.
+        """Check a whole update, then apply it. A wrong field refuses the whole update.
 
-        A wrong field refuses all of it.
+        Returns the audio in the previous format that was held back.
         """
         beta = self._writer.beta or (not self._is_ga and uses_beta_names(session))
         given = read_beta_update(session) if beta else read_ga_update(session)
@@ -211,7 +212,7 @@ class OpenAIConversation(FrameReader[ConversationInput]):
     # --- to the client
 
     def send(self, event: Event) -> list[Frame]:
-        """The frames of an event; several events have none here, and some of the GA's have none in the beta.
+        """Return the frames of an event. Some events have no frame here, and some of the GA's have none in the beta.
 
         Raises LocalProtocolError for an event that no conversation reports.
         """

@@ -1,8 +1,8 @@
-"""OpenAI's Realtime transcription session, GA and beta names: docs/wire/openai-transcription.md.
+"""OpenAI's Realtime transcription session in GA and beta names: docs/wire/openai-transcription.md.
 
-With server VAD the server finds the turns; with `turn_detection: null` the client commits them. A turn is an item,
-whose deltas may come before the item is committed. `completed.transcript` is the final of the whole turn: the joined
-deltas can differ from it by a word that the model read differently at first.
+With server VAD, the server detects turns; with `turn_detection: null`, the client commits them. Each turn is an item,
+whose deltas may be sent before the item is committed. `completed.transcript` is the final of the whole turn. The joined
+deltas may differ from it by words that the model first decoded differently.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ from antiphon.protocols.realtime.transcript_events import (
 from antiphon.protocols.realtime.writer import EventWriter, beta_paths
 from antiphon.protocols.wire import Frame
 
-# OpenAI's own minimum of new audio in a commit.
+# Least new audio of a commit, the same as OpenAI's.
 MIN_COMMIT_MS = 100
 
 
 class TranscriptionUpdate(ClientMessage, tag="session.update", kw_only=True, forbid_unknown_fields=True):
-    """An update by its GA name; `session` is in the GA names, or in the beta's where those are in use."""
+    """An update under its GA name. `session` has the GA names, or the beta's names if they are in use."""
 
     session: msgspec.Raw
 
 
 class BetaTranscriptionUpdate(TranscriptionUpdate, tag="transcription_session.update", forbid_unknown_fields=True):
-    """An update by its beta name; `session` is in the beta's names."""
+    """An update under its beta name. `session` has the beta's names."""
 
 
 TranscriptionMessage = (
@@ -88,13 +88,21 @@ class _GaFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _BetaFields(msgspec.Struct, forbid_unknown_fields=True):
+    # Name of a format.
     input_audio_format: FormatFields | Text | UnsetType = UNSET
+    # The transcriber's settings; null changes nothing.
     input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
+    # Shown, without effect.
     input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    # Turn detection; null leaves the turns to the client.
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
+    # Additional facts about transcripts, of INCLUDABLE.
     include: list[Text] | UnsetType | None = UNSET
+    # Accepted, without effect.
     modalities: object = None
+    # Accepted, without effect.
     client_secret: object = None
+    # Accepted, without effect.
     type: object = None
 
 
@@ -116,7 +124,7 @@ class _ShownAudio(msgspec.Struct):
 
 
 class GaTranscriptionSession(_Shown, kw_only=True):
-    """A session as it is shown in the GA names."""
+    """A session as it is shown under the GA names."""
 
     type: str = "transcription"
     audio: _ShownAudio
@@ -124,7 +132,7 @@ class GaTranscriptionSession(_Shown, kw_only=True):
 
 
 class BetaTranscriptionSession(_Shown, kw_only=True):
-    """A session as it is shown in the beta's names."""
+    """A session as it is shown under the beta's names."""
 
     input_audio_format: str
     input_audio_transcription: object
@@ -134,10 +142,10 @@ class BetaTranscriptionSession(_Shown, kw_only=True):
 
 
 class OpenAITranscription(FrameReader[TranscriptionMessage]):
-    """The dialect of one connection, whose `session.created` was sent before (negotiation.py).
+    """The dialect of one connection, after its `session.created` was sent (negotiation.py).
 
-    `model`: the name in the URL, shown as the client spells it. `beta`: events and sessions have the beta's names.
-    Updates are checked as a whole before anything of them is in force.
+    `model`: the name in the URL, shown as the client spells it. `beta`: events and sessions have the beta's names. Each
+    update is checked as a whole before it is applied.
     """
 
     name = "openai"
@@ -157,16 +165,14 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
     # --- the session
 
     def preset(self, session: msgspec.Raw) -> None:
-        """Apply an update before the session begins, for a client secret or a call. The client is sent nothing.
+        """Apply an update before the session begins, for a client secret or a call. Sends nothing to the client.
 
-        Raises RemoteProtocolError for a field that is wrong, and then changes nothing.
+        Raises RemoteProtocolError for a wrong field, and then changes nothing.
         """
         self._apply(session, beta_names=False)
 
     def configured(self) -> ConfigureTranscription:
-        """The session's configuration as a command, which begins the session or changes it. It names the loaded
-        model.
-        """
+        """Return the command that begins the session or changes its configuration. It names the loaded model."""
         asked, vad = self._audio.transcription or Transcription(), self._audio.turn_detection
         models = self._context.models
         config = replace(
@@ -177,7 +183,7 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
         return ConfigureTranscription(config)
 
     def session(self) -> GaTranscriptionSession | BetaTranscriptionSession:
-        """The whole session, in the beta's names or the GA names, whichever are in use."""
+        """Return the session as it is shown, under the names in use: the beta's or the GA's."""
         audio = self._audio
         if not self._writer.beta:
             return GaTranscriptionSession(
@@ -217,9 +223,9 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
         return [*appended(held_back), self.configured()]
 
     def _apply(self, session: msgspec.Raw, *, beta_names: bool) -> Pcm:
-        """Check a whole update, then apply it; return the samples that were held back in the format before.
+        """Check a whole update, then apply it. A wrong field refuses the whole update.
 
-        A wrong field refuses all of it.
+        Returns the audio in the previous format that was held back.
         """
         names = decode(session, _GaNames, "session")
         beta = beta_names or (self._writer.beta and names.audio is UNSET and names.type is UNSET)
@@ -235,7 +241,7 @@ class OpenAITranscription(FrameReader[TranscriptionMessage]):
     # --- to the client
 
     def send(self, event: TranscriptionEvent | ConversationEvent) -> list[Frame]:
-        """The frames of an event. Raises LocalProtocolError for one that no transcription session reports."""
+        """Return the frames of an event. Raises LocalProtocolError for one that no transcription session reports."""
         self._transcripts.write(event)  # type: ignore[arg-type]
         return self._writer.take()
 

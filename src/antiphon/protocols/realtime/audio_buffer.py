@@ -1,4 +1,4 @@
-"""The audio that a client appends: from base64 in the session's format to samples at the server's rate."""
+"""Decodes the audio that a client appends: from base64 in the session's format to samples at the server's rate."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from antiphon.protocols.realtime.input_fields import AudioFormat
 _DECODERS = {"audio/pcm": from_pcm16, "audio/pcmu": from_ulaw, "audio/pcma": from_alaw}
 
 
-# From base64 audio in a format, and the path of its field, to float32 [num_samples] at the format's rate. Raises
-# RemoteProtocolError.
+# Decodes base64 audio in a format to float32 [num_samples] at the format's rate. The last argument is the path of its
+# field. Raises RemoteProtocolError.
 DecodeAudio = Callable[[str, AudioFormat, str], Pcm]
 
 
 class AudioBuffer:
-    """Decodes one client's audio, which is one stream: `feed` holds back a few samples that `flush` gives.
+    """Decodes the audio of one client as one stream: `feed` holds back a few samples, which `flush` returns.
 
-    `decode`: reads the formats of a dialect. Samples are float32 [num_samples], 16 kHz.
+    `decode`: decodes the formats of a dialect. Samples are float32 [num_samples] at 16 kHz.
     """
 
     def __init__(self, audio_format: AudioFormat, decode: DecodeAudio) -> None:
@@ -33,12 +33,14 @@ class AudioBuffer:
         self.set_format(audio_format)
 
     def set_format(self, audio_format: AudioFormat) -> None:
-        """Read what follows in this format. Audio that is held back is dropped: `flush` comes first."""
+        """Set the format of later audio. Drops audio that is held back: call `flush` first."""
         self.format = audio_format
         self._resampler = Resampler(audio_format.rate_hz, SAMPLE_RATE_HZ)
 
     def change_format(self, audio_format: AudioFormat) -> Pcm:
-        """Read what follows in this format, where it is another one; return the samples that were held back."""
+        """Set the format of later audio, and return the samples held back in the previous one. No-op for the same
+        format.
+        """
         if audio_format == self.format:
             return np.zeros(0, np.float32)
         held_back = self.flush()
@@ -46,21 +48,21 @@ class AudioBuffer:
         return held_back
 
     def feed(self, text: str) -> Pcm:
-        """The samples of one append. Raises RemoteProtocolError."""
+        """Return the samples of one append. Raises RemoteProtocolError."""
         return self._resampler.feed(self._decode(text, self.format, "audio"))
 
     def flush(self) -> Pcm:
-        """The samples that were held back."""
+        """Return the samples that were held back."""
         return self._resampler.flush()
 
     def whole(self, text: str, param: str) -> Pcm:
-        """All samples of a recording of its own, which is no part of the stream. Raises RemoteProtocolError."""
+        """Return all samples of a separate recording, which is not part of the stream. Raises RemoteProtocolError."""
         resampler = Resampler(self.format.rate_hz, SAMPLE_RATE_HZ)
         return np.concatenate((resampler.feed(self._decode(text, self.format, param)), resampler.flush()))
 
 
 def openai_audio(max_bytes: int) -> DecodeAudio:
-    """What reads OpenAI's formats: PCM16 and G.711. `max_bytes`: the most of one append, after base64 is decoded."""
+    """Return a decoder of OpenAI's formats, PCM16 and G.711. `max_bytes`: the limit of one append, in decoded bytes."""
 
     def decode(text: str, audio_format: AudioFormat, param: str) -> Pcm:
         try:
@@ -81,5 +83,5 @@ def openai_audio(max_bytes: int) -> DecodeAudio:
 
 
 def appended(pcm: Pcm) -> list[AppendAudio]:
-    """The command that adds these samples; none where there are none."""
+    """Return the command that adds these samples; [] without samples."""
     return [AppendAudio(pcm)] if len(pcm) else []

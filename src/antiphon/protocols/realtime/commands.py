@@ -1,4 +1,4 @@
-"""What the dialects with OpenAI's messages do with a client's frame: read it into commands, or answer what is wrong."""
+"""Converts frames of the dialects with OpenAI's messages into commands, and answers frames that are wrong."""
 
 from __future__ import annotations
 
@@ -36,28 +36,28 @@ from antiphon.protocols.realtime.messages import (
 from antiphon.protocols.realtime.writer import EventWriter
 from antiphon.protocols.wire import Frame, Received
 
-# What `audio_end_ms` may be at most.
+# The largest `audio_end_ms`.
 MAX_AUDIO_MS = 2**31
 M = TypeVar("M", bound=ClientMessage)
 
 
 class FrameReader(ABC, Generic[M]):
-    """Reads the frames of one client. What is wrong with one is answered and changes nothing."""
+    """Reads the frames of one client. A wrong frame is answered with an error and has no effect."""
 
-    # The code of the answer to a frame that was not read because of its size.
+    # Error code for a frame that was not read because of its size.
     too_large_code = "invalid_event"
 
     def __init__(self, writer: EventWriter) -> None:
         self._writer = writer
-        # The client's name for a message inside the one that is read, which errors repeat instead of its own.
+        # The id of a message inside the message that is read. Errors repeat it instead of the outer one.
         self._event_id: str | None = None
 
     def feed(self, data: str | bytes) -> Received[Command]:
-        """Read one frame from the client. Nothing is raised for what is wrong with it."""
+        """Read one frame from the client. Raises nothing for a wrong frame."""
         return Received(self._asked(data), self._writer.take())
 
     def _asked(self, data: str | bytes) -> list[Command]:
-        """What a frame asks of the session. Nothing for a wrong one, whose error is written."""
+        """Return the commands of a frame; [] for a wrong one, whose error is written."""
         self._event_id = None
         try:
             return self._commands(self._read(data), data)
@@ -67,25 +67,25 @@ class FrameReader(ABC, Generic[M]):
 
     @abstractmethod
     def _read(self, data: str | bytes) -> M:
-        """The message of a frame. Raises RemoteProtocolError."""
+        """Decode the message of a frame. Raises RemoteProtocolError."""
 
     @abstractmethod
     def _commands(self, message: M, data: str | bytes | msgspec.Raw) -> list[Command]:
-        """What a message asks of the session; `data` is its text. Raises RemoteProtocolError."""
+        """Return the commands of a message; `data` is its text. Raises RemoteProtocolError."""
 
     def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
-        """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
+        """Return the answer to a frame of more than `max_bytes`, which was not read. The session continues."""
         error = RemoteProtocolError(self.too_large_code, f"The event is larger than {max_bytes} bytes.")
         return self.refuse(error, event_id_at_ends(data))
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """An error for the client, with its name for the message at fault. The session goes on."""
+        """Return an error for the client. `event_id` is the client's id of the message. The session continues."""
         self._writer.error(error, event_id)
         return self._writer.take()
 
 
 def command_of(message: ConversationMessage, context: ItemContext) -> ConversationCommand:
-    """The command that a message stands for. Raises RemoteProtocolError for an object in it that is wrong."""
+    """Return the command that a message stands for. Raises RemoteProtocolError for a wrong object in it."""
     event_id = message.own_id
     match message:
         case ConversationItemCreate(item=item, previous_item_id=previous_id):

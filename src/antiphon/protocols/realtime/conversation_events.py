@@ -1,4 +1,4 @@
-"""What a client is told of a conversation's items and responses: docs/wire/openai-realtime.md."""
+"""Writes the events of a conversation's items and responses for a client: docs/wire/openai-realtime.md."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _ENCODERS = {"audio/pcmu": to_ulaw, "audio/pcma": to_alaw}
 class ConversationEvents:
     """Writes the events of a conversation, except for a response's beginning, end, text and audio.
 
-    Those depend on the dialect: `part_done` and OutputAudio are there for them.
+    Those depend on the dialect, which uses `part_done` and OutputAudio for them.
     """
 
     def __init__(self, writer: EventWriter, transcripts: TranscriptEvents) -> None:
@@ -52,13 +52,14 @@ class ConversationEvents:
         self._transcripts = transcripts
 
     def write(self, event: TranscriptionEvent | ConversationEvent) -> None:
-        """Write the messages of an event; several have none. Raises LocalProtocolError for one that no conversation
-        reports.
+        """Write the messages of an event; some events have none.
+
+        Raises LocalProtocolError for an event that no conversation reports.
         """
         add = self._writer.event
         match event:
             case OverlapStarted() | OverlapDecided() | TurnCommitted():
-                # An overlap is told in full duplex only, and a turn's item comes with UserTurnCommitted.
+                # Only full duplex reports overlaps. A turn's item is reported by UserTurnCommitted.
                 return
             case UserTurnStarted(turn, item_id):
                 self._transcripts.name(turn, item_id)
@@ -84,11 +85,11 @@ class ConversationEvents:
             case ArgumentsDelta() | ArgumentsDone():
                 self._arguments(event)
             case _:
-                # The rest are events of the input, or of no conversation.
+                # The other events are about the input, or do not belong to a conversation.
                 self._transcripts.write(event)  # type: ignore[arg-type]
 
     def part_done(self, position: ContentPosition, part: ContentPart) -> None:
-        """Write the end of a content part, whose last audio or text has been written."""
+        """Write the end of a content part, after its last audio or text."""
         add, place = self._writer.event, content_place(position)
         if part.kind == "output_audio":
             add("response.output_audio.done", **place)
@@ -143,8 +144,9 @@ class ConversationEvents:
 
 
 class RunningOutputs:
-    """The format and voice of the responses under way, which keep those that they began with. `session`: those of the
-    session, which an update changes for responses that begin afterwards.
+    """The format and voice of each response in progress, which stay as they were at its beginning.
+
+    `session`: returns the session's, for responses that begin later.
     """
 
     def __init__(self, session: Callable[[], ShownOutput]) -> None:
@@ -152,29 +154,29 @@ class RunningOutputs:
         self._kept: dict[str, ShownOutput] = {}
 
     def of(self, response_id: str) -> ShownOutput:
-        """Those of a response. It begins with the first call."""
+        """Return the format and voice of a response, which begins with the first call."""
         return self._kept.setdefault(response_id, self._session())
 
     def ended(self, response_id: str) -> ShownOutput:
-        """Those of a response that is done; they are forgotten."""
+        """Return the format and voice of a response that has ended, and forget them."""
         return self._kept.pop(response_id, None) or self._session()
 
 
 class OutputAudio:
     """Writes the text and audio of responses, each in its own format.
 
-    `by_events`: audio goes out in deltas; without, the server plays it itself, and only its end is told.
+    `by_events`: audio is sent in deltas. Otherwise the server plays it itself, and only its end is sent.
     """
 
     def __init__(self, writer: EventWriter, events: ConversationEvents, *, by_events: bool) -> None:
         self._writer = writer
         self._events = events
         self._by_events = by_events
-        # By item: a response beside the conversation may be spoken at the same time.
+        # By item, since a response outside of the conversation may be spoken at the same time.
         self._resamplers: dict[str, Resampler] = {}
 
     def write(self, event: ResponseTextDelta | ResponseAudioDelta | ContentPartDone, audio_format: AudioFormat) -> None:
-        """Write the messages of an event; audio too short for a sample has none yet."""
+        """Write the messages of an event. Audio that is too short for a sample is held back."""
         position = event.at
         match event:
             case ResponseTextDelta(_, text, spoken):

@@ -1,8 +1,8 @@
 """The fields of `session.audio.input`: formats, noise reduction and turn detection, with their defaults and checks.
 
-Transcriptions and conversations share most of them: docs/wire/openai-transcription.md, docs/wire/openai-realtime.md.
-A check takes what the client gave and returns what the session shows from then on; it raises RemoteProtocolError with
-the path of the field at fault, which begins with `param`. Nothing is changed in place.
+Transcriptions and conversations share most of them: docs/wire/openai-transcription.md, docs/wire/openai-realtime.md. A
+check takes the client's value and returns the value that the session shows from then on. It changes nothing in place.
+Checks raise RemoteProtocolError with the path of the field at fault, which begins with `param`.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from antiphon.turns.end_of_turn import semantic_vad
 
 F = TypeVar("F")
 G = TypeVar("G", bound=msgspec.Struct)
-# Hz. G.711 has 8,000 always.
+# Sample rates of PCM, in Hz. G.711 always has 8,000.
 PCM_RATES_HZ = (8000, 16000, 24000, 44100, 48000)
-# Where the fields of the primary speaker are, in every dialect that has them, and the one that names a voice.
+# Path of the primary speaker's fields in every dialect that has them, and the field that names an enrolled voice.
 SPEAKER_PATH, _FIELD = "session.audio.input.", "enrolled_voice"
-# The most voices that one message may name: it needs one.
+# Limit of the voices that are looked up for one message, which needs only one.
 MAX_NAMED = 4
-# What `idle_timeout_ms` may be: from, to.
+# Lowest and highest `idle_timeout_ms`.
 IDLE_TIMEOUT_RANGE_MS = (1000, 60_000)
 
 
 class AudioFormat(msgspec.Struct, frozen=True):
-    """A format of audio as a session shows it. `rate`: Hz; missing for G.711, which has 8,000."""
+    """An audio format as a session shows it. `rate`: Hz; missing for G.711, which has 8,000."""
 
     type: str = "audio/pcm"
     rate: int | UnsetType = UNSET
 
     @property
     def rate_hz(self) -> int:
-        """The samples in a second."""
+        """The sample rate in Hz; 8,000 for G.711."""
         return 8000 if self.rate is UNSET else self.rate
 
 
@@ -58,38 +58,40 @@ BETA_FORMATS = {"pcm16": PCM_24K, "g711_ulaw": AudioFormat("audio/pcmu"), "g711_
 
 
 class FormatFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A format as a client gives it."""
+    """A format as a client sends it."""
 
     type: object = UNSET
     rate: object = UNSET
 
 
 class NoiseReduction(msgspec.Struct, forbid_unknown_fields=True):
-    """Noise reduction as it is given and shown; it has no effect. `strength` is not checked."""
+    """Noise reduction as clients send it and sessions show it. It has no effect. `strength` is not checked."""
 
     type: str | UnsetType = UNSET
     strength: object = UNSET
 
 
 class TurnDetectionFields(msgspec.Struct, forbid_unknown_fields=True):
-    """Turn detection as a client gives it, of either type."""
+    """Turn detection of either type, as a client sends it."""
 
-    type: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET  # `server_vad` or `semantic_vad`.
+    # Least probability of speech in a frame that counts as speech, in [0, 1].
     threshold: float | UnsetType | None = UNSET
-    prefix_padding_ms: float | UnsetType | None = UNSET
-    silence_duration_ms: float | UnsetType | None = UNSET
+    prefix_padding_ms: float | UnsetType | None = UNSET  # Audio before the onset that belongs to a turn, in ms.
+    silence_duration_ms: float | UnsetType | None = UNSET  # Pause that ends a turn, in ms.
+    # Silence after a response that triggers another one, in ms; null for never.
     idle_timeout_ms: float | UnsetType | None = UNSET
-    create_response: bool | UnsetType | None = UNSET
-    interrupt_response: bool | UnsetType | None = UNSET
-    eagerness: str | UnsetType | None = UNSET
+    create_response: bool | UnsetType | None = UNSET  # Whether the end of a turn gets a response.
+    interrupt_response: bool | UnsetType | None = UNSET  # Whether speech cuts off a response.
+    eagerness: str | UnsetType | None = UNSET  # How readily `semantic_vad` ends a turn.
 
     @property
     def least_speech_ms(self) -> object:
-        """`min_speech_duration_ms`, which only full duplex has."""
+        """The client's `min_speech_duration_ms`. Only full duplex has it; here it is UNSET."""
         return UNSET
 
 
-# The leaves that only one type has.
+# The fields that only one type has.
 VAD_LEAVES: Mapping[str, Collection[str]] = MappingProxyType(
     {
         "server_vad": ("threshold", "prefix_padding_ms", "silence_duration_ms", "idle_timeout_ms"),
@@ -99,22 +101,19 @@ VAD_LEAVES: Mapping[str, Collection[str]] = MappingProxyType(
 
 
 class TurnDetection(msgspec.Struct, kw_only=True):
-    """Turn detection as a session shows it. Fields that its type, or its kind of session, does not have are missing.
+    """Turn detection as a session shows it. Fields that its type, or its kind of session, does not have are missing."""
 
-    `idle_timeout_ms`: after a response was heard and nobody speaks for this long, another one is made; in a
-    transcription, the silence is a turn without words.
-    `min_speech_duration_ms` is shown in full duplex and has no effect.
-    """
-
-    type: Literal["server_vad", "semantic_vad"] = "server_vad"
-    threshold: float | UnsetType = UNSET
-    prefix_padding_ms: int | UnsetType = UNSET
-    silence_duration_ms: int | UnsetType = UNSET
-    eagerness: str | UnsetType = UNSET
-    create_response: bool | UnsetType | None = UNSET
-    interrupt_response: bool | UnsetType | None = UNSET
+    type: Literal["server_vad", "semantic_vad"] = "server_vad"  # The type of turn detection.
+    threshold: float | UnsetType = UNSET  # Least probability of speech in a frame that counts as speech, in [0, 1].
+    prefix_padding_ms: int | UnsetType = UNSET  # Audio before the onset that belongs to a turn, in ms.
+    silence_duration_ms: int | UnsetType = UNSET  # Pause that ends a turn, in ms.
+    eagerness: str | UnsetType = UNSET  # How readily `semantic_vad` ends a turn.
+    create_response: bool | UnsetType | None = UNSET  # Whether the end of a turn gets a response.
+    interrupt_response: bool | UnsetType | None = UNSET  # Whether speech cuts off a response.
+    # Silence after a response that triggers another one, in ms. In a transcription, such a silence becomes a turn
+    # without words.
     idle_timeout_ms: int | UnsetType | None = UNSET
-    min_speech_duration_ms: object = UNSET
+    min_speech_duration_ms: object = UNSET  # Shown in full duplex, without effect.
 
     @property
     def responds(self) -> bool:
@@ -123,11 +122,11 @@ class TurnDetection(msgspec.Struct, kw_only=True):
 
     @property
     def interrupts(self) -> bool:
-        """Whether speech ends a response."""
+        """Whether the user's speech ends a response."""
         return self.interrupt_response is not False
 
     def config(self) -> ServerVad:
-        """How the session finds turns."""
+        """Return the session's turn detection that these fields stand for."""
         if isinstance(self.eagerness, str):
             return semantic_vad(cast(Eagerness, self.eagerness))
         assert self.threshold is not UNSET
@@ -136,7 +135,7 @@ class TurnDetection(msgspec.Struct, kw_only=True):
         return ServerVad(self.threshold, self.prefix_padding_ms, self.silence_duration_ms)
 
 
-# The hosted service's defaults.
+# The hosted service's defaults for a conversation.
 CONVERSATION_VAD = TurnDetection(
     threshold=0.5,
     prefix_padding_ms=300,
@@ -145,32 +144,32 @@ CONVERSATION_VAD = TurnDetection(
     interrupt_response=True,
     idle_timeout_ms=None,
 )
-# Those of a transcription.
+# The defaults of a transcription.
 SERVER_VAD = msgspec.structs.replace(
     CONVERSATION_VAD, create_response=UNSET, interrupt_response=UNSET, idle_timeout_ms=UNSET
 )
 
 
-# The most keyterms of a session, and the most characters of one. A final's search compares each with its words.
+# Limits of a session's keyterms and of the characters of one. Decoding a final compares each of them with its words.
 MAX_KEYTERMS = 200
 MAX_KEYTERM_CHARS = 64
 
 
 class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
-    """`transcription` as a client gives it."""
+    """`transcription` as a client sends it."""
 
-    model: Text | UnsetType | None = UNSET
-    language: Text | UnsetType | None = UNSET
-    prompt: Text | UnsetType | None = UNSET
-    keywords: list[Text] | UnsetType | None = UNSET
-    keyterms: list[Text] | UnsetType | None = UNSET
-    languages: list[Text] | UnsetType | None = UNSET
+    model: Text | UnsetType | None = UNSET  # Name of the transcriber.
+    language: Text | UnsetType | None = UNSET  # Language of the speech; missing to detect it.
+    prompt: Text | UnsetType | None = UNSET  # Names and words to expect.
+    keywords: list[Text] | UnsetType | None = UNSET  # Terms to recognize, at most MAX_KEYTERMS.
+    keyterms: list[Text] | UnsetType | None = UNSET  # Alias of `keywords`.
+    languages: list[Text] | UnsetType | None = UNSET  # The languages among which to detect.
 
     def terms(self, param: str) -> list[str] | UnsetType:
-        """Return `keywords`, or `keyterms`, which is another name for it; null is an empty list.
+        """Return `keywords`, or `keyterms`, which is an alias. Null is an empty list; blank terms are dropped.
 
-        Blank ones are left out. Raises RemoteProtocolError where both are given, for more than MAX_KEYTERMS of them,
-        and for one of more than MAX_KEYTERM_CHARS characters.
+        Raises RemoteProtocolError if both are given, for more than MAX_KEYTERMS terms, and for a term of more than
+        MAX_KEYTERM_CHARS characters.
         """
         name = "keywords" if self.keyterms is UNSET else "keyterms"
         if self.keywords is not UNSET and self.keyterms is not UNSET:
@@ -191,7 +190,7 @@ class TranscriptionFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Transcription(msgspec.Struct):
-    """`transcription` as a session shows it: what was set of it."""
+    """`transcription` as a session shows it: the fields that were set."""
 
     model: str | UnsetType = UNSET
     language: str | UnsetType = UNSET
@@ -201,29 +200,32 @@ class Transcription(msgspec.Struct):
 
 
 class InputFields(msgspec.Struct, forbid_unknown_fields=True):
-    """`session.audio.input` as a client gives it: the fields to change."""
+    """The changes to `session.audio.input`, as a client sends them."""
 
-    format: FormatFields | Text | UnsetType = UNSET
+    format: FormatFields | Text | UnsetType = UNSET  # Format of the client's audio.
+    # Transcripts of the user's turns; null turns them off.
     transcription: TranscriptionFields | UnsetType | None = UNSET
-    noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown, without effect.
+    # Turn detection; null leaves the turns to the client.
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
-    primary_speaker: Text | UnsetType | None = UNSET
-    enrolled_voice: Text | UnsetType | None = UNSET
+    primary_speaker: Text | UnsetType | None = UNSET  # The voices whose turns count: `off`, `auto` or `enrolled`.
+    enrolled_voice: Text | UnsetType | None = UNSET  # Name of the uploaded voice of the mode `enrolled`.
 
 
 class AudioInput(msgspec.Struct):
-    """`session.audio.input` as the client is shown it. It is stored with a conversation, by these field names."""
+    """`session.audio.input` as it is shown to the client. It is stored with a conversation under these names."""
 
-    format: AudioFormat = PCM_24K
-    transcription: Transcription | None = None
-    noise_reduction: NoiseReduction | None = None
-    turn_detection: TurnDetection | None = None
-    # Ours, and shown to those who have set them. The name of the voice is there in the mode `enrolled` alone.
+    format: AudioFormat = PCM_24K  # Format of the client's audio.
+    transcription: Transcription | None = None  # Transcripts of the user's turns; None if they are off.
+    noise_reduction: NoiseReduction | None = None  # Without effect.
+    turn_detection: TurnDetection | None = None  # Turn detection; None if the client commits its turns.
+    # The voices whose turns count; an extension, shown to clients that have set it.
     primary_speaker: PrimarySpeakerMode | UnsetType = UNSET
+    # Name of the enrolled voice; an extension, shown only in the mode `enrolled`.
     enrolled_voice: str | UnsetType = UNSET
 
     def config(self, included: Collection[str]) -> TranscriptionConfig:
-        """How the session hears and transcribes. `included`: what the client has asked for of transcripts."""
+        """Return the configuration of the transcription. `included`: additional facts that the client has requested."""
         asked = self.transcription or Transcription()
         return TranscriptionConfig(
             language=asked.language or None,
@@ -238,9 +240,9 @@ class AudioInput(msgspec.Struct):
 
 
 def merged(given: G, before: object) -> G:
-    """`given`, in which each leaf that was left out is as it was `before`. Null stays, and stands for the default.
+    """Return `given` with the missing fields filled in from `before`. Null stays, and stands for the default.
 
-    `before`: what is in force, as the session shows it; anything but a struct has no leaves.
+    `before`: the fields in force, as the session shows them. If it is not a struct, nothing is filled in.
     """
     if not isinstance(before, msgspec.Struct):
         return given
@@ -249,21 +251,21 @@ def merged(given: G, before: object) -> G:
 
 
 def format_of_beta(given: F) -> F | FormatFields:
-    """The format that a beta name stands for; anything else as it is, for `check_format` to refuse."""
+    """Return the format that a beta name stands for. Any other value is returned unchanged, for `check_format`."""
     found = BETA_FORMATS.get(given) if isinstance(given, str) else None
     return FormatFields(found.type, 24000) if found else given
 
 
 def beta_format_name(audio_format: AudioFormat) -> str:
-    """The beta's name of a format; `pcm16` for PCM of any rate."""
+    """Return the beta's name of a format; `pcm16` for PCM of any rate."""
     return next((name for name, f in BETA_FORMATS.items() if f.type == audio_format.type), "pcm16")
 
 
 def check_format(given: FormatFields | str, before: AudioFormat, param: str) -> AudioFormat:
-    """A format of audio: an object with `type` and, for PCM, a `rate` of PCM_RATES_HZ, merged into the one `before`.
+    """Check a format: an object with `type` and, for PCM, a `rate` of PCM_RATES_HZ, merged into the one `before`.
 
-    A text is a beta name that is unknown, since the known ones have been replaced (`format_of_beta`), or one in an
-    update of the GA's names.
+    Text is refused: it is either an unknown beta name, since `format_of_beta` has replaced the known ones, or a beta
+    name in an update under GA names.
     """
     if isinstance(given, str) and (meant := BETA_FORMATS.get(given)):
         expected = f'expected an object, {{"type": "{meant.type}"}}'
@@ -286,7 +288,7 @@ def check_format(given: FormatFields | str, before: AudioFormat, param: str) -> 
 
 
 def check_primary_speaker(given: str | None, context: Context, param: str) -> PrimarySpeakerMode | UnsetType:
-    """Whose turns count: everybody's, or the user's by a voice that is learned or enrolled."""
+    """Check which voices count: all voices, or the user's voice, either learned or enrolled."""
     if given is None:
         return UNSET
     if given not in get_args(PrimarySpeakerMode):
@@ -299,8 +301,9 @@ def check_primary_speaker(given: str | None, context: Context, param: str) -> Pr
 
 
 def check_enrolled_voice(given: InputFields, audio: AudioInput, param: str) -> str | UnsetType:
-    """The name of the enrolled voice, with the changes that were `given`. `audio`: its `primary_speaker` is changed
-    already.
+    """Return the name of the enrolled voice, with the changes that were `given`.
+
+    `audio`: its `primary_speaker` already has the changes.
     """
     named = audio.enrolled_voice if given.enrolled_voice is UNSET else given.enrolled_voice or UNSET
     if audio.primary_speaker == "enrolled":
@@ -317,7 +320,7 @@ def check_enrolled_voice(given: InputFields, audio: AudioInput, param: str) -> s
 
 
 def refuse_primary_speaker(given: InputFields) -> None:
-    """Raises RemoteProtocolError for the fields of a primary speaker, in a session that has no such thing."""
+    """Raise RemoteProtocolError for the fields of a primary speaker, in a session that does not support them."""
     for name in ("primary_speaker", _FIELD):
         if getattr(given, name) not in (UNSET, None, "off"):
             raise unknown_parameter(f"{SPEAKER_PATH}{name}")
@@ -326,9 +329,10 @@ def refuse_primary_speaker(given: InputFields) -> None:
 def enrolled_voices(
     before: tuple[EnrolledVoice, ...], given: InputFields, audio: AudioInput, context: Context
 ) -> tuple[EnrolledVoice, ...]:
-    """The vectors of the voice that is enrolled, for the configuration. `audio`: with the changes that were `given`.
+    """Return the vectors of the enrolled voice. `audio` already has the changes that were `given`.
 
-    A voice is looked up when an update names it, and stays as it was then. Raises RemoteProtocolError.
+    A voice is looked up when an update names it, and later changes to the uploaded voice have no effect. Raises
+    RemoteProtocolError.
     """
     if audio.enrolled_voice is UNSET:
         return ()
@@ -338,8 +342,9 @@ def enrolled_voices(
 
 
 def named_voices(data: str | bytes | msgspec.Raw) -> list[str]:
-    """The voices that a message enrols, so that they can be looked up before it is read: any texts under the name
-    `enrolled_voice`, at most MAX_NAMED of them. It takes no time for other messages.
+    """Return the voices that a message enrols, so that they can be looked up before the message is read.
+
+    These are the texts under the name `enrolled_voice`, at most MAX_NAMED. Other messages are not decoded.
     """
     text: str | bytes = bytes(data) if isinstance(data, msgspec.Raw) else data
     if _FIELD not in text if isinstance(text, str) else _FIELD.encode() not in text:
@@ -363,7 +368,7 @@ def named_voices(data: str | bytes | msgspec.Raw) -> list[str]:
 def check_noise_reduction(
     given: NoiseReduction | None, before: NoiseReduction | None, param: str
 ) -> NoiseReduction | None:
-    """Noise reduction, which is accepted and shown, and has no effect; None turns it off."""
+    """Check noise reduction, which is accepted and shown without effect. None turns it off."""
     if given is None:
         return None
     if given.type is not UNSET and given.type not in ("near_field", "far_field"):
@@ -374,11 +379,11 @@ def check_noise_reduction(
 def check_turn_detection(
     given: TurnDetectionFields | None, before: TurnDetection | None, param: str, *, responds: bool = True
 ) -> TurnDetection | None:
-    """Turn detection: `server_vad`, `semantic_vad`, or None for turns that the client commits, merged into the one
-    `before`. Without a type, and where there was none, it is `server_vad`.
+    """Check turn detection: `server_vad`, `semantic_vad`, or None for turns that the client commits.
 
-    `responds`: the session is a conversation. In a transcription there is no response to ask for, and
-    `interrupt_response` has nothing to interrupt: it is accepted, and not shown.
+    It is merged into the one `before`. The default type is the previous one, or `server_vad`. `responds`: the session
+    is a conversation. A transcription has no responses: `create_response` true is refused, and `interrupt_response` is
+    accepted but not shown.
     """
     if given is None:
         return None
@@ -433,10 +438,10 @@ def _unsupported(value: object, supported: tuple[str, ...], param: str) -> Remot
 def apply_input(
     audio: AudioInput, given: InputFields, context: Context, where: str, *, responds: bool = True
 ) -> AudioInput:
-    """The input of a session with the changes that were `given`. `where`: what their paths begin with. `responds`: the
-    session is a conversation; a transcription has no primary speaker, and always a model that transcribes.
+    """Return the input of a session with the changes that were `given`. `where`: the prefix of their paths.
 
-    Raises RemoteProtocolError.
+    `responds`: the session is a conversation. A transcription has no primary speaker, and always has a model that
+    transcribes. Raises RemoteProtocolError.
     """
     if not responds:
         refuse_primary_speaker(given)
@@ -468,7 +473,7 @@ def apply_input(
 def _loaded_transcription(
     given: TranscriptionFields | None, before: Transcription, context: Context, param: str
 ) -> Transcription:
-    """`transcription` of a session that transcribes; null changes nothing. The name of a hosted model is logged."""
+    """Check `transcription` of a transcription session; null changes nothing. A hosted model's name is logged."""
     changed = _merged_transcription(given or TranscriptionFields(), before, context, param)
     changed.model = model = changed.model or context.models.loaded[0]
     if context.models.lenient(model) is None:
@@ -481,7 +486,7 @@ def _loaded_transcription(
 def _merged_transcription(
     given: TranscriptionFields, before: Transcription | None, context: Context, param: str
 ) -> Transcription:
-    """`transcription` merged into the one `before`. The model's name is not checked. Raises RemoteProtocolError."""
+    """Merge `transcription` into the one `before`, without checking the model's name. Raises RemoteProtocolError."""
     kept, found, terms = before or Transcription(), merged(given, before), given.terms(param)
     context.check_language(found.language or None, f"{param}.language")
     languages = kept.languages

@@ -1,7 +1,7 @@
-"""Items, responses and tools of OpenAI's Realtime API: read from a client's JSON, and written as JSON values.
+"""Items, responses and tools of OpenAI's Realtime API, read from a client's JSON.
 
-docs/wire/openai-realtime.md describes them. What is read raises RemoteProtocolError with the path of the field at
-fault, which begins with `where` or `param`.
+docs/wire/openai-realtime.md describes them. Reading raises RemoteProtocolError with the path of the field at fault,
+which begins with `where` or `param`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from antiphon.events.tools import JsonSchema, Tool
 from antiphon.protocols.fields import Text, any_value, check_length, decode, decode_named, number
 from antiphon.protocols.wire import NewId
 
-# Raises RemoteProtocolError for tools that no model can be held to; the second argument is the path of their list.
+# Raises RemoteProtocolError for tools that no model can be held to. The second argument is the path of their list.
 CheckTools = Callable[[Sequence[Tool], str], None]
 NULL = msgspec.Raw(b"null")
 ROLES = ("system", "user", "assistant")
 
 
 def take_tools(tools: Sequence[Tool], param: str) -> None:
-    """Take any tools: a CheckTools for models that are not held to schemas, and for tools that were checked before."""
+    """Accept any tools: a CheckTools for models that are not held to schemas, and for tools checked before."""
 
 
 class VoiceId(msgspec.Struct, omit_defaults=True):
@@ -37,20 +37,20 @@ class VoiceId(msgspec.Struct, omit_defaults=True):
 
 
 class NamedTool(msgspec.Struct, kw_only=True):
-    """The choice of one function. `type` is shown as it was given."""
+    """A `tool_choice` of one function. `type` is shown as it was sent."""
 
     type: Text | msgspec.UnsetType = msgspec.UNSET
     name: Text | msgspec.UnsetType | None = msgspec.UNSET
 
 
 class ToolKind(msgspec.Struct):
-    """What kind of tool an object is."""
+    """The type of a tool, which decides how the rest of it is read."""
 
     type: Text = "function"
 
 
 class ToolFields(msgspec.Struct):
-    """A function as a client gives it. `parameters` is the JSON schema of its arguments, which `CheckTools` checks."""
+    """A function as a client sends it. `parameters` is the JSON schema of its arguments, which `CheckTools` checks."""
 
     name: Text
     description: Text | None = None
@@ -58,7 +58,7 @@ class ToolFields(msgspec.Struct):
 
 
 class MessageFields(msgspec.Struct, tag_field="type", tag="message"):
-    """A message as a client gives it."""
+    """A message as a client sends it."""
 
     role: Text
     id: Text | None = None
@@ -66,7 +66,7 @@ class MessageFields(msgspec.Struct, tag_field="type", tag="message"):
 
 
 class FunctionCallFields(msgspec.Struct, tag_field="type", tag="function_call"):
-    """A function call as a client gives it. `arguments` is JSON text."""
+    """A function call as a client sends it. `arguments` is JSON text."""
 
     name: Text
     arguments: Text
@@ -75,7 +75,7 @@ class FunctionCallFields(msgspec.Struct, tag_field="type", tag="function_call"):
 
 
 class FunctionCallOutputFields(msgspec.Struct, tag_field="type", tag="function_call_output"):
-    """A call's result as a client gives it."""
+    """The result of a function call as a client sends it."""
 
     call_id: Text
     output: Text
@@ -86,19 +86,19 @@ ItemFields = MessageFields | FunctionCallFields | FunctionCallOutputFields
 
 
 class ItemReference(msgspec.Struct, tag_field="type", tag="item_reference"):
-    """An item of the history, among those that a response is to respond to."""
+    """An item of the history that belongs to the input of a response."""
 
     id: Text
 
 
 class PartKind(msgspec.Struct):
-    """What kind of content part an object is: the rest of its fields depends on that."""
+    """The type of a content part, which decides how the rest of it is read."""
 
     type: Text
 
 
 class TextPart(msgspec.Struct):
-    """A content part of text."""
+    """A content part of the type `input_text` or `output_text`."""
 
     text: Text
 
@@ -117,59 +117,76 @@ class OutputAudioPart(msgspec.Struct):
 
 
 class InputImagePart(msgspec.Struct):
-    """A content part that is an image. `image_url` is a `data:` URI. `detail`: images are always seen in full."""
+    """An image as a content part. `image_url` is a `data:` URI. `detail` has no effect: images are seen in full."""
 
     image_url: str
     detail: Text | None = None
 
 
 class ResponseOutputFields(msgspec.Struct):
-    """`response.audio.output`. `format`: the session's, and no other."""
+    """`response.audio.output`. `format` may only be the session's."""
 
     format: msgspec.Raw | None = None
     voice: VoiceId | str | None = None
 
 
 class ResponseAudioFields(msgspec.Struct):
-    """`response.audio`."""
+    """`response.audio`, which has only an output."""
 
     output: ResponseOutputFields | None = None
 
 
 class ResponseFields(msgspec.Struct, forbid_unknown_fields=True):
-    """`response` of a `response.create`, in GA and beta names. Fields of type `object` have no effect.
+    """The `response` of a `response.create`, in GA and beta names."""
 
-    Those of type `Raw` are refused, except where they ask for what is done anyway.
-    """
-
+    # Instructions for this response, instead of the session's.
     instructions: Text | None = None
+    # Whether the response is spoken; the session's if missing.
     output_modalities: list[object] | None = None
+    # The beta's name of `output_modalities`.
     modalities: list[object] | None = None
+    # Voice and format.
     audio: ResponseAudioFields | None = None
+    # The beta's name of `audio.output.voice`.
     voice: VoiceId | Text | None = None
+    # Functions that the model may call, instead of the session's.
     tools: list[msgspec.Raw] | None = None
+    # Which function the model may or must call, instead of the session's choice.
     tool_choice: Text | NamedTool | None = None
+    # Largest number of tokens, or "inf".
     max_output_tokens: int | Text | None = None
+    # The beta's name of `max_output_tokens`.
     max_response_output_tokens: int | Text | None = None
+    # The client's own data, repeated in the response's events.
     metadata: Metadata | None = None
+    # `auto`, or `none` for a response outside of the conversation.
     conversation: Text | None = None
+    # Items to respond to, instead of the conversation.
     input: list[msgspec.Raw] | None = None
+    # Accepted, without effect.
     output_audio_format: object = None
+    # Accepted, without effect.
     temperature: object = None
+    # Whether the response may contain several calls.
     parallel_tool_calls: bool | None = None
+    # Refused unless null or empty.
     prompt: msgspec.Raw = NULL
+    # Refused unless null or empty.
     reasoning: msgspec.Raw = NULL
+    # Accepted, without effect.
     commit: object = None
+    # Accepted, without effect.
     cancel_previous: object = None
 
 
 @dataclass(frozen=True, slots=True)
 class ItemContext:
-    """What reading items and responses needs of the session.
+    """The session's functions and values that are needed to read items and responses.
 
-    `decode`: from base64 audio in the session's format, and the path of its field, to float32 [num_samples], 16 kHz;
-    raises RemoteProtocolError. `voice_of`: the loaded voice of a name; None for the default. `output_format`: the
-    format of the session's audio, as it is shown. `check_tools`: as in the connection's Context.
+    `decode`: decodes base64 audio in the session's format to float32 [num_samples] at 16 kHz; the second argument is
+    the path of its field. Raises RemoteProtocolError. `voice_of`: returns the loaded voice of a name; None for the
+    default. `output_format`: returns the format of the session's audio, as it is shown. `check_tools`: see the
+    connection's Context.
     """
 
     new_id: NewId
@@ -180,9 +197,9 @@ class ItemContext:
 
 
 def item_from(raw: msgspec.Raw, where: str, context: ItemContext) -> Item:
-    """Read an item: a message, a function call or a call's result. It gets a new id where it has none.
+    """Read an item: a message, a function call or a call's result. Makes an id for an item without one.
 
-    Audio is decoded; images stay as data URIs, of which only the beginning is checked here.
+    Audio is decoded. Images stay `data:` URIs; only their beginning is checked here.
     """
     try:
         fields: ItemFields = decode_named(raw, ItemFields, where)
@@ -246,7 +263,7 @@ def _part_from(raw: msgspec.Raw, role: str, where: str, context: ItemContext) ->
 def response_from(raw: msgspec.Raw, context: ItemContext, event_id: str | None) -> CreateResponse:
     """Read the `response` of a `response.create`, which may be null.
 
-    Fields that are missing are None: as the session has them. Fields without effect are accepted.
+    Missing fields are None, which stands for the session's value. Fields without effect are accepted.
     """
     fields = ResponseFields() if bytes(raw) == b"null" else decode(raw, ResponseFields, "response")
     check_nothing_asked(fields.prompt, "response.prompt")
@@ -280,7 +297,7 @@ def response_from(raw: msgspec.Raw, context: ItemContext, event_id: str | None) 
 
 
 def check_nothing_asked(given: msgspec.Raw, param: str, *defaults: object) -> None:
-    """Raise RemoteProtocolError for a field that is not supported, unless it is null, `{}` or one of `defaults`."""
+    """Raise RemoteProtocolError for an unsupported field, unless it is null, `{}` or one of `defaults`."""
     if any_value(given, param) not in (None, {}, *defaults):
         raise RemoteProtocolError("unsupported_parameter", f"'{param}' is not supported.", param)
 
@@ -310,7 +327,7 @@ def _input_item(raw: msgspec.Raw, where: str, context: ItemContext) -> Item | st
 def tools_from(
     given: Sequence[msgspec.Raw] | None, param: str = "session.tools", check: CheckTools = take_tools
 ) -> tuple[Tool, ...]:
-    """Read a list of function tools; None is an empty list. As JSON, all together are bounded as one text is."""
+    """Read a list of function tools; None is an empty list. Together, their JSON is limited to MAX_TEXT characters."""
     check_length(sum(len(bytes(raw)) for raw in given or ()), param)
     tools = []
     for i, raw in enumerate(given or ()):
@@ -325,7 +342,7 @@ def tools_from(
 
 
 def _check_name(name: str, param: str) -> None:
-    """Raise RemoteProtocolError for the name of a function that is empty."""
+    """Raise RemoteProtocolError for a function with an empty name."""
     if not name.strip():
         raise RemoteProtocolError("invalid_value", f"Invalid value for '{param}': a function needs a name.", param)
 
@@ -350,14 +367,14 @@ def tool_choice_from(given: str | NamedTool | None, param: str = "session.tool_c
     return given
 
 
-# In one append.
+# Limit of the images in one append.
 MAX_VIDEO_FRAMES = 2
 
 
 def video_frames(value: object) -> tuple[bytes, ...]:
-    """The images in a `video_frames`: at most two, in base64 or `data:` URIs. They stay encoded.
+    """Decode the images of `video_frames` from base64 or `data:` URIs, at most MAX_VIDEO_FRAMES. They stay compressed.
 
-    Raises RemoteProtocolError (`invalid_video_frames`) for more, and for what does not begin as JPEG or PNG does.
+    Raises RemoteProtocolError (`invalid_video_frames`) for more images, and for data that is neither JPEG nor PNG.
     """
     if not isinstance(value, list) or len(value) > MAX_VIDEO_FRAMES:
         raise RemoteProtocolError(

@@ -1,6 +1,6 @@
-"""The messages that clients of a realtime session send, as docs/wire/openai-realtime.md describes them.
+"""The messages that clients of a realtime session send, as described in docs/wire/openai-realtime.md.
 
-A class stands for one `type`. A dialect puts those that it knows into a union, and decodes a frame into it once.
+Each class stands for one `type`. A dialect puts its messages into a union, and decodes each frame into the union once.
 """
 
 from __future__ import annotations
@@ -16,46 +16,47 @@ from antiphon.protocols.fields import Reader, Text, check_names, decode
 from antiphon.protocols.opening import NULL
 from antiphon.protocols.wire import SMALL_JSON
 
-# How far from its ends the name of a message is looked for that is too complex to be read.
+# The `event_id` of a message that is too large or complex is searched within this distance of its ends, in characters.
 MAX_HEAD = 512
 _EVENT_ID = re.compile(r'"event_id"\s*:\s*"([^"\\]*)"')
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class ClientMessage(msgspec.Struct, tag_field="type", kw_only=True):
-    """Any message. `event_id` may be of any type; only text is given back with an error."""
+    """The base of all messages. `event_id` may have any type; only text is repeated in errors."""
 
     event_id: object = None
 
     @property
     def own_id(self) -> str | None:
-        """The client's name for this message; None where it has none."""
+        """The client's id of this message; None if it has none."""
         return self.event_id if isinstance(self.event_id, str) else None
 
 
 class SessionUpdate(ClientMessage, tag="session.update", kw_only=True):
-    """`session` holds the fields to change, in a dialect's own names."""
+    """Changes the session. `session` holds the fields to change, under a dialect's own names."""
 
     session: msgspec.Raw
 
 
 class InputAudioBufferAppend(ClientMessage, tag="input_audio_buffer.append", kw_only=True):
-    """`audio`: base64 in the session's format."""
+    """Appends audio. `audio`: base64 in the session's format."""
 
     audio: str
 
 
 class InputAudioBufferCommit(ClientMessage, tag="input_audio_buffer.commit"):
-    """The client's turn ends here."""
+    """Commits the user's audio and ends the turn."""
 
 
 class InputAudioBufferClear(ClientMessage, tag="input_audio_buffer.clear"):
-    """The audio since the last commit is to be dropped."""
+    """Drops the audio since the last commit."""
 
 
 class ConversationItemCreate(ClientMessage, tag="conversation.item.create", kw_only=True):
-    """`item`: read by items.item_from. `previous_item_id`: the item before it, `root` for the front, None for the
-    end.
+    """Adds an item. `item`: read by `items.item_from`.
+
+    `previous_item_id`: the item before it; `root` for the front, None for the end.
     """
 
     item: msgspec.Raw
@@ -63,13 +64,13 @@ class ConversationItemCreate(ClientMessage, tag="conversation.item.create", kw_o
 
 
 class ConversationItemRetrieve(ClientMessage, tag="conversation.item.retrieve", kw_only=True):
-    """The item as it is now is asked for."""
+    """Asks for the current state of an item."""
 
     item_id: Text
 
 
 class ConversationItemTruncate(ClientMessage, tag="conversation.item.truncate", kw_only=True):
-    """Of the item's audio, only the first `audio_end_ms` milliseconds were heard."""
+    """Cuts an item to what was heard: the first `audio_end_ms` milliseconds of its audio."""
 
     item_id: Text
     content_index: int
@@ -77,29 +78,29 @@ class ConversationItemTruncate(ClientMessage, tag="conversation.item.truncate", 
 
 
 class ConversationItemDelete(ClientMessage, tag="conversation.item.delete", kw_only=True):
-    """The item is to be removed."""
+    """Removes an item from the conversation."""
 
     item_id: Text
 
 
 class ResponseCreate(ClientMessage, tag="response.create", kw_only=True):
-    """`response`: read by items.response_from; missing or null, the response is as the session says."""
+    """Asks for a response. `response`: read by `items.response_from`; if missing or null, the session's values hold."""
 
     response: msgspec.Raw = NULL
 
 
 class ResponseCancel(ClientMessage, tag="response.cancel", kw_only=True):
-    """Without an id, the conversation's response that is under way is meant."""
+    """Cancels a response. Without an id, this is the conversation's response in progress."""
 
     response_id: Text | None = None
 
 
 class OutputAudioBufferClear(ClientMessage, tag="output_audio_buffer.clear"):
-    """What the server itself plays is to be silent."""
+    """Silences the audio that the server itself plays."""
 
 
 ItemMessage = ConversationItemCreate | ConversationItemRetrieve | ConversationItemTruncate | ConversationItemDelete
-# What is the same in every conversation: `commands.command_of` reads it.
+# The messages that are the same in every conversation. `commands.command_of` reads them.
 ConversationMessage = ItemMessage | ResponseCreate | ResponseCancel | OutputAudioBufferClear
 
 
@@ -109,11 +110,10 @@ class _Envelope(msgspec.Struct):
 
 
 def read_message(data: str | bytes, reader: Reader[T], supported: Sequence[str]) -> T:
-    """The message as a member of the union that `reader` reads.
+    """Decode a frame into a member of the union that `reader` reads.
 
-    Raises RemoteProtocolError as `decode` does, and for a field that the message does not know; for a `type` that is in
-    no member, the message lists the `supported` ones, and for a frame that is no JSON object the code is
-    `invalid_event`.
+    Raises RemoteProtocolError as `decode` does, and for any unknown field of the message. For an unknown `type`, the
+    error lists the `supported` ones. For a frame that is not a JSON object, its code is `invalid_event`.
     """
     try:
         message = reader.read(data)
@@ -132,16 +132,16 @@ def read_message(data: str | bytes, reader: Reader[T], supported: Sequence[str])
 
 
 def event_id_in(data: str | bytes) -> str | None:
-    """The client's name for a message that could not be read; None where it has none."""
+    """Return the client's id of a message that could not be read; None if it has none."""
     found = _envelope(data).event_id
     if found is None and len(data) > SMALL_JSON:
-        # It may be too complex to be read as a whole.
+        # It may be too complex to be decoded as a whole.
         return event_id_at_ends(data)
     return found if isinstance(found, str) else None
 
 
 def event_id_at_ends(data: str | bytes) -> str | None:
-    """The client's name for a message that is not read, by its beginning and end: clients write it first or last."""
+    """Return the client's id of a message that is not read, if it is near the beginning or the end, as usual."""
     for end in (data[:MAX_HEAD], data[-MAX_HEAD:]):
         if named := _EVENT_ID.search(end if isinstance(end, str) else end.decode(errors="replace")):
             return named[1]
@@ -149,7 +149,7 @@ def event_id_at_ends(data: str | bytes) -> str | None:
 
 
 def type_in(data: str | bytes) -> object:
-    """The `type` of a message that could not be read, whatever it is; None where it has none."""
+    """Return the `type` of a message that could not be read, of any JSON type; None if it has none."""
     return _envelope(data).type
 
 

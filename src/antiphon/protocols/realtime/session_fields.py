@@ -1,7 +1,6 @@
 """The fields of a conversation's session: read from a `session.update` in GA or beta names, checked, and shown.
 
-docs/wire/openai-realtime.md describes them, under "The session". The fields of the input are checked by
-input_fields.py.
+docs/wire/openai-realtime.md describes them under "The session". `input_fields.py` checks the fields of the input.
 """
 
 from __future__ import annotations
@@ -36,13 +35,13 @@ from antiphon.protocols.realtime.input_fields import (
 from antiphon.protocols.realtime.items import NamedTool, VoiceId, check_nothing_asked, tool_choice_from, tools_from
 from antiphon.protocols.realtime.transcript_events import check_include
 
-# A value that has no effect here: it is shown as it was given.
+# A value that has no effect here. It is shown as it was sent.
 Echoed = msgspec.Raw | UnsetType
 _NULL = msgspec.Raw(b"null")
 
 
 class Truncation(msgspec.Struct, forbid_unknown_fields=True):
-    """What happens when the history outgrows the context, as an object. `token_limits` is not supported."""
+    """The object form of `truncation`, for a history that exceeds the context. `token_limits` is not supported."""
 
     type: str | UnsetType = UNSET
     retention_ratio: float | UnsetType = UNSET
@@ -50,8 +49,9 @@ class Truncation(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class OutputFields(msgspec.Struct, forbid_unknown_fields=True):
-    """`session.audio.output` as a client gives it: the fields to change. Null changes nothing. `ducking` is ours: the
-    client wants to be told when to pause what it plays.
+    """The changes to `session.audio.output` as a client sends them. Null changes nothing.
+
+    `ducking` is an extension: the client wants events that say when to pause its playback.
     """
 
     format: FormatFields | Text | None = None
@@ -61,73 +61,74 @@ class OutputFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AudioFields(msgspec.Struct, forbid_unknown_fields=True):
-    """`session.audio` as a client gives it."""
+    """`session.audio` as a client sends it."""
 
     input: InputFields | None = None
     output: OutputFields | None = None
 
 
 class OwnFields(msgspec.Struct):
-    """The session's own fields, which are neither those of its input nor of its output."""
+    """The session's fields outside of its audio input and output, as a client sends them."""
 
-    output_modalities: list[Text] | Text | UnsetType | None = UNSET
-    instructions: Text | UnsetType | None = UNSET
-    tools: list[msgspec.Raw] | UnsetType | None = UNSET
-    tool_choice: Text | NamedTool | UnsetType | None = UNSET
-    max_output_tokens: int | Text | UnsetType | None = UNSET
-    truncation: Text | Truncation | UnsetType | None = UNSET
-    tracing: Echoed = UNSET
-    prompt: Echoed = UNSET
-    include: list[Text] | UnsetType | None = UNSET
-    reasoning: Echoed = UNSET
-    parallel_tool_calls: bool | UnsetType | None = UNSET
+    output_modalities: list[Text] | Text | UnsetType | None = UNSET  # `["audio"]` or `["text"]`.
+    instructions: Text | UnsetType | None = UNSET  # Instructions for the language model.
+    tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
+    tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
+    max_output_tokens: int | Text | UnsetType | None = UNSET  # Largest number of tokens of a response, or "inf".
+    truncation: Text | Truncation | UnsetType | None = UNSET  # Policy for a history that exceeds the context.
+    tracing: Echoed = UNSET  # Only null and `auto` are accepted; there are no traces.
+    prompt: Echoed = UNSET  # Only null is accepted; prompts are not stored here.
+    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts, of INCLUDABLE.
+    reasoning: Echoed = UNSET  # Only null is accepted.
+    parallel_tool_calls: bool | UnsetType | None = UNSET  # Whether a response may contain several calls; null for true.
 
 
 class GaFields(OwnFields, forbid_unknown_fields=True):
-    """A `session` in the GA names. The fields that say what it is cannot be changed.
+    """A `session` in the GA names. Fields that identify the session cannot be changed."""
 
-    `extensions`: what Hugging Face's speech-to-speech clients understand beyond the GA events; there are none here.
-    """
-
-    type: Text = "realtime"
-    object: Echoed = UNSET
-    id: Echoed = UNSET
-    model: Echoed = UNSET
-    expires_at: Echoed = UNSET
-    audio: AudioFields | None = None
+    type: Text = "realtime"  # Has to be `realtime`.
+    object: Echoed = UNSET  # Accepted, without effect.
+    id: Echoed = UNSET  # Accepted, without effect.
+    model: Echoed = UNSET  # Accepted, without effect.
+    expires_at: Echoed = UNSET  # Accepted, without effect.
+    audio: AudioFields | None = None  # Input and output fields.
+    # Events beyond the GA that clients of Hugging Face's speech-to-speech understand; none are sent here.
     extensions: list[Text] | None = None
 
     @property
     def is_speech_to_speech(self) -> bool:
-        """Whether the client is one of speech-to-speech, which means 16 kHz and transcripts where it names neither."""
+        """Whether the client is one of speech-to-speech: by default it gets 16 kHz and transcripts."""
         return any(name.startswith("speech_to_speech.") for name in self.extensions or ())
 
 
 class BetaFields(msgspec.Struct, forbid_unknown_fields=True):
-    """A `session` in the beta's names. `temperature` and what cannot be changed are accepted and have no effect."""
+    """A `session` in the beta's names. `temperature` and the fields that cannot be changed have no effect."""
 
-    modalities: list[Text] | Text | UnsetType | None = UNSET
-    instructions: Text | UnsetType | None = UNSET
-    tools: list[msgspec.Raw] | UnsetType | None = UNSET
-    tool_choice: Text | NamedTool | UnsetType | None = UNSET
+    modalities: list[Text] | Text | UnsetType | None = UNSET  # `["text"]` or `["audio", "text"]`.
+    instructions: Text | UnsetType | None = UNSET  # Instructions for the language model.
+    tools: list[msgspec.Raw] | UnsetType | None = UNSET  # Functions that the model may call.
+    tool_choice: Text | NamedTool | UnsetType | None = UNSET  # Which function the model may or must call.
+    # Largest number of tokens of a response, or "inf".
     max_response_output_tokens: int | Text | UnsetType | None = UNSET
-    input_audio_format: FormatFields | Text | UnsetType = UNSET
+    input_audio_format: FormatFields | Text | UnsetType = UNSET  # Format of the client's audio.
+    # Transcripts of the user's turns; null turns them off.
     input_audio_transcription: TranscriptionFields | UnsetType | None = UNSET
-    input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET
+    input_audio_noise_reduction: NoiseReduction | UnsetType | None = UNSET  # Shown, without effect.
+    # Turn detection; null leaves the turns to the client.
     turn_detection: TurnDetectionFields | UnsetType | None = UNSET
-    voice: VoiceId | Text | None = None
-    output_audio_format: FormatFields | Text | None = None
-    speed: float | None = None
-    temperature: Echoed = UNSET
-    model: Echoed = UNSET
-    type: Echoed = UNSET
-    tracing: Echoed = UNSET
-    include: list[Text] | UnsetType | None = UNSET
-    client_secret: Echoed = UNSET
+    voice: VoiceId | Text | None = None  # Voice of the responses.
+    output_audio_format: FormatFields | Text | None = None  # Format of the server's audio.
+    speed: float | None = None  # Speed of speech; 1 is the voice's own.
+    temperature: Echoed = UNSET  # Accepted, without effect.
+    model: Echoed = UNSET  # Accepted, without effect.
+    type: Echoed = UNSET  # Accepted, without effect.
+    tracing: Echoed = UNSET  # Only null and `auto` are accepted.
+    include: list[Text] | UnsetType | None = UNSET  # Additional facts about transcripts, of INCLUDABLE.
+    client_secret: Echoed = UNSET  # Accepted, without effect.
 
 
-# The fields that only the beta has, and what they are in the GA names: an update that has one of the first is the
-# beta's, unless it has one of the GA's.
+# The beta's names of fields, each with its GA name. An update with one of the first group is the beta's, unless it also
+# has a name that only the GA has.
 _GA_NAMES = {
     "modalities": "output_modalities",
     "voice": "audio.output.voice",
@@ -138,12 +139,12 @@ _GA_NAMES = {
     "turn_detection": "audio.input.turn_detection",
 }
 _MORE_GA_NAMES = {"speed": "audio.output.speed", "max_response_output_tokens": "max_output_tokens"}
-# The fields that only the GA has, and what they are in the beta's names.
+# The names that only the GA has, each with its beta name.
 _BETA_NAMES = {"output_modalities": "modalities", "max_output_tokens": "max_response_output_tokens", "audio": "voice"}
 
 
 class SessionChanges(msgspec.Struct):
-    """The fields that an update changes, by their GA names: the session's own, those of its input and its output."""
+    """The changes of an update, under their GA names: the session's own fields, its input and its output."""
 
     own: OwnFields
     input: InputFields
@@ -151,7 +152,7 @@ class SessionChanges(msgspec.Struct):
 
 
 class SessionOutput(msgspec.Struct):
-    """`session.audio.output` as the client is shown it. `speed`: 1.0 is the voice's own tempo. `ducking`: where set."""
+    """`session.audio.output` as it is shown. `speed` 1.0 is the voice's own. `ducking` is shown if set."""
 
     format: AudioFormat = PCM_24K
     voice: VoiceId | str = ""
@@ -165,31 +166,32 @@ class SessionOutput(msgspec.Struct):
 
 
 class SessionFields(msgspec.Struct):
-    """The session's fields but those of its input, as the client is shown them in the GA names.
+    """The session's fields without its input, as the client is shown them under the GA names.
 
-    They are stored with a conversation, by these names. `tracing` and `prompt` are always null.
+    They are stored with a conversation under these names.
     """
 
-    output_modalities: list[str]
-    instructions: str = ""
-    tools: list[msgspec.Raw] = []
-    tool_choice: str | NamedTool = "auto"
-    max_output_tokens: int | Literal["inf"] = "inf"
-    truncation: str | Truncation = "auto"
-    tracing: msgspec.Raw = _NULL
-    prompt: msgspec.Raw = _NULL
-    include: list[str] | None = None
-    parallel_tool_calls: bool | UnsetType | None = UNSET
+    output_modalities: list[str]  # `["audio"]` or `["text"]`.
+    instructions: str = ""  # Instructions for the language model.
+    tools: list[msgspec.Raw] = []  # Functions that the model may call, as the client sent them.
+    tool_choice: str | NamedTool = "auto"  # Which function the model may or must call.
+    max_output_tokens: int | Literal["inf"] = "inf"  # Largest number of tokens of a response.
+    truncation: str | Truncation = "auto"  # Policy for a history that exceeds the context.
+    tracing: msgspec.Raw = _NULL  # Always null: there are no traces.
+    prompt: msgspec.Raw = _NULL  # Always null: prompts are not stored here.
+    include: list[str] | None = None  # Additional facts about transcripts, of INCLUDABLE.
+    parallel_tool_calls: bool | UnsetType | None = UNSET  # Whether a response may contain several calls.
+    # Format, voice and speed of the responses' audio.
     output: SessionOutput = msgspec.field(default_factory=SessionOutput)
 
     @property
     def speaks(self) -> bool:
-        """Whether responses are spoken; otherwise they are text."""
+        """Whether responses are spoken. Otherwise they are text."""
         return self.output_modalities == ["audio"]
 
     @property
     def included(self) -> tuple[str, ...]:
-        """What `include` asks for of the user's transcripts."""
+        """The additional facts that the client requests about the user's transcripts."""
         return tuple(self.include or ())
 
 
@@ -205,39 +207,39 @@ class _Audio(msgspec.Struct):
 
 
 class GaSession(_Head, kw_only=True):
-    """A session as it is shown in the GA names."""
+    """A session as it is shown under the GA names."""
 
-    type: str = "realtime"
-    model: str
-    output_modalities: list[str]
-    instructions: str
-    tools: list[msgspec.Raw]
-    tool_choice: str | NamedTool
-    max_output_tokens: int | str
-    truncation: str | Truncation
-    tracing: Echoed
-    prompt: Echoed
-    include: list[str] | None
-    parallel_tool_calls: bool | UnsetType | None
-    audio: _Audio
+    type: str = "realtime"  # Type of the session.
+    model: str  # The model's name as the client spells it.
+    output_modalities: list[str]  # `["audio"]` or `["text"]`.
+    instructions: str  # Instructions for the language model.
+    tools: list[msgspec.Raw]  # Functions that the model may call.
+    tool_choice: str | NamedTool  # Which function the model may or must call.
+    max_output_tokens: int | str  # Largest number of tokens of a response, or "inf".
+    truncation: str | Truncation  # Policy for a history that exceeds the context.
+    tracing: Echoed  # Always null.
+    prompt: Echoed  # Always null.
+    include: list[str] | None  # Additional facts about transcripts.
+    parallel_tool_calls: bool | UnsetType | None  # Whether a response may contain several calls.
+    audio: _Audio  # Input and output fields.
 
 
 class BetaSession(_Head, kw_only=True):
-    """A session as it is shown in the beta's names. `temperature` is the service's default and has no effect."""
+    """A session as it is shown under the beta's names."""
 
-    model: str
-    modalities: list[str]
-    instructions: str
-    voice: VoiceId | str
-    input_audio_format: str
-    output_audio_format: str
-    input_audio_transcription: object
-    input_audio_noise_reduction: NoiseReduction | None
-    turn_detection: object
-    tools: list[msgspec.Raw]
-    tool_choice: str | NamedTool
-    temperature: float = 0.8
-    max_response_output_tokens: int | str
+    model: str  # The model's name as the client spells it.
+    modalities: list[str]  # `["text"]` or `["audio", "text"]`.
+    instructions: str  # Instructions for the language model.
+    voice: VoiceId | str  # Voice of the responses.
+    input_audio_format: str  # The beta's name of the format of the client's audio.
+    output_audio_format: str  # The beta's name of the format of the server's audio.
+    input_audio_transcription: object  # Transcripts of the user's turns; null if they are off.
+    input_audio_noise_reduction: NoiseReduction | None  # Without effect.
+    turn_detection: object  # Turn detection; null if the client commits its turns.
+    tools: list[msgspec.Raw]  # Functions that the model may call.
+    tool_choice: str | NamedTool  # Which function the model may or must call.
+    temperature: float = 0.8  # The hosted service's default, without effect.
+    max_response_output_tokens: int | str  # Largest number of tokens of a response, or "inf".
 
 
 def uses_beta_names(session: msgspec.Raw) -> bool:
@@ -247,21 +249,22 @@ def uses_beta_names(session: msgspec.Raw) -> bool:
 
 
 def uses_ga_names(session: msgspec.Raw) -> bool:
-    """Whether an update has a field that only the GA has. A `type` is one: no client of the beta's gives it."""
+    """Whether an update has a field that only the GA has. `type` is one: no client of the beta sends it."""
     return bool(decode(session, dict[str, msgspec.Raw], "session").keys() & {"type", *_BETA_NAMES})
 
 
 def _refuse_names(session: msgspec.Raw, others: Mapping[str, str]) -> None:
-    """Raise RemoteProtocolError for a field of these names, with the one that is meant."""
+    """Raise RemoteProtocolError for a field under one of these names, and suggest its other name."""
     for name in decode(session, dict[str, msgspec.Raw], "session"):
         if name in others:
             raise unknown_parameter(f"session.{name}", others[name])
 
 
 def read_ga_update(session: msgspec.Raw) -> SessionChanges:
-    """Read an update in the GA names. Types are checked here, values are not.
+    """Read an update in the GA names. Checks types, but not values.
 
-    Raises RemoteProtocolError for an unknown field, one of the beta's included, and for another `type` than `realtime`.
+    Raises RemoteProtocolError for an unknown field, which includes the beta's names, and for a `type` other than
+    `realtime`.
     """
     _refuse_names(session, _GA_NAMES | _MORE_GA_NAMES)
     given = decode(session, GaFields, "session")
@@ -281,9 +284,9 @@ def read_ga_update(session: msgspec.Raw) -> SessionChanges:
 
 
 def read_beta_update(session: msgspec.Raw) -> SessionChanges:
-    """Read an update in the beta's names; its modalities get their GA form. Types are checked here, values are not.
+    """Read an update in the beta's names, with its modalities in their GA form. Checks types, but not values.
 
-    Raises RemoteProtocolError for an unknown field, one of the GA's included.
+    Raises RemoteProtocolError for an unknown field, which includes the GA's names.
     """
     _refuse_names(session, _BETA_NAMES)
     given = decode(session, BetaFields, "session")
@@ -307,16 +310,16 @@ def read_beta_update(session: msgspec.Raw) -> SessionChanges:
 
 
 def modalities_of_beta(given: Sequence[object] | UnsetType | None) -> list[str] | UnsetType:
-    """`["audio"]` where a list of modalities has audio, else `["text"]`: the beta's `["audio", "text"]` is spoken."""
+    """Return `["audio"]` if the modalities include audio, else `["text"]`. The beta's `["audio", "text"]` is spoken."""
     if given is UNSET:
         return UNSET
     return ["audio"] if "audio" in (given or ()) else ["text"]
 
 
 def apply_own(fields: SessionFields, given: OwnFields, context: Context) -> SessionFields:
-    """The session's own fields with the changes that were `given`; null stands for the default.
+    """Return the session's own fields with the changes that were `given`; null stands for the default.
 
-    Without a voice, `output_modalities` is always text. Raises RemoteProtocolError.
+    Without a loaded voice, `output_modalities` is always text. Raises RemoteProtocolError.
     """
     changed = msgspec.structs.replace(fields)
     if given.output_modalities is not UNSET:
@@ -348,7 +351,7 @@ def apply_own(fields: SessionFields, given: OwnFields, context: Context) -> Sess
         changed.include = check_include(given.include)
     if given.parallel_tool_calls is not UNSET:
         changed.parallel_tool_calls = given.parallel_tool_calls is not False
-    # Several released clients ask for a trace by default; there is none, and the session shows so.
+    # Several released clients request traces by default. There are none, and the session shows that.
     for name, defaults in (("tracing", ("auto",)), ("prompt", ()), ("reasoning", ())):
         if (value := getattr(given, name)) is not UNSET:
             check_nothing_asked(value, f"session.{name}", *defaults)
@@ -356,9 +359,9 @@ def apply_own(fields: SessionFields, given: OwnFields, context: Context) -> Sess
 
 
 def apply_output(output: SessionOutput, given: OutputFields, context: Context, *, has_spoken: bool) -> SessionOutput:
-    """The output of a conversation with the changes that were `given`. `has_spoken`: the client was sent audio.
+    """Return the output with the changes that were `given`. `has_spoken`: audio was sent to the client.
 
-    Raises RemoteProtocolError, also for a voice that there is not, and for another one once audio was sent.
+    Raises RemoteProtocolError, also for an unknown voice, and for a change of voice after audio was sent.
     """
     changed = msgspec.structs.replace(output)
     if given.format is not None:
@@ -369,7 +372,7 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
         changed.ducking = given.ducking
     if given.voice is not None and given.voice != output.voice:
         changed.voice = given.voice
-        # `Heart` is `heart`.
+        # Names of voices ignore case.
         if has_spoken and (changed.voice_name or "").lower() != (output.voice_name or "").lower():
             raise RemoteProtocolError(
                 "cannot_update_voice",
@@ -383,11 +386,12 @@ def apply_output(output: SessionOutput, given: OutputFields, context: Context, *
 def conversation_config(
     fields: SessionFields, audio: AudioInput, voice: str | None, enrolled: tuple[EnrolledVoice, ...] = ()
 ) -> ConversationConfig:
-    """The configuration that the session's fields stand for. `voice`: a loaded voice; None for the default.
-    `enrolled`: the vectors of the user's voice.
+    """Return the configuration that the session's fields stand for.
+
+    `voice`: a loaded voice; None for the default. `enrolled`: the vectors of the user's voice.
     """
     vad = audio.turn_detection or TurnDetection()
-    # Without transcripts for the client, there is nothing to add to them.
+    # Additional facts are only needed for transcripts that the client receives.
     heard = audio.config(fields.included if audio.transcription else ())
     idle_ms = vad.idle_timeout_ms
     most = fields.max_output_tokens
@@ -429,9 +433,9 @@ def _max_tokens(given: int | str | None) -> int | Literal["inf"]:
 
 
 def truncation_from(given: str | Truncation | None, param: str = "truncation") -> Literal["auto", "disabled"] | float:
-    """What happens when the history outgrows the context: `auto`, `disabled`, or the share that is kept, in [0, 1].
+    """Read a `truncation`: `auto`, `disabled`, or the share of the context that is kept, in [0, 1].
 
-    Raises RemoteProtocolError for another value of `truncation`.
+    Raises RemoteProtocolError for any other value.
     """
     if isinstance(given, Truncation) and given.token_limits is not UNSET:
         check_nothing_asked(given.token_limits, f"{param}.token_limits")
@@ -454,14 +458,14 @@ def truncation_from(given: str | Truncation | None, param: str = "truncation") -
 
 
 def ga_session(head: tuple[str, int, str], fields: SessionFields, audio: AudioInput) -> GaSession:
-    """The session as it is shown in the GA names. `head`: its id, `expires_at` in Unix seconds, and its model."""
+    """Return the session under the GA names. `head`: its id, `expires_at` in Unix seconds, and its model."""
     own = {name: getattr(fields, name) for name in SessionFields.__struct_fields__ if name != "output"}
     session_id, expires_at, model = head
     return GaSession(id=session_id, expires_at=expires_at, model=model, **own, audio=_Audio(audio, fields.output))
 
 
 def beta_session(head: tuple[str, int, str], fields: SessionFields, audio: AudioInput) -> BetaSession:
-    """The session as it is shown in the beta's names, from the same parts as `ga_session`."""
+    """Return the session under the beta's names. The arguments are those of `ga_session`."""
     session_id, expires_at, model = head
     return BetaSession(
         id=session_id,

@@ -1,6 +1,6 @@
 """Items and responses of OpenAI's Realtime API as a client is shown them: docs/wire/openai-realtime.md.
 
-What is shown is made when its event is written: it does not change when the item or the response does.
+These are copies, made when their event is written. They do not change with the item or the response.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from antiphon.protocols.realtime.items import VoiceId
 
 
 class ShownPart(msgspec.Struct):
-    """A content part as a client is shown it: the fields that its type has."""
+    """A content part as a client is shown it, with the fields of its type."""
 
     type: str
     text: str | UnsetType = UNSET
@@ -25,22 +25,32 @@ class ShownPart(msgspec.Struct):
 
 
 class ShownItem(msgspec.Struct, kw_only=True):
-    """An item as a client is shown it: the fields that its type has."""
+    """An item as a client is shown it, with the fields of its type."""
 
+    # The item's id.
     id: str
+    # Type of the object in OpenAI's API.
     object: str = "realtime.item"
+    # `in_progress`, `completed` or `incomplete`.
     status: str
+    # `message`, `function_call` or `function_call_output`.
     type: str
+    # Of a message: `system`, `user` or `assistant`.
     role: str | UnsetType = UNSET
+    # Of a message: its content parts.
     content: list[ShownPart] | UnsetType = UNSET
+    # Of a function call and its result: the call's id.
     call_id: str | UnsetType = UNSET
+    # Of a function call: the function's name.
     name: str | UnsetType = UNSET
+    # Of a function call: its arguments, as JSON text.
     arguments: str | UnsetType = UNSET
+    # Of a function call's result: its text.
     output: str | UnsetType = UNSET
 
 
 class ShownFailure(msgspec.Struct):
-    """What a response failed of."""
+    """The error of a failed response."""
 
     type: str
     code: str
@@ -51,7 +61,7 @@ VENDORS_REASONS = frozenset({"turn_detected", "client_cancelled", "max_output_to
 
 
 class StatusDetails(msgspec.Struct):
-    """Why a response is not complete. A `reason` is one of the vendor's: there are clients that check it."""
+    """Why a response is not complete. `reason` is one of the hosted service's, as some clients check it."""
 
     type: str
     reason: str | UnsetType = UNSET
@@ -67,7 +77,7 @@ class CachedTokens(msgspec.Struct):
 
 
 class InputTokens(msgspec.Struct):
-    """The tokens of a prompt, which all count as text."""
+    """The tokens of a prompt. All of them count as text."""
 
     text_tokens: int
     audio_tokens: int
@@ -77,7 +87,7 @@ class InputTokens(msgspec.Struct):
 
 
 class OutputTokens(msgspec.Struct):
-    """The tokens of a response, which all count as text."""
+    """The tokens of a response. All of them count as text."""
 
     text_tokens: int
     audio_tokens: int = 0
@@ -94,7 +104,7 @@ class ShownUsage(msgspec.Struct):
 
 
 class ShownOutput(msgspec.Struct):
-    """The format and voice of a response's audio, as the session shows them."""
+    """Format and voice of a response's audio, as the session shows them."""
 
     format: AudioFormat
     voice: VoiceId | str
@@ -107,19 +117,31 @@ class ShownAudio(msgspec.Struct):
 
 
 class ShownResponse(msgspec.Struct, kw_only=True):
-    """A response as a client is shown it. `output_modalities` and `audio` are the GA's, `modalities` is the beta's."""
+    """A response as a client is shown it."""
 
+    # The response's id.
     id: str
+    # Type of the object in OpenAI's API.
     object: str = "realtime.response"
+    # `in_progress`, `completed`, `cancelled`, `incomplete` or `failed`.
     status: str
+    # Why the response is not complete; null if it is.
     status_details: StatusDetails | None
+    # The items so far.
     output: list[ShownItem]
+    # `["audio"]` or `["text"]`; only in the GA.
     output_modalities: list[str] | UnsetType = UNSET
+    # Largest number of tokens, or "inf".
     max_output_tokens: int | str
+    # The client's own data.
     metadata: Metadata | None
+    # Number of tokens; null while the response is in progress.
     usage: ShownUsage | None
+    # Id of the conversation; missing for a response outside of it.
     conversation_id: str | UnsetType = UNSET
+    # `["audio", "text"]` or `["text"]`; only in the beta.
     modalities: list[str] | UnsetType = UNSET
+    # Format and voice; only in the GA.
     audio: ShownAudio | UnsetType = UNSET
 
 
@@ -138,7 +160,7 @@ class ContentPlace(OutputPlace):
 
 
 def response_json(response: Response, session_id: str, output: ShownOutput, *, beta: bool) -> ShownResponse:
-    """A response with the items so far. `output`: of the response.
+    """Return a response as it is now, with the items so far. `output`: format and voice of the response's audio.
 
     Usage is null while the response is in progress.
     """
@@ -178,7 +200,7 @@ def _usage_json(response: Response) -> ShownUsage:
 
 
 def item_json(item: Item, *, beta: bool) -> ShownItem:
-    """An item as it is now. Its audio is left out, and so are content parts of a response that are still empty."""
+    """Return an item as it is now, without its audio and without content parts of a response that are still empty."""
     shown = ShownItem(id=item.id, status=item.status, type=item.kind)
     match item.kind:
         case "message":
@@ -196,7 +218,7 @@ def item_json(item: Item, *, beta: bool) -> ShownItem:
 
 
 def output_place(position: ContentPosition) -> OutputPlace:
-    """The place of an item in a response, as fields of an event."""
+    """Return the place of an item in a response, as fields of an event."""
     return {
         "response_id": position.response_id,
         "item_id": position.item_id,
@@ -205,7 +227,7 @@ def output_place(position: ContentPosition) -> OutputPlace:
 
 
 def content_place(position: ContentPosition) -> ContentPlace:
-    """The place of a content part in a response, as fields of an event."""
+    """Return the place of a content part in a response, as fields of an event."""
     return {
         "response_id": position.response_id,
         "item_id": position.item_id,
@@ -215,7 +237,7 @@ def content_place(position: ContentPosition) -> ContentPlace:
 
 
 def part_json(part: ContentPart) -> ShownPart:
-    """A content part of a response. Its events call it `audio` or `text` in the GA names too."""
+    """Return a content part of a response. Its events call it `audio` or `text`, also in the GA."""
     if part.kind == "output_audio":
         return ShownPart("audio", transcript=part.text)
     return ShownPart("text", part.text)

@@ -1,4 +1,4 @@
-"""What a client is told of its user's turns and their transcripts: docs/wire/openai-transcription.md."""
+"""Writes the events of the user's turns and their transcripts for a client: docs/wire/openai-transcription.md."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from antiphon.events.words import TokenLogprob, Word
 from antiphon.protocols.realtime.writer import EventWriter
 from antiphon.protocols.wire import NewId
 
-# What `include` may ask for: OpenAI's name, and names in its style.
+# The values that `include` may have: one of OpenAI's, and two extensions in its style.
 LOGPROBS = "item.input_audio_transcription.logprobs"
 WORDS = "item.input_audio_transcription.words"
 LANGUAGE = "item.input_audio_transcription.language"
@@ -36,7 +36,7 @@ Include = TypeVar("Include", list[str], list[str] | None, list[str] | UnsetType 
 
 
 def check_include(given: Include) -> Include:
-    """`session.include` as it was given. Raises RemoteProtocolError for a value that is not in INCLUDABLE."""
+    """Return `session.include` unchanged. Raises RemoteProtocolError for a value that is not in INCLUDABLE."""
     for value in given if isinstance(given, list) else ():
         if value not in INCLUDABLE:
             names = ", ".join(f"'{name}'" for name in INCLUDABLE)
@@ -46,7 +46,7 @@ def check_include(given: Include) -> Include:
 
 
 class ShownWord(TypedDict):
-    """A word as clients get it: its text, start and end in seconds, and the model's probability of it."""
+    """A word as a client is shown it: its text, start and end in seconds, and the model's probability of it."""
 
     word: str
     start: float
@@ -66,25 +66,25 @@ class _Included(TypedDict, total=False):
 
 
 class TranscriptEvents:
-    """Writes the events of a transcription. Each turn is an item, whose id the turn's first event makes.
+    """Writes the events of a transcription. Each turn is an item, whose id is made with the turn's first event.
 
-    `include`: which of INCLUDABLE the client has asked for. What it has not asked for is not written.
+    `include`: the values of INCLUDABLE that the client has requested. Others are not written.
     """
 
     def __init__(self, writer: EventWriter, new_id: NewId) -> None:
         self._writer = writer
         self._new_id = new_id
         self.include: Collection[str] = ()
-        # The items of turns whose transcript is still to come, by turn.
+        # The items of turns that wait for their transcript, by turn.
         self._items: dict[int, str] = {}
         self._last_item: str | None = None
 
     def name(self, turn: int, item_id: str) -> None:
-        """Say which item a turn is, where a conversation has made its id."""
+        """Set the item of a turn, if a conversation has made its id."""
         self._items[turn] = item_id
 
     def write(self, event: TranscriptionEvent) -> None:
-        """Write the messages of an event. Raises LocalProtocolError for one that no transcription reports."""
+        """Write the messages of an event. Raises LocalProtocolError for an event that no transcription reports."""
         add = self._writer.event
         match event:
             case SpeechStarted(turn, at_ms):
@@ -161,7 +161,7 @@ class TranscriptEvents:
 
 
 def shown_words(words: Iterable[Word]) -> list[ShownWord]:
-    """The words as clients get them."""
+    """Return the words as a client is shown them."""
     return [
         {
             "word": w.text,
@@ -174,7 +174,7 @@ def shown_words(words: Iterable[Word]) -> list[ShownWord]:
 
 
 def _shown_logprob(token: TokenLogprob) -> _ShownLogprob:
-    """A token in OpenAI's form. A character that is divided between tokens is a replacement character in each."""
+    """Return a token in OpenAI's form. A character split between tokens is a replacement character in each of them."""
     return {
         "token": token.utf8.decode(errors="replace"),
         "logprob": round(token.logprob, 5),

@@ -9,7 +9,7 @@ from typing import Any
 from antiphon.errors import RemoteProtocolError
 from antiphon.protocols.wire import ErrorBody, Frame, NewId
 
-# Events that have another name in the beta, and those that it does not have.
+# Events with another name in the beta. Those of _BETA_SILENT have no counterpart in the beta.
 _BETA_EVENTS = {
     "response.output_text.delta": "response.text.delta",
     "response.output_text.done": "response.text.done",
@@ -19,7 +19,7 @@ _BETA_EVENTS = {
     "response.output_audio_transcript.done": "response.audio_transcript.done",
     "conversation.item.added": "conversation.item.created",
 }
-# The paths of a session's fields in an update, and in the beta's.
+# Paths of a session's fields in an update, each with its path in the beta.
 _BETA_PATHS = {
     "session.audio.input.format": "session.input_audio_format",
     "session.audio.input.transcription": "session.input_audio_transcription",
@@ -36,7 +36,7 @@ _BETA_SILENT = frozenset(("conversation.item.done",))
 
 @contextmanager
 def beta_paths(beta: bool) -> Iterator[None]:
-    """Where a client sends the beta's names, have the errors that are raised name the fields as it does."""
+    """If a client uses the beta's names, rewrite the field paths of raised errors to these names."""
     try:
         yield
     except RemoteProtocolError as error:
@@ -49,10 +49,10 @@ def beta_paths(beta: bool) -> Iterator[None]:
 
 
 class EventWriter:
-    """Gathers the frames of one connection until they are taken.
+    """Collects the frames of one connection until they are taken.
 
-    `codes`: a dialect's own names of error codes. `retryable`: those of them after which the same message may be
-    accepted later. `beta`: events have the beta's names from now on.
+    `codes`: a dialect's own names of error codes. `retryable`: its codes after which the same message may be accepted
+    later. `beta`: whether events get the beta's names; it may be set at any time.
     """
 
     def __init__(
@@ -72,13 +72,13 @@ class EventWriter:
         return taken
 
     def event(self, kind: str, /, **fields: Any) -> None:
-        """Write an event of type `kind`, which gets an id. In the beta, some have another name and some none."""
+        """Write an event of type `kind` with a new id. The beta renames some events and lacks others."""
         if self.beta and kind in _BETA_SILENT:
             return
         self._frames.append(Frame({"type": self.name(kind), "event_id": self._new_id("event_")} | fields))
 
     def name(self, kind: str) -> str:
-        """What an event of type `kind` is called for this client."""
+        """Return the name of an event of type `kind` for this client."""
         return _BETA_EVENTS.get(kind, kind) if self.beta else kind
 
     def add(self, frame: Frame) -> None:
@@ -86,7 +86,7 @@ class EventWriter:
         self._frames.append(frame)
 
     def error(self, error: RemoteProtocolError, event_id: str | None, kind: str = "invalid_request_error") -> None:
-        """Write an error. `event_id`: the client's name for the message at fault, if it had one."""
+        """Write an error. `event_id`: the client's id of the message at fault, if it had one."""
         code = self._codes.get(error.code, error.code)
         is_retryable = code in self._retryable
         kind = "rate_limit_error" if is_retryable else kind

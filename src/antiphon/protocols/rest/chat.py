@@ -1,7 +1,7 @@
-"""Bodies of POST /v1/chat/completions: the request, checked, and its answer, whole or in chunks.
+"""Bodies of POST /v1/chat/completions: the checked request, and its answer, whole or in chunks.
 
-The fields are those of OpenAI's API reference, with `top_k`, `min_p` and `repetition_penalty` as vLLM's extra
-parameters: docs/wire/chat-completions.md. Fields that are not in `ChatBody` are ignored.
+The fields are those of OpenAI's API reference, with `top_k`, `min_p` and `repetition_penalty` as in vLLM:
+docs/wire/chat-completions.md. Fields that are not in `ChatBody` are ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from antiphon.protocols.wire import JSON_ERRORS
 Number = TypeVar("Number", int, float)
 MAX_STOPS = 16
 _CHOICES = ("auto", "none", "required", "any")
-# Of `logit_bias`: its tokens, which are looked up for each token that is sampled, and the size of its numbers.
+# Limits of `logit_bias`: the number of tokens, which are looked up for each sampled token, and the size of a bias.
 MAX_BIASES, MAX_BIAS = 1024, 100
 ROLES: Mapping[str, MessageRole] = {
     "system": "system",
@@ -43,7 +43,7 @@ ROLES: Mapping[str, MessageRole] = {
 
 
 class _Function(msgspec.Struct):
-    """A call's function. `arguments`: JSON text; some clients give the object itself."""
+    """The function of a call. `arguments` is JSON text; some clients send the object itself."""
 
     name: Text
     arguments: Text | JsonSchema | None = None
@@ -84,7 +84,7 @@ class _Named(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    """A `tool_choice` that is an object: a function by its name, or what may be given as text, as its type."""
+    """A `tool_choice` that is an object: a function by its name, or one of _CHOICES as its `type`."""
 
     type: Text = "function"
     function: _Named | None = None
@@ -106,36 +106,59 @@ class _StreamOptions(msgspec.Struct):
 
 
 class ChatBody(msgspec.Struct):
-    """A body as the client sent it. Fields that are null count as missing, where they may be missing."""
+    """A body as the client sent it. In optional fields, null counts as missing."""
 
+    # Name of the model.
     model: Text
+    # The conversation, oldest message first.
     messages: list[_Message]
+    # Whether to answer with server-sent events.
     stream: bool | None = None
+    # Whether the stream ends with the token counts.
     stream_options: _StreamOptions | None = None
+    # Largest number of tokens to generate; -1 for no limit.
     max_tokens: int | None = None
+    # Newer name of `max_tokens`, which takes precedence.
     max_completion_tokens: int | None = None
+    # In [0, 2]; 0 takes the likeliest token.
     temperature: float | None = None
+    # The share of probability that may be sampled, in [0, 1].
     top_p: float | None = None
+    # The number of likeliest tokens that may be sampled; 0 or less for no limit.
     top_k: int | None = None
+    # Least probability of a token, relative to the likeliest one, in [0, 1].
     min_p: float | None = None
+    # In [0.01, 10]; above 1, tokens that were used are less likely.
     repetition_penalty: float | None = None
+    # In [-2, 2]; subtracted once from the logits of tokens that were used.
     presence_penalty: float | None = None
+    # In [-2, 2]; subtracted from the logits of tokens for each use.
     frequency_penalty: float | None = None
+    # Seed of the random numbers.
     seed: int | None = None
+    # Texts that end the generation, at most MAX_STOPS.
     stop: Text | list[Text] | None = None
+    # Number of completions; only 1 is supported.
     n: int | None = None
+    # Biases of logits, by token id.
     logit_bias: dict[Text, float] | None = None
+    # Not supported; has to be false or missing.
     logprobs: bool | None = None
+    # Functions that the model may call.
     tools: list[_Tool] | None = None
+    # Which function the model may or must call.
     tool_choice: Text | _Choice | None = None
+    # Whether an answer may contain several calls.
     parallel_tool_calls: bool | None = None
+    # Not supported; replaced by `tools`.
     functions: list[object] | None = None
+    # Format of the answer: text, any JSON object, or JSON of a schema.
     response_format: _Format | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """A request whose fields are checked; only its `model` may be one that is not loaded.
+    """A request whose fields are checked, except whether its `model` is loaded.
 
     `messages` are in the client's order. `include_usage`: a stream ends with a chunk that has the token counts.
     """
@@ -155,7 +178,7 @@ def parse(data: bytes) -> ChatRequest:
     """Read the body of a request.
 
     Raises RemoteProtocolError: `invalid_json`, `json_too_complex`, `string_above_max_length`, or `invalid_value` for
-    whatever else is wrong, with the path of the field in `param` where there is one.
+    any other error, with the path of the field in `param` if a single field is at fault.
     """
     body = _decode_body(data)
     if not body.messages:
@@ -183,7 +206,7 @@ def _decode_body(data: bytes) -> ChatBody:
     except msgspec.ValidationError as error:
         if (told := refusal(error)).code == "string_above_max_length":
             raise told from None
-        # msgspec names the field in its message only: "Object missing required field `model`", "Expected `int`, got
+        # msgspec names the field only in its message: "Object missing required field `model`", "Expected `int`, got
         # `str` - at `$.max_tokens`".
         text = str(error)
         named = text.rpartition("`$.")[2] if "`$." in text else text.partition("field `")[2]
@@ -195,7 +218,7 @@ def _decode_body(data: bytes) -> ChatBody:
 def _options(body: ChatBody) -> ReplyOptions:
     if body.functions:
         raise RemoteProtocolError("invalid_value", "Functions are given in 'tools'.", "functions")
-    # Some clients have -1 for "no limit".
+    # Some clients send -1 for "no limit".
     limit = body.max_completion_tokens or body.max_tokens
     tools = tuple(
         Tool(t.function.name, t.function.description or "", t.function.parameters or {}) for t in body.tools or ()
@@ -233,7 +256,7 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
 
 
 def _bias(bias: Mapping[str, float] | None) -> dict[int, float]:
-    """Check biases but for whether the model has such tokens, which it checks itself."""
+    """Check biases, except whether the model has such tokens, which the model checks itself."""
     bias = bias or {}
     if len(bias) > MAX_BIASES:
         raise RemoteProtocolError("invalid_value", f"'logit_bias' has at most {MAX_BIASES} tokens.", "logit_bias")
@@ -250,7 +273,7 @@ def _tool_choice(choice: str | _Choice | None, tools: Sequence[Tool]) -> str:
     if isinstance(choice, _Choice) and choice.type in _CHOICES:
         choice = choice.type
     if isinstance(choice, str):
-        # So LangChain and Mistral's clients call it.
+        # LangChain's and Mistral's clients use `any`.
         choice = "required" if choice == "any" else choice
         if choice not in ("auto", "none", "required"):
             raise RemoteProtocolError("invalid_value", f"Invalid value: '{choice}'.", "tool_choice")
@@ -299,14 +322,14 @@ def _arguments(function: _Function) -> str:
 
 
 class _CalledFunction(msgspec.Struct):
-    """In a chunk, `arguments` are those that are new, and the name is in the call's first chunk alone."""
+    """The function of a call. In chunks, `arguments` has the new text, and only the first chunk has the name."""
 
     name: str | UnsetType = UNSET
     arguments: str = ""
 
 
 class _MadeCall(msgspec.Struct, kw_only=True):
-    """A function call of the model. Chunks have its `index`, and the id and type in its first chunk alone."""
+    """A function call of the model. Chunks have its `index`; only its first chunk has the id and the type."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -353,20 +376,32 @@ class _Usage(msgspec.Struct):
 
 
 class _Chunk(msgspec.Struct):
+    # The completion's id, the same in all chunks.
     id: str
+    # Type of the object in OpenAI's API.
     object: Literal["chat.completion.chunk"]
+    # Unix seconds.
     created: int
+    # The model's name as the client spells it.
     model: str
+    # The new text or calls; empty in the chunk with the usage.
     choices: list[_ChunkChoice]
+    # Number of tokens, only in the last chunk.
     usage: _Usage | UnsetType = UNSET
 
 
 class _Whole(msgspec.Struct):
+    # The completion's id.
     id: str
+    # Type of the object in OpenAI's API.
     object: Literal["chat.completion"]
+    # Unix seconds.
     created: int
+    # The model's name as the client spells it.
     model: str
+    # The one answer.
     choices: list[_WholeChoice]
+    # Number of tokens.
     usage: _Usage
 
 
@@ -383,26 +418,26 @@ class _ErrorChunk(msgspec.Struct):
 
 @dataclass(slots=True)
 class ChatCompletion:
-    """One completion. Feed it every Reply of the model; use the chunks it returns, or at the end `body`.
+    """One completion, made from the model's replies. `feed` returns its chunks, `body` the whole completion."""
 
-    `model` is the name that the client asked for, `created_s` is in Unix seconds.
-    """
-
+    # The completion's id.
     id: str
+    # The model's name as the client spells it.
     model: str
+    # Time of the request, in Unix seconds.
     created_s: int
-    # The stream's last chunk has the token counts.
+    # Whether the stream's last chunk has the token counts.
     include_usage: bool = False
     _text: str = ""
     _calls: list[_MadeCall] = field(default_factory=list)
     _done: ReplyDone | None = None
 
     def begin(self) -> bytes:
-        """The first chunk of a stream, which has the role and no text, as a server-sent event."""
+        """Return the first chunk of a stream, as a server-sent event. It has the role and no text."""
         return self._chunk(_Delta(role="assistant", content=""))
 
     def feed(self, reply: Reply) -> list[bytes]:
-        """The chunks of a reply, each a server-sent event. Those of ReplyDone end the stream, `[DONE]` last."""
+        """Return the chunks of a reply, each a server-sent event. Those of ReplyDone end the stream with `[DONE]`."""
         match reply:
             case TextDelta(text):
                 self._text += text
@@ -423,10 +458,10 @@ class ChatCompletion:
                 return [*chunks, b"data: [DONE]\n\n"]
 
     def body(self) -> bytes:
-        """The whole completion as one JSON body. Call it after ReplyDone was fed."""
+        """Return the whole completion as JSON. Call it after ReplyDone was fed."""
         done = self._done
         assert done is not None
-        # Without text the content is null beside calls, and empty alone.
+        # Without text, the content is null if there are calls, and otherwise empty.
         text = self._text or (None if self._calls else "")
         answer = _Answer("assistant", text, None, self._calls or UNSET)
         choice = _WholeChoice(0, answer, None, done.reason)
@@ -440,7 +475,7 @@ class ChatCompletion:
 
 
 def error_chunk(message: str, code: str, kind: str = "server_error", param: str | None = None) -> bytes:
-    """The server-sent event that ends a stream that failed after it began. The status 200 has been sent by then."""
+    """Return the event of an error that ends a stream, which already has the status 200."""
     return _sse(_ErrorChunk(_Failure(message, kind, param, code)))
 
 

@@ -1,7 +1,7 @@
 """Bodies of /v1/audio/transcriptions and /v1/audio/translations: docs/wire/transcriptions.md.
 
-The form is read here, and a transcript is written in each of the formats: json, text, srt, vtt, verbose_json, and the
-server-sent events of a stream. Times are seconds from the beginning of the file.
+Reads the form, and writes a transcript in each of the formats: json, text, srt, vtt, verbose_json, and the server-sent
+events of a stream. Times are seconds from the beginning of the file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from antiphon.protocols.model_names import language_code
 TranscriptFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 FORMATS: tuple[TranscriptFormat, ...] = get_args(TranscriptFormat)
 GRANULARITIES = ("word", "segment")
-# What a form may have, the file included.
+# The form's fields, including the file.
 FIELDS = (
     "chunking_strategy",
     "file",
@@ -36,43 +36,47 @@ FIELDS = (
     "temperature",
     "timestamp_granularities",
 )
-# Less than this is not reported as damage.
+# Shorter gaps of undecodable audio are not reported.
 MIN_SKIPPED_S = 0.1
-# The spellings of a yes and of a no.
+# Spellings of true and false.
 TRUE, FALSE = ("true", "1", "yes", "on"), ("", "false", "0", "no", "off", "null")
-# What stands in `language` for one that is detected.
+# Values of `language` that ask to detect it.
 UNNAMED_LANGUAGE = ("", "auto", "detect", "null", "undefined")
-# What is counted as an audio token: Whisper's encoder makes one position of 20 ms of audio.
+# Audio tokens in `usage`: Whisper's encoder makes one position from 20 ms of audio.
 AUDIO_TOKENS_PER_S = 50
 
 
 @dataclass(frozen=True, slots=True)
 class FileRequest:
-    """The fields of a form, checked; only the `model` may be one that is not loaded.
+    """The fields of a form, checked, except whether the `model` is loaded."""
 
-    `language` is a code such as `en`, None to detect it. `temperature` is in [0, 1]. `words` and `segments`: whether
-    `verbose_json` has them. `speech_detection`: what is transcribed is the speech that is found so; "auto" leaves how
-    to the server, and None is all of the file.
-    """
-
+    # Name of the model.
     model: str
+    # Format of the transcript.
     format: TranscriptFormat = "json"
+    # Language code such as `en`; None to detect the language.
     language: str | None = None
+    # Names and words to expect.
     prompt: str = ""
+    # In [0, 1]; 0 takes the likeliest token.
     temperature: float = 0.0
+    # Whether `verbose_json` has words.
     words: bool = False
+    # Whether `verbose_json` has segments.
     segments: bool = True
+    # Whether to answer with server-sent events.
     stream: bool = False
+    # Detection of the speech to transcribe. "auto" leaves it to the server; None transcribes the whole file.
     speech_detection: ServerVad | Literal["auto"] | None = "auto"
 
     @property
     def needs_word_times(self) -> bool:
-        """Whether words or what is timed by them, segments and subtitles, is part of the answer."""
+        """Whether the answer needs word times: for words, segments or subtitles."""
         return self.format in ("verbose_json", "srt", "vtt") and not self.stream
 
 
 def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRequest:
-    """Read the text fields of a multipart form; of several values the last counts. `languages`: the model's codes.
+    """Read the text fields of a multipart form. The last of several values counts. `languages`: the model's codes.
 
     Raises RemoteProtocolError: `missing_required_parameter` or `invalid_value`, with the field in `param`.
     """
@@ -108,9 +112,7 @@ def parse_form(fields: dict[str, list[str]], languages: Sequence[str]) -> FileRe
 
 
 def _listed(fields: dict[str, list[str]], name: str) -> list[str]:
-    """A list, in the ways in which clients write one: the field again and again, with `[]`, with indices (`[0]`, `.0`),
-    with commas, or as JSON.
-    """
+    """Return a list in any spelling of clients: a repeated field, `[]`, indices (`[0]`, `.0`), commas, or JSON."""
     spelling = re.compile(re.escape(name) + r"(\[\d*\]|\.\d+)*")
     found = list[str]()
     for text in (v for key, values in fields.items() if spelling.fullmatch(key) for v in values):
@@ -126,7 +128,7 @@ def _flag(text: str, name: str) -> bool:
 
 
 def _language(text: str, languages: Sequence[str]) -> str | None:
-    """A code of the model's, for a code, a locale or an English name; None where it is to be detected."""
+    """Return the model's code for a code, a locale or an English name; None to detect the language."""
     named = text.strip()
     if named.lower() in UNNAMED_LANGUAGE:
         return None
@@ -148,9 +150,9 @@ class _ServerVadFields(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _speech_detection(form: dict[str, str]) -> ServerVad | Literal["auto"] | None:
-    """Read `chunking_strategy`: a word, a JSON object, or the object's fields as form fields of their own.
+    """Read `chunking_strategy`: a word, a JSON object, or the object's fields as separate form fields.
 
-    The last is how OpenAI's own client libraries send it: `chunking_strategy[type]`, and so on.
+    OpenAI's own client libraries send separate fields, such as `chunking_strategy[type]`.
     """
     name = "chunking_strategy"
     spelling = re.compile(rf"{name}(?:\[(\w+)\]|\.(\w+))")
@@ -196,15 +198,25 @@ class _Transcript(msgspec.Struct):
 
 
 class _VerboseSegment(msgspec.Struct):
+    # Number of the segment, from 0.
     id: int
+    # Start of the window in which it was decoded, in frames of 10 ms.
     seek: int
+    # Start in seconds.
     start: float
+    # End in seconds.
     end: float
+    # Text of the segment.
     text: str
+    # The model's token ids.
     tokens: tuple[int, ...]
+    # Temperature of the decode.
     temperature: float
+    # Mean log-probability of its tokens.
     avg_logprob: float
+    # Length of the text relative to its compressed length. A high ratio indicates repetition.
     compression_ratio: float
+    # Probability that the segment has no speech.
     no_speech_prob: float
 
 
@@ -216,23 +228,31 @@ class _VerboseWord(msgspec.Struct):
 
 
 class _VerboseTranscript(msgspec.Struct):
+    # `transcribe` or `translate`.
     task: TranscriptionTask
+    # Language of the speech.
     language: str
+    # Duration of the file, in seconds.
     duration: float
+    # Text of all segments.
     text: str
+    # Duration that is counted as usage.
     usage: _Duration
+    # Duration that could not be decoded, in seconds; missing if short.
     skipped_seconds: float | UnsetType = UNSET
+    # Segments, if requested.
     segments: list[_VerboseSegment] | UnsetType = UNSET
+    # Words, if requested.
     words: list[_VerboseWord] | UnsetType = UNSET
 
 
 def skipped_seconds(skipped_s: float) -> float:
-    """What a client is told of the seconds that could not be decoded; 0 for what is too short for a word."""
+    """Return the reported duration of undecodable audio, in seconds; 0 if it is too short for a word."""
     return round(skipped_s, 2) if skipped_s >= MIN_SKIPPED_S else 0.0
 
 
 def joined(segments: Iterable[TranscriptSegment]) -> str:
-    """The text of all segments, without space at either end. The segments bring the spaces between them."""
+    """Return the text of all segments, without surrounding space. The segments include the spaces between them."""
     return "".join(s.text for s in segments).strip()
 
 
@@ -243,9 +263,9 @@ def body(
     segments: Sequence[TranscriptSegment],
     skipped_s: float = 0.0,
 ) -> tuple[str, str]:
-    """The media type and the body of a finished transcript, in the format that the request asks for.
+    """Return the media type and the body of a finished transcript, in the requested format.
 
-    `skipped_s`: how much of the file could not be decoded.
+    `skipped_s`: duration of the file's audio that could not be decoded, in seconds.
     """
     text = joined(segments)
     match request.format:
@@ -334,14 +354,14 @@ class _ErrorEvent(msgspec.Struct, tag="error"):
 
 
 def delta_event(text: str) -> str:
-    """The server-sent event for new text. Deltas are appended by the client, and none is ever taken back."""
+    """Return the server-sent event for new text. Clients append the deltas; text that was sent is never revised."""
     return _sse(_TextDelta(text))
 
 
 def done_event(text: str, info: FileInfo, num_tokens: int, skipped_s: float = 0.0) -> str:
-    """The server-sent event that ends a stream. `text` is all deltas joined, `num_tokens` counts its tokens.
+    """Return the server-sent event that ends a stream. `text`: the joined deltas. `num_tokens`: their tokens.
 
-    `skipped_s`: how much of the file could not be decoded.
+    `skipped_s`: duration of the file's audio that could not be decoded, in seconds.
     """
     audio = round(info.duration_s * AUDIO_TOKENS_PER_S)
     details = _InputTokenDetails(audio_tokens=audio, text_tokens=0)
@@ -350,12 +370,12 @@ def done_event(text: str, info: FileInfo, num_tokens: int, skipped_s: float = 0.
 
 
 def error_event(message: str) -> str:
-    """The server-sent event that ends a stream when the model failed, after the status 200 was sent."""
+    """Return the event of a model's failure that ends a stream, which already has the status 200."""
     return _sse(_ErrorEvent(_Failure("server_error", message)))
 
 
 def file_error_event(message: str, code: str) -> str:
-    """The server-sent event that ends a stream because of the file that the client sent."""
+    """Return the event that ends a stream because of an error in the client's file."""
     return _sse(_ErrorEvent(_Failure("invalid_request_error", message, code, "file")))
 
 
@@ -364,9 +384,9 @@ def _sse(event: _TextDelta | _TextDone | _ErrorEvent) -> str:
 
 
 def srt(segments: Iterable[TranscriptSegment]) -> str:
-    """SubRip subtitles: one cue for each segment, numbered from 1, with times as HH:MM:SS,mmm.
+    """Format SubRip subtitles: one cue per segment, numbered from 1, with times as HH:MM:SS,mmm.
 
-    Empty without segments.
+    Returns an empty text without segments.
     """
     return "".join(
         f"{n}\n{_clock(s.start_s, ',')} --> {_clock(s.end_s, ',')}\n{s.text.strip()}\n\n"
@@ -375,9 +395,9 @@ def srt(segments: Iterable[TranscriptSegment]) -> str:
 
 
 def vtt(segments: Iterable[TranscriptSegment]) -> str:
-    """WebVTT subtitles: one cue for each segment, with times as HH:MM:SS.mmm.
+    """Format WebVTT subtitles: one cue per segment, with times as HH:MM:SS.mmm.
 
-    The header stands alone without segments.
+    Returns only the header without segments.
     """
     cues = (f"{_clock(s.start_s, '.')} --> {_clock(s.end_s, '.')}\n{s.text.strip()}\n\n" for s in segments)
     return "WEBVTT\n\n" + "".join(cues)

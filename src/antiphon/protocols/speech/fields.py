@@ -1,7 +1,7 @@
-"""What a speech stream and HTTP share: the fields of a request for speech, the configuration they come to, word times.
+"""The parts shared by the speech stream and HTTP: a request's fields, its configuration, and word times.
 
-docs/wire/speech-stream.md and docs/wire/speech.md describe them. The names are those of OpenAI's and vLLM's endpoints;
-fields that only other models have a use for are checked all the same.
+docs/wire/speech-stream.md and docs/wire/speech.md describe them. The names are those of OpenAI's and vLLM's endpoints.
+Fields that only other models use are checked nevertheless.
 """
 
 from __future__ import annotations
@@ -30,54 +30,70 @@ from antiphon.protocols.model_names import (
 Choice = TypeVar("Choice", bound=str)
 Number = TypeVar("Number", int, float)
 
-# The hosted service's voices. Clients name one of them when their user chose none; the default voice speaks for it.
+# The tasks of vLLM's endpoint: speaking with own voices, with a described voice, and with a cloned voice.
 TASKS = ("CustomVoice", "VoiceDesign", "Base")
-# The numbers of speaker embeddings are far smaller; infinities and NaN are not.
+# Limit of a speaker embedding's numbers. Real ones are far smaller; the limit excludes infinities and NaN.
 MAX_EMBEDDING_VALUE = 1e6
-# The rates that audio of every format can have, in samples a second.
+# Sample rates that audio of every format can have, in Hz.
 SAMPLE_RATES = (8_000, 16_000, 24_000, 48_000)
 MAX_EMBEDDING_NUMBERS, MAX_NAME_CHARS, MAX_SAMPLE_BYTES = 8192, 100, 10 << 20
 
 
 class VoiceById(msgspec.Struct):
-    """A voice as an object, which is how the hosted service names voices that its users made."""
+    """A voice as an object, as the hosted service names voices that its users made."""
 
     id: Text | None = None
 
 
 class SpeechFields(msgspec.Struct, kw_only=True):
-    """The fields of a request, as the client sent them. One that is null counts as missing; unknown ones are ignored.
+    """The fields of a request, as the client sent them. Null counts as missing; unknown fields are ignored."""
 
-    `response_format` and `split_granularity` are names out of a few, in any case, and anything false (`""`, `0`, `[]`)
-    counts as missing too. `speed`, `sample_rate` and `seed` may be numbers as text, as forms send them. `speaker` is
-    another name of `voice`: it is not read, and may be anything, where there is a `voice`.
-    """
-
+    # Name of the model.
     model: Text | None = None
+    # Name of the voice.
     voice: Text | VoiceById | None = None
+    # Another name of `voice`. It is not read, and may be any value, if there is a `voice`.
     speaker: msgspec.Raw = msgspec.Raw(b"null")
+    # Audio format, ignoring case. A false value (`""`, `0`, `[]`) counts as missing.
     response_format: object = None
+    # In Hz, one of SAMPLE_RATES; may be a number as text, as forms send it.
     sample_rate: int | Text | None = None
+    # Speed of speech, in [0.25, 4]; may be a number as text.
     speed: float | Text | None = None
+    # Whether audio is sent while it is made.
     stream_audio: bool | None = None
+    # Whether to report the times of words.
     word_timestamps: bool | None = None
+    # The pieces in which text is spoken, ignoring case. A false value counts as missing.
     split_granularity: object = None
+    # Seed of the random numbers; may be a number as text.
     seed: int | Text | None = None
+    # Code or English name of the language; `auto` to detect it.
     language: Text | None = None
+    # How to speak, in words.
     instructions: Text | None = None
+    # Largest number of codec frames of a sentence.
     max_new_tokens: int | None = None
+    # Codec frames of the first chunk; 0 for the model's default.
     initial_codec_chunk_frames: int | None = None
+    # Whether the model gets the whole text before it speaks.
     non_streaming_mode: bool | None = None
+    # The model's own parameters, by name.
     extra_params: dict[str, Any] | None = None
+    # One of TASKS.
     task_type: Text | None = None
+    # Recording of the voice to clone: base64, a `data:` URI or a URL.
     ref_audio: str | None = None
+    # Words of the recording.
     ref_text: Text | None = None
+    # Whether to clone from the recording's sound alone, without its words.
     x_vector_only_mode: bool | None = None
+    # Embedding of the voice to clone, instead of a recording.
     speaker_embedding: list[float] | None = None
 
     @property
     def cloning(self) -> str | None:
-        """The name of the first field in use that only a model that clones voices has a use for, if there is one."""
+        """The first field in use that only a model which clones voices can use; None if there is none."""
         used = {
             "ref_audio": self.ref_audio,
             "ref_text": self.ref_text,
@@ -96,40 +112,41 @@ class WordTime(msgspec.Struct):
 
 
 def word_times(words: Iterable[Word]) -> list[WordTime]:
-    """The words as answers have them, in the order in which they come; seconds are rounded to milliseconds."""
+    """Return the words in the form of an answer, in the same order, with times rounded to milliseconds."""
     return [WordTime(w.text, round(w.start_s * 1000), round(w.end_s * 1000)) for w in words]
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechCatalog:
-    """What the loaded synthesizer offers, for the checks of a request."""
+    """The capabilities of the loaded synthesizer, for the checks of a request."""
 
+    # Names of the synthesizer.
     models: ModelNames
-    # Its own voices; the first is the default.
+    # The model's own voices; the first is the default.
     voices: tuple[str, ...]
-    # Codes such as `en`.
+    # Codes of the languages, such as `en`.
     languages: tuple[str, ...]
-    # It speaks with the voice of a recording or an embedding.
+    # Whether the model speaks with the voice of a recording or an embedding.
     clones: bool
-    # The uploaded voice of a name, None if there is none.
+    # Returns the uploaded voice of a name, None for an unknown one.
     uploaded: Callable[[str], VoiceSample | None]
-    # Raises RemoteProtocolError for a URL, in a field, from which nothing is fetched.
+    # Raises RemoteProtocolError for a URL that may not be fetched; the second argument is its field.
     check_url: Callable[[str, str], None]
-    # Called with a hosted name of a model or voice, and with what serves it instead.
+    # Called with a hosted name of a model or voice, and with the name of what serves it instead.
     log_alias: Callable[[str, str], None]
-    # The `task_type`s that the model was made for, of TASKS.
+    # The tasks that the model was made for, of TASKS.
     tasks: tuple[str, ...] = ("CustomVoice",)
-    # The numbers of `extra_params` that the model has a use for, each with the least and the greatest.
+    # The names of `extra_params` that the model uses, each with its lowest and highest value.
     parameters: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def names(self) -> str:
-        """The model's own voices in one line, as errors name them to the client."""
+        """The model's own voices in one line, for errors."""
         return ", ".join(self.voices)
 
 
 def read_config(fields: SpeechFields, catalog: SpeechCatalog, format: SpeechFormat) -> SpeechConfig:
-    """The configuration that a request asks for.
+    """Return the configuration that a request asks for.
 
     `format` is the audio format of a request that names none. A hosted name that the default model or voice serves is
     logged. Raises RemoteProtocolError: `model_not_found`, `voice_not_found`, `voice_not_supported`, `not_supported`,
@@ -163,7 +180,7 @@ def read_config(fields: SpeechFields, catalog: SpeechCatalog, format: SpeechForm
 
 
 def _read(value: Number | str, kind: type[Number], param: str) -> Number:
-    """A number, also where it is given as text. Raises RemoteProtocolError (`invalid_type`)."""
+    """Return a number, which may be given as text. Raises RemoteProtocolError (`invalid_type`)."""
     if isinstance(value, str):
         try:
             return kind(value)
@@ -179,7 +196,7 @@ def _sample_rate(asked: int) -> int:
 
 
 def _parameters(given: dict[str, Any], known: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """The model's own parameters; those that are null count as missing."""
+    """Check and return the model's own parameters; null counts as missing."""
     for name in given:
         if name not in known:
             takes = f"takes {', '.join(known)}" if known else "has none"
@@ -231,7 +248,7 @@ def _voice(fields: SpeechFields, catalog: SpeechCatalog) -> str | VoiceSample | 
 
 
 def _sample(fields: SpeechFields, catalog: SpeechCatalog) -> VoiceSample | None:
-    """The voice that a request brings along, as an embedding or a recording."""
+    """Return the voice that a request contains, as an embedding or a recording."""
     if fields.speaker_embedding:
         return VoiceSample(embedding=tuple(fields.speaker_embedding))
     if not fields.ref_audio:
@@ -242,16 +259,16 @@ def _sample(fields: SpeechFields, catalog: SpeechCatalog) -> VoiceSample | None:
     else:
         sample = VoiceSample(audio_file(fields.ref_audio, "ref_audio", MAX_SAMPLE_BYTES))
     if fields.x_vector_only_mode:
-        # The voice is cloned from its sound alone, and the words of the recording are not used.
+        # Clone the voice from its sound alone, without the words of the recording.
         return sample
     if not (fields.ref_text or "").strip():
-        message = "'ref_text' is required: what is said in 'ref_audio', or x_vector_only_mode to clone without it."
+        message = "'ref_text' is required: the words of 'ref_audio'. With x_vector_only_mode it is not needed."
         raise RemoteProtocolError("missing_required_parameter", message, "ref_text")
     return replace(sample, text=fields.ref_text or "")
 
 
 def _check(fields: SpeechFields, catalog: SpeechCatalog) -> None:
-    """Check the fields that are checked whether or not the loaded model has a use for them."""
+    """Check the fields that are checked whether or not the loaded model uses them."""
     if fields.max_new_tokens is not None:
         number(fields.max_new_tokens, "max_new_tokens", 1, 2**31)
     if fields.initial_codec_chunk_frames is not None:

@@ -1,7 +1,7 @@
 """Bodies of /v1/audio/speech, /v1/audio/speech/batch and /v1/audio/voices: docs/wire/speech.md.
 
-Requests are read and checked, answers and server-sent events are written. The fields of a request that a speech stream
-has too are read by fields.py.
+Reads and checks requests, and writes answers and server-sent events. `fields.py` reads the fields that a speech stream
+has too.
 """
 
 from __future__ import annotations
@@ -31,49 +31,52 @@ from antiphon.protocols.wire import JSON_ERRORS
 T = TypeVar("T")
 
 MAX_INPUT_CHARS, MAX_ITEMS = 4096, 32
-# Of each text that is stored with an uploaded voice.
+# Longest text that is stored with an uploaded voice.
 MAX_FIELD_CHARS = 2000
 _encoder = msgspec.json.Encoder()
 
 
 class SpeechBody(SpeechFields, kw_only=True):
-    """A body as the client sent it. Of a `stream_format`, anything false (`""`, `0`, `[]`) counts as missing."""
+    """A body as the client sent it. A false `stream_format` (`""`, `0`, `[]`) counts as missing."""
 
     input: str
     stream_format: object = None
     stream: bool | None = None
 
 
-# The fields of a JSON object by their names, each still the JSON text that the client sent.
+# The fields of a JSON object, each as JSON text.
 _RawFields = dict[str, msgspec.Raw]
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechRequest:
-    """One checked request for speech: its text, which is not empty, and the way in which it is answered."""
+    """One checked request for speech over HTTP."""
 
+    # The text to speak, not empty.
     text: str
+    # Voice, format and speed.
     config: SpeechConfig
-    # The audio is sent as server-sent events instead of the body itself.
+    # Whether the audio is sent as server-sent events instead of a plain body.
     sse: bool = False
-    # The body is sent when all audio is made, so that its size is known; otherwise as it is made.
+    # Whether the body is sent after all audio is made, so that its size is known. Otherwise it is sent while it is
+    # made.
     whole: bool = False
 
 
 def parse(body: bytes, catalog: SpeechCatalog) -> SpeechRequest:
     """Read the body of a request for speech. The text is spoken as it is, without being split.
 
-    Raises RemoteProtocolError: `invalid_json`, `missing_required_parameter`, `string_above_max_length`, or what
-    `fields.read_config` raises.
+    Raises RemoteProtocolError: `invalid_json`, `missing_required_parameter`, `string_above_max_length`, or the errors
+    of `fields.read_config`.
     """
     return _request(_decode_body(body, SpeechBody), catalog)
 
 
 def parse_batch(body: bytes, catalog: SpeechCatalog) -> list[SpeechRequest | RemoteProtocolError]:
-    """Read the body of a batch: its items in order, each with its own fields before those shared by all.
+    """Read the body of a batch. Returns a request for each item, whose own fields override the shared ones.
 
-    An item that is wrong is its error, and the others are served. Raises RemoteProtocolError where the body itself is
-    wrong, or an item is no object.
+    For a wrong item, its error is returned instead, and the others are served. Raises RemoteProtocolError if the body
+    itself is wrong, or if an item is not an object.
     """
     shared = _decode_body(body, _RawFields)
     if "items" not in shared:
@@ -85,7 +88,7 @@ def parse_batch(body: bytes, catalog: SpeechCatalog) -> list[SpeechRequest | Rem
     for i, item in enumerate(items):
         own = decode(item, _RawFields, f"items[{i}]")
         try:
-            # A shared field is checked only with the items that do not have their own.
+            # A shared field is checked only with the items that do not override it.
             request = _request(_decode_body(_encoder.encode(shared | own), SpeechBody), catalog)
             out.append(replace(request, sse=False, whole=True, config=replace(request.config, stream=False)))
         except RemoteProtocolError as error:
@@ -99,7 +102,7 @@ def _decode_body(body: bytes, kind: type[T]) -> T:
         check_typos(body, kind)
         return found
     except RemoteProtocolError:
-        # A body that is no JSON object at all is refused in the words of every route.
+        # A body that is not a JSON object gets the same error as on other routes.
         json_object(body)
         raise
 
@@ -117,7 +120,7 @@ def _request(body: SpeechBody, catalog: SpeechCatalog) -> SpeechRequest:
         raise RemoteProtocolError(
             "invalid_value", "Invalid value for 'stream_format': expected audio or sse.", "stream_format"
         )
-    # Only a WAV says its size at its start: it is sent whole unless a stream is asked for.
+    # Only a WAV has its size at its start, so it is sent whole unless a stream is requested.
     whole = asked.format == "wav" and not body.stream and kind == "audio"
     return SpeechRequest(body.input, replace(asked, stream=not whole, granularity="none"), kind == "sse", whole)
 
@@ -139,7 +142,7 @@ class _AudioDone(msgspec.Struct, tag="speech.audio.done"):
 
 
 class SpeechError(msgspec.Struct):
-    """What went wrong, in OpenAI's shape. `param` is the client's field at fault, None where the fault is not in one.
+    """An error in OpenAI's shape. `param` is the client's field at fault, None if no single field is.
 
     `code` is None only in a stream that failed after it began.
     """
@@ -155,22 +158,22 @@ class _ErrorEvent(msgspec.Struct, tag="error"):
 
 
 def delta_event(data: bytes) -> bytes:
-    """The server-sent event for a chunk of audio, encoded in the request's format; the chunks joined are the file."""
+    """Return the event of a chunk of audio, encoded in the request's format. The joined chunks are the file."""
     return _sse(_AudioDelta(b64encode(data).decode()))
 
 
 def done_event(num_symbols: int, num_frames: int, words: Sequence[Word] | None, skipped: str) -> bytes:
-    """The server-sent event that ends a stream.
+    """Return the server-sent event that ends a stream.
 
-    `num_symbols` and `num_frames` are what the model read and made, in its own units, counted as tokens. `words` are
-    their times, None where they were not asked for. `skipped` are characters of the text that were not spoken.
+    `num_symbols` and `num_frames` are the model's input and output in its own units, reported as tokens. `words` have
+    their times, None if they were not requested. `skipped` are characters of the text that were not spoken.
     """
     usage = _Usage(num_symbols, num_frames, num_symbols + num_frames)
     return _sse(_AudioDone(usage, UNSET if words is None else word_times(words), skipped or UNSET))
 
 
 def error_event(message: str) -> bytes:
-    """The server-sent event that ends a stream that failed after it began. The status 200 has been sent by then."""
+    """Return the event of an error that ends a stream, which already has the status 200."""
     return _sse(_ErrorEvent(SpeechError(message, "server_error")))
 
 
@@ -179,18 +182,24 @@ def _sse(event: _AudioDelta | _AudioDone | _ErrorEvent) -> bytes:
 
 
 class SpokenItem(msgspec.Struct, kw_only=True):
-    """The result of an item of a batch that was spoken. `audio_data`: the whole file in `format`, as base64."""
+    """The result of an item of a batch that was spoken."""
 
+    # Position of the item in the batch, from 0.
     index: int
+    # Tells it from a failed item.
     status: Literal["success"] = "success"
+    # The whole file, as base64.
     audio_data: str
+    # Format of the file.
     format: str
+    # Times of the words, if requested.
     words: list[WordTime] | UnsetType = UNSET
+    # Characters of the text that were not spoken, if any.
     skipped: str | UnsetType = UNSET
 
 
 class FailedItem(msgspec.Struct, kw_only=True):
-    """The result of an item of a batch that could not be spoken; the others are not affected."""
+    """The result of an item of a batch that could not be spoken. The other items are not affected."""
 
     index: int
     status: Literal["error"] = "error"
@@ -210,15 +219,15 @@ class BatchResults(msgspec.Struct):
 
     @classmethod
     def of(cls, results: list[BatchItem]) -> BatchResults:
-        """The body for these results, which are counted."""
+        """Return the body for these results, and count them."""
         num_spoken = sum(isinstance(r, SpokenItem) for r in results)
         return cls(results, len(results), num_spoken, len(results) - num_spoken)
 
 
 def batch_item(index: int, format: str, data: bytes, words: Sequence[Word] | None, skipped: str) -> SpokenItem:
-    """The result of an item that was spoken.
+    """Return the result of an item that was spoken.
 
-    `data` is the whole file in this format; `words` and `skipped` are as in `done_event`.
+    `data` is the whole file in this format. `words` and `skipped` are those of `done_event`.
     """
     return SpokenItem(
         index=index,
@@ -230,7 +239,7 @@ def batch_item(index: int, format: str, data: bytes, words: Sequence[Word] | Non
 
 
 def batch_failure(index: int, error: RemoteProtocolError | str) -> FailedItem:
-    """The result of an item that failed. `error` is the client's, or the text of the server's."""
+    """Return the result of an item that failed. `error` is the client's error, or the text of the server's."""
     if isinstance(error, RemoteProtocolError):
         shown = SpeechError(error.message, "invalid_request_error", error.param, error.code)
     else:
@@ -240,9 +249,9 @@ def batch_failure(index: int, error: RemoteProtocolError | str) -> FailedItem:
 
 @dataclass(frozen=True, slots=True)
 class VoiceUpload:
-    """The checked fields of an uploaded voice besides its recording.
+    """The checked fields of an uploaded voice, without its recording.
 
-    `ref_text` is what is said in the recording, empty if unknown. `embedding` stands in its place and is None with one.
+    `ref_text` has the words of the recording, empty if unknown. `embedding` replaces a recording, and is None with one.
     """
 
     name: str
@@ -253,10 +262,10 @@ class VoiceUpload:
 
 
 def parse_voice(form: Mapping[str, str], *, has_sample: bool) -> VoiceUpload:
-    """Read the text fields of an upload; `has_sample`: a recording came with them.
+    """Read the text fields of an upload. `has_sample`: it includes a recording.
 
-    Raises RemoteProtocolError: `missing_required_parameter`, or `invalid_value` for a missing consent, a text that
-    cannot be stored, and for both or neither of a recording and an embedding.
+    Raises RemoteProtocolError: `missing_required_parameter`, or `invalid_value` for a missing consent, for a text that
+    cannot be stored, and unless there is either a recording or an embedding.
     """
     for name in ("name", "consent"):
         if not form.get(name, "").strip():
@@ -279,7 +288,7 @@ def parse_voice(form: Mapping[str, str], *, has_sample: bool) -> VoiceUpload:
 
 
 def _storable(text: str, param: str) -> None:
-    """Check that a text can be stored and shown again: it is short, and no surrogate stands alone in it."""
+    """Check that a text can be stored and shown: it is at most MAX_FIELD_CHARS long, without lone surrogates."""
     if len(text) > MAX_FIELD_CHARS or any(0xD800 <= ord(c) <= 0xDFFF for c in text):
         raise RemoteProtocolError(
             "invalid_value", f"Invalid value for '{param}': at most {MAX_FIELD_CHARS} characters of Unicode.", param

@@ -1,7 +1,6 @@
 """The dialect of a speech stream (/v1/audio/speech/stream): docs/wire/speech-stream.md.
 
-Text comes in pieces, and each sentence of it is answered with audio. The fields of the configuration are read by
-fields.py.
+Text is sent in pieces, and each sentence is answered with audio. `fields.py` reads the fields of the configuration.
 """
 
 from __future__ import annotations
@@ -28,17 +27,17 @@ from antiphon.protocols.fields import Reader, check_names, decode
 from antiphon.protocols.speech.fields import SpeechCatalog, SpeechFields, WordTime, read_config, word_times
 from antiphon.protocols.wire import Frame, Received, message
 
-# A configuration may bring a recording along; other messages are text.
+# Size limits. A configuration may contain a recording; other messages are text.
 MAX_CONFIG_BYTES, MAX_MESSAGE_BYTES = 4 << 20, 128 << 10
-# What the client is told when the server has waited too long for its first message, or for any other.
+# Errors after a timeout: waiting for the first message, and for any other message.
 CONFIG_TIMEOUT = "Timeout waiting for session.config"
 IDLE_TIMEOUT = "Idle timeout: no message received"
-# Of PCM16, the one format with word times.
+# Size of a sample of PCM16, the only format with word times.
 BYTES_PER_SAMPLE = 2
 
 
 class _SessionConfig(SpeechFields, tag="session.config"):
-    """What to speak with from the next utterance on."""
+    """Configures the speech, from the next utterance on."""
 
 
 class _InputText(msgspec.Struct, tag="input.text"):
@@ -46,24 +45,24 @@ class _InputText(msgspec.Struct, tag="input.text"):
 
 
 class _InputDone(msgspec.Struct, tag="input.done"):
-    """The utterance's text is complete."""
+    """Ends the text of the utterance."""
 
 
 class _InputCancel(msgspec.Struct, tag="input.cancel"):
-    """Nothing more of what was sent is to be heard."""
+    """Drops all text and audio that was not yet heard."""
 
 
 class _SessionClose(msgspec.Struct, tag="session.close"):
-    """The client is done; what is left is not spoken."""
+    """Ends the session. The rest of the text is not spoken."""
 
 
-# The messages of a client, each by its `type`.
+# The messages of a client, by their `type`.
 SpeechMessage = _SessionConfig | _InputText | _InputDone | _InputCancel | _SessionClose
 _MESSAGE: Reader[SpeechMessage] = Reader(SpeechMessage)
 
 
 class SpeechDialect:
-    """One speech stream's dialect; `catalog` is what the loaded synthesizer offers. Nothing here waits."""
+    """The dialect of one speech stream, without I/O. `catalog`: the capabilities of the loaded synthesizer."""
 
     def __init__(self, catalog: SpeechCatalog) -> None:
         self._catalog = catalog
@@ -71,16 +70,16 @@ class SpeechDialect:
         self._num_chunks = 0
         self._num_bytes = 0
         self._sentences_started: dict[int, int] = {}
-        # Whether a `session.config` was accepted. Before that, any error ends the connection, and the time to wait for
-        # a message is another.
+        # Whether a `session.config` was accepted. Before that, any error ends the connection, and the server's timeout
+        # for a message is a different one.
         self.configured = False
-        # The connection is to be closed when the frames that were returned have been sent.
+        # Whether to close the connection after the returned frames.
         self.closing = False
 
     # --- from the client
 
     def feed(self, data: str | bytes) -> Received[SpeechCommand]:
-        """Read one message of the client. A wrong one asks nothing and is answered with an error; nothing is raised.
+        """Read one message of the client. A wrong one is answered with an error and has no effect; nothing is raised.
 
         An error before the first configuration ends the connection.
         """
@@ -90,7 +89,7 @@ class SpeechDialect:
             return Received(answers=[self.refuse(error.message)])
 
     def refuse(self, reason: str) -> Frame:
-        """The error for the client. The connection ends with it if no configuration was accepted yet."""
+        """Return an error for the client. It ends the connection if no configuration was accepted yet."""
         self.closing = self.closing or not self.configured
         return message(type="error", message=reason)
 
@@ -125,7 +124,7 @@ class SpeechDialect:
         return received
 
     def _refusal(self, data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolError:
-        """What the client is told of a message that could not be decoded, which depends on its `type`."""
+        """Return the error for a message that could not be decoded, depending on its `type`."""
         try:
             value = decode(data, object)
         except RemoteProtocolError:
@@ -144,7 +143,7 @@ class SpeechDialect:
                 return RemoteProtocolError("unknown", f"Unknown message type: {_short(kind)}")
 
     def _configure(self, fields: SpeechFields) -> SpeechConfig:
-        """The configuration that the fields come to. Raises RemoteProtocolError."""
+        """Return the configuration that the fields stand for. Raises RemoteProtocolError."""
         try:
             asked = read_config(fields, self._catalog, "wav")
             _check_streaming(asked)
@@ -158,9 +157,9 @@ class SpeechDialect:
     # --- to the client
 
     def send(self, output: SpeechEvent) -> list[Frame]:
-        """The frames of an event of the session.
+        """Return the frames of an event of the session.
 
-        With word times, audio is base64 in JSON, and a last chunk without audio has the times; otherwise it is binary.
+        Audio is binary. With word times it is base64 in JSON, and the times follow in a last chunk without audio.
         """
         match output:
             case SentenceStarted():
@@ -210,7 +209,7 @@ class SpeechDialect:
             where = f"utterance {sentence.utterance}, sentence {sentence.sentence}"
             frames.append(message(type="error", message=f"Generation failed for {where}: {done.error}"))
         elif sentence.config.word_times:
-            # The times of the words are known only now: a last chunk without audio has them.
+            # The times of the words are known only now, so they are sent in a last chunk without audio.
             end_s = self._num_bytes / BYTES_PER_SAMPLE / sentence.rate_hz
             frames.append(self._audio(b"", end_s, end_s, word_times(done.words)))
         more = {"skipped": done.skipped} if done.skipped else {}
@@ -241,7 +240,7 @@ def _bad_config(error: RemoteProtocolError) -> RemoteProtocolError:
 
 
 def _check_streaming(config: SpeechConfig) -> None:
-    """Check that audio that is sent while it is made has the one format that can be."""
+    """Check that audio sent while it is made has the format and speed that allow it."""
     if config.stream and config.format != "pcm":
         raise RemoteProtocolError(
             "invalid_value", f"stream_audio=true requires response_format='pcm'. Got {config.format!r}."
@@ -255,7 +254,7 @@ def _check_streaming(config: SpeechConfig) -> None:
 
 
 def _about(sentence: SentenceStarted, kind: str, **fields: object) -> Frame:
-    """A message about a sentence, which it names before its own fields."""
+    """Return a message about a sentence, with the sentence's indices before the other fields."""
     return message(type=kind, utterance_index=sentence.utterance, sentence_index=sentence.sentence, **fields)
 
 

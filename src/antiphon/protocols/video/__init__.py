@@ -1,1 +1,1 @@
-"""The dialect of a video stream: docs/wire/video-stream.md."""
+"""The dialect of a video stream (docs/wire/video-stream.md)."""

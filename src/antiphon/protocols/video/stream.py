@@ -1,7 +1,7 @@
 """The dialect of a video stream (/v1/video/chat/stream): docs/wire/video-stream.md.
 
-Frames and audio come in, questions about them are answered in text and audio. Frames are images that stay encoded here;
-only their first bytes are checked.
+The client sends frames and audio, and gets answers to its questions about them in text and audio. Frames are images,
+which stay encoded here; only their first bytes are checked.
 """
 
 from __future__ import annotations
@@ -41,62 +41,86 @@ from antiphon.protocols.model_names import check_voice
 from antiphon.protocols.wire import Frame, Received, message
 
 T = TypeVar("T")
-# What the client is told when the server has waited too long for its first message, or for any other.
+# Errors after a timeout: waiting for the first message, and for any other message.
 CONFIG_TIMEOUT, IDLE_TIMEOUT = "Timeout waiting for session.config", "Idle timeout"
-# Of an image in base64.
+# Largest image, in characters of base64.
 MAX_FRAME_CHARS = 10 << 20
-# A message is a frame and a little more.
+# Largest message: a frame with its other fields.
 MAX_MESSAGE_CHARS = MAX_FRAME_CHARS + (64 << 10)
 # A longer name or a later time counts as missing. 1e15 ms are 31,000 years.
 MAX_NAME_CHARS, MAX_TIMESTAMP_MS = 256, 1e15
-# Of the audio in one message, decoded.
+# Largest audio of one message, in decoded bytes.
 MAX_AUDIO_BYTES = 4 << 20
-# What files of these formats begin with.
+# First bytes of the formats of images.
 JPEG, PNG = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"
-# The one code of every error here; a client is sent the message only.
+# The only error code here. Clients receive only the message.
 INVALID_REQUEST = "invalid_request"
 
 
 class _SamplingParams(msgspec.Struct):
-    """How one stage of the model samples, by the names of vLLM's `SamplingParams`; its other fields are not read."""
+    """Sampling parameters of one stage of the model, under the names of vLLM's `SamplingParams`. Others are ignored."""
 
+    # Largest number of tokens of an answer.
     max_tokens: int | None = None
+    # In [0, 2]; 0 takes the likeliest token.
     temperature: float | None = None
+    # The share of probability that may be sampled, in [0, 1].
     top_p: float | None = None
+    # The number of likeliest tokens that may be sampled; -1 or 0 for no limit.
     top_k: int | None = None
+    # In [0.01, 10]; above 1, tokens that were used are less likely.
     repetition_penalty: float | None = None
+    # Seed of the random numbers.
     seed: int | None = None
 
 
 class _SessionConfig(msgspec.Struct, tag="session.config"):
-    """What is kept and how it is answered. A field's older name is not read, and may be anything, where the field
-    itself is given.
-    """
+    """Configures the session. A field's older name is read only if the field is missing."""
 
+    # The kinds of output, of `text` and `audio`.
     modalities: tuple[Text, ...] = ("text", "audio")
+    # Number of frames that a question is answered from.
     num_frames: float | UnsetType = UNSET
+    # Number of frames that are kept; the oldest is dropped first.
     max_frames: float = 50.0
+    # Whether to drop a frame that resembles the last one kept.
     enable_frame_filter: bool | UnsetType = UNSET
+    # How resemblance is measured: `evs` or `blocks`.
     frame_filter: Text | None = None
+    # Resemblance from which a frame is dropped, in [0, 1].
     frame_filter_threshold: float | UnsetType = UNSET
+    # Instructions for the model.
     system_prompt: Text | None = None
+    # Voice of the answers.
     voice: Text | None = None
+    # Whether audio belongs to the next question.
     use_audio_in_video: bool = True
+    # Age from which frames and notes are forgotten, in seconds.
     max_memory_s: float | None = None
+    # Sampling parameters of the model's stages, of which only the first is used.
     sampling_params_list: list[_SamplingParams] | None = None
+    # Older name of `num_frames`.
     num_sample_frames: msgspec.Raw | UnsetType = UNSET
+    # Older name of `enable_frame_filter`.
     evs_enabled: msgspec.Raw | UnsetType = UNSET
+    # Older name of `frame_filter_threshold`.
     evs_threshold: msgspec.Raw | UnsetType = UNSET
 
 
 class _VideoFrame(msgspec.Struct, tag="video.frame"):
-    """A frame, as the base64 of an image. What else is said about it counts as missing where it has another type."""
+    """A frame of the video. In fields of type `object`, a value of another type than stated counts as missing."""
 
+    # The image in base64.
     data: str = ""
+    # The client's name of the frame: text.
     frame_id: object = None
+    # Presentation time in ms.
     pts_ms: object = None
+    # Presentation time at the source, in ms.
     source_pts_ms: object = None
+    # Time of capture, in ms.
     capture_ts_ms: object = None
+    # The client's name of the image's quality: text.
     quality_profile: object = None
 
 
@@ -105,31 +129,31 @@ class _AudioChunk(msgspec.Struct, tag="audio.chunk"):
 
 
 class _VideoQuery(msgspec.Struct, tag="video.query"):
-    """A question. A `text` of another type counts as missing, and so does any `audio_data` that is false."""
+    """A question. A `text` of another type counts as missing, and so does a false `audio_data`."""
 
     text: object = None
     audio_data: object = None
 
 
 class _VideoDone(msgspec.Struct, tag="video.done"):
-    """The input ends."""
+    """Ends the client's input."""
 
 
 class _Ping(msgspec.Struct, tag="ping"):
-    """Answered with `pong`."""
+    """Checks the connection. It is answered with `pong`."""
 
 
-# The messages of a client, each by its `type`.
+# The messages of a client, by their `type`.
 VideoMessage = _SessionConfig | _VideoFrame | _AudioChunk | _VideoQuery | _VideoDone | _Ping
 _MESSAGE: Reader[VideoMessage] = Reader(VideoMessage)
 
 
 class VideoDialect:
-    """One video stream's dialect. Nothing here waits.
+    """The dialect of one video stream, without I/O.
 
-    `now_ms`: any steady clock, in milliseconds; the client is sent its times. `whole`: an answer comes as one piece of
-    text and one of audio. `ga`: the events of audio have OpenAI's GA names instead of the beta's. `voices`: the
-    model's, the first is the default. `strict`: the hosted service's voices are not known.
+    `now_ms`: a monotonic clock in milliseconds, whose times are sent to the client. `whole`: an answer is sent as one
+    piece of text and one of audio. `ga`: events of audio have OpenAI's GA names instead of the beta's. `voices`: the
+    model's voices; the first is the default. `strict`: the hosted service's voices are unknown.
     """
 
     def __init__(
@@ -147,16 +171,16 @@ class VideoDialect:
         self._audio_event = "response.output_audio" if ga else "response.audio"
         self._pcm_chunks: list[bytes] = []
         self._rate_hz = 0
-        # Whether a `session.config` was accepted. Before that, any error ends the connection, and the time to wait for
-        # a message is another.
+        # Whether a `session.config` was accepted. Before that, any error ends the connection, and the server's timeout
+        # for a message is a different one.
         self.configured = False
-        # The connection is to be closed when the frames that were returned have been sent.
+        # Whether to close the connection after the returned frames.
         self.closing = False
 
     # --- from the client
 
     def feed(self, data: str | bytes) -> Received[VideoCommand | VideoConfig]:
-        """Read one message of the client. A wrong one asks nothing and is answered with an error; nothing is raised.
+        """Read one message of the client. A wrong one is answered with an error and has no effect; nothing is raised.
 
         The first command is the configuration. An error before it ends the connection.
         """
@@ -166,12 +190,12 @@ class VideoDialect:
             return Received(answers=[self.refuse(error.message)])
 
     def refuse(self, reason: str, detail: str = "") -> Frame:
-        """The error for the client. The connection ends with it if no configuration was accepted yet."""
+        """Return an error for the client. It ends the connection if no configuration was accepted yet."""
         self.closing = self.closing or not self.configured
         return message(type="error", message=reason, **({"detail": detail} if detail else {}))
 
     def _read(self, data: str | bytes) -> VideoMessage:
-        """The message, which is one that can come now: the configuration once and first."""
+        """Decode a message. Raises RemoteProtocolError unless the configuration is the first message, and sent once."""
         if self.configured and len(data) > MAX_MESSAGE_CHARS:
             raise _invalid("Frame too large")
         try:
@@ -184,7 +208,7 @@ class VideoDialect:
         return received
 
     def _refusal(self, data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolError:
-        """What the client is told of a message that could not be decoded, which depends on its `type`."""
+        """Return the error for a message that could not be decoded, depending on its `type`."""
         try:
             value = decode(data, object)
         except RemoteProtocolError:
@@ -240,7 +264,7 @@ class VideoDialect:
     # --- to the client
 
     def send(self, output: VideoEvent) -> list[Frame]:
-        """The frames of an event. Audio goes out as WAV files in base64, one for each chunk or each answer."""
+        """Return the frames of an event. Audio is sent as WAV files in base64, one for each chunk or each answer."""
         match output:
             case FrameReceived(info):
                 return [] if info.id is None else [_frame_ack(output)]
@@ -264,7 +288,7 @@ class VideoDialect:
                 return [message(type="session.done")]
 
     def _frames_consumed(self, request_id: str, frames: tuple[FrameInfo, ...]) -> list[Frame]:
-        """The message that names what an answer is made from; none where no frame has an id."""
+        """Return the message that names the frames of an answer; [] if no frame has an id."""
         if all(f.id is None for f in frames):
             return []
         now_ms = self._now_ms()
@@ -283,7 +307,7 @@ class VideoDialect:
         ]
 
     def _wav(self) -> list[Frame]:
-        """The message with the audio that waits, as one WAV file; none where there is no audio."""
+        """Return the message with the waiting audio, as one WAV file; [] without audio."""
         data, self._pcm_chunks = b"".join(self._pcm_chunks), []
         if not data:
             return []
@@ -292,11 +316,17 @@ class VideoDialect:
 
 
 class _ConsumedFrame(msgspec.Struct):
+    # The client's name of the frame.
     frame_id: str | None
+    # Presentation time in ms.
     pts_ms: float | None
+    # Presentation time at the source, in ms.
     source_pts_ms: float | None
+    # The client's name of the image's quality.
     quality_profile: str | None
+    # Time at which the server received the frame, in ms of its clock.
     receiver_received_ts_ms: float
+    # Time at which the frame was ready for the model, in ms of the same clock.
     decoded_ready_ts_ms: float
 
 
@@ -316,7 +346,7 @@ def _frame_ack(received: FrameReceived) -> Frame:
 
 
 def _image(data: str) -> bytes:
-    """The bytes of a JPEG or PNG in base64, which are not decoded here. Raises RemoteProtocolError."""
+    """Return the bytes of a JPEG or PNG in base64, without decoding the image. Raises RemoteProtocolError."""
     if len(data) > MAX_FRAME_CHARS:
         raise _invalid("Frame too large")
     try:
@@ -339,7 +369,7 @@ def _audio(data: str) -> AppendVideoAudio:
 
 
 def _config(fields: _SessionConfig) -> VideoConfig:
-    """The configuration that the fields come to, defaults included. Raises RemoteProtocolError."""
+    """Return the configuration that the fields stand for, with defaults. Raises RemoteProtocolError."""
     if not fields.modalities or not set(fields.modalities) <= {"text", "audio"}:
         raise _invalid("modalities is a list of text and audio")
     num_frames = _either(fields.num_frames, fields.num_sample_frames, float, "num_sample_frames", 4.0)
@@ -358,7 +388,7 @@ def _config(fields: _SessionConfig) -> VideoConfig:
         uses_audio=fields.use_audio_in_video,
         voice=fields.voice,
         max_memory_s=None if memory_s is None else _in_range(memory_s, "max_memory_s", 1, 86_400),
-        # The first stage writes the text; what the others do is the model's own.
+        # The first stage writes the text. The model sets the parameters of the other stages itself.
         sampling=_sampling(fields.sampling_params_list[0]) if fields.sampling_params_list else AnswerSampling(),
     )
 
@@ -368,7 +398,7 @@ def _sampling(given: _SamplingParams) -> AnswerSampling:
     _check_range(given.max_tokens, "max_tokens", 1, 1 << 20)
     _check_range(given.temperature, "temperature", 0, 2)
     _check_range(given.top_p, "top_p", 0, 1)
-    # vLLM's -1 is all tokens, as 0 is.
+    # In vLLM, -1 stands for all tokens, and so does 0.
     _check_range(top_k, "top_k", -1, 1 << 20)
     _check_range(given.repetition_penalty, "repetition_penalty", 0.01, 10)
     return AnswerSampling(
@@ -387,7 +417,7 @@ def _check_range(value: float | None, name: str, least: float, most: float) -> N
 
 
 def _either(value: T | UnsetType, older: msgspec.Raw | UnsetType, kind: type[T], older_name: str, default: T) -> T:
-    """The value of a field, which is read by its older name only where it is missing."""
+    """Return the value of a field. Its older name is read only if the field is missing."""
     if not isinstance(value, UnsetType):
         return value
     return default if isinstance(older, UnsetType) else decode(older, kind, older_name)
@@ -404,7 +434,7 @@ def _filter_name(name: str | None) -> FrameFilterName:
 
 
 def _whole(value: float, name: str, most: int) -> int:
-    """A whole number, which JSON may also write as 4.0, from 1 to `most`."""
+    """Return a whole number from 1 to `most`, which JSON may also write as 4.0."""
     if value != int(value):
         raise _invalid(f"{name} is a whole number")
     return int(_in_range(value, name, 1, most))

@@ -1,6 +1,6 @@
-"""Responses in the vLLM dialect, for a client that named a conversation model: docs/wire/vllm-realtime.md.
+"""Responses in vLLM's dialect, for a client that named a conversation model: docs/wire/vllm-realtime.md.
 
-The text of a response takes the place of a transcript, its audio has events of its own.
+The text of a response is sent as a transcript; its audio has separate events.
 """
 
 from __future__ import annotations
@@ -22,29 +22,33 @@ from antiphon.protocols.wire import Frame, message
 
 
 class VllmResponses:
-    """The frames of one connection's requests. Each has one response for every segment of its audio; they come one at a
-    time, and the end of the last repeats the text of all.
+    """Writes the responses of one connection's requests.
+
+    Each request has one response for each segment of its audio, one at a time. The end of its last response repeats the
+    text of all of them.
     """
 
     def __init__(self) -> None:
         self._text, self._has_audio, self._tokens = "", False, (0, 0)
-        # Whether a segment of the request was answered, which has not ended.
+        # Whether a segment of the request was answered and the request has not ended.
         self._is_open = False
-        # Of each response that was asked for and has not ended: whether it is its request's last.
+        # For each requested response that has not ended: whether it is the last of its request.
         self._asked = deque[bool]()
 
     @property
     def num_asked(self) -> int:
-        """How many responses were asked for that have not ended."""
+        """Number of requested responses that have not ended."""
         return len(self._asked)
 
     def ask(self, *, final: bool) -> None:
-        """A response was asked for; `final`: it is the last one of its request."""
+        """Register a requested response. `final`: it is the last of its request."""
         self._asked.append(final)
 
     def forget(self) -> list[Frame]:
-        """The response that was asked for last was refused. Where it was to end its request, that ends with the
-        segments before, or now where all of them are answered; a request without any ends with the refusal itself.
+        """Drop the last requested response, which was refused.
+
+        If it was to end its request, the previous segment now ends it. If all segments are answered, the request ends
+        at once. A request without other segments ends with the refusal itself.
         """
         was_final = self._asked.pop() if self._asked else False
         if was_final and self._asked and not self._asked[-1]:
@@ -54,16 +58,16 @@ class VllmResponses:
         return []
 
     def finish(self) -> list[Frame]:
-        """End the request with the response that was asked for last, or now where none is under way."""
+        """End the request with the response that was requested last, or at once if no response is in progress."""
         if self._asked:
             self._asked[-1] = True
             return []
         return self._ended()
 
     def frames(self, output: TranscriptionEvent | ConversationEvent) -> list[Frame]:
-        """The frames of an event; most events have none.
+        """Return the frames of an event; most events have none.
 
-        Audio is PCM16 in base64, at the rate of the model, which each delta names.
+        Audio is PCM16 in base64, at the model's sample rate, which each delta states.
         """
         match output:
             case ResponseTextDelta(_, text):
@@ -86,14 +90,14 @@ class VllmResponses:
                     return [message(type="error", error=response.error, code="processing_error")]
                 return self._ended() if final else []
             case CommandRejected(code, text):
-                # What can be rejected here is a cancel, or a response.
+                # Only a cancel or a response can be rejected here.
                 ended = [] if code == "response_cancel_not_active" else self.forget()
                 return [message(type="error", error=text, code=code), *ended]
             case _:
                 return []
 
     def _ended(self) -> list[Frame]:
-        """The frames that end a request, whose text and tokens are forgotten."""
+        """Return the frames that end a request, and forget its text and tokens."""
         text, has_audio, usage = self._text, self._has_audio, usage_of(*self._tokens)
         self._text, self._has_audio, self._tokens, self._is_open = "", False, (0, 0), False
         return [

@@ -1,10 +1,9 @@
 """vLLM's dialect of /v1/realtime, streaming transcription with flat events: docs/wire/vllm-realtime.md.
 
-Audio is base64 PCM16, mono, 16 kHz. Every `commit` with `final` true ends a transcript; more may follow on the same
-connection. Joined deltas equal the text of `transcription.done`, to the character.
+Audio is base64 PCM16, mono, 16 kHz. Each `commit` with `final` true ends a transcript; more may follow on the same
+connection. The joined deltas are exactly the text of `transcription.done`.
 
-Where `model` names a conversation model, each such commit ends a turn, and the text is that of the response
-(answers.py).
+If `model` names a conversation model, each such commit ends a turn, and the text is that of the response (answers.py).
 """
 
 from __future__ import annotations
@@ -52,16 +51,16 @@ from antiphon.protocols.vllm.messages import (
 )
 from antiphon.protocols.wire import Frame, Received, message
 
-# Seconds of audio that are a segment of a request that goes on, as in vLLM-Omni.
+# Seconds of audio in a segment of an unfinished request, as in vLLM-Omni.
 SEGMENT_S = 5.0
-# Bound: responses that a connection waits for. With so many, audio of a request that goes on stays in its open segment.
+# Limit of the responses that a connection waits for. At the limit, new audio stays in the open segment of its request.
 MAX_ASKED = 4
 
 
 class VllmDialect:
-    """One connection that has chosen vLLM's dialect. Its `session.created` has been sent before (negotiation.py).
+    """One connection that has chosen vLLM's dialect, after its `session.created` was sent (negotiation.py).
 
-    Errors are flat frames and change nothing; no method raises for what a client sends.
+    Errors are flat frames and have no other effect. No method raises an error for a client's input.
     """
 
     name = "vllm"
@@ -69,26 +68,26 @@ class VllmDialect:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        # None until the client has named a model.
+        # None until the client names a model.
         self._config: TranscriptionConfig | None = None
-        # Set where the client has named a conversation model.
+        # Set if the client has named a conversation model.
         self._responses: VllmResponses | None = None
         self._prompt = ""
         self._voice: str | None = None
         self._max_tokens: int | None = None
-        # Samples since the last commit, and the responses that the request has, None where a commit would begin one.
+        # Samples since the last commit. Number of responses of the current request; None if a commit would begin one.
         self._num_samples = 0
         self._num_segments: int | None = None
 
     def feed(self, data: str | bytes) -> Received[Command]:
-        """Read one frame from the client. What is wrong with it is answered and changes nothing; nothing is raised."""
+        """Read one frame from the client. An error in it is answered and has no effect; nothing is raised."""
         try:
             return self._received(data)
         except RemoteProtocolError as error:
             return Received([], self.refuse(error, None))
 
     def send(self, event: Event) -> list[Frame]:
-        """The frames of an event; several events have none.
+        """Return the frames of an event; some events have none.
 
         Raises LocalProtocolError for an event that no session of this dialect reports.
         """
@@ -111,11 +110,11 @@ class VllmDialect:
                 raise LocalProtocolError(f"the vLLM dialect has no frame for {type(event).__name__}")
 
     def too_large(self, data: str | bytes, max_bytes: int) -> list[Frame]:
-        """The answer to a frame that was larger than `max_bytes` and was not read. The session goes on."""
+        """Return the answer to a frame of more than `max_bytes`, which was not read. The session continues."""
         return [_error("invalid_audio", f"Invalid audio data: over {max_bytes} bytes")]
 
     def refuse(self, error: RemoteProtocolError, event_id: str | None) -> list[Frame]:
-        """An error for the client. Messages of this dialect have no ids, so `event_id` is dropped."""
+        """Return an error for the client. Messages of this dialect have no ids, so `event_id` is ignored."""
         frames = [_error(error.code, error.message)]
         if self._responses and error.code == "memory_limit_exceeded":
             frames += self._responses.forget()
@@ -151,12 +150,12 @@ class VllmDialect:
 
     @property
     def _can_end_segment(self) -> bool:
-        """Whether a request of a model that hears has begun, and may have one more segment answered."""
+        """Whether another segment of the current request of a model that hears may be answered."""
         responses = self._responses if self._hears and self._num_segments is not None else None
         return responses is not None and responses.num_asked < MAX_ASKED
 
     def _commit(self, responses: VllmResponses, *, final: bool) -> Received[Command]:
-        """End a segment of the request, with `final` its last one."""
+        """End a segment of the request. `final`: it is the last one."""
         if self._num_segments is None:
             self._num_segments = 0
         commands: list[Command] = []
@@ -172,8 +171,9 @@ class VllmDialect:
         return Received(commands, answers)
 
     def _end_segment(self, *, final: bool) -> list[Command]:
-        """Have the audio since the last commit answered: after the request's other segments, and in place of an answer
-        to the request before.
+        """Request a response to the audio since the last commit.
+
+        It waits for the request's other segments, and cuts off the response to an earlier request.
         """
         assert self._responses
         self._responses.ask(final=final)
@@ -182,8 +182,9 @@ class VllmDialect:
         return [CommitAudio(final=True), CreateResponse(when_busy="cut" if begins else "wait")]
 
     def _updated(self, update: VllmUpdate, warnings: list[Unread]) -> list[Frame]:
-        """The answer to an update that has been applied: one with tuning is told what the session follows, and one with
-        fields that there are not is told of them.
+        """Return the answer to an update that was applied.
+
+        It reports the tuning that the session follows if the update had tuning, and warns about unknown fields.
         """
         profile, config = self._context.transcriber, self._config
         followed: dict[str, float | bool | list[Unread]] = {}
@@ -212,7 +213,7 @@ class VllmDialect:
         if not conversation_model:
             self._config = TranscriptionConfig(transcriber or "", language, self._prompt, None, words, tuning=tuning)
             return ConfigureTranscription(self._config)
-        # The prompt is the conversation model's instructions; the transcriber that listens for it gets none.
+        # The prompt instructs the conversation model. The transcriber that works for it gets no prompt.
         self._responses = self._responses or VllmResponses()
         self._config = TranscriptionConfig(language=language, vad=None, word_times=words, tuning=tuning, partials=False)
         if update.realtime_max_tokens is not None:
@@ -223,10 +224,10 @@ class VllmDialect:
         )
 
     def _find_model(self, name: object) -> tuple[str | None, str | None]:
-        """The transcriber and the conversation model that an update names: one of them, the other is None.
+        """Return the transcriber and the conversation model that an update names. One of them is None.
 
-        A native model is not served: this dialect's commits end the turns. Raises RemoteProtocolError for another name,
-        and for the other kind of model after the session has begun with one.
+        A native model is not served, because commits end the turns in this dialect. Raises RemoteProtocolError for an
+        unknown name, and for a change between the two kinds of model.
         """
         if not isinstance(name, str) or not name:
             raise RemoteProtocolError("invalid_event", "Missing required field: model")

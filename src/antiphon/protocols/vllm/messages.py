@@ -1,4 +1,4 @@
-"""What clients of vLLM's dialect send, and the tuning of a session that is read of it: docs/wire/vllm-realtime.md."""
+"""The messages of vLLM's clients, and the tuning of a session in them: docs/wire/vllm-realtime.md."""
 
 from __future__ import annotations
 
@@ -13,40 +13,48 @@ from antiphon.protocols.fields import LIMIT_CODES, Reader, Text, check_names, de
 
 
 class VllmUpdate(msgspec.Struct, tag_field="type", tag="session.update"):
-    """The first names a model. Fields that are missing or null are as before; the last seven are
-    the tuning (tuning.py).
+    """Configures the session. The first one names a model. Missing or null fields keep their value."""
 
-    `model` is any value here: what is no name counts as missing.
-    """
-
+    # Name of the model. Any value but a name counts as missing.
     model: object = None
+    # Code of the language; null to detect it.
     language: Text | msgspec.UnsetType | None = msgspec.UNSET
+    # Names and words to expect; for a conversation model, its instructions.
     prompt: Text | msgspec.UnsetType | None = msgspec.UNSET
+    # Voice of a conversation model's responses.
     voice: Text | msgspec.UnsetType | None = msgspec.UNSET
+    # Whether to report the times of words.
     word_timestamps: bool | msgspec.UnsetType = msgspec.UNSET
+    # New audio before the next partial, in seconds; also the segments of a model that hears the audio.
     segment_duration_s: float | None = None
+    # Tokens at a hypothesis' end that are held back.
     rollback_tokens: float | None = None
+    # Partials at the head of a window that neither send nor force text.
     unfixed_chunks: float | None = None
+    # Longest forced prefix of a window, in tokens.
     max_prefix_tokens: float | None = None
+    # Longest window, in seconds.
     max_audio_s: float | None = None
+    # Largest number of tokens that one partial, or a response, may add.
     realtime_max_tokens: float | None = None
+    # Whether a window continues the text before a pause.
     keep_context: bool | None = None
 
 
 class VllmAppend(msgspec.Struct, tag_field="type", tag="input_audio_buffer.append"):
-    """`audio`: base64 of PCM16, mono, 16 kHz."""
+    """Appends audio. `audio`: base64 of PCM16, mono, 16 kHz."""
 
     audio: str
 
 
 class VllmCommit(msgspec.Struct, tag_field="type", tag="input_audio_buffer.commit"):
-    """With `final`, the turn ends here; without, a segment of it, where a model hears it."""
+    """Ends the turn if `final`. Otherwise it ends a segment of it, if the model hears the audio."""
 
     final: bool = False
 
 
 class VllmCancel(msgspec.Struct, tag_field="type", tag="response.cancel"):
-    """The answer under way ends."""
+    """Cuts off the response in progress."""
 
 
 class _Kind(msgspec.Struct):
@@ -56,7 +64,7 @@ class _Kind(msgspec.Struct):
 VllmMessage = VllmUpdate | VllmAppend | VllmCommit | VllmCancel
 _MESSAGE: Reader[VllmMessage] = Reader(VllmMessage)
 MIN_AUDIO_S = 5.0
-# Field of a session.update -> field of StreamTuning.
+# The tuning's fields in a session.update, each with its field of StreamTuning.
 FIELDS = {
     "segment_duration_s": "segment_duration_s",
     "rollback_tokens": "rollback_tokens",
@@ -70,11 +78,11 @@ SECONDS = {"segment_duration_s", "max_audio_s"}
 
 
 def read_vllm(data: str | bytes) -> VllmMessage:
-    """The message of one frame. Raises RemoteProtocolError in the dialect's own codes and words."""
+    """Decode one frame. Raises RemoteProtocolError with the dialect's own codes and messages."""
     try:
         message = _MESSAGE.read(data)
         if not isinstance(message, VllmUpdate):
-            # An update tells what it does not know in its answer.
+            # The answer to an update reports its unknown fields.
             check_names(data, message)
         return message
     except RemoteProtocolError as error:
@@ -102,7 +110,7 @@ def _refusal(data: str | bytes, error: RemoteProtocolError) -> RemoteProtocolErr
 
 
 def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int | None]:
-    """The `usage` of a transcript or an answer, with the fields of vLLM's `UsageInfo`; the details are never known."""
+    """Return the `usage` of a transcript or a response as in vLLM's `UsageInfo`; the details are always unknown."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
@@ -112,8 +120,9 @@ def usage_of(prompt_tokens: int, completion_tokens: int) -> dict[str, int | None
 
 
 def read_tuning(update: VllmUpdate, previous: StreamTuning, caps: TuningCaps) -> StreamTuning:
-    """The tuning with the fields that an update has. Raises RemoteProtocolError, `invalid_event`, with the range of a
-    field that is outside of it.
+    """Return the tuning with the changes of an update.
+
+    Raises RemoteProtocolError (`invalid_event`) for a value out of range, with the range.
     """
     ranges = {
         "segment_duration_s": (0.1, 30.0),
@@ -147,7 +156,7 @@ def has_tuning(update: VllmUpdate) -> bool:
 
 
 def applied(profile: TranscriberProfile, tuning: StreamTuning) -> dict[str, float | bool]:
-    """What a client is told of its tuning: the value of each field that its session follows."""
+    """Return the tuning that the session follows, for its client."""
     followed = tuned(profile, tuning)
     return {
         "segment_duration_s": followed.step_s,
