@@ -173,7 +173,7 @@ def test_when_a_checkpoint_is_of_another_kind_then_the_error_says_so(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(folder / name, tmp_path / name)
     (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIG | changes))
-    with pytest.raises(ModelError, match=f"is no MiniCPM-o 4.5 checkpoint: {says}"):
+    with pytest.raises(ModelError, match=f"is not a MiniCPM-o 4.5 checkpoint: {says}"):
         read(tmp_path, torch.device("cpu"), torch.float32)
 
 

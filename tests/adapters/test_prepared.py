@@ -125,7 +125,7 @@ def test_one_changed_bit_is_found_whatever_the_time_of_modification_says(
     load_int8_model(prepared.folder)
     if name != "source":
         (said,) = warnings(caplog)
-        assert said.endswith(f"is prepared again: {name}")
+        assert said.endswith(f"preparing again: {name}")
 
 
 def cut(path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_file_that_is_another_thing_is_prepared_again(
     prepared.prepare()
     assert prepared.content() == before
     (said,) = warnings(caplog)
-    assert said.endswith(f"is prepared again: {name}")
+    assert said.endswith(f"preparing again: {name}")
 
 
 @pytest.mark.parametrize("extra", ["model.safetensors", "added_tokens.json", "modeling_tiny.py", ".hidden", "a\nb"])

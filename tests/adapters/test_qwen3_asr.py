@@ -439,7 +439,7 @@ def test_when_a_checkpoint_does_not_load_then_the_error_says_why(tmp_path: Path)
     with pytest.raises(ModelError, match="does not load"):
         Qwen3Asr(tmp_path, "none", EngineModelOptions())
     for config, says in (
-        ({"model_type": "whisper", "thinker_config": {}}, "whisper is no qwen3_asr"),
+        ({"model_type": "whisper", "thinker_config": {}}, "whisper is not qwen3_asr"),
         ({"model_type": "qwen3_asr", "thinker_config": {}}, "config.json: .*thinker_config"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config))

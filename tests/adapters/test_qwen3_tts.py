@@ -413,8 +413,8 @@ def test_when_a_request_or_a_checkpoint_is_wrong_then_the_error_says_why(
     with pytest.raises(ModelError, match="does not load"):
         Qwen3Tts(tmp_path, "none", EngineModelOptions())
     for config, says in (
-        ({"model_type": "whisper"}, "whisper  is no qwen3_tts of 12 Hz"),
-        (tiny.config("base") | {"tokenizer_type": "qwen3_tts_tokenizer_25hz"}, "25hz is no qwen3_tts of 12 Hz"),
+        ({"model_type": "whisper"}, "whisper  is not qwen3_tts of 12 Hz"),
+        (tiny.config("base") | {"tokenizer_type": "qwen3_tts_tokenizer_25hz"}, "25hz is not qwen3_tts of 12 Hz"),
         (tiny.config("base") | {"talker_config": {}}, "config.json: .*talker_config"),
         (tiny.config("base") | {"speaker_encoder_config": {}}, "config.json: .*speaker_encoder_config"),
         (tiny.config("custom_voice") | {"speaker_encoder_config": {}}, "speech_tokenizer"),

@@ -60,8 +60,8 @@ LEAD_FRAMES = 6
 TAIL_FRAMES = 8
 SENTENCE_ENDS = frozenset(".!?…")
 # Placement of words, tuned by forced alignment of 15 sentences (bench/tts.py measures it on others).
-# AUDIO_LEAD_S: how far the audio is ahead of the durations. WORD_MARGIN_S: how far a word may extend into the gaps around
-# it. SILENCE_LEVEL: the energy (a feature of the frames) up to which a frame is silent.
+# AUDIO_LEAD_S: how far the audio is ahead of the durations. WORD_MARGIN_S: how far a word may extend into the gaps
+# around it. SILENCE_LEVEL: the energy (a feature of the frames) up to which a frame is silent.
 AUDIO_LEAD_S, WORD_MARGIN_S, SILENCE_LEVEL = 0.05, 0.04, 0.0
 # The range of the model's own `speed` input.
 SPEEDS = (0.5, 2.0)
