@@ -411,7 +411,7 @@ def test_when_a_checkpoint_or_an_image_is_wrong_then_the_error_says_so_and_the_e
     with pytest.raises(ModelError, match="does not load"):
         VisionLanguageModel(tmp_path, "none", EngineModelOptions())
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ModelError, match="llama is none of smolvlm, qwen2_5_vl"):
+    with pytest.raises(ModelError, match="llama is not one of smolvlm, qwen2_5_vl"):
         VisionLanguageModel(tmp_path, "none", EngineModelOptions())
 
     async def act(model: VisionLanguageModel) -> None:

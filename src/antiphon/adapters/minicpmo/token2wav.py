@@ -1,8 +1,8 @@
 """token2wav, the released conversion from codes to audio: flow matching and a vocoder.
 
 The package and its weights are the released ones, and optional: without them, MiniCPM-o returns its speech as text
-only. The package (`minicpmo-utils`, with the module `stepaudio2`) needs a GPU and pins an older `transformers`, so
-antiphon does not depend on it. docs/models.md explains how to install it along with antiphon.
+only. The package (`minicpmo-utils`, with the module `stepaudio2`) needs a GPU and pins an older `transformers`, so it
+is not a dependency of antiphon. docs/models.md explains how to install it along with antiphon.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def load(folder: Path, device: torch.device) -> Token2Wav | None:
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which `device` is the thread's default GPU, because the package uses the default GPU."""
+    """Return a context in which `device` is the thread's default GPU, which the package uses."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
@@ -66,7 +66,7 @@ class Token2Wav:
     """
 
     def __init__(self, released: Any, voice: Path | None, device: torch.device) -> None:
-        """`released`: the package's Token2wav, on `device`. `voice`: the file of the default voice; None: no default."""
+        """`released`: the package's Token2wav, on `device`. `voice`: the default voice's file; None: no default."""
         self._released, self._voice, self._device = released, voice, device
         self._lock = threading.Lock()
         self.folder = tempfile.TemporaryDirectory(prefix="antiphon-voices-")

@@ -65,7 +65,7 @@ class CodePredictorConfig(QwenTextConfig, frozen=True, kw_only=True):
 
 
 class TalkerConfig(QwenTextConfig, frozen=True, kw_only=True):
-    """The `talker_config` of config.json."""
+    """The `talker_config` of config.json: the sizes and the control ids of the talker."""
 
     # Vocabulary size of the first codebook, with control codes.
     vocab_size: int
