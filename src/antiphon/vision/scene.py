@@ -53,7 +53,7 @@ class SceneFacts:
 
     @property
     def motion_level(self) -> str:
-        """The motion in words, for a prompt: "much motion" from MUCH_MOTION, "some motion" from SOME_MOTION, or "still"."""
+        """The motion in words, for a prompt: "much motion", "some motion" (see MUCH_MOTION, SOME_MOTION) or "still"."""
         return "much motion" if self.motion >= MUCH_MOTION else "some motion" if self.motion >= SOME_MOTION else "still"
 
 

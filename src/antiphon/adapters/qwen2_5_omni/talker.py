@@ -58,7 +58,7 @@ class BarredCodeChooser:
 
     @staticmethod
     def choose(choosers: Sequence[BarredCodeChooser], logits: torch.Tensor) -> torch.Tensor:
-        """Return the next code of each reply, or NO_TOKEN. All choosers are of one talker, with the same barred codes."""
+        """Return the next code of each reply, or NO_TOKEN. All choosers must have the same barred codes."""
         left = logits.masked_fill(choosers[0]._barred.to(logits.device, non_blocking=True), -torch.inf)
         edits = [c._sampler.edits(c._codes, len(c._codes)) for c in choosers]
         return sample_rows(left, [c._sampler for c in choosers], edits)

@@ -218,7 +218,7 @@ class WhisperTranscriber:
         return [job() for job in jobs if not isinstance(job, Window)]
 
     def _key(self, window: Window) -> tuple[int, int, bool, bool, bool]:
-        """Return a window's batch key. Windows with equal keys have the same frames, prompt length, search and model."""
+        """Return a window's batch key. Windows with equal keys have equal frames, prompt length, search and model."""
         tokens = self._num_prompt_tokens(window)
         return (num_frames(window), tokens, window.final, is_aligned(window), self._is_for_partials(window))
 

@@ -72,7 +72,7 @@ def search_of(window: Window) -> Search:
 
 
 def num_frames(window: Window) -> int:
-    """Return the mel frames that a window is padded to. They are whole half seconds, so that windows can share a batch."""
+    """Return the mel frames that a window is padded to: whole half seconds, so that windows can share a batch."""
     search = search_of(window)
     seconds = max(search.min_s, len(window.pcm) / SAMPLE_RATE_HZ + search.pad_s)
     return min(MAX_FRAMES, math.ceil(seconds * 2) * FRAMES_PER_S // 2)
