@@ -223,7 +223,7 @@ def test_when_a_window_has_a_prefix_then_the_language_found_before_is_kept(folde
         return first.prompt_tokens, second.prompt_tokens, second.language, other.prompt_tokens
 
     first, second, language, other = run(folder, act)
-    # In the KV, the tag precedes the words: "language" and a space, the name, and the mark.
+    # The prompt has the tag before the words: "language French", one token per byte, and the mark, one token.
     assert (second, language, other) == (first + len("language French") + 1 + len("Oui"), "fr", first)
 
 
