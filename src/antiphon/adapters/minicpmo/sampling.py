@@ -52,7 +52,7 @@ class SpecialTokens:
     listen: int
     # The model speaks in this unit.
     speak: int
-    # Asks for codes. Also chosen instead of `listen` within a turn.
+    # Chosen instead of `listen` within a turn, which continues.
     tts_bos: int
     # Padding, which is never chosen.
     tts_pad: int
