@@ -1,4 +1,4 @@
-"""The published thinker of Qwen2.5-Omni as a reference, which is given the whole conversation for each answer."""
+"""The published thinker of Qwen2.5-Omni as a reference. It gets the whole conversation for each answer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.adapters.published_video import PublishedVideo, joined
 
 
 class Whole:
-    """The published model and its processor's parts. `marks`: the tokens around each kind of media, and their own."""
+    """The published model and the parts of its processor. `marks`: the tokens around and for each kind of media."""
 
     def __init__(self, folder: Path) -> None:
         config: Any = Qwen2_5OmniConfig.from_pretrained(folder)
@@ -37,7 +37,7 @@ class Whole:
         self.video = PublishedVideo(Qwen2_5OmniProcessor, names, 25, self.process)
 
     def inputs(self, messages: Sequence[Message]) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The model's inputs, as its processor writes them: a token for each row of audio and images."""
+        """Return the model's inputs in the format of its processor: one token for each row of audio and images."""
         media = [p for m in messages for p in m.parts if not isinstance(p, str)]
         sounds = [p for p in media if isinstance(p, AudioPart) or (isinstance(p, VideoPart) and p.sound)]
         images = [p for p in media if isinstance(p, ImagePart)]
@@ -81,7 +81,7 @@ class Whole:
         return "<|vision_bos|>" + "<|IMAGE|>" * rows[part] + "<|vision_eos|>"
 
     def ids(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens that the model writes, TOKENS of them."""
+        """Return TOKENS tokens that the model writes."""
         ids, given = self.inputs(messages)
         with torch.no_grad():
             return self.model.generate(  # type: ignore[no-any-return]
@@ -89,7 +89,7 @@ class Whole:
             )[0, ids.shape[1] :].tolist()
 
     def positions(self, ids: torch.Tensor, given: dict[str, Any]) -> list[tuple[int, ...]]:
-        """The positions of a conversation's rows on the three axes."""
+        """Return the positions of a conversation's rows on the three axes."""
         mask = given.get("feature_attention_mask")
         found, _ = self.model.get_rope_index(
             ids,

@@ -64,12 +64,12 @@ class Made:
 
 
 class Whole:
-    """The published model, which is given the whole conversation for each response."""
+    """The published model. It gets the whole conversation for each response."""
 
     def __init__(self, folder: Path) -> None:
         self.model: Any = Qwen3OmniMoeForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
         config = self.model.config
-        # The model asks its talker's configuration for this, and does not set it.
+        # The model reads this from its talker's configuration, but does not set it.
         config.talker_config.audio_config = config.thinker_config.audio_config
         self.tokenizer = tokenizer(folder)
         self.extract = WhisperFeatureExtractor.from_pretrained(folder)
@@ -79,15 +79,14 @@ class Whole:
         self.video = PublishedVideo(Qwen3OmniMoeProcessor, names, 13.0, self.process)
 
     def inputs(self, messages: Sequence[Message]) -> tuple[torch.Tensor, dict[str, Any]]:
-        """The model's inputs, as its processor writes them: a token for each row of audio and images."""
+        """Return the model's inputs in the format of its processor: one token for each row of audio and images."""
         media = [p for m in messages for p in m.parts if not isinstance(p, str)]
         sounds = [p for p in media if isinstance(p, AudioPart) or (isinstance(p, VideoPart) and p.sound)]
         images = [p for p in media if isinstance(p, ImagePart)]
         out: dict[str, Any] = {}
         rows: dict[MessagePart, int] = {}
         if sounds:
-            # Each clip by itself: beside a longer one, the extractor would take its padding for silence that is
-            # features.
+            # Each clip separately: in a batch with a longer clip, the extractor would return features for the padding.
             features = [self.features(s.pcm if isinstance(s, AudioPart) else joined(s)) for s in sounds]
             most = max(h.shape[1] for h in features)
             mask = torch.tensor([[1] * h.shape[1] + [0] * (most - h.shape[1]) for h in features])
@@ -125,7 +124,7 @@ class Whole:
         return "<|vision_start|>" + "<|image_pad|>" * rows[part] + "<|vision_end|>"
 
     def ids(self, messages: Sequence[Message]) -> list[int]:
-        """The tokens that the model writes, TOKENS of them."""
+        """Return TOKENS tokens that the model writes."""
         ids, given = self.inputs(messages)
         with torch.no_grad():
             return self.model.thinker.generate(  # type: ignore[no-any-return]
@@ -133,7 +132,7 @@ class Whole:
             )[0, ids.shape[1] :].tolist()
 
     def stop(self, messages: Sequence[Message]) -> int:
-        """A token that ends the response after a few others: a model of random weights does not end by itself."""
+        """Return a token to end the response after a few others, because a model with random weights never ends one."""
         said = self.ids(messages)
         return next(t for i, t in enumerate(said) if i >= 4 and t not in said[:i])
 
@@ -141,12 +140,12 @@ class Whole:
         ids, given = self.inputs(messages)
         codes: list[torch.Tensor] = []
         if given.get("use_audio_in_video"):
-            # generate() does not hand this on to its talker, which would have sound and frames in other places.
+            # generate() does not pass this to its talker, where sound and frames would have different positions.
             given["talker_use_audio_in_video"] = True
         decode = self.model.code2wav.chunked_decode
         self.model.code2wav.chunked_decode = lambda c, **more: codes.append(c) or decode(c, **more)
         with warnings.catch_warnings():
-            # The model gives its talker settings that its own generate() then warns of.
+            # The model passes settings to its talker that its own generate() warns about.
             warnings.simplefilter("ignore", UserWarning)
             text, wav = self.model.generate(
                 input_ids=ids,
@@ -165,7 +164,7 @@ class Whole:
 async def answer(
     model: Qwen3Omni, stream: OmniStream, messages: Sequence[Message], stop: int, speaker: str = "ethan"
 ) -> Made:
-    """The response of the model under test, for as many frames as the published model is asked for."""
+    """Return the response of the model under test, with the same number of frames as the published model."""
     text, frames, pcm = list[int](), list[list[int]](), list[np.ndarray]()
     model.thinker.stop_tokens = frozenset((stop,))
     assert model.talker
@@ -185,7 +184,7 @@ async def answer(
 
 
 def whole_prompt(stream: OmniStream) -> list[Any]:
-    """The rows up to the last response."""
+    """Return the rows up to the last response."""
     rows = stream.chat.rows
     return rows[: max(i for i, row in enumerate(rows) if row == ID["<|im_start|>"]) + 3]
 

@@ -1,4 +1,4 @@
-"""Videos with sound as the published processors of the Omni models write them, and as a client's session gives them."""
+"""Videos with sound, in the format of the Omni models' published processors, and as a client's session has them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from antiphon.vision.images import EncodedImage
 
 
 def frame(number: int = 0) -> ImagePart:
-    """A frame of 128 rows, which no processor scales."""
+    """Return a frame of 128 rows, which processors do not scale."""
     file = io.BytesIO()
     pixels = np.random.default_rng(100 + number).integers(0, 255, (128, 256, 3))
     Image.fromarray(pixels.astype(np.uint8)).save(file, "PNG")
@@ -28,7 +28,7 @@ def frame(number: int = 0) -> ImagePart:
 
 
 def sound(seconds: float, number: int = 0) -> Pcm:
-    """Tones in noise, the loudest in the first second: no window is louder than those before it."""
+    """Return tones in noise. The loudest are in the first second, so that no window is louder than earlier ones."""
     rng = np.random.default_rng(number)
     at = np.arange(int(seconds * 16_000)) / 16_000
     tones = sum(np.sin(2 * np.pi * f * at) for f in rng.uniform(100, 3000, 4))
@@ -37,7 +37,7 @@ def sound(seconds: float, number: int = 0) -> Pcm:
 
 
 def windows(pcm: Pcm, window_s: float) -> VideoSound:
-    """Sound as it comes, in pieces of 0.13 s."""
+    """Return windows of sound that arrives in pieces of 0.13 s."""
     made = VideoSound(window_s)
     for i in range(0, len(pcm), 2080):
         made.append(pcm[i : i + 2080], i / 16_000)
@@ -45,20 +45,21 @@ def windows(pcm: Pcm, window_s: float) -> VideoSound:
 
 
 def video(frames: Sequence[ImagePart], step_s: float, pcm: Pcm | None, window_s: float) -> VideoPart:
-    """A video with a frame every `step_s` seconds."""
+    """Return a video with a frame every `step_s` seconds."""
     times = tuple((i * step_s, f) for i, f in enumerate(frames))
     return VideoPart(times, windows(pcm, window_s).all() if pcm is not None else ())
 
 
 def joined(part: VideoPart) -> Pcm:
-    """The whole sound of a video, from its windows."""
+    """Return the whole sound of a video, from its windows."""
     return np.concatenate([w.pcm[w.num_before : len(w.pcm) - w.num_after] for w in part.sound])
 
 
 @dataclass
 class PublishedVideo:
-    """A processor of `transformers` without its video processor, which needs torchvision: pixels are those of its
-    image processor, which gives an image twice as a video of which each frame is shown twice.
+    """A processor of `transformers` without its video processor, which needs torchvision.
+
+    The pixels are those of its image processor, which repeats an image. So each frame of the video is shown twice.
     """
 
     processor: Any
@@ -67,7 +68,7 @@ class PublishedVideo:
     process: Any
 
     def inputs(self, part: VideoPart, num_sound_rows: int) -> tuple[str, dict[str, Any]]:
-        """The video's tokens, and the model's inputs for its frames."""
+        """Return the video's tokens, and the model's inputs for its frames."""
         opened = [Image.open(io.BytesIO(f.image.data)).convert("RGB") for _, f in part.frames]
         size = {"shortest_edge": 128 * 256, "longest_edge": 768 * 256}
         made = self.process(opened, return_tensors="pt", size=size)

@@ -1,4 +1,4 @@
-"""MiniCPM-o's released rules for one conversation, one step after the other: what the batched choosers are held to."""
+"""MiniCPM-o's released rules for one conversation, step by step: the reference for the batched choosers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from antiphon.errors import ModelError
 
 @dataclass(slots=True)
 class ReferenceUnitChooser:
-    """Chooses the tokens of one conversation's units, from a row of logits at a time."""
+    """Chooses the tokens of one conversation's units, from one row of logits at a time."""
 
     ids: SpecialTokens
     params: UnitSampling
@@ -43,10 +43,10 @@ class ReferenceUnitChooser:
         self._random = RandomNumbers(Sampling(temperature=0.0 if self.is_greedy else 1.0, seed=self.params.seed))
 
     def begin(self, *, listen: bool, speak: bool = False) -> bool:
-        """Begin a unit, in which the model has to listen if `listen`, and else has to say a word if `speak`.
+        """Begin a unit, in which the model must listen if `listen`, and otherwise must say a word if `speak`.
 
-        Returns whether this cuts a turn off. The caller then has to append `turn_eos` to the context first: the model
-        expects the end of a turn before it listens.
+        Returns whether this interrupts a turn. The caller must then append `turn_eos` to the context first, because the
+        model expects the end of a turn before it listens.
         """
         self.chosen = []
         self._must_speak = speak and not listen
@@ -63,7 +63,7 @@ class ReferenceUnitChooser:
         return self.params.temperature <= GREEDY_TEMPERATURE
 
     def __call__(self, logits: torch.Tensor) -> int:
-        """Return the next token and remember it. Raises ModelError where the logits are not numbers."""
+        """Return the next token, and record it. Raises ModelError if the logits are not numbers."""
         self._uniforms = torch.tensor(self._random.take(TOKEN_DRAWS), dtype=torch.float64)
         token = self._choose(logits)
         self.chosen.append(token)
@@ -81,11 +81,11 @@ class ReferenceUnitChooser:
             if not self.chosen:
                 return ids.speak
             if len(self.chosen) == 1:
-                # The first word: anything that does not end the unit or the turn.
+                # The first word must not end the unit or the turn.
                 logits = logits.clone()
                 logits[[*ids.terminators, ids.turn_eos, ids.speak]] = -torch.inf
                 return self._word(logits)
-        # Whether the unit is over is drawn from the model's own logits; which word comes next, from shaped ones.
+        # Whether the unit is over is drawn from the unchanged logits, and the next word from shaped logits.
         if self._is_over(logits):
             return ids.chunk_eos
         token = self._word(logits)
@@ -93,7 +93,7 @@ class ReferenceUnitChooser:
             token = ids.tts_bos
         spoken = [*self.chosen[1:], token]
         if self.chosen and token not in ids.terminators and len(self.text(spoken)) >= MAX_UNIT_CHARS:
-            # The word is not said in this unit; it may be in the next.
+            # The word would exceed the limit of the unit. The model may choose it again in the next one.
             self.in_turn = True
             return ids.chunk_eos
         return token
@@ -115,7 +115,7 @@ class ReferenceUnitChooser:
         return token
 
     def _listens(self, shaped: torch.Tensor) -> int | None:
-        """Scale the logit of `listen`, in place. Returns `listen` where that is likely enough to be chosen at once."""
+        """Scale the logit of `listen` in place. Returns `listen` if it is likely enough to be chosen at once."""
         listen = self.ids.listen
         if torch.isneginf(shaped[listen]):
             return None
@@ -123,7 +123,7 @@ class ReferenceUnitChooser:
         return listen if int((shaped > shaped[listen]).sum()) < self.params.listen_top_k else None
 
     def _is_over(self, logits: torch.Tensor) -> bool:
-        """Whether `chunk_eos` is drawn, of all tokens."""
+        """Return whether `chunk_eos` is drawn from all tokens."""
         if self.is_greedy:
             return _drawn(logits, Sampling(), self._uniforms[:1]) == self.ids.chunk_eos
         probability = torch.exp((logits[self.ids.chunk_eos] - logits.logsumexp(0)).double())

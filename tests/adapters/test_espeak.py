@@ -1,4 +1,4 @@
-"""eSpeak NG as a voice, and the choice between it and a neural one by the language of a text."""
+"""eSpeak NG as a voice, and the choice between it and a neural voice by the language of a text."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_sentence_is_what_the_program_makes_of_it(espeak: Espeak) -> None:
     assert [w.text for w in words] == GERMAN.split()
     ends = [w.end_s for w in words]
     assert ends == sorted(ends)
-    # They share the audio by their letters, and the last one has no more than its own.
+    # The words share the audio by their letters, and the last one has no extra time.
     assert max(w.end_s - w.start_s for w in words) < 0.5 * ends[-1]
     assert ends[-1] == pytest.approx(sum(len(c.pcm) for c in chunks) / RATE_HZ, abs=0.01)
 
@@ -66,7 +66,7 @@ def test_all_of_its_languages_are_spoken_and_a_tempo_is_kept(espeak: Espeak) -> 
         assert sum(len(c.pcm) for c in spoken(espeak, "1 2 3", language=language)) > RATE_HZ // 4, language
     slow, fast = (len(spoken(espeak, "Guten Tag.", language="de", speed=s)[0].pcm) for s in (0.5, 2.0))
     assert slow > 2 * fast
-    # A text that looks like a flag of the program is a text.
+    # A text that looks like a flag of the program is spoken.
     assert spoken(espeak, "-h", language="de")[0].pcm.any()
 
 
@@ -77,7 +77,7 @@ def test_without_the_program_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 
 class Voice:
-    """A voice that says, by its samples, who spoke."""
+    """A voice with constant samples that identify it."""
 
     def __init__(self, level: float, languages: tuple[str, ...], rate_hz: int = 24_000) -> None:
         self.level, self.asked = level, list[VoiceOptions]()
@@ -104,14 +104,14 @@ def likeliest() -> Callable[[str], tuple[str, float]]:
         ("La capitale de la France est Paris.", "", None, False),
         ("Buongiorno, come stai?", "", None, False),
         ("Obrigado, tudo bem.", "", None, False),
-        # What shows no language is spoken as what came before it, or by the voice that is loaded.
+        # A text without a clear language is spoken like the preceding text, or by the loaded voice.
         ("Paris.", "", None, True),
         ("Paris.", "La capitale de la France est une grande ville.", None, False),
         ("Paris.", "The capital of France is a large city.", None, True),
-        # A language that is named is spoken.
+        # An explicit language is used.
         ("Paris.", "", "de", False),
         (GERMAN, "", "en", True),
-        # One that nobody speaks is spoken by the voice that is loaded.
+        # A language without a voice is spoken by the loaded voice.
         ("ご飯を食べました。", "", None, True),
         ("今日は良い天気です", "", None, True),
         ("你好,今天天气很好。", "", None, True),

@@ -1,4 +1,4 @@
-"""hibari: chunks equal the whole, every word has its time, and all that is written is spoken, skipped or refused."""
+"""hibari: chunks equal the whole, every word has a time, and all text is spoken, skipped or refused."""
 
 from __future__ import annotations
 
@@ -70,15 +70,15 @@ def test_chunks_join_without_a_seam(voice: Hibari, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(hibari, "CHUNK_FRAMES", (10**6,))
     (whole,) = spoken(voice, LONG)
     assert len(pcm) == len(whole.pcm)
-    # Where int8 activations are scaled by the chunk instead of the whole, the audio differs by a little everywhere; a
-    # seam would be a difference that is larger at the cuts.
+    # Because int8 activations are scaled per chunk, the audio differs slightly everywhere. A seam would be a larger
+    # difference at the cuts.
     error = (pcm - whole.pcm) ** 2
     power = float(np.mean(whole.pcm**2))
     assert float(np.mean(error)) < 0.02 * power
     cuts = np.cumsum([len(c.pcm) for c in chunks])[:-1]
     at_cuts = np.mean([error[c - 240 : c + 240].mean() for c in cuts])
     assert at_cuts < 3 * float(np.mean(error))
-    # Loudness and pitch step no more across a cut than between any two neighbouring frames of the whole.
+    # Steps of loudness and pitch at a cut are no larger than between adjacent frames of the whole.
     assert _steps(pcm, cuts) < 1.5 * np.percentile(_loudness_steps(whole.pcm), 95)
 
 
@@ -97,7 +97,7 @@ def test_the_cut_graph_has_the_loudness_over_time_of_the_librarys_own_synthesis(
 
     theirs = Library()(SHORT, seed=1)
     ours = joined(spoken(voice, SHORT, seed=1))
-    # Ours leaves out the silence that theirs begins with.
+    # The adapter cuts the silence at the beginning of the published audio.
     theirs = theirs[len(theirs) - len(ours) :]
     mine, other = (np.sqrt((p[: len(p) // 600 * 600].reshape(-1, 600) ** 2).mean(1)) for p in (ours, theirs))
     assert np.corrcoef(mine, other)[0, 1] > 0.98
@@ -265,7 +265,7 @@ def test_when_a_synthesizer_gives_no_word_times_then_the_transcriber_finds_them(
     hearing.close()
     own = [w for s in spoken(voice, LONG) for w in s.words]
     assert [w.text for w in found] == [w.text for w in own] == LONG.split()
-    # Two independent measures of the same: the model's own durations, and attention to the audio.
+    # Two independent measures: the model's own durations, and attention to the audio.
     apart = sorted(abs(a.start_s - b.start_s) for a, b in zip(found, own, strict=True))
     assert apart[len(apart) // 2] < 0.08
     assert apart[-3] < 0.3

@@ -1,4 +1,4 @@
-"""Normalization for speech: what is said for what is written, while every written word keeps its place."""
+"""Normalization for speech: the spoken form of written text, with every written word in its place."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def said(text: str) -> str:
         ("٣ and ３", "3 and 3"),
         ("He said：“Ｙｅｓ！”", "He said:“Yes!”"),
         ("naïve café", "naïve café"),
-        # The phonemizer leaves out the end of a longer word.
+        # The phonemizer truncates longer words.
         ("ha" * 400 + "!", " ".join(["ha" * 10] * 40) + "!"),
         ("Donaudampfschifffahrtsgesellschaft", "Donaudampfschifff ahrtsgesellschaft"),
         ("5 km at -3°C for $5", "5 km at -3°C for $5"),

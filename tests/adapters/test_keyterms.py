@@ -1,4 +1,4 @@
-"""The search of keyterms, with a decoder that is a table."""
+"""The search for keyterms, with a scripted decoder."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ def text_of(found: tuple[HypothesisWord, ...]) -> str:
 
 
 class Decoder:
-    """Says of each hypothesis that all its tokens have the same probability: `first` of the first row, `rest` of the
-    others. `calls` counts how often it was asked.
+    """A decoder that returns the same probability for all tokens of a hypothesis.
+
+    `first`: of the first row. `rest`: of the other rows. `calls`: the number of calls.
     """
 
     def __init__(self, first: float = 0.9, rest: float = 0.9) -> None:

@@ -1,7 +1,7 @@
 """MiniCPM-o 4.5 against the released code, on tiny random weights (tiny_minicpmo.py).
 
-The golden numbers are of OpenBMB's MiniCPM-o-Demo (`MiniCPMO45/modeling_minicpmo_unified.py`, `DuplexCapability`,
-transformers 4.51). It was given the same audio and pictures, and decoded greedily, its draws of codes too.
+The golden numbers are from OpenBMB's MiniCPM-o-Demo (`MiniCPMO45/modeling_minicpmo_unified.py`, `DuplexCapability`,
+transformers 4.51), for the same audio and pictures. Tokens and codes were decoded greedily.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_embeddings_of_frames_are_the_released_ones(model: MiniCpmO) -> None:
 
 
 def test_when_the_voice_has_a_device_of_its_own_then_only_its_parts_are_there(folder: Path) -> None:
-    # The device that holds nothing stands for a second GPU.
+    # The meta device stands for a second GPU.
     parts = read(folder, torch.device("cpu"), torch.float32, torch.device("meta"))
     voice, others = (parts.text_conditions, parts.code_decoder), (parts.decoder, parts.audio_encoder)
     assert {p.device.type for part in voice for p in part.parameters()} == {"meta"}
@@ -89,7 +89,7 @@ def test_when_the_voice_has_a_device_of_its_own_then_only_its_parts_are_there(fo
 
 
 class Recorder:
-    """A CodeVocoder in place of token2wav, whose weights are not there: records its calls, ten samples a code."""
+    """A CodeVocoder instead of token2wav, which is missing. It records its calls, and returns ten samples a code."""
 
     lookahead = 3
 
@@ -173,7 +173,7 @@ def test_when_a_checkpoint_is_of_another_kind_then_the_error_says_so(
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(folder / name, tmp_path / name)
     (tmp_path / "config.json").write_text(json.dumps(tiny.CONFIG | changes))
-    with pytest.raises(ModelError, match=f"is no MiniCPM-o 4.5 checkpoint: {says}"):
+    with pytest.raises(ModelError, match=f"is not a MiniCPM-o 4.5 checkpoint: {says}"):
         read(tmp_path, torch.device("cpu"), torch.float32)
 
 

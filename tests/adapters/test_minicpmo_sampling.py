@@ -1,4 +1,4 @@
-"""Which tokens and codes MiniCPM-o chooses, and how often, by the session's own choices."""
+"""The tokens and codes that MiniCPM-o chooses, and their distributions, compared with the reference choosers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def numbers(seed: int) -> RandomNumbers:
 
 
 def chosen(logits: dict[int, float], *, speak: bool = False, units: int = 1, **choices: float) -> int:
-    """The first word that is chosen greedily where all other tokens are much less likely."""
+    """Return the first word that is chosen greedily if all other tokens are much less likely."""
     params = UnitSampling(temperature=0.0, turn_penalty=1.0, listen_first=0, **choices)  # type: ignore[arg-type]
     chooser = UnitChooser(IDS, params, forbidden=(), text=lambda tokens: "a" * len(tokens))
     row = torch.full((20,), -50.0)
@@ -63,7 +63,7 @@ def test_when_the_model_has_to_speak_then_listening_is_not_chosen_for_its_rank_o
 
 
 def released_probabilities(logits: torch.Tensor, params: UnitSampling) -> torch.Tensor:
-    """How likely the second token of a unit is, float64 [vocabulary], as the released code filters and draws."""
+    """Return the released code's probabilities of a unit's second token, float64 [vocabulary]."""
     over = torch.softmax(logits.double(), 0)[IDS.chunk_eos]
     shaped = logits.double().clone()
     end = shaped[IDS.turn_eos]
@@ -81,7 +81,7 @@ def released_probabilities(logits: torch.Tensor, params: UnitSampling) -> torch.
 
 
 def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> tuple[float, float]:
-    """The statistic over all outcomes that are possible, and what one in some 10,000 seeds exceeds."""
+    """Return the statistic over all possible outcomes, and the threshold that about one in 10,000 seeds exceeds."""
     assert counts[probabilities == 0].sum() == 0
     possible = probabilities > 0
     expected = probabilities[possible] * counts.sum()
@@ -116,7 +116,7 @@ def test_codes_are_drawn_as_often_as_the_released_code_draws_them() -> None:
     chooser = CodeChooser(0.8, 1.2, min_codes=25, random=numbers(6))
     counts = torch.zeros(30, dtype=torch.float64)
     for _ in range(4000):
-        # The last 16 codes count. The end may not come yet.
+        # The penalty applies to the last 16 codes. The end is not allowed yet.
         chooser.codes = [before, *([often] * 10), *([last] * 6)]
         counts[next_token(chooser, logits)] += 1
     shaped = logits.double() / 0.8
@@ -174,7 +174,7 @@ def test_tokens_of_conversations_together_are_those_of_each_alone_by_the_release
     together = [UnitChooser(IDS, p, (16, 17), text) for p in made]
     alone = [ReferenceUnitChooser(IDS, p, (16, 17), text) for p in made]
     for _ in range(60):
-        # Some begin a unit, some are not in this step.
+        # Some choosers begin a unit, and some are not in this step.
         present = [i for i in range(4) if chance.random() < 0.8]
         for i in present:
             if not alone[i].chosen or alone[i].chosen[-1] in IDS.terminators or chance.random() < 0.05:
@@ -222,12 +222,12 @@ def test_choosing_has_as_many_operators_for_64_conversations_as_for_one_and_read
             chooser.recent.extend(range(14, 16 + i % 4))
         return made
 
-    # Tensors of the meta device have no values: whatever would be read on the host raises.
+    # Tensors on the meta device have no values, so reading them on the host raises.
     device = torch.device("meta")
     lists = list[list[str]]()
     for count in (1, 64):
         some, logits = choosers(count), torch.empty(count, 20, device=device)
-        # The first time draws random numbers ahead, and copies the parameters.
+        # The first call draws random numbers ahead, and copies the parameters.
         some[0].choose(some, logits)
         with Operators() as operators:
             assert some[0].choose(some, logits).shape == (count,)

@@ -1,4 +1,4 @@
-"""The real Whisper and Silero models behind their adapters, on recordings."""
+"""The real Whisper and Silero models in their adapters, on recordings."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_word_times_rise_and_lie_in_the_audio(whisper: WhisperTranscriber, recor
     times = [t for w in final.words for t in (w.start_s, w.end_s)]
     assert times == sorted(times)
     assert times[-1] <= len(pcm) / 16000 + 0.02
-    # "Americans" ends before the long pause, "Ask" comes after it (measured on the waveform).
+    # "Americans" ends before the long pause, and "Ask" begins after it (measured on the waveform).
     ask = next(w for w in final.words if w.text.lower().startswith("ask"))
     assert 2.7 < ask.start_s < 3.7
 
@@ -93,7 +93,7 @@ def test_when_log_probabilities_are_asked_for_then_every_token_has_its_own(
     assert all(b"".join(t.utf8 for t in p.logprobs).decode() == p.text for p in pieces)
     assert all(p.probability == pytest.approx(np.exp(min(t.logprob for t in p.logprobs))) for p in pieces)
     assert all(p.probability <= 1.0 for p in pieces)
-    # Read speech is likely, and no two words are equally so.
+    # Words of read speech have high probabilities, which all differ.
     assert 0.5 < np.mean([p.probability for p in pieces]) < 0.999
     assert len({p.probability for p in pieces}) > len(pieces) // 2
 
@@ -310,7 +310,7 @@ def test_when_a_soft_voice_follows_a_loud_one_then_it_is_detected(
     pause = np.zeros(2 * 16000, np.float32)
 
     async def main() -> list[float]:
-        # 40 dB softer, as two recordings of one corpus are.
+        # 40 dB softer, like two recordings of one corpus.
         return await models.required_vad.open().feed(np.concatenate((speech, pause, speech * 0.01)))
 
     probabilities = np.array(asyncio.run(main()))
@@ -325,7 +325,7 @@ def test_when_speech_is_quiet_then_it_is_detected_as_it_is_at_full_level(
     loud = np.concatenate([np.pad(c, (0, 16000)) / np.abs(c).max() for c in clips])
 
     async def main(gain_db: float) -> np.ndarray:
-        # As 16 bits hold it.
+        # Rounded to 16 bits.
         pcm = np.round(loud * 10 ** (gain_db / 20) * 32768).astype(np.float32) / 32768
         return np.array(await models.required_vad.open().feed(pcm)) >= 0.5
 
@@ -368,7 +368,7 @@ def test_a_lines_noise_is_not_raised_to_a_near_one(
 
 
 def disturbance(kind: str, size: int) -> Pcm:
-    """What a microphone, a desk and the wires add to sound, [size]."""
+    """Return the disturbance that a microphone, a desk or wires add to audio, [size]."""
     time_s = np.arange(size) / SAMPLE_RATE_HZ
     out = np.zeros(size)
     if kind == "offset":
@@ -406,7 +406,7 @@ def test_sound_of_wires_desks_and_lines_is_no_speech(models: LoadedModels, kind:
         sound = disturbance(kind, size).astype(float)
 
     async def main() -> list[float]:
-        # At 0, 20 and 40 dB less: the gain must not make speech of it either.
+        # At 0, -20 and -40 dB: the gain must not turn it into speech.
         quieter = (models.required_vad.open().feed((sound * g).astype(np.float32)) for g in (1.0, 0.1, 0.01))
         return [p for probabilities in await asyncio.gather(*quieter) for p in probabilities]
 

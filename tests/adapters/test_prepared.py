@@ -1,4 +1,4 @@
-"""A prepared folder is loaded only as it was prepared: whatever else it has become, it is prepared again, and said."""
+"""A prepared folder is loaded only if it is unchanged. Otherwise it is prepared again, with a log message."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = {"config.json", "generation_config.json", "int8.safetensors", "packed.bi
 
 
 class Prepared:
-    """A tiny checkpoint, prepared under a home of its own. `converted`, `packed`: how often each was done."""
+    """A tiny checkpoint, prepared in its own home folder. `converted`, `packed`: how often each was done."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         torch.manual_seed(0)
@@ -35,7 +35,7 @@ class Prepared:
         assert (self.converted, self.packed) == (1, 0)
 
     def _call(self, call: Callable[..., None], *arguments: Any) -> None:
-        """In this process: one of its own would import torch anew."""
+        """Call a function in this process, because a new process would have to import torch."""
         if call is checkpoint.write_packed:
             self.packed += 1
         else:
@@ -59,7 +59,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def prepared(once: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prepared:
-    """A copy of one that was prepared before; `copy2` keeps times of modification."""
+    """Return a copy of a prepared folder. `copy2` preserves modification times."""
     found = Prepared.__new__(Prepared)
     shutil.copytree(once, tmp_path, dirs_exist_ok=True)
     found.source, found.home, found.folder = (
@@ -77,7 +77,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def flip(path: Path) -> None:
-    """Change one bit in the middle, and set the time of modification back."""
+    """Change one bit in the middle, and restore the modification time."""
     before = path.stat()
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -99,7 +99,7 @@ def test_what_is_as_it_was_prepared_is_neither_prepared_nor_hashed_again(
 
     monkeypatch.setattr(digests, "sha256_of", hash_and_note)
     prepared.prepare()
-    # It was copied: all times of change are others.
+    # After the copy, all inode change times differ.
     assert set(hashed) == NAMES
     hashed.clear()
     prepared.prepare()
@@ -118,14 +118,14 @@ def test_one_changed_bit_is_found_whatever_the_time_of_modification_says(
     before = prepared.content()
     flip(prepared.folder / name)
     prepared.prepare()
-    # The packed weights are made of the others, without converting anything.
+    # The packed weights are rebuilt from the other files, without a conversion.
     assert (prepared.converted, prepared.packed) == ((0, 1) if name.startswith("packed") else (1, 0))
     assert prepared.content() == before
     assert digests.changed_files(prepared.folder) == []
     load_int8_model(prepared.folder)
     if name != "source":
         (said,) = warnings(caplog)
-        assert said.endswith(f"is prepared again: {name}")
+        assert said.endswith(f"preparing again: {name}")
 
 
 def cut(path: Path) -> None:
@@ -138,7 +138,7 @@ def pipe(path: Path) -> None:
 
 
 def link(path: Path) -> None:
-    """To a file with the same bytes, which another may change later."""
+    """Replace a file by a link to a file with the same bytes, which another program may change later."""
     moved = path.rename(path.parent.parent / "elsewhere")
     path.symlink_to(moved)
 
@@ -149,7 +149,7 @@ def folder(path: Path) -> None:
 
 
 def replaced(path: Path) -> None:
-    """By one of the same size, moved into its place."""
+    """Replace a file by another one of the same size, by moving it."""
     other = path.parent.parent / "other"
     other.write_bytes(bytes(path.stat().st_size))
     stat = path.stat()
@@ -167,7 +167,7 @@ def test_a_file_that_is_another_thing_is_prepared_again(
     prepared.prepare()
     assert prepared.content() == before
     (said,) = warnings(caplog)
-    assert said.endswith(f"is prepared again: {name}")
+    assert said.endswith(f"preparing again: {name}")
 
 
 @pytest.mark.parametrize("extra", ["model.safetensors", "added_tokens.json", "modeling_tiny.py", ".hidden", "a\nb"])
@@ -215,7 +215,7 @@ def test_what_was_prepared_before_there_were_digests_is_prepared_again(prepared:
 def test_packing_that_was_cut_off_is_done_again_without_converting(prepared: Prepared) -> None:
     before = prepared.content()
     (prepared.folder / "packed.json").unlink()
-    # Nobody reads this pipe.
+    # This pipe has no reader.
     os.mkfifo(prepared.folder / "packed.bin.part")
     prepared.prepare()
     assert (prepared.converted, prepared.packed) == (0, 1)

@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni of tiny random weights: conversations that keep their KV equal what `transformers` generates."""
+"""Qwen2.5-Omni with tiny random weights: conversations that keep their KV equal the results of `transformers`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Iterator[Qwen25Omni]:
     loaded = Qwen25Omni(folder, "omni", EngineModelOptions(SMALL_KV, weights="fp32"))
-    # Answers are as long as they may be.
+    # Answers always reach their limit of tokens.
     loaded.thinker.stop_tokens = frozenset()
     yield loaded
     loaded.close()
@@ -54,7 +54,7 @@ async def written(stream: Any, messages: list[Message], voice: VoiceOptions | No
 def assert_written(text: str, ids: list[int], whole: Whole) -> None:
     expected = whole.tokenizer.decode(ids, skip_special_tokens=False)
     assert expected.startswith(text)
-    # Bytes at the end that are no character yet are not in the answer.
+    # An incomplete character at the end is not in the answer.
     assert len(expected) - len(text) <= 3
 
 

@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni's own voice, of tiny random weights: codes and audio equal those of the published generate()."""
+"""Qwen2.5-Omni's own voice, with tiny random weights: codes and audio equal those of the published generate()."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.adapters.published_video import frame, sound, video
 from tests.pipelines.test_cascade import Voice
 
 SMALL_KV = EngineSettings(kv_bytes=64 << 20)
-# As many codes as a reply has here, whose talker of random weights does not end by itself.
+# The number of codes of a reply: a talker with random weights does not end by itself.
 CODES = 40
 SEED = 11
 
@@ -58,9 +58,9 @@ class Made:
 
 
 def with_mask(_: Any, args: Any, given: dict[str, Any]) -> Any:
-    """Give the published talker the mask that generate() of transformers 5.23 drops where it is all ones.
+    """Pass the published talker the mask that generate() of transformers 5.23 drops if it is all ones.
 
-    Its forward() adds the codes that open a reply, and finds the positions of media, only where it has one.
+    Without a mask, its forward() neither adds the codes that begin a reply, nor finds the positions of media.
     """
     if given.get("attention_mask") is None:
         rows = given["input_ids"] if given.get("input_ids") is not None else given["inputs_embeds"]
@@ -70,7 +70,7 @@ def with_mask(_: Any, args: Any, given: dict[str, Any]) -> Any:
 
 
 class Published:
-    """The published model, which is given the whole conversation for each reply."""
+    """The published model. It gets the whole conversation for each reply."""
 
     def __init__(self, folder: Path) -> None:
         kind: Any = Qwen2_5OmniForConditionalGeneration
@@ -80,7 +80,7 @@ class Published:
 
     def generate(self, messages: list[Message], stop: int | None, speaker: str = "Chelsie") -> Made:
         ids, given = self.thinker.inputs(messages)
-        # generate() hands what has no prefix to the talker too, which does not take pictures.
+        # generate() also passes arguments without a prefix to the talker, which does not accept pictures.
         given = {f"thinker_{name}" if name.startswith("pixel") else name: value for name, value in given.items()}
         codes = list[torch.Tensor]()
         hook = self.model.token2wav.register_forward_pre_hook(lambda _, args: codes.append(args[0]))
@@ -108,7 +108,7 @@ def published(folder: Path) -> Published:
 
 
 async def answer(model: Qwen25Omni, stream: Any, messages: list[Message], speaker: str = "chelsie") -> Made:
-    """The response of the model under test, with the codes that its audio was made of."""
+    """Return the response of the model under test, with the codes of its audio."""
     assert model.talker
     streams = list[WavStream]()
     pcm = list[np.ndarray]()
@@ -176,7 +176,7 @@ def test_when_a_conversation_goes_on_then_only_what_is_new_is_computed(model: Qw
     async def run() -> tuple[list[Message], Made, int]:
         stream: Any = await model.open()
         said = await answer(model, stream, first)
-        # What was said comes back as it was written, so that the thinker's rows of it stay.
+        # The reply is repeated exactly as it was written, so that the thinker keeps its rows.
         text = model.thinker.tokenizer.decode(said.text[:6], skip_special_tokens=False)
         messages = [*first, Message("assistant", text), Message("user", "(sound)", parts=(clip(1.4, 6), "And now?"))]
         before = engine.runner.stats.rows
@@ -253,7 +253,7 @@ def test_when_the_context_is_all_there_is_then_streamed_audio_is_the_whole_turns
     codes = np.random.default_rng(2).integers(0, tiny.CODES - 4, 40).tolist()
     whole = parts.token2wav.whole(codes, parts.speakers["ethan"], torch.Generator().manual_seed(SEED))
     near = streamed(model, codes, 1)
-    # Most of what the published steps see lies within the window.
+    # Most of the published steps' context is within the window.
     assert (near - whole).pow(2).mean() < 0.1 * whole.pow(2).mean()
     for name in ("BLOCKS_BACK", "BLOCKS_AHEAD"):
         monkeypatch.setattr(f"antiphon.adapters.qwen2_5_omni.token2wav.{name}", 100)

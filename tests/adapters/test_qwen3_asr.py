@@ -1,4 +1,4 @@
-"""Qwen3-ASR of tiny random weights: at every chunk of a stream, the tokens are those of the published package.
+"""Qwen3-ASR with tiny random weights: at every chunk of a stream, the tokens equal those of the published package.
 
 Each finished encoder window is computed once.
 """
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def unguarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Switch the guard against loops off: random weights repeat themselves, and the decoding is compared."""
+    """Disable the guard against loops, because random weights repeat themselves."""
     monkeypatch.setattr(transcriber, "LOOP_REPEATS", 10_000)
     return
 
@@ -69,7 +69,7 @@ def tokens_of(hypothesis: Hypothesis) -> list[int]:
 
 
 def text_tokens(model: Qwen3Asr, ids: list[int]) -> list[int]:
-    """The golden tokens that are text: without control tokens, and without half a character at the end."""
+    """Return the golden text tokens: without control tokens, and without an incomplete character at the end."""
     _, groups = characters([i for i in ids if i not in SPECIAL], model.parts.vocabulary.text)
     return [i for group in groups for i in group]
 
@@ -85,9 +85,9 @@ def window(model: Qwen3Asr, case: dict[str, Any], step: dict[str, Any], **more: 
 
 
 async def follow(model: Qwen3Asr, stream: Qwen3AsrStream, name: str) -> int:
-    """Decode the golden stream, compare every step, and return how many rows had to be computed for it.
+    """Decode the golden stream, compare every step, and return the number of computed rows.
 
-    Those are all rows but the prompt's and those of the encoder windows that were in the KV.
+    These are all rows except those of the prompt and of the encoder windows that were already in the KV.
     """
     case, known, rows = GOLDEN[name], 0, 0
     for step in case["steps"]:
@@ -109,7 +109,7 @@ def test_every_chunk_of_a_stream_gives_the_published_tokens(folder: Path, unguar
         stream = model.open()
         rows = await follow(model, stream, name)
         counts = model.counts
-        # Three windows of 8 s were finished, the first of them twice: its floor rose with the audio behind it.
+        # Three windows of 8 s were finished. The first was computed twice, because later audio raised its floor.
         assert (counts.finished, counts.recomputed) == (3 + 1, 1)
         assert counts.open == counts.decodes == len(GOLDEN[name]["steps"])
         assert model.engine.runner.stats.rows == rows
@@ -126,7 +126,7 @@ def test_when_sessions_share_the_engine_or_decodes_are_cancelled_then_tokens_are
 ) -> None:
     async def act(model: Qwen3Asr) -> None:
         async def cancelling() -> None:
-            """Cancel a decode, after another time at each step, then decode as the other sessions do."""
+            """Cancel a decode after a different delay at each step, then decode like the other sessions."""
             stream, case = model.open(), GOLDEN["forced"]
             for n, step in enumerate(case["steps"]):
                 with pytest.raises(TimeoutError):
@@ -152,7 +152,7 @@ def test_when_parameters_have_the_names_of_transformers_then_they_load_too(
     released = run(folder, act)
     whole: Any = Qwen3ASRForConditionalGeneration
     config = released_config(msgspec.convert(tiny.CONFIG["thinker_config"], ThinkerConfig))
-    # Saved by a model that was made, not loaded: `transformers` saves a loaded one under the names it was loaded from.
+    # Save a new model: `transformers` would save a loaded one under the names that it was loaded from.
     model = whole(config)
     model.load_state_dict(whole.from_pretrained(folder, config=config, key_mapping=KEY_MAPPING).state_dict())
     model.save_pretrained(tmp_path)
@@ -170,7 +170,7 @@ def test_when_weights_are_int8_then_it_decodes(folder: Path) -> None:
 
 
 class Scripted(Qwen3AsrStream):
-    """A stream whose decoder says the given texts; all else is the model's."""
+    """A stream whose decoder returns the given texts; all other parts are the model's."""
 
     def __init__(self, model: Qwen3Asr, *texts: str) -> None:
         super().__init__(model)
@@ -223,7 +223,7 @@ def test_when_a_window_has_a_prefix_then_the_language_found_before_is_kept(folde
         return first.prompt_tokens, second.prompt_tokens, second.language, other.prompt_tokens
 
     first, second, language, other = run(folder, act)
-    # The tag stands before the words it was said with: 8 bytes, a space, and a mark; French.
+    # The prompt has the tag before the words: "language French", one token per byte, and the mark, one token.
     assert (second, language, other) == (first + len("language French") + 1 + len("Oui"), "fr", first)
 
 
@@ -252,7 +252,7 @@ def test_when_tokens_loop_then_the_decode_ends(folder: Path) -> None:
     assert transcriber.loop_length([1, 2, 3] + [7, 8] * 19) == 0
 
     async def act(model: Qwen3Asr) -> Hypothesis:
-        # The golden stream says "jjjj…" here.
+        # The text of the golden stream is "jjjj…" here.
         case = GOLDEN["free"]
         return await model.open().decode(window(model, case, case["steps"][-1], max_tokens=400))
 
@@ -311,7 +311,7 @@ def test_what_was_said_before_is_read_as_text_and_each_window_equals_a_fresh_dec
             assert tokens_of(found) == tokens_of(fresh)
             assert found.prompt_tokens == fresh.prompt_tokens
             heads.append(stream.head_rows)
-        # A token of this vocabulary is a byte, of a control token too where it is text.
+        # Each token of this vocabulary is a byte, also in text that looks like a control token.
         assert [head - heads[0] for head in heads] == [0, 9, 9, 3 + 1 + 9, 10]
 
     run(folder, act)
@@ -324,7 +324,7 @@ def test_when_the_context_is_too_small_then_audio_leaves_it_and_decoding_goes_on
             found = await stream.decode(Window(AUDIO[: seconds * 16000], language="en", max_tokens=12))
             assert found.completion_tokens
         assert model.engine.scheduler.context_cuts
-        # With room again, nothing of it is left.
+        # When there is room again, the failure has no effect.
         model.engine.scheduler.limits = StepLimits(4096)
         window = Window(AUDIO[: 16 * 16000], language="en", max_tokens=12)
         assert tokens_of(await stream.decode(window)) == tokens_of(await model.open().decode(window))
@@ -333,7 +333,7 @@ def test_when_the_context_is_too_small_then_audio_leaves_it_and_decoding_goes_on
 
 
 class Failing(Qwen3AsrStream):
-    """A stream whose decoder raises `failure` where one is set."""
+    """A stream whose decoder raises `failure` if it is set."""
 
     failure: Exception | None = None
 
@@ -352,7 +352,7 @@ def test_windows_that_are_encoded_at_once_get_the_rows_of_each_alone(folder: Pat
         expected = [[(await thread.call(partial(encoder.encode, [w])))[0] for w in windows] for windows in asked]
         batch = EncoderBatch(thread, encoder, 3)
         broken = [np.zeros((60, 40), np.float32)]
-        # The thread is held, so that all have come when it serves the first.
+        # The thread is blocked, so that all requests are pending when it serves the first.
         held = threading.Event()
         thread.post(lambda: held.wait(30) and None)
         for more in ([], [broken]):
@@ -439,7 +439,7 @@ def test_when_a_checkpoint_does_not_load_then_the_error_says_why(tmp_path: Path)
     with pytest.raises(ModelError, match="does not load"):
         Qwen3Asr(tmp_path, "none", EngineModelOptions())
     for config, says in (
-        ({"model_type": "whisper", "thinker_config": {}}, "whisper is no qwen3_asr"),
+        ({"model_type": "whisper", "thinker_config": {}}, "whisper is not qwen3_asr"),
         ({"model_type": "qwen3_asr", "thinker_config": {}}, "config.json: .*thinker_config"),
     ):
         (tmp_path / "config.json").write_text(json.dumps(config))

@@ -1,7 +1,7 @@
-"""Sessions of Qwen3-ASR with tiny random weights: what they carry over pauses, and that it stays bounded.
+"""Sessions of Qwen3-ASR with tiny random weights: the context that they keep across pauses, and its bounds.
 
-The transcripts are noise. What is tested is which audio and text a window is decoded with, and that the hypothesis is
-that of the same window in a fresh stream.
+The transcripts are noise. The tests check the audio and the text that a window is decoded with, and that the hypothesis
+equals that of the same window in a new stream.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def said(*starts_s: float, length_s: float = 3.0, pause_s: float = 2.0) -> Pcm:
-    """Utterances, each cut from AUDIO at such a second, with silence between them."""
+    """Return utterances, each cut from AUDIO at one of the given seconds, with silence between them."""
     parts = []
     for start_s in starts_s:
         parts.append(AUDIO[int(start_s * SAMPLE_RATE_HZ) : int((start_s + length_s) * SAMPLE_RATE_HZ)])
@@ -52,7 +52,7 @@ def said(*starts_s: float, length_s: float = 3.0, pause_s: float = 2.0) -> Pcm:
 
 @dataclass
 class Recorded(Qwen3Asr):
-    """A model that notes what its sessions ask for."""
+    """A model that records the windows that its sessions decode."""
 
     folder: Path
     asked: list[Window] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Recorded(Qwen3Asr):
         await session.run()
 
     async def fresh(self, window: Window) -> tuple[int, ...]:
-        """The tokens of a window in a stream that has decoded nothing before."""
+        """Return the tokens of a window in a new stream."""
         stream = Qwen3AsrStream(self)
         try:
             return tokens_of(await stream.decode(window))
@@ -106,7 +106,7 @@ def tokens_of(found: Hypothesis) -> tuple[int, ...]:
 
 
 def play(folder: Path, pcm: Pcm, tuning: StreamTuning, *, compare: bool = True) -> Recorded:
-    """What a session asked for, after each of its windows was compared with a fresh decode."""
+    """Return a session's recorded windows, after comparing each with a decode in a new stream."""
 
     async def main() -> Recorded:
         model = Recorded(folder)
@@ -123,7 +123,7 @@ def play(folder: Path, pcm: Pcm, tuning: StreamTuning, *, compare: bool = True) 
 
 @pytest.fixture
 def unguarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Random weights repeat themselves; the guard would cut what is compared."""
+    """Disable the guard against loops, because random weights repeat themselves."""
     monkeypatch.setattr(transcriber, "LOOP_REPEATS", 10_000)
 
 
@@ -138,7 +138,7 @@ def test_audio_and_words_go_on_over_pauses_and_nothing_finished_is_computed_agai
     for window, found in zip(heard.asked, heard.found, strict=True):
         assert (window.prefix, window.context) == (given, "")
         given += tokens_of(found)
-    # Of 18 s, two encoder windows of 8 s are finished; louder audio behind them has moved the floor of the first.
+    # In 18 s, two encoder windows of 8 s are finished. Louder audio after them raised the floor of the first.
     assert (heard.counts.finished, heard.counts.recomputed) == (3, 1)
     assert heard.done[0].text == "".join(p.text for f in heard.found for p in f.pieces).strip()
 
@@ -172,7 +172,7 @@ def test_when_the_audio_is_as_long_as_it_may_be_then_its_text_goes_on(folder: Pa
 
 
 def test_when_an_utterance_is_said_again_then_all_of_it_is_decoded_again(folder: Path) -> None:
-    """Nothing is taken out of what is heard because it was said before, with the guard against loops on."""
+    """Audio is not removed because the same was said before, with the guard against loops enabled."""
     heard = play(folder, said(0, 0, 0), KEPT)
     assert [len(w.pcm) // SAMPLE_RATE_HZ for w in heard.asked] == [3, 8, 13]
     assert [w.prefix for w in heard.asked[1:]] == [
@@ -183,12 +183,12 @@ def test_when_an_utterance_is_said_again_then_all_of_it_is_decoded_again(folder:
 
 @pytest.mark.slow
 def test_after_many_pauses_audio_text_and_kv_are_no_more_than_at_first(folder: Path) -> None:
-    """The model loops on every window: what it is given of that does not grow, and neither does what it writes."""
+    """The model loops on every window. Neither its context nor its output grows from that."""
     tuning = replace(KEPT, max_audio_s=12.0, max_prefix_tokens=64)
     heard = play(folder, said(*(k % 24 for k in range(24)), length_s=2.0), tuning, compare=False)
     assert len(heard.asked) == 24
     assert any(w.context for w in heard.asked)
-    # A window that is too long is cut when it is noticed, at most 4 s later.
+    # A window that is too long is cut at most 4 s later.
     assert max(len(w.pcm) for w in heard.asked) <= 16 * SAMPLE_RATE_HZ
     assert max(len(w.context) for w in heard.asked) <= 64
     assert max(heard.kv_bytes[8:]) <= max(heard.kv_bytes[:8])

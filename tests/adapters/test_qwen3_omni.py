@@ -1,6 +1,6 @@
-"""Qwen3-Omni of tiny random weights: conversations that keep their KV equal what `transformers` generates from scratch.
+"""Qwen3-Omni with tiny random weights: conversations that keep their KV equal the results of `transformers`.
 
-Text, codes and audio are compared with the published model, which is given the whole conversation each time.
+Text, codes and audio are compared with the published model, which gets the whole conversation each time.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_frames_and_sound_are_interleaved_as_by_the_published_processor(
     part = video([frame(i) for i in range(count)], step_s, pcm, model.profile.video_window_s)
     texts = ("What is that?", "What was that?", *(f"Number {n}?" for n in range(8)))
     asked = ([Message("system", "Look."), Message("user", "", parts=("See: ", part, text))] for text in texts)
-    # A question whose answer can be made to end: weights drawn at random answer others with one token again and again.
+    # A question whose answer can be made to end: random weights answer other questions with one repeated token.
     messages = next(m for m in asked if set(whole.ids(m)[4:]) - set(whole.ids(m)[:4]))
 
     async def run() -> Made:
@@ -147,7 +147,7 @@ def test_when_a_conversation_goes_on_then_both_decoders_compute_only_what_is_new
         finally:
             stream.close()
 
-    # The client heard something else than the model wrote.
+    # The history has a different text than the model wrote.
     said = "Not what it said."
     messages = [*first, Message("assistant", said), second]
     made, thinker_rows, talker_rows = asyncio.run(run(said))
@@ -185,7 +185,7 @@ def test_when_other_conversations_run_and_are_broken_off_then_responses_do_not_c
             stream = await model.open()
             made = await answer(model, stream, PROMPTS[name], stops[name])
             stream.close()
-        # The recorded frames are those of all conversations.
+        # Frames are recorded for all conversations together.
         return replace(made, frames=[])
 
     for name in names:
@@ -244,7 +244,7 @@ def test_words_have_times_and_the_end_comes_last(model: Qwen3Omni, whole: Whole)
     words = [w for p in out if isinstance(p, ResponseAudio) for w in p.words]
     text = "".join(p.text for p in out if isinstance(p, TextDelta))
     assert [w.text for w in words] == text.split()
-    # Twelve frames, of which the first is short: the vocoder needs two inputs for a sample.
+    # Twelve frames. The first is shorter, because the vocoder needs two inputs for a sample.
     lost = 12 * FRAME_SAMPLES - sum(len(p.pcm) for p in out if isinstance(p, ResponseAudio))
     assert 0 < lost < FRAME_SAMPLES
 
@@ -264,7 +264,7 @@ def test_when_the_model_calls_a_tool_then_the_call_is_not_spoken(model: Qwen3Omn
     assert model.call_opening == opening
     assert asyncio.run(spoken([9, 9, 9, 9, 9], [5, 6, opening, 7, 1])) == [5, 6]
     assert asyncio.run(spoken([9, 9, 9, 9, 9], [5, 1, 7])) == [5]
-    # A response that has to be a call begins with one.
+    # A response that must be a call begins with one.
     assert asyncio.run(spoken([9, 9, 9, opening, 9], [5, 6, 1])) == []
 
 
@@ -276,7 +276,7 @@ def test_when_media_leave_a_conversation_then_only_the_last_few_are_held(model: 
             async with aclosing(stream.respond(PROMPTS[name], OPTIONS, None)) as parts:
                 async for _ in parts:
                     pass
-        # Some are held, in case they come back.
+        # Some rows are cached, in case their media are used again.
         assert list(stream.chat.media_rows)[-1] == PROMPTS["image"][1].parts[1]
         for number in range(12):
             many = [Message("user", "", parts=(image(number), "?"))]
@@ -379,7 +379,7 @@ def test_when_conversations_hold_all_the_media_they_may_then_new_ones_are_refuse
         await say(one, images[1], "?")
         budget = model.thinker.media_budget
         assert budget.num_bytes == sum(rows.num_bytes for rows in one.chat.media_rows.values()) > 0
-        # Room for two images of this size, and not for what is begun when they are there.
+        # Room for two images of this size, but not for another one.
         limit_bytes = 2 * budget.num_bytes
         kv_bytes = model.thinker.engine.last_state.kv_total_bytes
         monkeypatch.setattr(chat, "KV_PER_MEDIA", -(-kv_bytes // limit_bytes))
@@ -389,7 +389,7 @@ def test_when_conversations_hold_all_the_media_they_may_then_new_ones_are_refuse
         with pytest.raises(Refused):
             await say(one, images[1], images[2], images[3], "?")
         await say(other, "Words need no room.")
-        # What a conversation does not use any more makes room for what it needs.
+        # Media that a conversation no longer uses make room for new ones.
         await say(one, "?")
         await say(one, images[4], "?")
         assert set(one.chat.media_rows) == {images[4]}
@@ -414,7 +414,7 @@ def test_when_a_part_is_in_many_requests_then_it_is_encoded_once(model: Qwen3Omn
             encoded.append(part)
             return await self._encoder.encode(part)
 
-    # More than the context holds: what a truncation dropped is not encoded again.
+    # More images than fit into the context: those that a truncation dropped are not encoded again.
     parts = [image(i) for i in range(120)]
     messages = [Message("user", "", parts=(p, str(i))) for i, p in enumerate(parts)]
 
@@ -449,7 +449,7 @@ def test_when_a_checkpoint_lacks_something_then_the_error_says_what(tmp_path: Pa
     running = threading.active_count()
     with pytest.raises(ModelError, match="preprocessor_config"):
         Qwen3Omni(tmp_path / "blind", "omni", EngineModelOptions(weights="fp32"))
-    # The engine that was started is stopped again.
+    # The engine that was started has been stopped.
     assert threading.active_count() <= running
 
 

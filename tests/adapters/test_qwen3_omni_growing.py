@@ -1,4 +1,4 @@
-"""Qwen3-Omni takes in a turn while it goes on: the result is that of the whole turn taken in at once."""
+"""Qwen3-Omni prefills a turn while it continues: the result equals that of prefilling the whole turn at once."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def text_of(stream: OmniStream, messages: Sequence[Message]) -> list[int]:
 
 
 async def kv_of(model: Qwen3Omni, stream: OmniStream) -> torch.Tensor:
-    """The KV of all rows that the conversation's session holds."""
+    """Return the KV of all rows of the conversation's session."""
     engine, session = model.thinker.engine, stream.chat.session
     assert isinstance(engine, LocalEngine)
     assert isinstance(session, LocalSession)
@@ -108,7 +108,7 @@ def test_when_a_turn_is_taken_in_while_it_goes_on_then_kv_and_text_are_those_of_
         stats = model.thinker.engine.runner.stats
         before, held, num_held = stats.rows, num_media_rows(growing), len(growing.chat.rows)
         assert await text_of(growing, said(AudioPart(pcm, turn))) == expected
-        # What was taken in is not computed again: 104 rows for each window of 8 s.
+        # Prefilled rows are not computed again: 104 rows for each window of 8 s.
         assert held == 104 * len(ends)
         assert stats.rows - before <= len(growing.chat.rows) - num_held + 2
         one, other = await kv_of(model, at_once), await kv_of(model, growing)
@@ -137,7 +137,7 @@ def test_when_a_turn_grew_then_text_and_audio_are_those_of_the_published_model(m
 
 def test_when_later_audio_is_louder_then_the_windows_that_it_changes_are_computed_again(model: Qwen3Omni) -> None:
     pcm, turn = clip(18.0, 5).pcm.copy(), object()
-    # Quiet enough for its floor to rise with what is loud.
+    # Quiet enough that later loud audio raises its floor.
     pcm[: WINDOW // 2] *= 1e-5
     pcm[: 2 * WINDOW] *= 0.01
 

@@ -1,4 +1,4 @@
-"""Qwen3-TTS of tiny random weights: codes and audio equal those of the published package, frame for frame."""
+"""Qwen3-TTS with tiny random weights: codes and audio equal those of the published package, frame by frame."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.adapters import tiny_qwen3_tts as tiny
 GOLDEN = json.loads((tiny.GOLDEN / "qwen3_tts.json").read_text())
 CASES = GOLDEN["cases"]
 LANGUAGES = {"English": "en", "German": "de", "Auto": None}
-# The golden codes end here where the model does not end them.
+# The golden codes end here if the model does not end them earlier.
 MAX_FRAMES = 39
 
 
@@ -66,7 +66,7 @@ async def prompt_of(model: Qwen3Tts, case: dict[str, Any]) -> TalkerPrompt:
 
 
 async def codes(model: Qwen3Tts, case: dict[str, Any], words: bool = False) -> list[list[int]]:
-    """The codes of a golden case's frames. `words`: its text comes letter by letter."""
+    """Return the codes of a golden case's frames. `words`: its text arrives letter by letter."""
     ids, more = model.parts.vocabulary.plain(case["text"]), None
     if words:
 
@@ -234,7 +234,7 @@ def test_when_parameters_are_given_then_the_codes_are_chosen_so(folders: dict[st
             return await sound(model, "Hi there.", seed=3, max_frames=12, parameters=parameters)
 
         greedy = await spoken()
-        # The checkpoint is greedy: one likeliest code is the same, and a temperature draws another.
+        # The checkpoint is greedy: with a temperature, `top_k` of 1 gives the same codes, and sampling gives others.
         assert np.array_equal(greedy, await spoken(temperature=1.5, top_k=1.0))
         assert np.array_equal(greedy, await spoken(subtalker_temperature=1.5, subtalker_top_k=1.0))
         for drawn in ({"temperature": 1.5}, {"subtalker_temperature": 1.5}):
@@ -269,7 +269,7 @@ def test_when_text_is_live_then_audio_comes_before_it_is_complete(folders: dict[
             async for part in sounds:
                 made.append(part.pcm)
                 if not begun.is_set():
-                    # There is audio before the text is complete.
+                    # Audio arrives before the text is complete.
                     assert not gate.is_set()
                     begun.set()
                     gate.set()
@@ -286,7 +286,7 @@ def test_when_text_is_live_in_a_cloned_voice_then_its_end_mark_is_not_in_the_pro
         prompt = TalkerPrompt("", "en", "", sample, whole=False)
         for first in ("a", "Many words that are more than the sample has frames."):
             rows, left = await model.prompt_rows(plain(first), prompt, live=True)
-            # More tokens are to come: the end mark is not among these.
+            # More tokens follow later, so the end token is not among these.
             assert left is not None
             assert special.text_eos not in left
             whole, rest = await model.prompt_rows(plain(first), prompt)
@@ -314,7 +314,7 @@ def test_a_sample_is_encoded_once_and_within_bounds(folders: dict[str, Path], mo
         monkeypatch.setattr(synthesizer, "MAX_SAMPLE_S", 3)
         long = VoiceSample(file(4 * 24000), "Hi.")
         one = await sound(model, "Hi.", sample=long, max_frames=3)
-        # It is encoded once, and only its first 3 s.
+        # The sample is encoded once, and only its first 3 s.
         assert np.array_equal(one, await sound(model, "Hi.", sample=long, max_frames=3))
         assert asked == [3 * 24000]
         with pytest.raises(RemoteProtocolError, match="a voice needs"):
@@ -340,7 +340,7 @@ def test_when_logits_are_not_numbers_then_only_their_own_text_fails(folders: dic
         case, predict = of("custom_voice")[0], model.parts.code_predictor.forward
 
         def spoiled(thoughts: torch.Tensor, first: torch.Tensor, *others: Any) -> Any:
-            # Of two texts or more, the last one of a step fails.
+            # If there are two texts or more, the last one of a step fails.
             if len(thoughts) > 1:
                 thoughts = torch.cat((thoughts[:-1], torch.full_like(thoughts[-1:], torch.nan)))
             return predict(thoughts, first, *others)
@@ -388,7 +388,7 @@ def test_live_text_is_cut_only_where_no_token_lies_across() -> None:
         for cuts in ([], [3], list(range(1, len(text))), [5, 6]):
             found = asyncio.run(pieces(text, cuts))
             assert "".join(found) == text
-            # The cuts are among those that letter by letter would make.
+            # The splits are among those of a text that arrives letter by letter.
             ends = {len("".join(most[:n])) for n in range(len(most) + 1)}
             assert {len("".join(found[:n])) for n in range(len(found) + 1)} <= ends
         assert asyncio.run(pieces(text, list(range(1, len(text))))) == most
@@ -400,7 +400,7 @@ def test_long_texts_are_spoken_in_parts() -> None:
     assert " ".join(parts) == text
     assert len(parts) > 2
     assert max(map(len, parts)) <= 600
-    # A short text is spoken as it stands.
+    # A short text is not changed.
     assert list(long_text_parts("你好。世界\n很大。")) == ["你好。世界\n很大。"]
     unmarked = list(long_text_parts("word " * 400))
     assert len(unmarked) > 2
@@ -413,8 +413,8 @@ def test_when_a_request_or_a_checkpoint_is_wrong_then_the_error_says_why(
     with pytest.raises(ModelError, match="does not load"):
         Qwen3Tts(tmp_path, "none", EngineModelOptions())
     for config, says in (
-        ({"model_type": "whisper"}, "whisper  is no qwen3_tts of 12 Hz"),
-        (tiny.config("base") | {"tokenizer_type": "qwen3_tts_tokenizer_25hz"}, "25hz is no qwen3_tts of 12 Hz"),
+        ({"model_type": "whisper"}, "whisper  is not qwen3_tts of 12 Hz"),
+        (tiny.config("base") | {"tokenizer_type": "qwen3_tts_tokenizer_25hz"}, "25hz is not qwen3_tts of 12 Hz"),
         (tiny.config("base") | {"talker_config": {}}, "config.json: .*talker_config"),
         (tiny.config("base") | {"speaker_encoder_config": {}}, "config.json: .*speaker_encoder_config"),
         (tiny.config("custom_voice") | {"speaker_encoder_config": {}}, "speech_tokenizer"),

@@ -1,4 +1,4 @@
-"""RapidOCR's models on pictures that are drawn here."""
+"""RapidOCR's models on generated pictures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.vision.test_images import RED, encoded
 
 
 def page(*lines: str) -> bytes:
-    """Black lines of text on white, as a PNG."""
+    """Return a PNG with black lines of text on white."""
     image = Image.new("RGB", (640, 60 + 60 * len(lines)), "white")
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(32)
     for at, line in enumerate(lines):

@@ -1,4 +1,4 @@
-"""Resemblyzer's voice encoder: its vectors are those of the published package, and tell voices apart."""
+"""Resemblyzer's voice encoder: its vectors equal those of the published package, and distinguish voices."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from antiphon.turns.voices.enrolment import enrolment_takes
 from antiphon.turns.voices.primary_speaker import PrimarySpeaker, TurnSpeaker
 from tests.conftest import Recording
 
-# Vectors of Resemblyzer 0.1.4 (`embed_utterance` of the recording at its own level, -30 dBFS at least).
+# Vectors of Resemblyzer 0.1.4 (`embed_utterance` of the recording at its own level, or raised to -30 dBFS).
 GOLDEN = Path(__file__).parent / "golden" / "resemblyzer.json"
 
 
@@ -126,7 +126,7 @@ def test_when_the_setting_names_it_then_it_is_loaded() -> None:
         assert models.speaker_model is not None
         assert models.speaker_model.profile.id == "resemblyzer"
         assert list(models.workers) == ["speaker"]
-        # Clients do not name it.
+        # Clients cannot name it.
         assert models.names == ()
         asyncio.run(models.warm())
     finally:
@@ -154,6 +154,6 @@ def test_when_a_checkpoint_names_code_then_none_of_it_runs(tmp_path: Path) -> No
             return os.mkdir, (str(tmp_path / "harm"),)
 
     file = checkpoint(tmp_path / "pretrained.pt", MAGIC_NUMBER, PROTOCOL_VERSION, {}, {"model_state": Harm()}, [])
-    with pytest.raises(ValueError, match="no use for"):
+    with pytest.raises(ValueError, match="not allowed"):
         read_weights(file)
     assert not (tmp_path / "harm").exists()

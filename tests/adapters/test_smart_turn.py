@@ -25,7 +25,7 @@ def test_whole_sentences_are_complete_more_often_than_cut_ones(recordings: dict[
     settings = load_settings({}, os.environ)
     (source,) = selected_models(settings, TURN_ROLES)
     detector = SmartTurn(prepare(settings, store_of(settings.models), source), source.id, LaneModelOptions())
-    # A command of one word has no phrase to cut.
+    # A command of one word cannot be cut.
     spoken = [r.pcm for r in recordings.values() if r.text and r.kind != "asr_short"]
     assert len(spoken) >= 9
 
@@ -37,7 +37,7 @@ def test_whole_sentences_are_complete_more_often_than_cut_ones(recordings: dict[
             for pcm in spoken
             for k in shares
         ]
-        # Only the last eight seconds count.
+        # Only the last eight seconds are used.
         last = spoken[0][-4 * 16000 :]
         long = np.concatenate((np.zeros(30 * 16000, np.float32), last, PAUSE))
         assert await detector.complete(long) == await detector.complete(
@@ -47,8 +47,8 @@ def test_whole_sentences_are_complete_more_often_than_cut_ones(recordings: dict[
 
     whole, cut = asyncio.run(main())
     detector.lane.close()
-    # Some cuts fall at the end of a phrase, which is complete as well. On 30 other recordings 87 % of the whole ones
-    # and a third of those cut at 55 % were over a half.
+    # Some cuts fall at the end of a phrase, which is also complete. On 30 other recordings, 87 % of the whole ones and
+    # a third of those cut at 55 % had a probability above one half.
     assert np.median(whole) > 0.9
     assert np.median(cut) < np.median(whole) - 0.2
 

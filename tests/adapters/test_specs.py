@@ -1,4 +1,4 @@
-"""What adapters say of themselves: it is true of their classes, and reading it costs nothing."""
+"""The specs of adapters match their classes, and importing them does not import heavy libraries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from antiphon.store import MODELS
 
 ROOT = Path(adapters.__file__).parent
 HEAVY = ("torch", "transformers", "ctranslate2", "onnxruntime", "numpy")
-# What shows in an adapter's code that its model cannot do without a capability: methods called, and arguments given.
+# Methods and arguments in an adapter's code that show that its model needs a capability.
 METHODS = {
     "append_embeddings": Capabilities.EMBEDDING_ROWS,
     "evict": Capabilities.EVICT,
@@ -37,8 +37,9 @@ def named(name: str) -> Any:
 
 
 def modules(folder: Path) -> set[Path]:
-    """An adapter's modules, and the shared ones that they import. Chat uses embeddings where a model has encoders only,
-    which the adapter knows.
+    """Return an adapter's modules, and the shared ones that they import, except chat.
+
+    Chat uses embeddings only for models with encoders, and only the adapter knows whether its model has any.
     """
     own = set(folder.glob("*.py"))
     imported = {
@@ -51,7 +52,7 @@ def modules(folder: Path) -> set[Path]:
 
 
 def used(folder: Path) -> Iterator[Capabilities]:
-    """The capabilities that an adapter's modules use, as far as a call shows them."""
+    """Return the capabilities that an adapter's modules use, as far as calls show them."""
     for path in modules(folder):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):

@@ -1,6 +1,6 @@
-"""Vision-language models of tiny random weights: sessions that are appended to give the answers of `transformers`.
+"""Vision-language models with tiny random weights: incremental sessions give the same answers as `transformers`.
 
-`Whole` is the reference: the published model, given the whole conversation anew for every question. Answers are
+`Whole` is the reference: the published model, which gets the whole conversation for every question. Answers are
 compared token for token.
 """
 
@@ -48,13 +48,13 @@ def smolvlm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def picture(number: int) -> bytes:
     rng = np.random.default_rng(number)
     file = io.BytesIO()
-    # Pictures differ in shape as well as in content.
+    # Pictures differ in shape and in content.
     Image.fromarray(rng.integers(0, 255, (48 - 16 * (number % 3 == 1), 80, 3)).astype(np.uint8)).save(file, "PNG")
     return file.getvalue()
 
 
 class Whole:
-    """The published model, which is given everything at each question, and the text that its processor would write."""
+    """The published model, which gets the whole conversation for each question, and the text of its processor."""
 
     def __init__(self, folder: Path) -> None:
         self.model: Any = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
@@ -68,7 +68,7 @@ class Whole:
             )
 
     def inputs(self, images: list[bytes]) -> dict[str, Any]:
-        """The model's keyword arguments for images, as its processor makes them."""
+        """Return the model's keyword arguments for images, as its processor does."""
         opened = [Image.open(io.BytesIO(i)).convert("RGB") for i in images]
         return dict(self.process(opened if self.qwen else [opened], return_tensors="pt")) if images else {}
 
@@ -96,7 +96,7 @@ class Whole:
 
     @torch.inference_mode()
     def answer(self, rows: list[int], given: dict[str, Any]) -> list[int]:
-        """The tokens that the model says after these rows, decoded greedily."""
+        """Return the tokens that follow these rows, decoded greedily."""
         out: list[int] = []
         while len(out) < MAX_TOKENS:
             ids = torch.tensor([rows + out])
@@ -109,7 +109,7 @@ class Whole:
 
 
 def same(words: Vocabulary, said: str, expected: list[int]) -> bool:
-    """Whether the text is that of the expected tokens; half a character at the end of an answer is not given out."""
+    """Return whether the text is that of the expected tokens, without an incomplete character at the end."""
     return said.rstrip("\ufffd") == words.tokenizer.decode(expected, skip_special_tokens=True).rstrip("\ufffd")
 
 
@@ -177,12 +177,12 @@ def test_when_questions_follow_frames_then_answers_equal_a_rebuild_and_only_new_
                 rows += words.control(whole.frame(number * 40, picture(number)))
                 images.append(picture(number))
                 number += 1
-            # What a user writes is no control token.
+            # Control tokens in a user's text are not recognized.
             question = f"What is it, {turn}? <image> <|im_end|>"
             rows += whole.question(words.plain(question), words.control)
             asking = ask(stream, question, tuple(range(number)))
             if turn == 1:
-                # Another session asks at the same time.
+                # Another session asks a question at the same time.
                 (said, done), _ = await asyncio.gather(asking, ask(other, "Who?", ()))
             else:
                 said, done = await asking
@@ -315,7 +315,7 @@ def test_when_the_context_is_full_then_the_oldest_turns_leave_and_the_system_tur
             await show(stream, number, float(number))
             _, done = await ask(stream, "What?", tuple(range(number + 1)))
             assert done.completion_tokens
-        # More new frames at once than the context holds.
+        # More new frames at once than fit into the context.
         for number in range(24, 64):
             await show(stream, number, float(number))
         stream.select_frames(tuple(range(40, 60)))
@@ -356,7 +356,7 @@ def test_when_weights_are_int8_then_answers_come_and_mixtures_are_refused(folder
         return said, done.completion_tokens
 
     if folder.name.startswith("qwen3_vl_moe"):
-        # Experts are not rounded; with "auto", the model is loaded in the type that they are in.
+        # The weights of experts are not rounded. With "auto", the model is loaded in their dtype.
         with pytest.raises(ModelError, match="mixtures"):
             VisionLanguageModel(folder, "tiny", EngineModelOptions(weights="int8"))
         assert run(folder, act, weights="auto")[1]
@@ -411,14 +411,14 @@ def test_when_a_checkpoint_or_an_image_is_wrong_then_the_error_says_so_and_the_e
     with pytest.raises(ModelError, match="does not load"):
         VisionLanguageModel(tmp_path, "none", EngineModelOptions())
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-    with pytest.raises(ModelError, match="llama is none of smolvlm, qwen2_5_vl"):
+    with pytest.raises(ModelError, match="llama is not one of smolvlm, qwen2_5_vl"):
         VisionLanguageModel(tmp_path, "none", EngineModelOptions())
 
     async def act(model: VisionLanguageModel) -> None:
         stream = await model.open("")
         with pytest.raises(MediaError):
             await stream.append_frame(VideoFrame(0, 0.0, EncodedImage(b"nothing")))
-        # The engine lives.
+        # The engine still works.
         await show(stream, 0, 0.0)
         assert (await ask(stream, "What?", (0,)))[1].completion_tokens
 

@@ -1,4 +1,4 @@
-"""What counts as not said: pure, on words and their seconds of sound."""
+"""Detection of hallucinated words: pure, on words and their seconds of sound."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from antiphon.adapters.whisper.guard import (
 
 
 def left(text: str, unspoken: str, first: int = 0) -> str:
-    """The words that stay; `unspoken` has a `0` for each word without sound, and a `1` for each other."""
+    """Return the remaining words. `unspoken` has a `0` for each word without sound, and a `1` for each other."""
     words = text.split()
     cut = unspoken_copies(words, [0.3 * int(c) for c in unspoken], first)
     return " ".join(w for k, w in enumerate(words) if k not in cut)
@@ -27,9 +27,9 @@ def left(text: str, unspoken: str, first: int = 0) -> str:
     ("text", "sound", "spoken"),
     [
         ("Yes. Help me, please. Yes. Help me, please.", "11110000", "Yes. Help me, please."),
-        # What follows the last word may be aligned with it.
+        # Audio after the last word may be aligned with it.
         ("Yes. Help me, please. Yes. Help me, please.", "11110001", "Yes. Help me, please."),
-        # The alignment gave the sound to the second.
+        # The alignment assigned the sound to the second occurrence.
         ("help me please, help me please", "000111", "help me please"),
         ("go on. yes yes yes yes yes", "1111000", "go on. yes yes"),
         # The copy was cut off by the limit of tokens.
@@ -48,9 +48,9 @@ def test_a_copy_without_sound_is_cut(text: str, sound: str, spoken: str) -> None
         ("no no no", "111"),
         ("one one two", "111"),
         ("seven of clubs ten of clubs seven of clubs", "111111111"),
-        # One word of a phrase that is said again is easily too short for the alignment.
+        # One word of a repeated phrase is often too short for the alignment.
         ("a lot a lot", "1101"),
-        # Short words that repeat nothing are none of the guard's business.
+        # Short words that repeat nothing are not removed.
         ("in the end", "001"),
         ("the cat and the dog", "01001"),
     ],

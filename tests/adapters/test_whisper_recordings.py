@@ -1,4 +1,4 @@
-"""Whisper on recordings that make it loop or hear words in noise: short commands said in a row, real repetitions."""
+"""Whisper on recordings that make it loop or hallucinate: noise, sequences of short commands, and real repetitions."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ pytestmark = pytest.mark.slow
 Recordings = dict[str, Recording]
 COMMANDS = ("ps-cards-001", "ps-cards-003", "tau2-yes", "tau2-help-me", "tau2-hi-how-are-you")
 ORDER = ("ps-cards-003", "tau2-no", "tau2-check-order-12345")
-# Without detection Whisper hears "No! No! No! No! No!", "Now we're going to add the meat." and "Yeah"; the detector
-# takes the sneeze for speech.
+# Without the guard, Whisper writes "No! No! No! No! No!", "Now we're going to add the meat." and "Yeah". The VAD takes
+# the sneeze for speech.
 DOG, RAIN, SNEEZE = "esc10-001-2-114280-A", "esc10-002-2-101676-A", "esc10-006-2-109505-A"
 NOISE = (DOG, RAIN, SNEEZE, "librosa-trumpet")
 
@@ -118,7 +118,7 @@ def test_a_prompt_and_a_low_level_take_no_word_away(
 def test_what_is_no_speech_is_decoded_a_bounded_number_of_times(
     models: LoadedModels, recordings: Recordings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second of a sneeze, in a language that it is not in: at most two windows, each at two temperatures."""
+    """For a second of a sneeze, with a requested language: at most two windows, each at two temperatures."""
     max_tokens = list[int]()
     original = WhisperModel.generate_with_fallback
 

@@ -23,10 +23,10 @@ RANKED = [("en", 0.6), ("de", 0.25), ("nl", 0.1), ("fr", 0.05)]
         ((), None, ("en", 0.6)),
         (("de", "fr"), None, ("de", 0.25 / 0.3)),
         (("tlh",), None, ("en", 0.6)),
-        # Not clear enough for another one than the likely.
+        # No language is clear enough to replace the likely one.
         ((), "de", ("de", 1.0)),
         (("de", "fr"), "fr", ("fr", 1.0)),
-        # Among these two it is clear.
+        # Among these two, one is clear.
         (("en", "fr"), "fr", ("en", 0.6 / 0.65)),
     ],
 )
@@ -38,7 +38,7 @@ def test_the_language_is_the_best_of_the_choice_and_the_likely_one_is_kept_unles
 
 
 def sound(*loud: tuple[float, float], length_s: float = 4.0) -> np.ndarray:
-    """Noise that is loud in these spans of seconds and soft elsewhere."""
+    """Return noise that is loud in these spans of seconds, and soft elsewhere."""
     noise = np.random.default_rng(0).normal(0, 1, int(length_s * 16000)).astype(np.float32)
     level = np.full(len(noise), 0.0005, np.float32)
     for start_s, end_s in loud:
@@ -48,7 +48,7 @@ def sound(*loud: tuple[float, float], length_s: float = 4.0) -> np.ndarray:
 
 def test_a_pause_belongs_to_neither_of_the_words_beside_it() -> None:
     pcm = sound((0.5, 1.0), (2.0, 2.5), (3.0, 3.3))
-    # Attention gives the first pause to the word behind it, the second to the word before it.
+    # Attention assigns the first pause to the word after it, and the second to the word before it.
     words = [Word("a", 0.0, 0.95, 1.0), Word("b", 0.95, 2.95, 1.0), Word("c", 2.95, 3.6, 1.0)]
     found = with_edges(words, pcm)
     assert [(w.start_s, w.end_s) for w in found] == [
@@ -58,7 +58,7 @@ def test_a_pause_belongs_to_neither_of_the_words_beside_it() -> None:
 
 
 def test_two_words_without_a_pause_meet_where_it_is_softest_nearby() -> None:
-    # A dip too short to be a pause, 30 ms behind where the shifted edge lies.
+    # A dip that is too short to be a pause, 30 ms after the shifted edge.
     pcm = sound((0.2, 1.09), (1.11, 2.0))
     first, second = with_edges([Word("a", 0.2, 1.01, 1.0), Word("b", 1.01, 1.9, 1.0)], pcm)
     assert first.end_s == second.start_s == pytest.approx(1.1, abs=0.011)
@@ -82,6 +82,6 @@ def test_words_stay_in_order_and_in_the_audio(
 
 def test_a_tokens_bytes_are_those_that_its_spelling_stands_for() -> None:
     assert token_bytes("\u0120caf\u00c3\u00a9") == " café".encode()
-    # Half a character is as many bytes as there are.
+    # An incomplete character is returned as its bytes.
     assert token_bytes("\u00e3\u0123") == bytes([0xE3, 0x81])
     assert token_bytes("") == b""

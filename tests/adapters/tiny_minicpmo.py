@@ -1,7 +1,7 @@
 """A MiniCPM-o 4.5 of tiny dimensions, with the files and names of the released checkpoint.
 
-Each weight is drawn from the checksum of its name. The same folder is read by the code under test and was read by the
-published code when the golden numbers were made.
+The random seed of each weight is the checksum of its name. The published code read the same folder when the golden
+numbers were made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from antiphon.audio.wav import wav_header
 
-# Where a server finds the module that speaks for the tiny model: on its PYTHONPATH.
+# The folder of the stand-in for token2wav, which a server must have on its PYTHONPATH.
 STAND_IN = Path(__file__).parent / "stand_in"
 GOLDEN = Path(__file__).parent / "golden"
 SPECIAL = [
@@ -57,7 +57,8 @@ SPECIAL = [
     "<|tts_pad|>",
 ]
 FIRST_SPECIAL = 256
-# Factors on the head's rows of these tokens, so that they are likelier than bytes and a few units show every decision.
+# Factors for the head's rows of these tokens. They make them likelier than bytes, so that a few units show all
+# decisions.
 HEAD_FACTORS = {
     "<|listen|>": -3.42,
     "<|speak|>": 2.78,
@@ -143,9 +144,9 @@ CONFIG = {
 
 
 def write(folder: Path, *, voice: bool = False) -> Path:
-    """Write the checkpoint into a folder that exists, and return the folder.
+    """Write the checkpoint into an existing folder, and return the folder.
 
-    With `voice` it speaks where the server finds the module of stand_in/.
+    With `voice`, the model speaks if the server finds the module of stand_in/.
     """
     if voice:
         (folder / "assets" / "token2wav").mkdir(parents=True)
@@ -170,7 +171,7 @@ def write(folder: Path, *, voice: bool = False) -> Path:
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A tensor of the checkpoint, float32, drawn from the checksum of its name: the same on every machine."""
+    """Return a tensor of the checkpoint, float32, with a seed from its name: the same on every machine."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
     if "norm" in name or "ln_" in name:
         return (1.0 if name.endswith("weight") else 0.0) + 0.1 * drawn
@@ -193,7 +194,7 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _tokenizer() -> Tokenizer:
-    """A tokenizer of single bytes and the special tokens."""
+    """Return a tokenizer of single bytes and the special tokens."""
     made = Tokenizer(BPE(vocab={c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
@@ -202,7 +203,7 @@ def _tokenizer() -> Tokenizer:
 
 
 def sound(unit: int) -> np.ndarray:
-    """One second of something like speech, or, every fourth time, near silence. float32 [16000]."""
+    """Return one second of speech-like audio or, every fourth time, near silence: float32 [16000]."""
     rng = np.random.default_rng(1000 + unit)
     noise = 0.002 * rng.standard_normal(16000)
     if unit % 4 == 3:
@@ -216,7 +217,7 @@ def sound(unit: int) -> np.ndarray:
 
 
 def picture(number: int) -> Image.Image:
-    """A frame with waves of colour on it: 400 x 300 pixels, from the 150th on 1000 x 700."""
+    """Return a frame with waves of colour: 400 x 300 pixels, and 1000 x 700 from number 150 on."""
     rng = np.random.default_rng(number)
     height, width = (300, 400) if number < 150 else (700, 1000)
     y, x = np.mgrid[0:height, 0:width]
@@ -224,7 +225,7 @@ def picture(number: int) -> Image.Image:
     return Image.fromarray(np.stack(planes, -1).astype(np.uint8))
 
 
-# The golden run: its units; by unit, the frames shown and the slices a frame may have; the units that the client
+# The golden run: the number of units; the frames and the limit of slices, by unit; the units that the client
 # interrupts; the units at the start that only listen; the window of the context; the instructions.
 NUM_UNITS = 22
 FRAMES = {3: 1, 8: 2, 15: 1}
@@ -236,5 +237,5 @@ PROMPT = "You are a helpful assistant."
 
 
 def reference() -> np.ndarray:
-    """Audio of the voice to speak with: float32 [24000], 16 kHz, 1.5 s."""
+    """Return audio of the reference voice: float32 [24000], 16 kHz, 1.5 s."""
     return np.concatenate([sound(100), sound(101)])[:24000]

@@ -1,4 +1,4 @@
-"""A Qwen2.5-Omni of tiny random weights, as `transformers` writes it, with the files of the released folder."""
+"""A Qwen2.5-Omni with tiny random weights, in the layout of `transformers`, with the files of the released folder."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ SPECIAL = [
     "<|VIDEO|>",
     "<|endoftext|>",
 ]
-# Codes of the talker, the last four of which control it, and samples of 20 ms.
+# The talker's codes, of which the last four are control codes, and the samples of a code (20 ms).
 CODES, CODE_SAMPLES = 64, 24
 ID = {text: FIRST + i for i, text in enumerate([*SPECIAL, *WORDS])}
-# As released, it is beside the tokenizer.
+# In the released folder, the template is next to the tokenizer.
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
@@ -39,7 +39,7 @@ TEMPLATE = (
 
 
 def config(*, speaks: bool = False) -> Any:
-    """The configuration, small; the talker is switched off unless it `speaks`."""
+    """Return a small configuration. The talker is disabled unless `speaks`."""
     thinker = {
         "text_config": {
             "vocab_size": FIRST + len(SPECIAL) + len(WORDS),
@@ -101,7 +101,7 @@ def talker_config(thinker: dict[str, Any]) -> dict[str, Any]:
         "tts_codec_start_token_id": CODES - 3,
         "tts_codec_end_token_id": CODES - 2,
         "tts_codec_mask_token_id": CODES - 1,
-        # Words of the text that no conversation here has.
+        # Text tokens that do not occur in these conversations.
         "tts_text_start_token_id": 1,
         "tts_text_end_token_id": 2,
         "tts_text_pad_token_id": 3,
@@ -149,12 +149,12 @@ def token2wav_config() -> dict[str, Any]:
 
 
 def write(where: Path, *, speaks: bool = False) -> Path:
-    """Write the checkpoint into a folder that exists, and return the folder."""
+    """Write the checkpoint into an existing folder, and return the folder."""
     write_tokenizer(where, SPECIAL, TEMPLATE)
     torch.manual_seed(6)
     model: Any = Qwen2_5OmniForConditionalGeneration(config(speaks=speaks))
     with torch.no_grad():
-        # Trained models do not say that there is sound or a picture; one of random weights would.
+        # Trained models never write the tokens of sound or pictures, but random weights would.
         model.thinker.lm_head.weight[FIRST:] = 0
         model.thinker.lm_head.weight[ID["<|im_end|>"]] = model.thinker.lm_head.weight[7] * 1.02
     if speaks:

@@ -1,7 +1,7 @@
 """A Qwen3-ASR of tiny dimensions, with the files and names of the released checkpoint.
 
-Each weight is drawn from the checksum of its name. The same folder is read by the code under test and was read by the
-published package (qwen-asr 0.0.6) when the golden hypotheses were made.
+The random seed of each weight is the checksum of its name. The published package (qwen-asr 0.0.6) read the same folder
+when the golden hypotheses were made.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ CONFIG = {
 
 
 def write(folder: Path) -> Path:
-    """Write the checkpoint into a folder that exists, and return the folder."""
+    """Write the checkpoint into an existing folder, and return the folder."""
     (folder / "config.json").write_text(json.dumps(CONFIG))
     made = Tokenizer(BPE(vocab={c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -77,14 +77,14 @@ def write(folder: Path) -> Path:
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A tensor of the checkpoint, float32, drawn from the checksum of its name: the same on every machine."""
+    """Return a tensor of the checkpoint, float32, with a seed from its name: the same on every machine."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
     if "norm" in name or "ln_" in name:
         return (1.0 if name.endswith("weight") else 0.0) + 0.1 * drawn
     if name.endswith("bias"):
         return 0.05 * drawn
     if "embed_tokens" in name or "lm_head" in name:
-        # Most tokens are letters, a few are bytes that are half a character, and now and then comes the end.
+        # Most tokens are letters, a few are bytes of incomplete characters, and the end is rare.
         ids = np.array([sorted(ByteLevel.alphabet()).index(chr(c)) for c in range(0x21, 0x7F)])
         scale = np.full(shape[0], 0.2, np.float32)
         scale[ids] = 1.0
@@ -97,7 +97,7 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def sound(seconds: int) -> np.ndarray:
-    """Something like speech that grows louder after 9 s. float32 [16000 * seconds]."""
+    """Return speech-like audio that is louder after 9 s: float32 [16000 * seconds]."""
     rng = np.random.default_rng(5)
     t = np.arange(16000 * seconds) / 16000
     pitch = 120 + 25 * np.sin(2 * np.pi * 0.7 * t)

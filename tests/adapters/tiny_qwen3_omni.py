@@ -1,4 +1,4 @@
-"""A Qwen3-Omni of tiny random weights, as `transformers` writes it, with the files of the released folder."""
+"""A Qwen3-Omni with tiny random weights, in the layout of `transformers`, with the files of the released folder."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ SPECIAL = [
     "</tool_call>",
     "<|endoftext|>",
 ]
-# Words that are one token each, as in the released tokenizer: turns are told apart by them.
+# Words that are one token each, as in the released tokenizer. They identify the role of a turn.
 WORDS = ["system", "user", "assistant"]
 ID = {text: FIRST + i for i, text in enumerate([*SPECIAL, *WORDS])}
 CODES, GROUPS = 40, 4
 FRAME_SAMPLES = 32
-# As released, it is beside the tokenizer.
+# In the released folder, the template is next to the tokenizer.
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
     "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
@@ -56,7 +56,7 @@ SECTIONS = ROPE | {"mrope_section": [2, 3, 3], "interleaved": True, "mrope_inter
 
 
 def config() -> Any:
-    """The configuration of the whole model: every part is there, and small."""
+    """Return a small configuration of the whole model, with all parts."""
     text = {
         "vocab_size": FIRST + len(SPECIAL) + len(WORDS),
         "hidden_size": 64,
@@ -191,7 +191,7 @@ def config() -> Any:
 
 
 def write_tokenizer(where: Path, special: list[str], template: str) -> None:
-    """Write a tokenizer of bytes, control tokens and WORDS, and a chat template in a file beside it."""
+    """Write a tokenizer of bytes, control tokens and WORDS, and a file with the chat template next to it."""
     words = Tokenizer(BPE(vocab={c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, merges=[]))
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     words.decoder = decoders.ByteLevel()
@@ -203,22 +203,22 @@ def write_tokenizer(where: Path, special: list[str], template: str) -> None:
 
 
 def write(where: Path) -> Path:
-    """Write the checkpoint into a folder that exists, and return the folder."""
+    """Write the checkpoint into an existing folder, and return the folder."""
     write_tokenizer(where, SPECIAL, TEMPLATE)
     torch.manual_seed(5)
     model: Any = Qwen3OmniMoeForConditionalGeneration(config())
     with torch.no_grad():
-        # Trained models do not say that there is sound or a picture; one of random weights would.
+        # Trained models never write the tokens of sound or pictures, but random weights would.
         model.thinker.lm_head.weight[FIRST:] = 0
         model.thinker.lm_head.weight[ID["<|im_end|>"]] = model.thinker.lm_head.weight[7] * 1.02
         for part in model.code2wav.modules():
             if hasattr(part, "gamma"):
                 part.gamma.fill_(0.3)
         for name, weight in model.talker.named_parameters():
-            # `transformers` leaves these as they come from memory.
+            # `transformers` does not initialize these.
             if ".experts." in name or name.endswith("mlp.gate.weight"):
                 weight.normal_(0, 0.25)
-        # Within what is not cut off.
+        # Small enough that the audio is not clipped.
         model.code2wav.decoder[-1].conv.weight *= 0.001
     model.save_pretrained(where)
     WhisperFeatureExtractor(feature_size=16, n_fft=400, chunk_length=30).save_pretrained(where)

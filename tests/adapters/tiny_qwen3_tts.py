@@ -1,7 +1,7 @@
 """A Qwen3-TTS of tiny dimensions, with the files and names of the released checkpoint.
 
-Each weight is drawn from the checksum of its name. The same folder is read by the code under test and was read by the
-published package (qwen-tts 0.1.1) when the golden codes and sounds were made.
+The random seed of each weight is the checksum of its name. The published package (qwen-tts 0.1.1) read the same folder
+when the golden codes and audio were made.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 GOLDEN = Path(__file__).parent / "golden"
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tts_pad>", "<tts_text_bos>", "<tts_text_eod>"]
-# Words that are one token each, as in the released tokenizer: the published code cuts prompts by their number.
+# Words that are one token each, as in the released tokenizer: the published code splits prompts by token counts.
 WORDS = ["assistant", "user"]
 FIRST = 256
 CODES, GROUPS = 128, 4
@@ -85,8 +85,8 @@ TALKER = {
         "num_code_groups": GROUPS,
     },
 }
-# The window is longer than the sample: the published code (transformers 4.57, sdpa) looks back without end,
-# `transformers` 5 as far as the model was trained.
+# The window is longer than the sample, because the published code (transformers 4.57, sdpa) attends without a limit,
+# and `transformers` 5 only as far as in training.
 ENCODER = {
     "hidden_size": 16,
     "num_filters": 4,
@@ -121,7 +121,7 @@ SPEAKER = {
 
 
 def config(kind: str) -> dict[str, Any]:
-    """The config.json of a checkpoint of this kind: custom_voice, voice_design or base."""
+    """Return the config.json of a checkpoint of this kind: custom_voice, voice_design or base."""
     voices = {} if kind == "custom_voice" else {"spk_id": {}, "spk_is_dialect": {}}
     return {
         "architectures": ["Qwen3TTSForConditionalGeneration"],
@@ -141,7 +141,7 @@ def config(kind: str) -> dict[str, Any]:
 
 
 def write(folder: Path, kind: str = "custom_voice") -> Path:
-    """Write the checkpoint into a folder that exists, and return the folder."""
+    """Write the checkpoint into an existing folder, and return the folder."""
     (folder / "config.json").write_text(json.dumps(config(kind)))
     tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
@@ -175,7 +175,7 @@ def write(folder: Path, kind: str = "custom_voice") -> Path:
 
 
 def tokenizer() -> Tokenizer:
-    """A tokenizer of single bytes, the special tokens, and the words that have to be one token."""
+    """Return a tokenizer of single bytes, the special tokens, and WORDS."""
     made = Tokenizer(BPE(vocab={c: i for i, c in enumerate(sorted(ByteLevel.alphabet()))}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     made.decoder = decoders.ByteLevel()
@@ -185,7 +185,7 @@ def tokenizer() -> Tokenizer:
 
 
 def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
-    """A tensor of the checkpoint, float32, drawn from the checksum of its name: the same on every machine."""
+    """Return a tensor of the checkpoint, float32, with a seed from its name: the same on every machine."""
     drawn = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape).astype(np.float32)
     if "norm" in name:
         return (1.0 if name.endswith("weight") else 0.0) + 0.1 * drawn
@@ -204,13 +204,13 @@ def weight(name: str, shape: tuple[int, ...]) -> np.ndarray:
     louder = next((by for start, by in loud.items() if name.startswith(start)), 0.6)
     out = louder * drawn / np.sqrt(fan_in)
     if name == "talker.codec_head.weight":
-        # The end comes now and then.
+        # Make the end slightly likelier.
         out[TALKER["codec_eos_token_id"]] *= 1.25
     return np.ascontiguousarray(out, np.float32)
 
 
 def reference() -> np.ndarray:
-    """A second of a voice: float32 [24000], 24 kHz."""
+    """Return a second of a voice: float32 [24000], 24 kHz."""
     t = np.arange(24000) / 24000
     phase = 2 * np.pi * np.cumsum(170 + 20 * np.sin(6 * t)) / 24000
     return (0.2 * sum(np.sin(k * phase) / k for k in range(1, 12)) * np.clip(np.sin(20 * t), 0, None)).astype(
@@ -219,5 +219,5 @@ def reference() -> np.ndarray:
 
 
 def reference_codes() -> list[list[int]]:
-    """Codes that an encoder might give for the reference: 7 frames."""
+    """Return codes as an encoder might return them for the reference: 7 frames."""
     return np.random.default_rng(9).integers(0, CODES, (7, GROUPS)).tolist()

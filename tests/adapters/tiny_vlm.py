@@ -1,4 +1,4 @@
-"""Vision-language models of tiny random weights, as `transformers` writes them: one of each family."""
+"""Vision-language models with tiny random weights, in the layout of `transformers`: one of each family."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from transformers import (
 FAMILIES = ("smolvlm", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 SMOL = ["<|im_start|>", "<end_of_utterance>", "<image>", "<fake_token_around_image>", "<global-img>", "<pad>"]
 QWEN = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<pad>"]
-# The ids of the control tokens begin here: the second ends a turn, the third stands for a picture's rows.
+# The first id of the control tokens. The second one ends a turn, and the third stands for a picture's rows.
 FIRST = 256
 SIDE, ROWS = 64, 4
 PATCH = 8
@@ -45,10 +45,10 @@ def write(
     vision: dict[str, Any] | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> Path:
-    """Write the checkpoint into a folder that exists, and return the folder.
+    """Write the checkpoint into an existing folder, and return the folder.
 
-    `text` and `vision` override the sizes of the two configurations. `tokenizer`: another one than that of single
-    bytes; the control tokens are added to it.
+    `text` and `vision` override the sizes of the two configurations. `tokenizer`: replaces the one of single bytes; the
+    control tokens are added to it.
     """
     smol = family == "smolvlm"
     made = tokenizer
@@ -126,7 +126,7 @@ def write(
 
 
 def _write(model: Any, where: Path) -> None:
-    """Save a model that never says the tokens of a picture: a trained one does not, one of random weights would."""
+    """Save a model that never writes the tokens of a picture, like a trained one. Random weights would."""
     with torch.no_grad():
         model.lm_head.weight[FIRST + 2 : FIRST + 4] = 0
     model.save_pretrained(where)

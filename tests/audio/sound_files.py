@@ -1,4 +1,4 @@
-"""Sound files as programs write them, how they get damaged, and which of a recording's sound is heard in them."""
+"""Writes audio files as other programs do, and finds out which parts of a recording are in decoded audio."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ WINDOW = SAMPLE_RATE_HZ // 5
 def written(
     channels: Pcm, container: str, codec: str, rate_hz: int, options: dict[str, str] | None = None, layout: str = "mono"
 ) -> bytes:
-    """A file of samples at 16 kHz: [num_samples], or [channels, num_samples]."""
+    """Return a file with samples at 16 kHz: [num_samples], or [channels, num_samples]."""
     samples = np.ascontiguousarray(np.atleast_2d(channels), np.float32)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "file"
@@ -56,7 +56,7 @@ def written(
 def of_kind(pcm: Pcm, kind: str) -> bytes:
     container, codec, rate_hz, options = KINDS[kind]
     if codec == "vorbis":
-        # FFmpeg's own encoder writes stereo alone.
+        # FFmpeg's own encoder only writes stereo.
         return written(np.stack([pcm, pcm]), container, codec, rate_hz, options, "stereo")
     return written(pcm, container, codec, rate_hz, options)
 
@@ -75,7 +75,7 @@ def wav(
     order: str = "<",
     block: int | None = None,
 ) -> bytes:
-    """A WAV file by hand: `sizes` stands for both of its lengths, `before` and `behind` are chunks around `fmt `."""
+    """Return a hand-made WAV file. `sizes` replaces both of its lengths. `before`, `behind`: chunks around `fmt `."""
     block = channels * bits // 8 if block is None else block
     head = struct.pack(f"{order}HHIIHH", code, channels, rate_hz, rate_hz * block, block, bits) + fmt
     length = len(data) if sizes is None else sizes
@@ -90,7 +90,7 @@ def pcm16(pcm: NDArray[np.float32], order: str = "<") -> bytes:
 
 
 def heard(recording: Pcm, found: Pcm) -> list[bool]:
-    """For each window of a recording that has sound: whether it is in what was found, 0.1 s from its place at most."""
+    """Return for each window of a recording with sound whether it is in `found`, at most 0.1 s from its place."""
     result = []
     for start in range(0, len(recording) - WINDOW, WINDOW):
         window = recording[start : start + WINDOW].astype(np.float64)
@@ -106,7 +106,7 @@ def heard(recording: Pcm, found: Pcm) -> list[bool]:
 
 
 def played_s(data: bytes) -> float:
-    """The seconds of sound that a plain player finds: frame by frame, without regard to errors."""
+    """Return the seconds of audio that a plain player finds, which decodes frame by frame and ignores errors."""
     seconds = 0.0
     try:
         with av.open(io.BytesIO(data), metadata_errors="ignore") as container:

@@ -41,7 +41,7 @@ def test_when_audio_is_resampled_in_chunks_then_the_result_does_not_depend_on_th
 
 @pytest.mark.parametrize(("codec", "decode"), [("pcm_mulaw", from_ulaw), ("pcm_alaw", from_alaw)])
 def test_when_g711_is_decoded_then_it_equals_the_reference_decoder(codec: str, decode: object) -> None:
-    """Every code, against FFmpeg's decoder."""
+    """Compare every code with FFmpeg's decoder."""
     context = av.CodecContext.create(codec, "r")
     context.sample_rate, context.layout = 8000, "mono"
     codes = bytes(range(256))
@@ -103,9 +103,9 @@ def test_when_a_file_has_no_samples_then_a_media_error_is_raised() -> None:
 def test_when_a_file_is_no_sound_then_the_error_says_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "empty.wav").touch()
     (tmp_path / "page.md").write_text("# A page\n" * 100)
-    told = {"missing": "no such file", "": "this is a folder"}
-    told |= {"empty.wav": "the file is empty", "page.md": "the file is text, not sound"}
-    for name, why in told.items():
+    reasons = {"missing": "no such file", "": "this is a folder"}
+    reasons |= {"empty.wav": "the file is empty", "page.md": "the file is text, not sound"}
+    for name, why in reasons.items():
         with pytest.raises(MediaError) as error:
             decode_all(str(tmp_path / name))
         assert str(error.value) == f"{tmp_path / name}: {why}"

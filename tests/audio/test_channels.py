@@ -1,4 +1,4 @@
-"""Recordings of several channels: whatever they have to do with each other, what is said on any of them is heard."""
+"""Recordings of several channels: speech on any channel is in the mix, however the channels are related."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.audio.sound_files import heard, pcm16, wav, written
 from tests.conftest import Recording
 
 RATE_HZ = 16_000
-# How the channels come of what is said, `x`, and of something else that is said, `y`.
+# How the channels are made from speech, `x`, and noise.
 SAME_SPEECH = {
     "equal": lambda x, noise: [x, x],
     "opposite": lambda x, noise: [x, -x],

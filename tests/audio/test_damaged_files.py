@@ -1,4 +1,4 @@
-"""Damaged files: what is around the damage is heard in its place, and what is missing is counted."""
+"""Damaged files: audio around the damage keeps its place, and missing audio is counted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DAMAGE: dict[str, Callable[[bytes, int], bytes]] = {
     "text behind": lambda data, at: data + b"<p>The end.</p>\n" * 200,
     "a form's line before": lambda data, at: b'\r\nContent-Disposition: form-data; name="file"\r\n\r\n' + data,
 }
-# An index says where each frame is: behind missing bytes all of them are elsewhere.
+# These files have an index of all frames. After missing or inserted bytes, its offsets are wrong.
 INDEXED = ("m4a", "faststart")
 MOVES = ("bytes missing inside", "bytes inserted")
 
@@ -46,7 +46,7 @@ def whole(kind: str) -> bytes:
 
 
 def read(data: bytes) -> tuple[Pcm, float]:
-    """The sound of a file, and the seconds of it that were skipped."""
+    """Return the audio of a file, and the seconds that were skipped."""
     skipped = SkippedAudio()
     chunks = list(decode(io.BytesIO(data), skipped=skipped))
     assert measure_s(io.BytesIO(data), 3600) < 60
@@ -54,7 +54,7 @@ def read(data: bytes) -> tuple[Pcm, float]:
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-# Vorbis has pages of seconds here, of which a damaged one is lost.
+# Vorbis has pages of several seconds here, and a damaged page is lost.
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "vorbis"])
 def test_what_is_around_damage_is_heard_in_its_place(kind: str, damage: str, said: Pcm) -> None:
     data = whole(kind)
@@ -63,7 +63,7 @@ def test_what_is_around_damage_is_heard_in_its_place(kind: str, damage: str, sai
     middle = len(windows) // 2
     assert all(windows[: middle - 1])
     if kind in INDEXED and damage in MOVES:
-        # What a player finds.
+        # As in a player.
         assert 1 < skipped_s < 3
         return
     assert sum(windows) >= len(windows) - 2
@@ -77,11 +77,11 @@ def test_a_stretch_of_zeros_is_counted_as_skipped(kind: str, said: Pcm) -> None:
     length = len(data) // 4
     at = len(data) // 2
     found, skipped_s = read(data[:at] + bytes(length) + data[at + length :])
-    # A quarter, and the pages, clusters and fragments at both of its ends.
+    # A quarter of the file, and the damaged pages, clusters and fragments at both of its ends.
     assert 0.7 < skipped_s < 2.2
     windows = heard(said, found)
     assert all(windows[: len(windows) * 3 // 10])
-    # ADTS frames are found again without a sign of how many there were between.
+    # In ADTS, the number of missing frames is unknown.
     assert kind == "adts" or windows[-1]
 
 
@@ -121,7 +121,7 @@ def test_whatever_is_damaged_no_less_is_found_than_by_a_player(
 
 
 def with_tag(data: bytes) -> bytes:
-    """The same MP3 with an ID3v2 tag of 40 kB, as of a cover, in which frames seem to begin."""
+    """Return an MP3 with an ID3v2 tag of 40 kB, such as a cover, that has bytes like the beginnings of frames."""
     length = 40_000
     size = bytes(length >> shift & 0x7F for shift in (21, 14, 7, 0))
     return b"ID3\x04\0\0" + size + (b"\xff\xfb\x90\x64" + bytes(96)) * (length // 100) + data
@@ -146,7 +146,7 @@ def test_recordings_that_follow_each_other_are_all_heard(kind: str, said: Pcm) -
     assert skipped_s < 0.1
 
 
-# --- what is no sound
+# --- files without audio
 
 
 def test_what_is_no_sound_is_told_by_its_cause(said: Pcm) -> None:

@@ -1,4 +1,4 @@
-"""Formats of speech: what is encoded chunk by chunk is a file that others read; tempo changes and pitch stays."""
+"""Speech formats: chunks form a file that other programs read. Changes of tempo keep the pitch."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_when_audio_is_encoded_in_chunks_then_the_file_can_be_decoded(format: Sp
 @pytest.mark.parametrize("format", FORMATS)
 def test_when_the_audio_is_cut_otherwise_then_the_file_is_the_same(format: SpeechFormat) -> None:
     pcm = tone(1.0)
-    # An Ogg stream has a serial number of its own.
+    # Each Ogg stream has a random serial number.
     one, other = encoded(pcm, format, 24_000), encoded(pcm, format, 1000)
     if format != "opus":
         assert one == other

@@ -1,4 +1,4 @@
-"""The gain that brings quiet sound up."""
+"""The gain that raises quiet sound, and the high-pass filter."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_gain_falls_at_once_and_rises_slowly() -> None:
     assert peak_db(after[:FRAME]) == pytest.approx(-30.0, abs=1.0)
     assert peak_db(after[second : second + FRAME]) == pytest.approx(-30.0 + RISE_DB_PER_S, abs=1.0)
     assert peak_db(after[-FRAME:]) == pytest.approx(TARGET_DB, abs=1.0)
-    # In a line: no step between two frames.
+    # The gain rises linearly, without steps between frames.
     gains = after.reshape(-1, FRAME)[:40].std(axis=1)
     assert np.all(gains[1:] / gains[:-1] < 1.1)
 
@@ -94,7 +94,7 @@ def test_what_lies_below_voices_is_taken_out(hz: float, passes_db: float) -> Non
 
 def test_the_filter_does_not_depend_on_how_audio_is_cut() -> None:
     pcm = tone(-6.0, hz=90.0) + tone(-6.0, hz=900.0)
-    # The offset of the first frame is gone then, whatever it was taken for.
+    # By then, the estimated offset of the first frame has no effect.
     settled = slice(SAMPLE_RATE_HZ // 2, None)
     np.testing.assert_allclose(filtered(pcm, FRAME)[settled], filtered(pcm, 700)[settled], atol=1e-3)
 

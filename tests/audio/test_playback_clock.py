@@ -1,4 +1,4 @@
-"""What is still to be heard, where playback goes on in real time, pauses and stops."""
+"""The audio that is left to be played, while playback runs in real time, pauses and stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files as recorders, phones, call centres and pipes write them: all that is said is heard."""
+"""Files from recorders, phones, call centres and pipes: all of their speech is decoded."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ FILES = {
 def test_all_that_is_said_is_heard(name: str) -> None:
     skipped = SkippedAudio()
     windows = heard(SAID, np.concatenate(list(decode(io.BytesIO(FILES[name]), skipped=skipped))))
-    # A band of telephones is missing in some; without its head a FLAC file begins with its second frame.
+    # Some files have only telephone bandwidth. A FLAC file without a header begins with its second frame.
     assert sum(windows) >= len(windows) - 1
     assert skipped.seconds < 0.1
 
 
 def test_gsm_in_a_wav_is_decoded() -> None:
-    # Nothing here encodes it: two frames of 20 ms a block of 65 bytes.
+    # FFmpeg has no encoder for it here. A block of 65 bytes has two frames of 20 ms.
     data = wav(bytes(range(65)) * 25, code=0x31, rate_hz=8000, bits=0, block=65, fmt=struct.pack("<HH", 2, 320))
     assert len(decode_all(io.BytesIO(data))) == pytest.approx(SAMPLE_RATE_HZ, abs=50)
 

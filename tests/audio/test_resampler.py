@@ -1,4 +1,4 @@
-"""Rates of sound, as files, clients and stored sessions name them."""
+"""Sample rates that files, clients and stored sessions may have."""
 
 from __future__ import annotations
 

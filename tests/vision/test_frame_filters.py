@@ -1,4 +1,4 @@
-"""Which frames are kept, which a question is answered from, and how a frame is described."""
+"""The frames that are kept, the frames that a question is answered from, and the description of a frame."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from antiphon.vision.scene import describe
 
 
 def scene(ball: tuple[int, int] | None = None, *, light: int = 0, seed: int = 0) -> np.ndarray:
-    """A textured room of 360 x 480 pixels, noisy as a camera is; a ball of 24 pixels in it, or none."""
+    """Return a textured scene of 360 x 480 pixels with camera noise. `ball`: the centre of a ball of radius 24."""
     y, x = np.mgrid[0:360, 0:480]
     base = 90 + 40 * np.sin(x / 37) + 30 * np.cos(y / 23)
     picture = np.stack([base, base * 0.9, base * 0.8], -1) + light
@@ -45,7 +45,7 @@ def test_when_only_the_exposure_changes_then_the_block_filter_drops_the_frame() 
 def test_when_a_scene_drifts_then_frames_are_compared_with_the_last_that_was_kept() -> None:
     kept = EvsFilter(0.99)
     kept.keeps(np.full((64, 64, 3), 100, np.uint8))
-    # Each is like the one before it; the drift as a whole is not like the first.
+    # Each frame is similar to its predecessor, but the last one is not similar to the first.
     assert [kept.keeps(np.full((64, 64, 3), 100 + 10 * k, np.uint8)) for k in (1, 2, 3)] == [False, False, True]
 
 
@@ -53,7 +53,7 @@ def test_when_the_likeness_is_at_the_threshold_then_the_frame_is_dropped() -> No
     difference = 0.2 * 255
     kept = EvsFilter(0.96)
     kept.keeps(np.zeros((100, 80, 3), np.uint8))
-    # 1 - 0.2 ** 2 = 0.96: at the threshold it is dropped.
+    # The similarity is 1 - 0.2 ** 2 = 0.96, exactly the threshold.
     assert not kept.keeps(np.full((100, 80, 3), difference, np.uint8))
     assert kept.keeps(np.full((100, 80, 3), difference + 1, np.uint8))
 

@@ -1,4 +1,4 @@
-"""Images of all kinds, whole and broken."""
+"""Images of all kinds, valid and damaged."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_when_an_image_is_cut_off_or_damaged_then_it_is_refused(form: str) -> No
 
 
 def gradient(width: int, height: int, mode: str = "RGB") -> Image.Image:
-    """A picture of which no two parts are alike."""
+    """Return a picture without two equal parts."""
     x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     pixels = np.stack((x, y, (x + y) % 256, 255 - x / 2), axis=-1).astype(np.uint8)
     return Image.fromarray(pixels, "RGBA").convert(mode)
@@ -145,7 +145,7 @@ LARGE_PNG = encoded(gradient(MAX_HELD_SIDE + 1, 200))
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """Grows by one with each file that Pillow opens, and so with each decode."""
+    """A list that grows by one with each file that Pillow opens, and so with each decode."""
     count: list[None] = []
     real = Image.open
 

@@ -1,8 +1,7 @@
-"""One folder for each kind of model: what loads its checkpoint and makes it fit a contract of `contracts/`.
+"""Adapters, one folder each: an adapter loads a kind of checkpoint and fits it to a contract of `contracts/`.
 
-No adapter imports another; parts that several share are in `modeling/`. A folder exports a `SPEC` (`spec.py`), by which
-the loader knows it, and has a line in the table here, so that a new model is one folder and one line
-(docs/add-a-model.md).
+No adapter imports another. Shared parts are in `modeling/`. Each folder exports a `SPEC` (`spec.py`), which describes
+the adapter to the loader, and has a line in ADAPTERS. A new model takes one folder and one line (docs/add-a-model.md).
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from types import MappingProxyType
 
 from antiphon.adapters.spec import Spec
 
-# The adapters, a folder each. Their names are those of `adapter` in store/registry.py. The first one of a role that
-# loads checkpoints from folders is given those whose type none names.
+# The folder names of the adapters, as `adapter` in store/registry.py uses them. The order matters: a checkpoint whose
+# `model_type` no adapter lists goes to the first adapter of the role that loads folders.
 ADAPTERS = (
     "whisper",
     "qwen3_asr",

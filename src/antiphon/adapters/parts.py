@@ -1,6 +1,6 @@
-"""Loads the parts of a checkpoint on a device, in the type of weights that suits it; shared by adapters on the engine.
+"""Loads the parts of a checkpoint on a device, in a suitable dtype. Shared by the adapters that run on an engine.
 
-What the parts are, and how they are read from a folder, each adapter's `checkpoint.py` knows.
+Each adapter's `checkpoint.py` defines its parts and reads them from a folder.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def load_parts(
     *,
     mixture: bool = False,
 ) -> tuple[Parts, torch.dtype, torch.dtype]:
-    """Return a model's parts on `options.device`, the type its decoder computes in, and the type of all else.
+    """Return a model's parts on `options.device`, the dtype its decoder computes in, and the dtype of everything else.
 
-    `source`: a checkpoint's folder, which `read` loads in a type, in a thread that ends with it; or the parts
-    themselves, of a caller that has built them. `rounded`: the parts that int8 weights are for; between their products
-    they compute in float32. `mixture`: as for weights_for. Waits for seconds to minutes. Raises ModelError for a
-    checkpoint that does not load, a device that is not there, or weights that are not for it.
+    `source`: a checkpoint's folder, which `read` loads in a given dtype, in a thread of its own; or parts that the
+    caller has already built. `rounded`: returns the parts that get int8 weights; between their matrix products these
+    compute in float32. `mixture`: see weights_for. Waits for seconds to minutes. Raises ModelError if the checkpoint
+    does not load, the device is missing, or the device does not support the weights.
     """
     kind, dtype = weights_for(options.device, options.weights, mixture=mixture)
 

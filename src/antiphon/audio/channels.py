@@ -1,4 +1,4 @@
-"""Mixes the channels of a recording to one, so that none of their sounds cancel and none becomes quieter."""
+"""Mixes the channels of a recording to mono, without cancellation and without loss of level."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from antiphon.audio import Pcm
 if TYPE_CHECKING:
     from av import AudioFrame
 
-# Gains are chosen anew for each block, and fade over it.
+# New gains are chosen for each block, and fade in over it.
 BLOCK_S = 0.05
-# How fast the measured powers follow the sound: one to a few syllables would be too slow for the first word of a side.
+# Time constant of the measured powers. One or more syllables would be too slow for the first word on a channel.
 SMOOTHING_S = 0.1
-# The bands of speech. What is outside, such as hum and the LFE channel's bass, counts 30 dB less.
+# The bands of speech. The outer bands, with hum and the bass of the LFE channel, are weighted 30 dB lower.
 BAND_EDGES_HZ = (0, 200, 600, 1200, 2400, 4000, float("inf"))
 WEIGHTS = (1e-3, 1.0, 1.0, 1.0, 1.0, 1e-3)
-# Two channels cancel where their sum has less than this share of their powers, in any band.
+# Two channels cancel if the power of their sum is below this share of their summed powers, in any band.
 MIN_SHARE = 0.5
-# A channel that is 50 dB quieter than the loudest is not mixed, and a band 30 dB below the others is not looked at.
+# Channels 50 dB below the loudest are not mixed, and bands 30 dB below the others are ignored.
 MIN_CHANNEL, MIN_BAND = 1e-5, 1e-3
-# The channels that are mixed at most: the loudest.
+# Limit of mixed channels; the loudest are used.
 MAX_MIXED = 8
-# How much louder another channel has to become before it takes the lead: 6 dB.
+# The power ratio by which another channel must be louder to take the lead: 6 dB.
 LEAD = 4.0
 
 
 class ChannelMixer:
     """Mixes one stream of several channels to mono, in pieces of any length, without delay.
 
-    The loudest channel leads. Each other one is added where it cancels in no band of speech, with its sign turned where
-    that is needed, and is left out where it cancels both ways. The sum has the power of the loudest channel. Channels
-    that are equal, or of which one alone has sound, come out unchanged.
+    The loudest channel leads. Each other channel is added if it cancels in no band of speech; its sign is inverted if
+    that helps. A channel that cancels with either sign is left out. The mix has the power of the loudest channel. If
+    all channels are equal, or only one has sound, the mix equals that channel.
     """
 
     def __init__(self, rate_hz: int, num_channels: int) -> None:
@@ -47,7 +47,7 @@ class ChannelMixer:
         self._lead = -1
 
     def feed(self, channels: Pcm) -> Pcm:
-        """Return the mix, float32 [num_samples], of float32 [channels, num_samples]."""
+        """Return the mix, float32 [num_samples], of `channels`, float32 [channels, num_samples]."""
         if (channels[1:] == channels[0]).all():
             first: Pcm = channels[0]
             return first
@@ -76,11 +76,11 @@ class ChannelMixer:
             self._powers[band] += (1 - old) * WEIGHTS[band] / num_samples * (part @ part.conj().T).real
 
     def _choose(self) -> NDArray[np.float64]:
-        """The gain of each channel for what was measured."""
+        """Return the gain of each channel for the measured powers."""
         levels = np.diagonal(self._powers, axis1=1, axis2=2).sum(axis=0)
         loudest = int(levels.argmax())
         if levels[loudest] <= 0:
-            # Silence: as before, or the first channel.
+            # Silence: keep the gains, or use the first channel.
             return self._gains if self._gains.any() else np.eye(len(levels))[0]
         if self._lead < 0 or levels[loudest] > LEAD * levels[self._lead]:
             self._lead = loudest
@@ -95,7 +95,7 @@ class ChannelMixer:
         return gains
 
     def _add(self, channel: int, signs: NDArray[np.float64]) -> None:
-        """Set the sign of a channel, unless it cancels with those that have one already."""
+        """Set the sign of a channel, unless it cancels with the channels that already have one."""
         apart = self._powers @ signs @ signs + self._powers[:, channel, channel]
         heard = apart > MIN_BAND * apart.sum()
         usual = self._signs[channel] or 1.0
@@ -108,7 +108,7 @@ class ChannelMixer:
 
 
 def channels_of(frame: AudioFrame) -> Pcm:
-    """The samples of a frame, float32 [channels, num_samples] in [-1, 1]."""
+    """Return the samples of a frame, float32 [channels, num_samples] in [-1, 1]."""
     samples = frame.to_ndarray()
     if not frame.format.is_planar:
         samples = samples.reshape(-1, frame.layout.nb_channels).T

@@ -1,6 +1,6 @@
-"""Decodes the first audio stream of any container and codec that PyAV reads, to mono float32.
+"""Decodes the first audio stream of any container and codec that PyAV reads to mono float32.
 
-Damage does not end it: what cannot be decoded is left out and counted, as players do.
+Decoding continues after damaged places, as in players. Their duration is counted.
 """
 
 from __future__ import annotations
@@ -24,30 +24,31 @@ if TYPE_CHECKING:
     from av import AudioCodecContext, AudioFrame, AudioResampler, AudioStream, Packet
     from av.container import InputContainer
 
-# Audio of a lower rate is refused: its frames would become hours of samples each when they are resampled.
+# Audio with a lower rate is refused, because resampling would turn each of its frames into hours of samples.
 MIN_RATE_HZ = 1000
-# Streams of frames alone: how long a damaged stretch is follows from its bytes. FFmpeg's names.
+# Formats (FFmpeg's names) that consist of frames only. The duration of a damaged stretch follows from its bytes.
 FRAME_FORMATS = ("mp3", "aac")
 _END_TAGS = (b"APETAGEX", b"LYRICSBEGIN", b"TAG")
-# FFmpeg's names of formats whose head says how long the audio is. Of a hundred times what is there, it is damaged.
+# Formats (FFmpeg's names) whose header declares the duration. The header is damaged if the undecoded rest would have
+# MAX_RATIO times the duration of the decoded audio.
 DECLARING_FORMATS, MAX_RATIO = ("mov", "flac"), 100.0
-# Formats whose bytes are all audio, in pages of this length.
+# Formats that consist of audio only, in pages of up to PAGE_S.
 PAGED_FORMATS, PAGE_S = ("ogg", "matroska"), 2.0
-# A break in the times of packets that is damage, and not rounding.
+# A shorter gap in the times of packets is due to rounding, not damage.
 MIN_GAP_S = 0.05
-# A gap is damage where this share of the bytes is missing that such a time usually takes.
+# A gap is damage if at least this share of the bytes is missing that its duration normally takes.
 MIN_DENSITY = 0.25
-# What one packet can hold: damaged times make days of it.
+# Limit of a packet's duration. Damaged times would make it days.
 MAX_PACKET_S = 10.0
-# Errors of a container in a row, after which nothing more is read of it.
+# Reading a container stops after this number of consecutive errors.
 MAX_ERRORS = 50
-# Silence in the place of a damaged stretch, which keeps the times behind it, is this long at most.
+# Limit of the silence that replaces a damaged stretch to preserve later times.
 MAX_SILENCE_S = 600.0
 
 
 @dataclass(slots=True)
 class SkippedAudio:
-    """Counts the audio of a file that could not be decoded, in seconds: partly estimated from its bytes."""
+    """Counts the seconds of a file's audio that could not be decoded. Some of them are estimated from bytes."""
 
     seconds: float = 0.0
 
@@ -58,12 +59,12 @@ def decode(
     """Decode the first audio stream of a file, lazily and in order, to float32 [num_samples] chunks, mono, at
     `rate_hz`.
 
-    `file` is a path or URL, or an object with `read`; it is read while the iterator is advanced, which blocks. Chunks
-    have the length of the codec's frames. Recordings that follow each other in one file are all decoded, if it can
-    seek. What is damaged is silence of its length, where that is known, and its seconds are added to `skipped`. Raises
-    MediaError, at the latest when the iterator is exhausted, where the file has no audio or no samples.
+    `file` is a path or URL, or an object with `read`. Advancing the iterator reads it, which blocks. Chunks have the
+    length of the codec's frames. If a seekable file has several recordings in a row, all are decoded. Damaged stretches
+    become silence if their duration is known, and are added to `skipped`. Raises MediaError, at the latest at the end,
+    if the file has no audio.
     """
-    import av.error  # 60 ms and 18 MB, which a server of raw audio never needs
+    import av.error  # Takes 60 ms and 18 MB, which a server that gets only raw audio never needs.
 
     output = _Output(rate_hz, skipped or SkippedAudio())
     fault: Exception | None = None
@@ -98,7 +99,7 @@ def decode(
 
 @contextmanager
 def _opened(file: str | BinaryIO) -> Generator[list[str | BinaryIO | FilePart], None, None]:
-    """The recordings in a file. What cannot seek is taken as one."""
+    """Open a file, and return its recordings. A file that is not seekable is treated as one recording."""
     if not isinstance(file, str):
         yield list(parts(file)) if hasattr(file, "seekable") and file.seekable() else [file]
     elif not Path(file).is_file():
@@ -109,14 +110,14 @@ def _opened(file: str | BinaryIO) -> Generator[list[str | BinaryIO | FilePart], 
 
 
 def _reason(file: str | BinaryIO, error: Exception) -> str:
-    """What is wrong with a file, for who gave it: FFmpeg's own words name neither the file nor what it should be."""
+    """Return what is wrong with a file, for the user. FFmpeg's messages name neither the file nor what is expected."""
     name = f"{file}: " if isinstance(file, str) else ""
     said = getattr(error, "strerror", None) or str(error)
     if isinstance(error, FileNotFoundError):
         return f"{name}no such file"
     if isinstance(error, IsADirectoryError):
         return f"{name}this is a folder"
-    # Of the system, such as a file that may not be read, or a server that cannot be reached.
+    # System errors, such as missing permissions or an unreachable server.
     if isinstance(error, OSError) and error.errno in errno.errorcode and error.errno != errno.EINVAL:
         return f"{name}{said}"
     if not isinstance(file, str):
@@ -131,7 +132,7 @@ def _reason(file: str | BinaryIO, error: Exception) -> str:
 
 
 def _stream(container: InputContainer) -> AudioStream:
-    """The first audio stream that there is a decoder for."""
+    """Return the first audio stream that has a decoder. Raises MediaError if there is none."""
     streams = container.streams.audio
     if not streams:
         raise MediaError("the file has no sound")
@@ -142,9 +143,9 @@ def _stream(container: InputContainer) -> AudioStream:
 
 
 def _packets(container: InputContainer, stream: AudioStream) -> Iterator[Packet[AudioStream]]:
-    """The packets of a stream, those behind a damaged place too. At the end comes an empty one, for the decoder.
+    """Yield the packets of a stream, also after damaged places. The last one is empty, to flush the decoder.
 
-    Raises FFmpegError where a network or a device fails.
+    Raises FFmpegError if a network or a device fails.
     """
     import av.error
 
@@ -162,7 +163,7 @@ def _packets(container: InputContainer, stream: AudioStream) -> Iterator[Packet[
 
 
 def _pieces(part: str | BinaryIO | FilePart) -> Iterator[AudioFrame | float]:
-    """The frames of a recording, and the seconds that cannot be decoded, in order."""
+    """Yield the frames of a recording, and as floats the seconds that cannot be decoded, in order."""
     import av
     import av.error
 
@@ -171,7 +172,7 @@ def _pieces(part: str | BinaryIO | FilePart) -> Iterator[AudioFrame | float]:
         stream = _stream(container)
         codec, clock = stream.codec_context, _Clock(container, stream)
         if is_big_endian and codec.name.startswith("pcm_") and codec.name.endswith("le"):
-            # FFmpeg reads the head of a RIFX file, and takes its samples for those of a RIFF file.
+            # FFmpeg reads the header of a RIFX file, but takes its samples for little-endian ones, as in RIFF.
             codec = cast("AudioCodecContext", av.CodecContext.create(f"{codec.name[:-2]}be", "r"))
             codec.sample_rate, codec.layout = stream.codec_context.sample_rate, stream.codec_context.layout
         if 0 < codec.sample_rate < MIN_RATE_HZ:
@@ -184,13 +185,13 @@ def _pieces(part: str | BinaryIO | FilePart) -> Iterator[AudioFrame | float]:
                 yield clock.lost_s(packet)
                 continue
             clock.keep(packet, sum(frame.samples / frame.sample_rate for frame in frames if frame.sample_rate))
-            # A damaged head can name any rate.
+            # A damaged header may have any rate.
             yield from (frame for frame in frames if frame.sample_rate >= MIN_RATE_HZ)
         yield clock.left_s()
 
 
 class _Clock:
-    """Measures what is missing of a stream: by the times of its packets, by their bytes, and by the declared length."""
+    """Measures the missing audio of a stream from its packets' times and bytes, and from the declared duration."""
 
     def __init__(self, container: InputContainer, stream: AudioStream) -> None:
         self._stream, self._size = stream, container.size
@@ -202,7 +203,7 @@ class _Clock:
         self._end_byte: int | None = None
 
     def gap_s(self, packet: Packet[AudioStream]) -> float:
-        """The seconds of audio that are missing before a packet."""
+        """Return the seconds of audio that are missing before a packet."""
         before_s, before_byte = self._end_s, self._end_byte
         if before_byte is None:
             self._first_byte = packet.pos or 0
@@ -218,14 +219,14 @@ class _Clock:
         if before_byte is None or not MIN_GAP_S <= gap_s <= self._most_s():
             return 0.0
         if self._format.startswith("matroska"):
-            # Recorders that pause, and codecs that send nothing for silence, leave gaps without bytes.
+            # Gaps without missing bytes are not damage: a recorder paused, or a codec sent nothing for silence.
             missing_bytes = (packet.pos or 0) - before_byte
             if not self._is_alone or missing_bytes < MIN_DENSITY * gap_s * self._bytes_per_s():
                 return 0.0
         return gap_s
 
     def lost_s(self, packet: Packet[AudioStream]) -> float:
-        """The seconds of a packet that cannot be decoded."""
+        """Return the seconds of a packet that cannot be decoded."""
         if self._format not in FRAME_FORMATS:
             return min((packet.duration or 0) * self._tick_s, MAX_PACKET_S)
         if any(tag in bytes(packet) for tag in _END_TAGS):
@@ -233,13 +234,13 @@ class _Clock:
         return packet.size / self._bytes_per_s() if self._kept_s else 0.0
 
     def keep(self, packet: Packet[AudioStream], seconds: float) -> None:
-        """Note that a packet was decoded, to `seconds` of audio, which not every packet tells."""
+        """Record that a packet was decoded to `seconds` of audio. Not every packet states its duration."""
         self._kept_bytes += packet.size
         self._kept_s += seconds
         self._end_s = max(self._end_s, self._start_s + seconds)
 
     def left_s(self) -> float:
-        """The seconds that are missing when the file has ended, or were passed over without a packet."""
+        """Return the seconds that are missing at the end of the file, or that were skipped without a packet."""
         left_s = 0.0
         if self._format == "aac" and self._kept_s:
             left_s = (self._size - self._first_byte - self._num_bytes) / self._bytes_per_s()
@@ -253,12 +254,12 @@ class _Clock:
         return self._kept_bytes / self._kept_s if self._kept_s else 0.0
 
     def _most_s(self) -> float:
-        """What a file of this size can miss: a damaged time can be of any year."""
+        """Return an upper bound of a gap from the file's size, because damaged times can be arbitrarily large."""
         return 4 * self._size / self._bytes_per_s() if self._kept_bytes else MAX_SILENCE_S
 
 
 class _Output:
-    """Makes one mono stream of frames, which may change in their rate and channels, and of damaged stretches."""
+    """Combines frames, whose rate and channels may change, and damaged stretches into one mono stream."""
 
     def __init__(self, rate_hz: int, skipped: SkippedAudio) -> None:
         self.num_samples = 0
@@ -269,7 +270,7 @@ class _Output:
         self._silence_s = 0.0
 
     def take(self, piece: AudioFrame | float) -> Iterator[Pcm]:
-        """Yield the audio that a frame completes; a number is the seconds of a damaged stretch."""
+        """Yield the audio that a piece completes. A piece is a frame, or the seconds of a damaged stretch."""
         import av.error
 
         if isinstance(piece, float):
@@ -293,13 +294,13 @@ class _Output:
             self.skip(piece.samples / piece.sample_rate)
 
     def flush(self) -> Iterator[Pcm]:
-        """Yield what the resampler still holds, before another stream begins."""
+        """Yield the resampler's remaining output, before another stream begins."""
         if self._kind:
             yield from self._resampled(None)
         self._kind = ()
 
     def skip(self, seconds: float) -> None:
-        """Count a damaged stretch, which becomes silence if something follows it."""
+        """Count a damaged stretch. It becomes silence if audio follows it."""
         if seconds > 0:
             self._skipped.seconds += seconds
             self._silence_s = min(self._silence_s + seconds, MAX_SILENCE_S)
@@ -324,10 +325,10 @@ class _Output:
 def decode_in_slabs(
     file: str | BinaryIO, slab_s: float, skipped: SkippedAudio | None = None
 ) -> Generator[Pcm, None, None]:
-    """Decode a file to slabs of `slab_s` seconds, or a codec's frame more: float32 [num_samples], mono, 16 kHz.
+    """Decode a file to slabs, float32 [num_samples], mono, 16 kHz, of `slab_s` seconds or up to a codec's frame more.
 
-    The last slab may be shorter. Holds one slab, however long the file is. Blocks; counts in `skipped` and
-    raises MediaError as `decode` does.
+    The last slab may be shorter. Holds only one slab in memory. Blocks. Counts in `skipped` and raises MediaError like
+    `decode`.
     """
     chunks, num_samples = list[Pcm](), 0
     for chunk in decode(file, skipped=skipped):
@@ -341,11 +342,11 @@ def decode_in_slabs(
 
 
 def measure_s(file: BinaryIO, max_s: float) -> float:
-    """Return how many seconds of audio a file holds, by the packets in it and not by what its header says.
+    """Return the seconds of audio in a file, measured by its packets, not by its header.
 
-    Decodes nothing but the beginning, which shows whether the file can be decoded, and stops counting beyond `max_s`.
-    Packets of some formats do not tell how long they are: the audio is then longer than what is returned. Blocks while
-    it reads the file, and leaves it at its start. Raises MediaError as `decode` does.
+    Decodes only the beginning, to check that the file can be decoded. Stops counting after `max_s`. Packets of some
+    formats do not state their duration; the result is then too low. Blocks while it reads the file, and rewinds it.
+    Raises MediaError like `decode`.
     """
     import av.error
 
@@ -353,7 +354,7 @@ def measure_s(file: BinaryIO, max_s: float) -> float:
         next(chunks, None)
     seconds = 0.0
     for part in parts(file):
-        # Counted in whole ticks: a file of a few megabytes has hundreds of thousands of packets.
+        # Counted in whole ticks, because sums of fractions are slow, and a few megabytes can be 100,000s of packets.
         tick_s, num_ticks = Fraction(1), 0
         try:
             with av.open(cast(BinaryIO, part), mode="r", metadata_errors="ignore") as container:
@@ -365,7 +366,7 @@ def measure_s(file: BinaryIO, max_s: float) -> float:
                     if num_ticks > max_ticks:
                         break
         except (av.error.FFmpegError, ValueError, MediaError):
-            # A part that cannot be read, which is left out.
+            # Skip a part that cannot be read.
             pass
         seconds += float(num_ticks * tick_s)
         if seconds > max_s:
@@ -375,16 +376,17 @@ def measure_s(file: BinaryIO, max_s: float) -> float:
 
 
 def decode_all(file: str | BinaryIO, rate_hz: int = SAMPLE_RATE_HZ) -> Pcm:
-    """Decode a whole file to float32 [num_samples], mono, at `rate_hz`. Blocks until it is read. Raises MediaError as
-    `decode` does. An hour of audio at 16 kHz takes 230 MB, so callers bound the size of the file before.
+    """Decode a whole file to float32 [num_samples], mono, at `rate_hz`. Blocks. Raises MediaError like `decode`.
+
+    An hour of audio at 16 kHz takes 230 MB, so callers must limit the size of the file.
     """
     return np.concatenate(list(decode(file, rate_hz)))
 
 
 def decode_beginning(file: str | BinaryIO, rate_hz: int, max_s: float) -> Pcm:
-    """Decode at most the first `max_s` seconds of a file to float32 [num_samples], mono, at `rate_hz`.
+    """Decode up to the first `max_s` seconds of a file to float32 [num_samples], mono, at `rate_hz`.
 
-    Decoding stops there, because a small file may hold hours of audio. Blocks; raises MediaError as `decode` does.
+    Decoding stops there, because a small file may have hours of audio. Blocks. Raises MediaError like `decode`.
     """
     chunks, num_samples, max_samples = list[Pcm](), 0, int(max_s * rate_hz)
     for chunk in decode(file, rate_hz):
@@ -392,5 +394,5 @@ def decode_beginning(file: str | BinaryIO, rate_hz: int, max_s: float) -> Pcm:
         num_samples += len(chunk)
         if num_samples >= max_samples:
             break
-    # A copy, so that the samples behind the cut are freed.
+    # A copy, so that the samples after the cut are freed.
     return np.concatenate(chunks)[:max_samples].copy()

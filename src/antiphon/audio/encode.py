@@ -1,6 +1,6 @@
-"""Encodes mono float32 chunk by chunk into the formats that speech can be requested in.
+"""Encodes mono float32, chunk by chunk, in the formats that clients can request speech in.
 
-Raw PCM and WAV are made here, the rest by FFmpeg (`ffmpeg_encoder.py`).
+This module encodes raw PCM and WAV; FFmpeg encodes the other formats (`ffmpeg_encoder.py`).
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ MEDIA_TYPES: dict[SpeechFormat, str] = {
 
 
 class Encoder:
-    """Encodes one file of one format; joined, what `feed` and `finish` return is the file.
+    """Encodes one file. The results of `feed` and `finish`, joined, are the file.
 
-    The header of a WAV carries no sizes, because the file grows while it is sent. With `whole`, everything is returned
-    at once by `finish`, and a WAV's header carries its sizes. An encoder is not safe to share between threads. The
-    first one of a format other than WAV and PCM takes 60 ms to make, for FFmpeg is imported then.
+    A WAV header has no sizes, because the file grows while it is sent. With `whole`, `finish` returns the complete
+    file, and a WAV header has sizes. An encoder is not thread-safe. The first one of a format other than WAV and PCM
+    takes 60 ms to create, because it imports FFmpeg.
     """
 
     def __init__(self, format: SpeechFormat, rate_hz: int, *, whole: bool = False) -> None:
@@ -40,9 +40,9 @@ class Encoder:
         self._header_sent = False
 
     def feed(self, pcm: Pcm) -> bytes:
-        """Encode float32 [num_samples], mono, at the encoder's rate, and return the bytes that became complete.
+        """Encode float32 [num_samples], mono, at the encoder's rate, and return the bytes that are complete.
 
-        The result may be empty: codecs hold samples back until a frame of theirs is full. What exceeds [-1, 1] is
+        The result may be empty, because codecs buffer samples until a frame is full. Samples outside [-1, 1] are
         clipped.
         """
         data = self._codec.feed(pcm) if self._codec else to_pcm16(pcm)
@@ -55,8 +55,9 @@ class Encoder:
         return data
 
     def finish(self) -> bytes:
-        """Return the rest of the file: what the codec still holds, its trailer, and with `whole` all of it. To be
-        called once, after which nothing more may be fed. A file without any audio is still a valid file of its format.
+        """Return the rest of the file: the codec's buffered audio and the trailer; with `whole`, the complete file.
+
+        Must be called once; `feed` must not be called after it. A file without audio is still valid.
         """
         data = self._codec.finish() if self._codec else b""
         if self._held is not None:

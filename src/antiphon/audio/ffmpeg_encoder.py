@@ -1,6 +1,6 @@
 """Encodes mono float32 with the codecs of FFmpeg, through PyAV.
 
-A module of its own, because importing PyAV takes 60 ms and 18 MB, which raw PCM and WAV do without.
+This is a separate module because importing PyAV takes 60 ms and 18 MB, and raw PCM and WAV do not need it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 from antiphon.audio import Pcm, SpeechFormat
 from antiphon.audio.pcm import Resampler, to_pcm16
 
-# format -> container, codec, the codec's sample format, its rate in Hz (None: the audio's own), bits a second
+# format -> container, codec, the codec's sample format, its rate in Hz (None: the audio's rate), bits per second
 CODECS: dict[str, tuple[str, str, str, int | None, int | None]] = {
     "flac": ("flac", "flac", "s16", None, None),
     "mp3": ("mp3", "libmp3lame", "fltp", None, 64_000),
@@ -23,9 +23,9 @@ CODECS: dict[str, tuple[str, str, str, int | None, int | None]] = {
 
 
 class FfmpegEncoder:
-    """Encodes one file of a format in CODECS. Not safe to share between threads.
+    """Encodes one file of a format in CODECS. Not thread-safe.
 
-    `feed` and `finish` return the bytes that became complete, maybe none; joined, they are the file.
+    The results of `feed` and `finish`, joined, are the file. Each may be empty.
     """
 
     def __init__(self, format: SpeechFormat, rate_hz: int) -> None:
@@ -33,7 +33,7 @@ class FfmpegEncoder:
         self._rate_hz = codec_hz or rate_hz
         self._resampler = Resampler(rate_hz, self._rate_hz)
         self._out = io.BytesIO()
-        # A file without `seek`: the muxer then writes nothing back into what was already sent.
+        # The file has no `seek`, so that the muxer does not rewrite bytes that were already sent.
         self._container = av.open(_AppendOnlyFile(self._out), mode="w", format=container)
         stream = self._container.add_stream(codec, rate=self._rate_hz)
         assert isinstance(stream, av.AudioStream)
@@ -45,12 +45,12 @@ class FfmpegEncoder:
         self._num_samples = 0
 
     def feed(self, pcm: Pcm) -> bytes:
-        """Encode float32 [num_samples], mono, at the rate given; what exceeds [-1, 1] is clipped."""
+        """Encode float32 [num_samples], mono, at the encoder's rate. Samples outside [-1, 1] are clipped."""
         self._encode(self._resampler.feed(pcm))
         return self._drain()
 
     def finish(self) -> bytes:
-        """Return what the codec still holds and the container's trailer. Nothing may be fed afterwards."""
+        """Return the codec's buffered audio and the container's trailer. `feed` must not be called after it."""
         self._encode(self._resampler.flush())
         self._container.mux(self._stream.encode(None))
         self._container.close()
@@ -70,7 +70,7 @@ class FfmpegEncoder:
         self._container.mux(self._stream.encode(frame))
 
     def _drain(self) -> bytes:
-        """What the container has written since the last call."""
+        """Return the bytes that the container has written since the last call."""
         data = self._out.getvalue()
         self._out.seek(0)
         self._out.truncate()
@@ -78,7 +78,7 @@ class FfmpegEncoder:
 
 
 class _AppendOnlyFile:
-    """A file for PyAV with `write` and no `seek`."""
+    """A file for PyAV that has `write`, but not `seek`."""
 
     def __init__(self, out: io.BytesIO) -> None:
         self._out = out

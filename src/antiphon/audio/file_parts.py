@@ -1,7 +1,7 @@
-"""Finds the files that a file of sound is made of, and says what is wrong with one that holds no sound.
+"""Splits an audio file into its recordings, and explains what is wrong with a file without audio.
 
-Recordings that were appended to each other are read one after the other; what lies before a recording, or breaks the
-chain of an MP4's boxes, is left out.
+Recordings that were appended to each other are read one after the other. Bytes before a recording, and bytes that break
+the chain of an MP4's boxes, are skipped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-# The first bytes of each kind of file: a literal that is searched for, where it stands, and what all of it looks like.
+# The header of each kind of file: a literal to search for, its offset in the header, and a pattern of the header.
 _HEADS = {
     "wav": (b"WAVE", 8, re.compile(rb"(RIFF|RIFX|RF64|BW64).{4}WAVE", re.DOTALL)),
     "mp4": (b"ftyp", 4, re.compile(rb"\0\0.{2}ftyp[ -~]{4}", re.DOTALL)),
@@ -23,10 +23,10 @@ _HEADS = {
     "tagged": (b"ID3", 0, re.compile(rb"ID3[\2-\4][\0-\x0f][\0-\xf0][\0-\x7f]{4}", re.DOTALL)),
 }
 _HEAD_BYTES = 100
-# A box that a file of the MP4 family may begin with, besides `ftyp`.
+# Boxes other than `ftyp` that a file of the MP4 family may begin with.
 _BOXES = (b"moov", b"mdat", b"wide", b"free", b"skip", b"styp", b"moof", b"pnot", b"sidx")
 _MOVIE_BOX = re.compile(rb".{4}(moof.{4}mfhd|moov.{4}[a-z0-9]{4})", re.DOTALL)
-# What a recorder's pieces begin with after the first: of Ogg, of WebM (a cluster, or a block of track 1), and of MP4.
+# The beginning of a recorder's later pieces: of Ogg, of WebM (a cluster, or a block of track 1), and of MP4.
 _LATER_PART = re.compile(
     rb"OggS\0[\0\1\4\5]|\x1fC\xb6u|.{4}(moof|styp|sidx)|"
     rb"\xa3([\x80-\xff]|[\x40-\x7f].|[\x20-\x3f]..|\x01.{7})\x81",
@@ -36,22 +36,22 @@ _PAGES = re.compile(rb"OggS\0[\0\1\4\5]|\x1fC\xb6u")
 _FLAC_FRAME, MIN_FRAMES = re.compile(rb"\xff[\xf8\xf9][\x10-\xfe][\0-\xae]", re.DOTALL), 4
 # A frame of MPEG audio or of AAC (ADTS).
 _FRAME = re.compile(rb"\xff[\xe0-\xff]")
-# Recordings in one file: what is behind them is read with the last.
+# Limit of recordings in one file. Bytes after them are read as part of the last one.
 MAX_PARTS = 1000
-# What is looked at in a file that has nothing but beginnings.
+# Limits of boxes and of matches, for a file that consists only of headers.
 MAX_BOXES, MAX_HITS = 1 << 19, 1 << 19
-# Where a range begins, None for zeros, and how long it is.
+# The offset of a range of bytes (None: a range of zeros), and its length.
 Range = tuple[int | None, int]
-# How far into a file its first head is searched for.
+# The first header of a file is searched for in this number of bytes.
 MAX_JUNK_BYTES = 1 << 20
 _CHUNK_BYTES = 1 << 20
 UNREADABLE = "this is no sound file that can be read"
-# Values beside each other in samples differ by less than this share of what random values would.
+# Adjacent values of PCM samples differ by less than this share of their mean deviation.
 _PCM_STEP, MIN_PCM_SAMPLES = 0.5, 100
 
 
 class FilePart:
-    """A file that is made of ranges of another file, and of zeros."""
+    """A file that consists of ranges of another file and of zeros."""
 
     def __init__(self, file: BinaryIO, ranges: list[Range]) -> None:
         self._file, self._ranges, self._at = file, ranges, 0
@@ -84,14 +84,14 @@ class FilePart:
 
 
 def size_of(file: BinaryIO | FilePart) -> int:
-    """The length of a file in bytes. Leaves it at its start."""
+    """Return the length of a file in bytes, and rewind it."""
     size = file.seek(0, 2)
     file.seek(0)
     return size
 
 
 def is_rifx(file: str | BinaryIO | FilePart) -> bool:
-    """Whether a file that can seek is a WAV file of big-endian numbers. Leaves it at its start."""
+    """Return whether a seekable file is a big-endian WAV file (RIFX), and rewind it."""
     if isinstance(file, str) or not hasattr(file, "seek"):
         return False
     file.seek(0)
@@ -101,7 +101,7 @@ def is_rifx(file: str | BinaryIO | FilePart) -> bool:
 
 
 def parts(file: BinaryIO) -> list[BinaryIO | FilePart]:
-    """The recordings in a file that can seek, in their order: at least one, and the file itself where it is one."""
+    """Return the recordings in a seekable file, in order: at least one. If it has only one, returns the file itself."""
     size, head = size_of(file), file.read(_HEAD_BYTES)
     kind, starts = kind_of(head), [0]
     if kind == "tagged":
@@ -127,7 +127,7 @@ def parts(file: BinaryIO) -> list[BinaryIO | FilePart]:
 
 
 def kind_of(head: bytes) -> str | None:
-    """The kind of a file by its first bytes, of those in which a second recording can be found."""
+    """Return the kind of a file by its first bytes; None: not a kind in which another recording can be found."""
     for kind, (_, _, pattern) in _HEADS.items():
         if pattern.match(head):
             return kind
@@ -137,7 +137,7 @@ def kind_of(head: bytes) -> str | None:
 
 
 def _heads(file: BinaryIO, kind: str, start: int, end: int, most: int) -> list[int]:
-    """Where files of a kind begin in a range of bytes: `most` at most."""
+    """Return up to `most` offsets at which files of a kind begin in a range of bytes."""
     literal, offset, pattern = _HEADS[kind]
     found, passed = list[int](), start
     for at in _finds(file, literal, start, end):
@@ -149,12 +149,12 @@ def _heads(file: BinaryIO, kind: str, start: int, end: int, most: int) -> list[i
         if not pattern.match(head):
             continue
         if kind == "tagged":
-            # What looks like a tag inside of one is none.
+            # A match within a tag is not another tag.
             passed, head = _behind_tags(file, begin, head)
             if not _FRAME.match(head):
                 continue
         if kind == "ogg":
-            # The streams of one recording begin right behind each other.
+            # The streams of one recording begin directly after each other.
             is_same, passed = begin == passed, begin + 27 + head[26] + sum(head[27 : 27 + head[26]])
             if is_same:
                 continue
@@ -165,7 +165,7 @@ def _heads(file: BinaryIO, kind: str, start: int, end: int, most: int) -> list[i
 
 
 def _finds(file: BinaryIO, literal: bytes, start: int, end: int) -> Iterator[int]:
-    """Every place of some bytes in a range. The file may be moved meanwhile."""
+    """Yield each offset of `literal` in a range. The caller may seek in the file between two results."""
     overlap = len(literal) - 1
     hits = 0
     while start < end and hits < MAX_HITS:
@@ -180,7 +180,7 @@ def _finds(file: BinaryIO, literal: bytes, start: int, end: int) -> Iterator[int
 
 
 def _behind_tags(file: BinaryIO, start: int, head: bytes) -> tuple[int, bytes]:
-    """Where what follows the ID3v2 tags at a place begins, and its first bytes."""
+    """Return the offset of the data after the ID3v2 tags at `start`, and its first bytes."""
     while _HEADS["tagged"][2].match(head):
         a, b, c, d = head[6:10]
         start += 10 + (a << 21 | b << 14 | c << 7 | d) + (10 if head[5] & 0x10 else 0)
@@ -190,10 +190,11 @@ def _behind_tags(file: BinaryIO, start: int, head: bytes) -> tuple[int, bytes]:
 
 
 def _mended(file: BinaryIO, start: int, end: int) -> list[Range]:
-    """The ranges of an MP4 of which the chain of boxes leads from one to the next.
+    """Return ranges of an MP4 file that form an unbroken chain of boxes.
 
-    Where it breaks, it goes on with the next fragment or with the index, and what is between is left out. Where these
-    come earlier than the boxes say, zeros stand for the bytes that are missing: samples before them keep their places.
+    If the chain breaks, it continues with the next fragment or the index, and the bytes in between are skipped. If the
+    fragment begins before the end of the last box, zeros replace the missing bytes, so that the offsets of samples
+    before it stay valid.
     """
     ranges, kept, last, at = list[Range](), start, start, start
     for _ in range(MAX_BOXES):
@@ -223,7 +224,7 @@ def _mended(file: BinaryIO, start: int, end: int) -> list[Range]:
 
 
 def _box(file: BinaryIO, start: int, end: int) -> int | None:
-    """Where the next fragment or index of an MP4 begins."""
+    """Return the offset of the next fragment or index of an MP4; None: there is none."""
     for at in _finds(file, b"moo", start, end):
         file.seek(at - 4)
         if _MOVIE_BOX.match(file.read(16)):
@@ -232,7 +233,7 @@ def _box(file: BinaryIO, start: int, end: int) -> int | None:
 
 
 def why_silent(file: BinaryIO) -> str:
-    """What is wrong with a file in which no decoder finds sound, for the client that sent it."""
+    """Return what is wrong with a file in which no decoder finds audio, for the client that sent it."""
     size, head = size_of(file), file.read(1 << 16)
     if not size:
         return "the file is empty"
@@ -252,21 +253,21 @@ def why_silent(file: BinaryIO) -> str:
 
 
 def _has_later_parts(file: BinaryIO, head: bytes, size: int) -> bool:
-    """Whether there are pages, clusters, frames or the index of a recording in a file that does not begin as one."""
+    """Return whether a file without a header has pages, clusters, fragments or the index of a recording."""
     return bool(_PAGES.search(head)) or _box(file, 0, size) is not None
 
 
 def _flac_frames(file: BinaryIO) -> int:
-    """Where the first frame of a FLAC file is whose head is missing; 0 for another file."""
+    """Return the offset of the first frame of a FLAC file without a header; 0 for any other file."""
     file.seek(0)
     data = file.read(MAX_JUNK_BYTES)
-    # They begin alike.
+    # All frames of a file begin with the same bytes.
     frames = Counter(_FLAC_FRAME.findall(data)).most_common(1)
     return data.index(frames[0][0]) if frames and frames[0][1] >= MIN_FRAMES else 0
 
 
 def _text_of(head: bytes) -> str:
-    """What kind of text the bytes are; empty for what is no text."""
+    """Return the kind of text that the bytes are; "": they are not text."""
     try:
         text = head.decode()
     except UnicodeDecodeError as error:
@@ -284,7 +285,7 @@ def _text_of(head: bytes) -> str:
 
 
 def _is_pcm(head: bytes) -> bool:
-    """Whether 16-bit samples that are read from the bytes change slowly, as sound does."""
+    """Return whether the bytes, read as 16-bit samples, change as slowly as audio does."""
     for data in (head, head[1:]):
         samples = np.frombuffer(data[: len(data) // 2 * 2], "<i2").astype(np.float64)
         samples = samples[samples.nonzero()[0][:1].sum() :]

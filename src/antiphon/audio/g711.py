@@ -1,6 +1,4 @@
-"""G.711 µ-law and A-law (ITU-T G.711), by tables of all 256 codes. A code's bytes carry no rate: it is 8 kHz on the
-wire.
-"""
+"""G.711 µ-law and A-law (ITU-T G.711), with tables of all 256 codes. The sample rate on the wire is 8 kHz."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ _ULAW, _ALAW = _ulaw_table(), _alaw_table()
 
 
 def _nearest(table: Pcm) -> tuple[Pcm, np.ndarray]:
-    """The borders halfway between neighbouring values, and the code of each value between them."""
+    """Return the borders halfway between neighbouring values, and the codes of the values in ascending order."""
     order = np.argsort(table, kind="stable")
     values = table[order]
     return ((values[1:] + values[:-1]) / 2).astype(np.float32), order.astype(np.uint8)
@@ -36,22 +34,22 @@ _TO_ULAW, _TO_ALAW = _nearest(_ULAW), _nearest(_ALAW)
 
 
 def to_ulaw(pcm: Pcm) -> bytes:
-    """Encode float32 in [-1, 1] to the nearest µ-law codes, one byte a sample. What is louder gets the loudest code."""
+    """Encode float32 in [-1, 1] to the nearest µ-law codes, one byte per sample. Louder samples are clipped."""
     borders, codes = _TO_ULAW
     return codes[np.searchsorted(borders, pcm)].tobytes()
 
 
 def to_alaw(pcm: Pcm) -> bytes:
-    """Encode float32 in [-1, 1] to the nearest A-law codes, one byte a sample. What is louder gets the loudest code."""
+    """Encode float32 in [-1, 1] to the nearest A-law codes, one byte per sample. Louder samples are clipped."""
     borders, codes = _TO_ALAW
     return codes[np.searchsorted(borders, pcm)].tobytes()
 
 
 def from_ulaw(data: bytes) -> Pcm:
-    """Decode µ-law bytes to float32 in (-1, 1), one sample a byte. Every byte is a valid code, so nothing is raised."""
+    """Decode µ-law bytes to float32 in (-1, 1), one sample per byte. Every byte is a valid code."""
     return _ULAW[np.frombuffer(data, np.uint8)]
 
 
 def from_alaw(data: bytes) -> Pcm:
-    """Decode A-law bytes to float32 in (-1, 1), one sample a byte. Every byte is a valid code, so nothing is raised."""
+    """Decode A-law bytes to float32 in (-1, 1), one sample per byte. Every byte is a valid code."""
     return _ALAW[np.frombuffer(data, np.uint8)]

@@ -1,4 +1,4 @@
-"""How much of the audio that was sent is still to be heard, by a clock that stands still while playback is on hold."""
+"""Estimates how much of the sent audio is still to be played, with a clock that stops while playback is on hold."""
 
 from __future__ import annotations
 
@@ -6,36 +6,37 @@ from collections.abc import Callable
 
 
 class PlaybackClock:
-    """The estimate of one listener, who plays audio from the moment it is added on, without gaps.
+    """The estimate for one client, which plays audio from the moment it is added, without gaps.
 
-    `clock` returns monotonic seconds. `ends_s`: when the last audio will have been played, in `now_s`; None where
-    nothing was added.
+    `clock` returns monotonic seconds. `ends_s`: the time, on the scale of `now_s`, at which the last audio ends; None:
+    no audio was added.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self.ends_s: float | None = None
-        # The seconds of all holds that are over, and when the present one began; None: playback is not on hold.
+        # Seconds of all past holds.
         self._held_s = 0.0
+        # When the current hold began. None: playback is not on hold.
         self._held_since_s: float | None = None
 
     @property
     def now_s(self) -> float:
-        """Monotonic seconds without those on hold."""
+        """Monotonic seconds, without the time on hold."""
         return (self._clock() if self._held_since_s is None else self._held_since_s) - self._held_s
 
     @property
     def left_s(self) -> float:
-        """Seconds of audio that are still to be played; 0 where there is none."""
+        """Seconds of audio that are still to be played."""
         return 0.0 if self.ends_s is None else max(0.0, self.ends_s - self.now_s)
 
     def add(self, seconds: float) -> None:
-        """Add audio that is sent now. It is played after all that was added before."""
+        """Add audio that is sent now. It is played after all audio that was added before."""
         now_s = self.now_s
         self.ends_s = now_s + seconds if self.ends_s is None else max(now_s, self.ends_s) + seconds
 
     def hold(self, held: bool) -> None:
-        """Pause playback (`held`), or let it go on where it paused. Repeating the present state does nothing."""
+        """Pause playback (`held`), or continue it where it paused. Repeating the current state is a no-op."""
         if held and self._held_since_s is None:
             self._held_since_s = self._clock()
         elif not held and self._held_since_s is not None:
@@ -43,6 +44,6 @@ class PlaybackClock:
             self._held_since_s = None
 
     def stop(self) -> None:
-        """End playback and a hold: nothing is left to be heard."""
+        """End playback and any hold: no audio is left to be played."""
         self.hold(False)
         self.ends_s = None

@@ -1,4 +1,4 @@
-"""Finds quiet places in which long audio can be cut without knowing where its words lie."""
+"""Finds quiet places at which long audio can be split without word times."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 async def split_at_quiet(slabs: AsyncIterable[Pcm], length_s: float, slack_s: float) -> AsyncIterator[tuple[int, Pcm]]:
     """Split audio that arrives in slabs of any length into parts of at most `length_s` seconds.
 
-    Yields each part with its first sample's number; the parts join up and cover all of the audio. Each cut lies in the
-    quietest tenth of a second of the last `slack_s` seconds that the part may have, so that it hits a pause rather than
-    a word. The last part may be longer than `length_s` by `slack_s`, and is empty where there is no audio at all. Holds
-    no more than one part and one slab. float32 [num_samples], 16 kHz.
+    Yields each part after the index of its first sample. The parts are contiguous and cover all audio. Each split is in
+    the quietest tenth of a second of the last `slack_s` of `length_s`, so that it hits a pause rather than a word. The
+    last part may be longer than `length_s` by up to `slack_s`; it is empty if there is no audio. Holds at most one part
+    and one slab. Audio is float32 [num_samples], 16 kHz.
     """
     start, tenth, held = 0, SAMPLE_RATE_HZ // 10, np.zeros(0, np.float32)
     length, slack = int(length_s * SAMPLE_RATE_HZ), int(slack_s * SAMPLE_RATE_HZ)
@@ -31,11 +31,10 @@ async def split_at_quiet(slabs: AsyncIterable[Pcm], length_s: float, slack_s: fl
 
 
 def quietest_near(pcm: Pcm, near_s: float) -> float:
-    """The middle of the quietest tenth of a second within one second of `near_s`, in seconds from the beginning of
-    `pcm`.
+    """Return the middle of the quietest tenth of a second within one second of `near_s`, in seconds.
 
-    A window is cut there when no word times say where its words lie. Returns `near_s` where there is no audio around
-    it. pcm: float32 [num_samples], 16 kHz.
+    A window without word times is split there. Returns `near_s` if there is no audio around it. `pcm`: float32
+    [num_samples], 16 kHz.
     """
     tenth = SAMPLE_RATE_HZ // 10
     first = max(0, int((near_s - 1.0) * SAMPLE_RATE_HZ))

@@ -1,4 +1,4 @@
-"""Changes the tempo of speech and keeps its pitch (FFmpeg's atempo filter, which is WSOLA), chunk by chunk."""
+"""Changes the tempo of speech without changing its pitch, chunk by chunk (FFmpeg's atempo filter, which is WSOLA)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from antiphon.audio import Pcm
 
 
 class Stretch:
-    """Plays mono float32 at `rate_hz` at `tempo` times its speed, for tempos from 0.5 to 100. One object serves one
-    stream and holds a filter graph, whose output lags behind the input by a fraction of a second.
+    """Speeds up one stream of mono float32 at `rate_hz` by `tempo`, from 0.5 to 100.
+
+    It holds a filter graph, whose output lags behind the input by a fraction of a second.
     """
 
     def __init__(self, rate_hz: int, tempo: float) -> None:
@@ -26,9 +27,7 @@ class Stretch:
         self._num_samples = 0
 
     def feed(self, pcm: Pcm) -> Pcm:
-        """Return the output that `pcm` completes, float32 [num_samples] at the same rate. It may be empty, as the
-        filter works in windows of its own.
-        """
+        """Return the output that `pcm` completes, float32 [num_samples] at the same rate. It may be empty."""
         if not len(pcm):
             return np.zeros(0, np.float32)
         frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(pcm, np.float32).reshape(1, -1), "flt", "mono")
@@ -39,12 +38,12 @@ class Stretch:
         return self._drain()
 
     def flush(self) -> Pcm:
-        """Return what the filter still holds, as float32 [num_samples]. Nothing may be fed afterwards."""
+        """Return the rest of the output, float32 [num_samples]. `feed` must not be called after it."""
         self._graph.push(None)
         return self._drain()
 
     def _drain(self) -> Pcm:
-        """All output that the filter has ready."""
+        """Return all output that the filter has ready."""
         out = []
         while True:
             try:

@@ -8,9 +8,9 @@ UNKNOWN_SIZE = 0xFFFFFFFF
 
 
 def wav_header(rate_hz: int, num_bytes: int = UNKNOWN_SIZE) -> bytes:
-    """The 44 bytes that go before PCM16 mono data of `num_bytes` bytes at `rate_hz`.
+    """Return the 44 bytes that precede `num_bytes` bytes of PCM16 mono data at `rate_hz`.
 
-    Without `num_bytes` both sizes are 0xFFFFFFFF, as in a stream whose length is not known yet; players accept that.
+    Without `num_bytes`, both sizes are 0xFFFFFFFF, for a stream of unknown length. Players accept that.
     """
     riff = UNKNOWN_SIZE if num_bytes == UNKNOWN_SIZE else num_bytes + 36
     return struct.pack(

@@ -1,4 +1,4 @@
-"""Images as arrays: decoding encoded images, filtering the frames of a stream, describing a scene without a model.
+"""Images as arrays: decodes images, filters the frames of a stream, and describes scenes without a model.
 
-Everything here is pure: bytes or pixels in, pixels, numbers and words out.
+All functions are pure: they take bytes or pixels, and return pixels, numbers and words.
 """

@@ -1,7 +1,7 @@
-"""Decides which frames of a stream are worth keeping, and which of them a question is answered from.
+"""Decides which frames of a stream to keep, and which of these a question is answered from.
 
-`EvsFilter` is the filter that other servers have: the mean square difference of thumbnails. It is blind to what is
-small: a ball in the air changes a hundredth of the picture. `BlockFilter` compares the block that changed most.
+`EvsFilter` is the filter of other servers: the mean square difference of thumbnails. It misses small changes: a flying
+ball changes a hundredth of the picture. `BlockFilter` compares the block that changed most.
 """
 
 from __future__ import annotations
@@ -14,32 +14,34 @@ from PIL import Image
 from antiphon.vision.images import Pixels
 
 THUMBNAIL_SIDE = 64
-# BlockFilter divides each side of the thumbnail into so many blocks of 4 x 4 pixels.
+# Blocks of 4 x 4 pixels on each side of BlockFilter's thumbnails.
 BLOCKS_PER_SIDE = 16
 
 
 class FrameFilter(Protocol):
-    """Decides frame by frame whether a frame is kept. A filter holds the state of one stream."""
+    """Decides for each frame whether it is kept. A filter has the state of one stream."""
 
     def keeps(self, pixels: Pixels) -> bool:
-        """Whether this frame is to be kept. A frame that is kept becomes the one that the next frames are compared
-        with, so a slow drift is noticed in the end. pixels: uint8 [height, width, 3], RGB, of any size.
+        """Return whether to keep this frame. `pixels`: uint8 [height, width, 3], RGB, of any size.
+
+        Each frame is compared with the last kept one, so a slow drift is eventually noticed.
         """
         ...
 
 
 def thumbnail(pixels: Pixels) -> np.ndarray:
-    """Scale an RGB image, uint8 [height, width, 3], to float32 [64, 64, 3] in 0..255, bilinear. Its aspect ratio is
-    lost, which does not matter to a comparison of frames of one stream.
+    """Scale an RGB image, uint8 [height, width, 3], bilinearly to float32 [64, 64, 3] in 0..255.
+
+    The aspect ratio is lost. That does not affect comparisons of frames of one stream.
     """
     small = Image.fromarray(pixels).resize((THUMBNAIL_SIDE, THUMBNAIL_SIDE), Image.Resampling.BILINEAR)
     return np.asarray(small, np.float32)
 
 
 class EvsFilter:
-    """Drops a frame whose likeness to the last kept frame is at least `threshold`. The first frame is kept.
+    """Drops a frame whose similarity to the last kept frame is at least `threshold`. Keeps the first frame.
 
-    The likeness is 1 - MSE / 255² of their thumbnails: 1 for equal frames, about 0.96 where all values differ by a
+    The similarity is 1 - MSE / 255² of the thumbnails: 1 for equal frames, and about 0.96 if all values differ by a
     fifth of full scale.
     """
 
@@ -48,7 +50,7 @@ class EvsFilter:
         self._last: np.ndarray | None = None
 
     def keeps(self, pixels: Pixels) -> bool:
-        """Compares thumbnails of 64 x 64 pixels, and keeps the one of the last frame that was kept: 48 kB a stream."""
+        """Compare thumbnails of 64 x 64 pixels. The one of the last kept frame is stored: 48 kB per stream."""
         now = thumbnail(pixels)
         if self._last is not None and self._likeness(now, self._last) >= self._threshold:
             return False
@@ -60,9 +62,9 @@ class EvsFilter:
 
 
 class BlockFilter(EvsFilter):
-    """Compares as `EvsFilter` does, but only the block of 4 x 4 thumbnail pixels that differs most.
+    """Like `EvsFilter`, but compares only the block of 4 x 4 thumbnail pixels that differs most.
 
-    What changed everywhere alike is taken out before: the camera's own exposure is no event.
+    Uniform changes of the whole picture are subtracted first, because the camera's exposure is not an event.
     """
 
     def _likeness(self, now: np.ndarray, last: np.ndarray) -> float:
@@ -74,8 +76,9 @@ class BlockFilter(EvsFilter):
 
 
 def sample_frames(count: int, max_frames: int) -> list[int]:
-    """The indices, in order, of the frames that a question is answered from: all `count` of them where they are at most
-    `max_frames`, otherwise `max_frames` of them at an even stride, the last frame included.
+    """Return the indices, in ascending order, of up to `max_frames` of `count` frames, for answering a question.
+
+    If there are more frames, they are sampled at an even stride, and the last frame is included.
     """
     if count <= max_frames:
         return list(range(count))

@@ -1,4 +1,4 @@
-"""Describes a frame without a model: its light, its main colours, its motion, and whether the scene changed. Pure."""
+"""Describes a frame without a model: its brightness, main colours and motion, and whether the scene changed. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from antiphon.vision.frame_filters import THUMBNAIL_SIDE, thumbnail
 from antiphon.vision.images import Pixels
 
-# A frame shows another scene when its thumbnail differs from the last by this share of full scale on average.
+# A frame shows a new scene if its thumbnail's mean difference from the previous one reaches this share of full scale.
 NEW_SCENE_DIFFERENCE = 0.18
-# The mean difference from the frame before, as a share of full scale, from which there is much or some motion.
+# Thresholds of the mean difference from the previous frame, as a share of full scale, for much and for some motion.
 MUCH_MOTION, SOME_MOTION = 0.05, 0.012
-# Hues by name, each up to so many degrees. A pixel of less saturation than GREY_SATURATION has no hue.
+# The upper limits of the hues, in degrees. A pixel with a saturation below GREY_SATURATION has no hue.
 HUES = (
     (15, "red"),
     (40, "orange"),
@@ -27,18 +27,18 @@ HUES = (
 )
 COLOUR_NAMES = ("black", "grey", "white", "brown", *dict.fromkeys(name for _, name in HUES))
 GREY_SATURATION, DARK_VALUE, LIGHT_VALUE = 0.18, 0.18, 0.78
-# A colour is named if it covers at least this share of the frame.
+# A colour is listed if it covers at least this share of the frame.
 MIN_COLOUR_SHARE = 0.12
 
 
 @dataclass(frozen=True, slots=True)
 class SceneFacts:
-    """What can be said of one frame.
+    """The description of one frame.
 
     - `brightness`: mean luma, from 0 (black) to 1 (white).
-    - `colours`: names out of COLOUR_NAMES, at most three, the most common first.
-    - `motion`: mean difference from the frame before, from 0 to 1; 0 for the first frame.
-    - `new_scene`: the frame differs from the one before so much that it shows another scene.
+    - `colours`: up to three of COLOUR_NAMES, most common first.
+    - `motion`: mean difference from the previous frame, from 0 to 1; 0 for the first frame.
+    - `new_scene`: `motion` reaches NEW_SCENE_DIFFERENCE.
     """
 
     brightness: float
@@ -48,22 +48,20 @@ class SceneFacts:
 
     @property
     def light_level(self) -> str:
-        """The brightness in words for a prompt: "dark" below 0.25, "bright" above 0.65, otherwise "normally lit"."""
+        """The brightness in words, for a prompt: "dark" below 0.25, "bright" above 0.65, otherwise "normally lit"."""
         return "dark" if self.brightness < 0.25 else "bright" if self.brightness > 0.65 else "normally lit"
 
     @property
     def motion_level(self) -> str:
-        """The motion in words for a prompt: "much motion", "some motion" or "still", by the thresholds MUCH_MOTION and
-        SOME_MOTION.
-        """
+        """The motion in words, for a prompt: "much motion", "some motion" (see MUCH_MOTION, SOME_MOTION) or "still"."""
         return "much motion" if self.motion >= MUCH_MOTION else "some motion" if self.motion >= SOME_MOTION else "still"
 
 
 def describe(pixels: Pixels, before: np.ndarray | None) -> tuple[SceneFacts, np.ndarray]:
-    """Describe a frame, and return its thumbnail for the description of the next frame of the stream.
+    """Return the description of a frame, and its thumbnail, which describes the next frame's motion.
 
-    pixels: uint8 [height, width, 3], RGB. before: the thumbnail of the frame before, None for the first. Takes about a
-    millisecond for a frame of 256 pixels.
+    `pixels`: uint8 [height, width, 3], RGB. `before`: the thumbnail of the previous frame; None for the first. Takes
+    about a millisecond for a frame of 256 pixels.
     """
     now = thumbnail(pixels)
     shares = np.bincount(_colour_indices(now), minlength=len(COLOUR_NAMES)) / THUMBNAIL_SIDE**2
@@ -74,7 +72,7 @@ def describe(pixels: Pixels, before: np.ndarray | None) -> tuple[SceneFacts, np.
 
 
 def _colour_indices(image: np.ndarray) -> np.ndarray:
-    """The index in COLOUR_NAMES of each pixel's colour: int [num_pixels]. image: float32 [height, width, 3]."""
+    """Return each pixel's index in COLOUR_NAMES: int [num_pixels]. `image`: float32 [height, width, 3]."""
     flat = image.reshape(-1, 3) / 255.0
     high, low = flat.max(1), flat.min(1)
     spread = high - low

@@ -1,4 +1,4 @@
-"""Text language models that `transformers` runs as they are: one class for every checkpoint with a causal decoder."""
+"""Text language models: one class for every causal decoder that `transformers` supports."""
 
 from antiphon.adapters.spec import Spec
 from antiphon.engine.api import Capabilities
@@ -7,9 +7,9 @@ SPEC = Spec(
     role="language",
     model="antiphon.adapters.causal_lm.model:CausalLm",
     runs_on="engine",
-    # A reply may be held to a schema or to tools.
+    # A reply may be constrained to a schema or to tool calls.
     requires=Capabilities.GRAMMAR,
-    # `transformers` has too many types of causal decoders to name: this adapter takes all that no other does.
+    # `transformers` has too many causal decoders to list. This adapter loads every type that no other one lists.
     model_types=(),
     prepare="antiphon.adapters.causal_lm.checkpoint:prepare",
 )

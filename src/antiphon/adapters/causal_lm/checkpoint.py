@@ -1,8 +1,8 @@
-"""Converts a language model's checkpoint once, and keeps the result beside the models.
+"""Converts a language model's checkpoint, and caches the result next to the models.
 
-GGUF files are unpacked, and weights are rounded to the type that the machine multiplies fastest. The result is in
-<home>/prepared/<name>-<type>/: configuration, tokenizer and weights, a file `source`, which says what they were made
-from, and the digests of all of them. Where the source has changed since, or a file of the result, it is made again.
+GGUF files are dequantized, and weights are rounded to the dtype that the machine multiplies fastest. The result is
+stored in <home>/prepared/<name>-<type>/: configuration, tokenizer, weights, a file `source` that identifies the source
+files, and the digests of all of them. If the source or a file of the result changes, the conversion runs again.
 """
 
 from __future__ import annotations
@@ -30,24 +30,26 @@ from antiphon.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-# Of the prepared folder. A higher number makes every prepared folder out of date.
+# Version of the prepared folder's format. Raising it invalidates every prepared folder.
 FORMAT = 2
-# What is made of the other files of the folder, and is made again without converting; `.part`: one that was cut off.
+# Files that are derived from other files of the folder, and can be rebuilt without a conversion. `.part`: an incomplete
+# one.
 PACKED = {name + end for name in (packed.DATA_FILE, packed.INDEX_FILE) for end in ("", ".part")}
 STAMP = "source"
-# The files that a folder needs besides its weights.
+# The files that are copied in addition to the weights.
 SIDE_FILES = ("*.json", "*.jinja", "*.model", "*.txt")
 
 
 def prepare(source: Path, home: Path, name: str, weights: str = "auto", device: str = "cpu") -> Path:
-    """Return the folder to load `source` from, and convert `source` first where that has not been done yet.
+    """Return the folder to load `source` from. Converts `source` first unless an up-to-date result exists.
 
-    `source`: a .gguf file, or a checkpoint's folder. `home`: where `prepared/` is kept. `name` and the type of the
-    weights name the folder in it. A checkpoint's folder that is not to be rounded to int8 is returned as it is.
+    `source`: a .gguf file, or a checkpoint's folder. `home`: the parent folder of `prepared/`. The result's folder is
+    named after `name` and the dtype of the weights. A checkpoint's folder that needs no rounding to int8 is returned
+    unchanged.
 
-    Converting takes up to a minute and the memory of the weights in float32, in a process of its own, which is waited
-    for. A lock on a file makes it safe for several processes at once. Raises StoreError for a source that is no
-    checkpoint or cannot be converted; a half-written folder is removed.
+    A conversion takes up to a minute, and memory for the weights in float32. It runs in a separate process, and this
+    function waits for it. A file lock makes concurrent calls from several processes safe. Raises StoreError if the
+    source is not a checkpoint or cannot be converted; an incomplete folder is removed.
     """
     kind = best_weights(device) if weights == "auto" else weights
     gguf = source if source.suffix == ".gguf" else source / "model.gguf"
@@ -70,17 +72,17 @@ def _prepare_locked(origin: Path, target: Path, name: str, kind: str) -> None:
     if _is_made_from(target, made_from):
         changed = changed_files(target)
         if changed:
-            log.warning("%s: not as it was prepared, and is prepared again: %s", target, ", ".join(changed))
+            log.warning("%s: files have changed since it was prepared; preparing again: %s", target, ", ".join(changed))
         if PACKED.issuperset(changed):
             if kind == "int8" and (changed or not packed.fits_machine(target)):
-                log.info("preparing %s for this processor: once", name)
+                log.info("preparing %s for this processor (only once)", name)
                 for path in (target / file for file in changed):
-                    # It may be a folder or a pipe, too.
+                    # The path may also be a folder or a pipe.
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
                 _in_own_process(write_packed, target)
                 write_digests(target)
             return
-    log.info("preparing %s as %s: once, up to a minute", name, kind)
+    log.info("preparing %s as %s (only once; takes up to a minute)", name, kind)
     half = target.with_name(target.name + ".part")
     for old in (half, target):
         shutil.rmtree(old, ignore_errors=True)
@@ -103,7 +105,7 @@ def _is_made_from(target: Path, made_from: str) -> bool:
 
 
 def _in_own_process(call: Callable[..., None], *args: Any) -> None:
-    """Call it in a process that ends with it: the memory that converting takes would not be given back by this one."""
+    """Call a function in a temporary process, because this one would not free the memory of a conversion."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         with _without_bars():
             result = process.submit(call, *args)
@@ -112,9 +114,9 @@ def _in_own_process(call: Callable[..., None], *args: Any) -> None:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Have a process that is started meanwhile draw no progress bars: they would stand among the lines of a log.
+    """Disable progress bars, which would garble the log, in the processes that are started within this context.
 
-    `transformers` has a switch for its own, and unpacks GGUF files under one of tqdm's.
+    `transformers` has its own switch, but it dequantizes GGUF files under a bar of tqdm's.
     """
     before = os.environ.get("TQDM_DISABLE")
     os.environ["TQDM_DISABLE"] = "1"
@@ -128,7 +130,7 @@ def _without_bars() -> Iterator[None]:
 
 
 def _files(path: Path) -> list[list[str | int]]:
-    """A checkpoint's files, each with its size in bytes and its time of change in ns."""
+    """Return a checkpoint's files, each with its size in bytes and its modification time in ns."""
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     return [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files if f.is_file()]
 
@@ -154,7 +156,7 @@ def _write(source: Path, target: Path, kind: str) -> None:
 
 
 def _unpacked(gguf: Path, target: Path) -> Any:
-    """Load a GGUF file in float32, and write its tokenizer and configuration to `target`."""
+    """Load a GGUF file in float32, and save its tokenizer and configuration in `target`."""
     AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name, local_files_only=True).save_pretrained(target)
     model: Any = AutoModelForCausalLM.from_pretrained(
         gguf.parent,
@@ -163,7 +165,7 @@ def _unpacked(gguf: Path, target: Path) -> Any:
         dtype=torch.float32,
         quantization_config=GgufConfig(dequantize=True),
     )
-    # Unpacked weights are those of a plain model.
+    # The dequantized model is saved as an unquantized one.
     model.config.quantization_config = None
     model.config.save_pretrained(target)
     model.generation_config.save_pretrained(target)

@@ -1,11 +1,11 @@
 """The SHA-256 of each file of a prepared folder, recorded when it is prepared and compared before it is loaded.
 
-A gigabyte takes about a second to hash, and a start should not take it. So a file is hashed again only where its size
-or one of its times is not as recorded. Among these is the time of the inode's change (ctime), which no program can set:
-whatever writes to a file, and sets its time of modification back, is found. Who can write to the folder can write to
-the record too: it tells damage, not forgery.
+Hashing a gigabyte takes about a second, which would slow down each start. So a file is hashed again only if its size or
+one of its timestamps differs from the record. One of them is the inode's change time (ctime), which programs cannot
+set: a file that was written to is found even if its modification time was reset. The record detects damage, not
+forgery, because a program that can write to the folder can also write to the record.
 
-    <folder>/digests    {file's name: [size, mtime_ns, ctime_ns, sha256], ...}
+    <folder>/digests    {file name: [size, mtime_ns, ctime_ns, sha256], ...}
 """
 
 from __future__ import annotations
@@ -19,19 +19,21 @@ from pathlib import Path
 import msgspec
 
 RECORD = "digests"
-# Size in bytes, times of modification and of the inode's change in ns.
+# Size in bytes, modification time (mtime) and inode change time (ctime) in ns.
 State = tuple[int, int, int]
 
 
 def write_digests(folder: Path) -> None:
-    """Hash every file of a folder, and record it in place of what was recorded. Raises OSError."""
+    """Hash every file of a folder, and replace the folder's record. Raises OSError."""
     names = sorted(name for name in os.listdir(folder) if name != RECORD)
     _write(folder, {name: (*_state(folder / name), sha256_of(folder / name)) for name in names})
 
 
 def changed_files(folder: Path) -> list[str]:
-    """The names of the files that are not as they were recorded: changed, missing, or there without a record; all that
-    the folder has where the record cannot be read. What was only moved or copied is recorded anew.
+    """Return the names of the files that differ from the record: changed, missing or unrecorded ones.
+
+    If the record cannot be read, returns all files of the folder. If only timestamps have changed, as after a copy, the
+    record is updated.
     """
     there = {name for name in os.listdir(folder) if name != RECORD}
     try:
@@ -50,17 +52,17 @@ def changed_files(folder: Path) -> list[str]:
         except OSError:
             changed.add(name)
     if not changed and states != recorded:
-        # A folder that cannot be written to is hashed at every start.
+        # If the folder is not writable, its files are hashed at every start.
         with suppress(OSError):
             _write(folder, states)
     return sorted(changed)
 
 
 def _state(path: Path) -> State:
-    """Raises OSError for what is no plain file: opening a pipe would wait for ever, a link leads elsewhere."""
+    """Return a file's state. Raises OSError if it is not a regular file: a pipe would block, a link leads elsewhere."""
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(f"{path} is no plain file")
+        raise OSError(f"{path} is not a regular file")
     return found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 

@@ -1,6 +1,6 @@
 """A text language model on an engine, loaded from a checkpoint's folder.
 
-How it holds conversations is `modeling/chat.py`; how its files are converted beforehand is `checkpoint.py`.
+Conversations are implemented in `modeling/chat.py`, and the conversion of the files in `checkpoint.py`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from antiphon.remote.engine.server import ModelFacts
 class CausalLm(ChatModel):
     """A LanguageModel for any decoder that `transformers` loads with AutoModelForCausalLM.
 
-    `folder` holds the checkpoint as `transformers` or `antiphon pull` writes it; nothing is downloaded. The caller owns
-    the model and has to close it, which ends its engine.
+    `folder` holds the checkpoint in the layout of `transformers` or `antiphon pull`; nothing is downloaded. The caller
+    owns the model and must close it, which stops its engine.
     """
 
     def __init__(self, folder: Path, model_id: str, options: EngineModelOptions) -> None:
-        """Load the weights and the tokenizer, and start the engine. Waits for seconds. With `options.servers` the
-        tokenizer only, and the servers are looked at.
+        """Load the weights and the tokenizer, and start the engine. Waits for seconds.
 
-        Raises ModelError for a checkpoint that does not load, and for servers that serve another one.
+        With `options.servers`, loads only the tokenizer, and checks the servers. Raises ModelError if the checkpoint
+        does not load, or if the servers serve a different model.
         """
         if options.servers:
             super().__init__(folder, model_id, *engine_on_servers(folder, model_id, options))
             return
-        # Side by side: either takes a second, and most of it outside the interpreter.
+        # In parallel: each of the two takes a second, mostly outside the interpreter.
         with load_errors(model_id, folder), ThreadPoolExecutor(1) as pool:
             loading = pool.submit(AutoTokenizer.from_pretrained, folder, local_files_only=True)
             runner = load_model(folder, device=options.device, weights=options.weights, threads=options.threads)
@@ -50,12 +50,12 @@ class CausalLm(ChatModel):
             raise
 
 
-# A tokenizer of `transformers`, and a configuration, have any attributes.
+# The tokenizers and configurations of `transformers` have dynamic attributes, hence Any.
 def engine_on_servers(folder: Path, model_id: str, options: EngineModelOptions) -> tuple[VllmEngine, Any]:
-    """An engine whose model runs on `options.servers`, and the model's tokenizer. No weights are read.
+    """Return an engine whose model runs on `options.servers`, and the model's tokenizer. No weights are read.
 
-    Waits for seconds. Raises ModelError for a folder without a configuration or a tokenizer, and for servers that serve
-    another model.
+    Waits for seconds. Raises ModelError if the folder has no configuration or tokenizer, or if the servers serve a
+    different model.
     """
     assert options.servers
     with load_errors(model_id, folder):

@@ -1,4 +1,4 @@
-"""eSpeak NG: a synthesizer of many languages by rules, which speaks what no other loaded voice does."""
+"""eSpeak NG: a rule-based synthesizer of many languages, for those that no other loaded voice speaks."""
 
 from antiphon.adapters.spec import Spec
 

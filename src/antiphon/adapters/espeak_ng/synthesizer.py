@@ -1,7 +1,7 @@
-"""eSpeak NG (a program of the system's, GPLv3, which is run and not linked): formant synthesis, 22.05 kHz.
+"""eSpeak NG: formant synthesis at 22.05 kHz, by a system program (GPLv3) that is run as a process, not linked.
 
-It makes 200 times the audio of real time, so a sentence is one chunk. It is understood, and nobody takes it for a
-person; a neural voice of a language is better where there is one.
+It runs at 200 times real time, so each sentence is one chunk. The voice is intelligible but robotic: prefer a neural
+voice if one is available for the language.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from antiphon.text.word_timing import WordPacer
 
 PROGRAM = "espeak-ng"
 RATE_HZ = 22_050
-# Words a minute at the voice's own tempo, and the range of tempos.
+# Words per minute at speed 1, and the range of speeds.
 WORDS_A_MINUTE, SPEEDS = 150, (0.5, 2.5)
-# Ideographs are left to neural voices: it spells most of them out.
+# Languages with ideographs are left to neural voices: eSpeak NG spells most ideographs out.
 LANGUAGES = (
     *("de", "es", "fr", "it", "nl", "pl", "sv", "da", "fi", "cs", "ro", "hu", "el", "ru", "uk", "tr", "ar", "hi", "ko"),
     *("pt", "no", "en"),
 )
-# What it calls the voices that it does not call by their languages.
+# The names of the voices that are not named after their language.
 VOICES = {"fr": "fr-fr", "en": "en-us", "no": "nb"}
-# The size of a WAV file's header, which espeak-ng writes before the samples.
+# The size of the WAV header that espeak-ng writes before the samples.
 HEADER_BYTES = 44
+# Timeout of the program for one sentence.
 LIMIT_S = 30.0
 
 
@@ -44,10 +45,10 @@ class _Sentence:
 
 
 class Espeak:
-    """A Synthesizer with a voice for each of its languages. It loads nothing; each sentence runs the program once."""
+    """A Synthesizer with one voice for each language. It loads nothing, and runs the program once for each sentence."""
 
     def __init__(self, options: LaneModelOptions) -> None:
-        """Raises ModelError where the program is not installed."""
+        """Raises ModelError if the program is not installed."""
         if not is_installed():
             raise ModelError(f"{PROGRAM} is not installed (apt install {PROGRAM})")
         self.profile = SynthesizerProfile(
@@ -60,22 +61,22 @@ class Espeak:
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield the audio of a text, float32 at 22.05 kHz, a sentence at a time, with estimated word times.
+        """Yield the audio of a text, float32 at 22.05 kHz, one sentence at a time, with estimated word times.
 
-        `options.language` is one of the profile's. Raises Refused where the lane is full, ModelError.
+        `options.language` is one of the profile's languages. Raises Refused if the lane is full, and ModelError.
         """
         pacer, splitter = WordPacer(), SentenceSplitter()
         for sentence in [*splitter.feed(text), *splitter.flush()]:
             job = _Sentence(sentence, options.language or "en", options.speed)
             pcm = await self.lane.run(job, urgency())
-            # All of its audio is there: its words share it.
+            # The sentence's audio is complete, so its words are spread over all of it.
             pacer.advance(len(pcm) / RATE_HZ)
             pacer.feed(sentence)
             yield SpeechChunk(pcm, pacer.finish(), num_symbols=len(sentence))
 
 
 def is_installed() -> bool:
-    """Whether the program is there."""
+    """Return whether the `espeak-ng` program is on the PATH."""
     return shutil.which(PROGRAM) is not None
 
 

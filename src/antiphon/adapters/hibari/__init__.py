@@ -1,4 +1,4 @@
-"""hibari: a synthesizer of English voices, in a lane."""
+"""hibari: a synthesizer with English voices, which runs in a lane."""
 
 from antiphon.adapters.spec import Spec
 

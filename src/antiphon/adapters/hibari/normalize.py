@@ -1,7 +1,7 @@
-"""Text made speakable for hibari word by word, so that every spoken word knows the written one it stands for.
+"""Normalizes text for hibari word by word, so that every spoken word can be traced back to a written one.
 
-What all voices are spared is left out before (`text/written.py`). Here letters of scripts that the voice does not know
-are left out and reported, and long words are cut. Numbers and dates are left to the phonemizer's own normalization.
+`text/written.py` has already removed what no voice can speak. This module drops and reports letters of scripts that the
+voice does not know, and splits long words. The phonemizer itself normalizes numbers and dates.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from textwrap import wrap
 
 from antiphon.text.sentences import SentenceSplitter
 
-# A longer text is synthesized in several parts: the model reads a part at once, at 0.1 ms a character.
+# A longer text is synthesized in several parts. The model reads a part in one pass, at 0.1 ms per character.
 MAX_PART_CHARS = 300
 _PUNCTUATION = str.maketrans("。！？、，；：（）【】「」『』…", '.!?,,;:()()""""…')
-# Of a longer word that it does not know, the phonemizer leaves out the end.
+# The phonemizer truncates unknown words that are longer than this.
 MAX_WORD_CHARS = 20
 _LONG_WORD = re.compile(rf"[^\W\d_]{{{MAX_WORD_CHARS + 1},}}")
 _CLAUSE_END = re.compile(r"[,;:—–]\s+")
@@ -26,10 +26,10 @@ _CLAUSE_END = re.compile(r"[,;:—–]\s+")
 
 @dataclass(frozen=True, slots=True)
 class SpokenPart:
-    """A part of a text that is synthesized at once.
+    """A part of a text that is synthesized in one pass.
 
-    `written`: its words, as white space divides them. `spoken`: for each written word what is said for it, which may be
-    several words, or "" for nothing. `skipped`: the letters of the part that the voice cannot speak.
+    `written`: its words, split at white space. `spoken`: the spoken form of each written word, which may be several
+    words, or "" if the word is silent. `skipped`: the letters of the part that the voice cannot speak.
     """
 
     written: tuple[str, ...]
@@ -38,14 +38,14 @@ class SpokenPart:
 
     @property
     def text(self) -> str:
-        """What is said for the whole part, words separated by single spaces; "" where nothing of it is said."""
+        """The spoken form of the whole part, separated by single spaces; "" if the part is silent."""
         return " ".join(s for s in self.spoken if s)
 
 
 def parts(text: str) -> Iterator[SpokenPart]:
-    """Yield the parts of a text in order: its sentences, and pieces of those longer than MAX_PART_CHARS.
+    """Yield the parts of a text in order: its sentences, and pieces of sentences longer than MAX_PART_CHARS.
 
-    Each written word of the text is in one part, in its order. No text raises.
+    Each written word of the text is in exactly one part. Accepts any text.
     """
     for sentence in _sentences(text):
         for piece in _pieces(sentence):
@@ -59,10 +59,10 @@ def parts(text: str) -> Iterator[SpokenPart]:
 
 
 def source_words(spoken: Sequence[str], normalized: Sequence[str]) -> list[int]:
-    """Return, for each word of a normalized text, the index of the phrase in `spoken` that it came from.
+    """Return, for each word of a normalized text, the index of its source phrase in `spoken`.
 
-    Normalizing rewrites some words ("$5" to "five dollars"). The rewritten words between two that stayed the same are
-    shared out evenly among the phrases there, in order; a word that was added belongs to the phrase before it.
+    Normalizing rewrites some words ("$5" to "five dollars"). A run of rewritten words is distributed evenly, in order,
+    over the phrases that it replaces. An inserted word belongs to the phrase before it.
     """
     out: list[int] = []
     flat = [(i, word) for i, phrase in enumerate(spoken) for word in phrase.split()]
@@ -83,7 +83,7 @@ def _sentences(text: str) -> Iterator[str]:
 
 
 def _pieces(sentence: str) -> Iterator[str]:
-    """Cut a sentence at the last clause that fits, else at the last white space, else anywhere."""
+    """Split a sentence at the last clause end that fits, else at the last white space, else anywhere."""
     while len(sentence) > MAX_PART_CHARS:
         head = sentence[:MAX_PART_CHARS]
         clauses = [m.end() for m in _CLAUSE_END.finditer(head) if m.end() > MAX_PART_CHARS // 4]
@@ -95,7 +95,7 @@ def _pieces(sentence: str) -> Iterator[str]:
 
 
 def _speakable(word: str) -> tuple[str, str]:
-    """Return what is said for one written word, and the letters of it that cannot be said."""
+    """Return the spoken form of a written word, and those of its letters that the voice cannot speak."""
     kept, dropped = [], []
     for char in word.translate(_PUNCTUATION):
         spoken = _char(char)
@@ -103,18 +103,18 @@ def _speakable(word: str) -> tuple[str, str]:
             dropped.append(char)
         else:
             kept.append(spoken)
-    # A word in brackets may carry its pronunciation.
+    # A word in brackets may contain its pronunciation, so it is not split.
     speakable = "".join(kept)
     return speakable if word.startswith("[") else _LONG_WORD.sub(_cut, speakable), "".join(dropped)
 
 
 def _cut(word: re.Match[str]) -> str:
-    """A long word as words of about the same length that the phonemizer can read."""
+    """Split a long word into pieces of about equal length that the phonemizer can read."""
     return " ".join(wrap(word[0], -(-len(word[0]) // -(-len(word[0]) // MAX_WORD_CHARS))))
 
 
 def _char(char: str) -> str | None:
-    """Return what stands for a character: itself, "" for nothing, or None for a letter the voice cannot speak."""
+    """Return the replacement of a character: often itself, "" to drop it, or None if the voice cannot speak it."""
     if char.isascii():
         return char if char.isprintable() else ""
     kind = unicodedata.category(char)
@@ -125,7 +125,7 @@ def _char(char: str) -> str | None:
     if kind[0] == "L":
         return char if ord(char) < 0x0100 or unicodedata.name(char, "").startswith(("LATIN", "MODIFIER")) else None
     if kind[0] == "M":
-        # Accents stay on Latin letters; other scripts' marks go with their letters.
+        # Accents of Latin letters are kept. The marks of other scripts are dropped with their letters.
         return char if ord(char) < 0x0370 else ""
     if kind[0] == "C" or (kind in ("So", "Sk") and ord(char) >= 0x2190):
         return ""

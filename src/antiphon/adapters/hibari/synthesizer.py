@@ -1,13 +1,13 @@
-"""hibari (English, 24 kHz, int8 ONNX): text to audio in chunks that join without a seam, and the time of every word.
+"""hibari (English, 24 kHz, int8 ONNX): text to audio in chunks that join seamlessly, and the time of every word.
 
-The published graph goes from phonemes to the spectrum of a whole sentence. It consists of two: the prosody reads the
-sentence and gives each phoneme a duration and each frame its features; the decoder, convolutions only, turns frames
-into spectra. The graph is cut in two there, so that the prosody runs once a sentence and the decoder chunk by chunk. A
-chunk is given as many frames of context on either side as its convolutions reach, and is what the whole would have been
-there (but for the rounding of int8 activations, whose scale is that of the chunk). Numbers of the model: hibari-tts
-0.2.1, "ONNX interface" in its readme and `hibari/dsp.py`.
+The published graph maps phonemes to the spectrum of a whole sentence. It has two stages. The prosody reads the sentence
+and computes a duration for each phoneme and features for each frame. The decoder, which has only convolutions, turns
+frames into spectra. This module splits the graph between the two, so that the prosody runs once per sentence and the
+decoder once per chunk. Each chunk is decoded with the context that the convolutions reach on either side. So it equals
+its part of the whole sentence, except for the rounding of int8 activations, which are scaled per chunk. The constants
+of the model are from hibari-tts 0.2.1: "ONNX interface" in its readme, and `hibari/dsp.py`.
 
-What is said for what is written is decided in `normalize.py`.
+`normalize.py` maps written text to spoken text.
 """
 
 from __future__ import annotations
@@ -41,40 +41,40 @@ from antiphon.events.words import Word
 
 Floats = NDArray[np.float32]
 
-# Where the graph is cut, and the durations inside it.
+# The tensors at which the graph is split, and the tensor of the durations.
 FEATURES, F0, DURATIONS = "/Concat_43_output_0", "f0", "/Clip_output_0"
 SPECTRUM = ("lh", "theta", "ln", "lr", "phi")
-# Frames of context on either side: the decoder reaches 3 frames by its first convolution and 3 by each of 8 blocks.
+# Frames of context on either side: the decoder's first convolution and each of its 8 blocks reach 3 frames.
 CONTEXT_FRAMES = 27
-# A unit of duration is two frames of 12.5 ms.
+# One unit of duration is two frames of 12.5 ms.
 FRAME_S = dsp.HOP / dsp.SR
 DURATION_S = 2 * FRAME_S
-# How many frames the window of the inverse STFT spans.
+# Frames that the window of the inverse STFT spans.
 WINDOW_HOPS = dsp.N_FFT // dsp.HOP
-# Frames in a text's chunks: the first is 0.3 s of audio, made in a few milliseconds; a long chunk costs less a second.
+# Frames in the chunks of a text. The first chunk, 0.3 s of audio, takes a few milliseconds to compute. Longer chunks
+# cost less per second of audio.
 CHUNK_FRAMES = (24, 60, 160, 240)
-# Frames of audio before the first word. The third of a second of silence that the model begins with is left out.
+# Frames of audio before the first word. The rest of the model's initial silence, a third of a second, is cut.
 LEAD_FRAMES = 6
-# Most frames of silence after a part that does not end a sentence, which goes on in the next part.
+# Limit of silent frames at the end of a part whose sentence continues in the next part.
 TAIL_FRAMES = 8
 SENTENCE_ENDS = frozenset(".!?…")
-# Where words lie, by forced alignment of 15 sentences (bench/tts.py measures it on others): audio is this much ahead of
-# the durations; a word reaches at most this far into the space before and after it; up to this energy (a feature) there
-# is silence.
+# Placement of words, tuned by forced alignment of 15 sentences (bench/tts.py measures it on others).
+# AUDIO_LEAD_S: how far the audio is ahead of the durations. WORD_MARGIN_S: how far a word may extend into the gaps
+# around it. SILENCE_LEVEL: the energy (a feature of the frames) up to which a frame is silent.
 AUDIO_LEAD_S, WORD_MARGIN_S, SILENCE_LEVEL = 0.05, 0.04, 0.0
 # The range of the model's own `speed` input.
 SPEEDS = (0.5, 2.0)
-# The lane's queue is at least so long: every text that is being spoken has a job in it, and a chunk takes milliseconds.
+# Lower bound of the lane's queue limit: every text in progress has a job in the queue, and a chunk takes milliseconds.
 MIN_QUEUE = 1024
 PAUSE_CHARS = frozenset(' ;:,.!?—…"“”()')
 
 
 class Hibari:
-    """A Synthesizer of English voices, which share a lane and, for each kind of English, a phonemizer.
+    """A Synthesizer with English voices. They share a lane, and a phonemizer for British or American English.
 
-    `folder` holds the default voice's `hibari.onnx`; `voices`: the folders of other voices, by their model ids. A
-    voice is named in the profile as its id without "hibari-". Each voice's graphs compute on one core, in the lane's
-    threads.
+    `folder` contains the default voice's `hibari.onnx`. `voices` maps the model ids of other voices to their folders.
+    The profile names a voice by its id without "hibari-". Each voice's graphs run on one core, in the lane's threads.
     """
 
     def __init__(
@@ -85,9 +85,9 @@ class Hibari:
         *,
         voices: Mapping[str, Path] | None = None,
     ) -> None:
-        """Load all voices, and their phonemizers. Waits for seconds.
+        """Load all voices and their phonemizers. Waits for seconds.
 
-        Raises ModelError for a voice that does not load.
+        Raises ModelError if a voice does not load.
         """
         self._voices: dict[str, _Voice] = {}
         phonemizers: dict[bool, _Phonemizer] = {}
@@ -99,7 +99,7 @@ class Hibari:
                     phonemizers[british] = _Phonemizer(british)
                 self._voices[name] = _Voice(where / "hibari.onnx", phonemizers[british])
             except Exception as error:
-                # onnx, onnxruntime and the phonemizer have no common class for what they raise over a file.
+                # The errors that onnx, onnxruntime and the phonemizer raise for a bad file have no common base class.
                 raise ModelError(f"{voice_id} does not load: {error}") from error
         self.profile = SynthesizerProfile(
             model_id, dsp.SR, voices=tuple(self._voices), languages=("en",), speeds=SPEEDS, word_times=True
@@ -115,14 +115,15 @@ class Hibari:
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield the audio of a text, float32 at 24 kHz, from the first 0.3 s on; each chunk is one job of the lane.
+        """Yield the audio of a text, float32 at 24 kHz, beginning with 0.3 s. Each chunk is one job of the lane.
 
-        A text with nothing to say (emoji, marks) yields no samples. The `skipped` letters and words before the first
-        sample come with it. Closing the generator ends the synthesis within a chunk. Raises RemoteProtocolError where
-        letters were skipped and nothing is left to say, Refused where the lane is full, ModelError.
+        A text without speakable characters, such as emoji, yields no samples. The first chunk with samples also has the
+        words and the `skipped` letters of the silent parts before it. Closing the generator stops the synthesis after
+        the current chunk. Raises RemoteProtocolError if letters were skipped and nothing is left to speak, Refused if
+        the lane is full, and ModelError.
         """
         utterance = _Utterance(self._voices[options.voice], text, options)
-        # What comes before the first samples is held back: if none follow, the text cannot be spoken.
+        # Silent parts are held back until the first samples. If none follow, the text cannot be spoken.
         held, words, spoke = "", tuple[Word, ...](), False
         while (chunk := await self.lane.run(utterance, urgency())) is not None:
             if spoke:
@@ -142,7 +143,7 @@ def _step(batch: Sequence[_Utterance]) -> list[SpeechChunk | None]:
 
 
 class _Voice:
-    """The two halves of a voice's graph, each in a session of its own, and the phonemizer that the voice shares."""
+    """The two halves of a voice's graph, each in its own onnxruntime session, and the shared phonemizer."""
 
     def __init__(self, path: Path, phonemizer: _Phonemizer) -> None:
         extractor = Extractor(onnx.load(str(path)))
@@ -152,17 +153,18 @@ class _Voice:
 
 
 class _Phonemizer:
-    """The phonemizer of one kind of English. Its methods may be called from several threads: a lock serializes them."""
+    """The phonemizer of British or American English. Thread-safe: a lock serializes its calls."""
 
     def __init__(self, british: bool) -> None:
         self._g2p = G2P(british=british)
         self._vocabulary = dict(json.loads((Path(ASSETS) / "vocab.json").read_text(encoding="utf-8")))
-        # Its out-of-vocabulary net is made on first use: made here, that is in one thread and before the first text.
+        # Accessing `oov` loads the out-of-vocabulary network, which would otherwise load with the first text, and
+        # possibly in several threads.
         _ = self._g2p.oov
         self._lock = threading.Lock()
 
     def phonemes(self, part: SpokenPart) -> tuple[list[int], list[int | None]]:
-        """Return a part's phoneme ids, padded at both ends, and for each the index of its written word, or None."""
+        """Return a part's phoneme ids, padded at both ends, and the index of each one's written word, or None."""
         with self._lock:
             tokens = self._g2p.phonemize_tokens(self._g2p.tokenize(normalize(part.text)))
         words = [list(group) for _, group in groupby(tokens, key=_WordKey())]
@@ -179,7 +181,7 @@ class _Phonemizer:
 
 
 class _WordKey:
-    """A key for `groupby`: tokens of one word, as white space divides them, have the same number."""
+    """A key for `groupby` that numbers the words: tokens without white space between them get the same number."""
 
     def __init__(self) -> None:
         self._word = 0
@@ -198,7 +200,7 @@ def _session(model: Any) -> onnxruntime.InferenceSession:
 
 
 class _Utterance:
-    """One text that is being synthesized, in the lane's threads; at most one step runs at a time."""
+    """The synthesis of one text. Its steps run in the lane's threads, one at a time."""
 
     def __init__(self, voice: _Voice, text: str, options: VoiceOptions) -> None:
         self._voice = voice
@@ -210,7 +212,7 @@ class _Utterance:
         self._chunks: Iterator[int] = _sizes()
 
     def step(self) -> SpeechChunk | None:
-        """Return the next chunk, which has no samples for a part that is not heard; None at the end of the text."""
+        """Return the next chunk, or None at the end of the text. The chunk of a silent part has no samples."""
         skipped, words, num_symbols = "", tuple[Word, ...](), 0
         if self._part is None:
             spoken = next(self._parts, None)
@@ -218,7 +220,7 @@ class _Utterance:
                 return None
             skipped = spoken.skipped
             ids, written = self._voice.phonemizer.phonemes(spoken)
-            # A part of nothing but marks is not heard.
+            # A part with only punctuation is silent.
             if all(word is None for word in written):
                 mute = tuple(Word(w, self._done_s, self._done_s, 1.0) for w in spoken.written)
                 return SpeechChunk(np.zeros(0, np.float32), mute, skipped)
@@ -234,7 +236,7 @@ class _Utterance:
         return SpeechChunk(pcm, words, skipped, num_symbols, num_frames)
 
     def _words(self, spoken: SpokenPart, written: list[int | None], part: _Part) -> tuple[Word, ...]:
-        """Return every written word in order; one that is not said is at the end of the one before, for no time."""
+        """Return every written word in order. A silent word has no duration, at the end of the word before it."""
         phonemes: dict[int, tuple[int, int]] = {}
         for phoneme, word in enumerate(written):
             if word is not None:
@@ -256,7 +258,10 @@ def _sizes() -> Iterator[int]:
 
 
 class _Part:
-    """One pass of the prosody, which is decoded a few frames at a time. `at`: frames decoded so far."""
+    """The features of one part, from one pass of the prosody, and the state of their decoding.
+
+    `at`: the number of frames decoded so far.
+    """
 
     def __init__(
         self, voice: _Voice, ids: list[int], speed: float, random: np.random.Generator, *, ends: bool = True
@@ -267,7 +272,7 @@ class _Part:
         self._decoder = voice.decoder
         self._features: Floats = features
         loud = np.nonzero(features[0, -1] > SILENCE_LEVEL)[0]
-        # Frames that are left out at the start. All others are counted from there on.
+        # Silent frames that are cut at the start. Frame numbers are counted from the first frame after them.
         self._skipped_frames = max(0, int(loud[0]) - LEAD_FRAMES) if len(loud) else 0
         last = len(f0[0]) if ends or not len(loud) else min(len(f0[0]), int(loud[-1]) + 1 + TAIL_FRAMES)
         self._f0: Floats = f0[0, self._skipped_frames : last]
@@ -276,21 +281,21 @@ class _Part:
         self.num_frames = len(self._f0)
         self.at = 0
         self._sum = np.zeros((WINDOW_HOPS - 1, dsp.HOP), np.float32)
-        # Where each phoneme ends.
+        # The end of each phoneme in seconds.
         self._ends_s = np.cumsum(durations.reshape(-1), dtype=np.float64) * DURATION_S - self._skipped_frames * FRAME_S
 
     @property
     def seconds(self) -> float:
-        """The duration of the whole part, without the silence that is left out at its start."""
+        """The duration of the whole part, without the silence that is cut at its start."""
         return float(self.num_frames * FRAME_S)
 
     @property
     def over(self) -> bool:
-        """Whether all frames are decoded."""
+        """Whether all frames of the part are decoded."""
         return self.at >= self.num_frames
 
     def spans(self, words: Sequence[tuple[int, int]]) -> list[tuple[float, float]]:
-        """Return the start and end of words in seconds, given the first and last phoneme of each."""
+        """Return the start and end in seconds of each word, given the indices of its first and last phoneme."""
         out = []
         loud = self._features[0, -1, self._skipped_frames :] > SILENCE_LEVEL
         for k, (first, last) in enumerate(words):
@@ -300,7 +305,7 @@ class _Part:
             if k + 1 < len(words):
                 end_s += min(WORD_MARGIN_S, (self._ends_s[words[k + 1][0] - 1] - end_s) / 2)
             start, end = (min(max(0.0, s - AUDIO_LEAD_S), self.seconds) for s in (start_s, end_s))
-            # A word before a pause ends where its audio does, not where the pause is over.
+            # A word before a pause ends with its audio, not at the end of the pause.
             from_frame = int(start / FRAME_S)
             heard = np.nonzero(loud[from_frame : int(end / FRAME_S) + 1])[0]
             if len(heard):
@@ -309,12 +314,12 @@ class _Part:
         return out
 
     def decode(self, num_frames: int) -> Pcm:
-        """Return the audio of the next frames. It is WINDOW_HOPS / 2 frames behind them until the last chunk."""
+        """Return the audio of the next frames. It lags WINDOW_HOPS / 2 frames behind them until the last chunk."""
         start, end = self.at, min(self.at + num_frames, self.num_frames)
-        # A rest shorter than a chunk's own context is not worth a pass.
+        # A remainder much shorter than a chunk's context is not worth a pass of its own.
         if self.num_frames - end < CONTEXT_FRAMES // 2:
             end = self.num_frames
-        # The context may reach into the frames that are left out.
+        # The context may include frames that were cut.
         low, high = max(-self._skipped_frames, start - CONTEXT_FRAMES), min(self.num_frames, end + CONTEXT_FRAMES)
         seen = self._features[:, :, low + self._skipped_frames : high + self._skipped_frames]
         out = self._decoder.run(list(SPECTRUM), {FEATURES: seen})
@@ -327,7 +332,7 @@ class _Part:
         np.sin(angle, out=turn.imag)
         turn *= dsp.ex(harmonics)
         spectrum *= turn
-        # Frame by frame, so that the noise of a seed does not depend on the chunks.
+        # Drawn frame by frame, so that the noise of a seed does not depend on the chunk sizes.
         gauss = self._random.standard_normal((end - start, 2 * len(noise)), dtype=np.float32).view(np.complex64).T
         spectrum += gauss * dsp.ex(noise)
         np.cos(phase, out=turn.real)
@@ -341,7 +346,7 @@ class _Part:
         """Return the STFT of the pulse train at frames [start, end): complex64 [bins, frames]."""
         low, high = max(0, start - WINDOW_HOPS), min(self.num_frames, end + WINDOW_HOPS)
         if len(self._pulses) < high * dsp.HOP:
-            # The phase runs from the start: the head is made for the first chunk, the whole for the others.
+            # The phase accumulates from the start. So the first chunk computes only the head, and the second all.
             f0 = self._f0 if len(self._pulses) else self._f0[: high + 1]
             whole = len(f0) == self.num_frames
             self._pulses = dsp.pulses(f0)[: None if whole else high * dsp.HOP]
@@ -360,8 +365,8 @@ class _Part:
             total[k : k + end - start] += frames[:, k]
         done = len(total) if end == self.num_frames else end - start
         self._sum = total[done:]
-        # Hop j of the whole is sample (j - WINDOW_HOPS / 2) * HOP: the first WINDOW_HOPS / 2 hops lie before the audio,
-        # the last after it.
+        # Hop j of the part begins at sample (j - WINDOW_HOPS / 2) * HOP. The first WINDOW_HOPS / 2 hops lie before the
+        # audio, and the last ones after it.
         first = max(0, WINDOW_HOPS // 2 - start)
         last = min(done, self.num_frames + WINDOW_HOPS // 2 - start)
         return np.asarray((total[first:last] * self._norm(start + first, start + last)).reshape(-1))

@@ -1,8 +1,9 @@
-"""MiniCPM-o 4.5 (openbmb/MiniCPM-o-4_5): a native model, which each second decides by itself to listen or to speak.
+"""MiniCPM-o 4.5 (openbmb/MiniCPM-o-4_5): a native model, which decides each second whether to listen or to speak.
 
-Built from `transformers` parts under the parameter names of the released checkpoint. `checkpoint.py` reads it,
-`audio_encoder.py` and `vision_encoder.py` make embeddings, `sampling.py` chooses tokens, `speech_decoder.py` makes
-codes of them and `token2wav.py` audio of the codes; `model.py` is the model and its conversations.
+It is built from `transformers` parts under the parameter names of the released checkpoint. `checkpoint.py` reads the
+checkpoint, `audio_encoder.py` and `vision_encoder.py` compute embeddings, and `sampling.py` chooses tokens.
+`speech_decoder.py` turns tokens into codes, and `token2wav.py` turns codes into audio. `model.py` has the model and its
+conversations.
 """
 
 from antiphon.adapters.spec import Spec
@@ -12,8 +13,8 @@ SPEC = Spec(
     role="conversation_model",
     model="antiphon.adapters.minicpmo.model:MiniCpmO",
     runs_on="engine",
-    # Units are rows of the encoders'. The oldest leave the context, after those that stay were computed with them. The
-    # adapter chooses tokens and codes, and codes are made of the tokens' hidden states.
+    # Units are embeddings from the encoders. The oldest units are evicted, after the rows that stay were computed with
+    # them. The adapter itself chooses tokens and codes, and computes codes from the hidden states of tokens.
     requires=(
         Capabilities.EMBEDDING_ROWS
         | Capabilities.EVICT

@@ -1,6 +1,6 @@
-"""Audio to embeddings, second by second: the Whisper encoder of MiniCPM-o, whose keys and values are kept.
+"""Audio to embeddings, second by second: the Whisper encoder of MiniCPM-o, with a KV cache.
 
-What a stream has heard is in its AudioEncoderState; the encoder's weights are shared by all streams.
+The state of a stream is its AudioEncoderState. All streams share the encoder's weights.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
-# Samples from one mel frame to the next, and in the window of each.
+# The hop and the window length of the mel frames.
 HOP_SAMPLES, WINDOW_SAMPLES = 160, 400
-# One unit of audio, and what must have been heard of the next before a unit is complete (35 ms, whole frames of it).
+# The length of one unit of audio.
 UNIT_SAMPLES = SAMPLE_RATE_HZ
+# The silence that a stream begins with (35 ms). It delays the frames, so that a unit's last frames see what follows.
 LEAD_SAMPLES = int(0.035 * SAMPLE_RATE_HZ)
-# Frames either side of a unit that the convolutions see; of the encoder's positions, half as many.
+# Frames on either side of a unit that the convolutions see. The encoder has one position for two frames.
 MARGIN_FRAMES = 2
-# Log-mel is scaled by the loudest frame of the last seconds, once there are so many samples. When MAX_SAMPLES are
-# held, the oldest FORGET_SAMPLES are dropped.
+# The log-mel spectrogram is scaled by the loudest held frame, from MIN_SCALED_SAMPLES held samples on. At MAX_SAMPLES,
+# the oldest FORGET_SAMPLES are dropped.
 MIN_SCALED_SAMPLES = 5 * SAMPLE_RATE_HZ
 MAX_SAMPLES, FORGET_SAMPLES = 30 * SAMPLE_RATE_HZ, 10 * SAMPLE_RATE_HZ
-# Decades of power below the loudest frame; what is softer is set to this.
+# Dynamic range in decades of power below the loudest frame. Softer values are raised to its lower end.
 RANGE_DECADES = 8.0
 
 # Keys and values of each layer: [1, heads, positions, width of a head].
@@ -36,7 +37,7 @@ KeysValues = list[tuple[torch.Tensor, torch.Tensor]]
 
 
 class LogMel:
-    """Whisper's log-mel spectrogram of one stream: 100 new frames a second, given with two of each neighbour's."""
+    """Whisper's log-mel spectrogram of one stream: 100 new frames a second, with MARGIN_FRAMES of each neighbour."""
 
     def __init__(self, filters: torch.Tensor) -> None:
         """`filters`: float32 [80, 201], the mel filter bank."""
@@ -44,15 +45,15 @@ class LogMel:
         self._window = torch.hann_window(WINDOW_SAMPLES)
         self._pending = np.zeros(LEAD_SAMPLES, np.float32)
         self._heard = np.zeros(0, np.float32)
-        # How many frames were returned, and the number of the first frame that `_heard` still holds.
+        # The number of frames returned so far, and the index of the first frame that `_heard` still holds.
         self._num_returned = self._first_held = 0
 
     def feed(self, pcm: Pcm) -> torch.Tensor:
         """Take the next unit, float32 [16000], and return its frames.
 
-        They are float32 [80, 102], from the second unit on [80, 104], two of each neighbour's among them, and are 35 ms
-        behind the audio. Up to 30 s are held and transformed again each time, because the loudest frame of them scales
-        all.
+        The frames are float32 [80, 102] for the first unit and [80, 104] for later ones, including two frames of each
+        neighbour. They lag 35 ms behind the audio. Up to 30 s of audio are held and transformed again in each call,
+        because the loudest frame scales all others.
         """
         self._pending = np.concatenate([self._pending, pcm])
         first_unit = not self._num_returned
@@ -68,10 +69,9 @@ class LogMel:
         return frames[:, start : self._num_returned + MARGIN_FRAMES - self._first_held]
 
     def frames(self, pcm: Pcm, *, scaled: bool = True) -> torch.Tensor:
-        """Return the frames of audio by itself: float32 [80, num_samples / 160].
+        """Return the frames of separate audio: float32 [80, num_samples / 160]. Does not use the stream's state.
 
-        The stream is neither used nor changed.
-        `scaled`: raise what is more than 80 dB below the loudest frame to that level, as Whisper does.
+        `scaled`: raise values of more than 80 dB below the loudest frame to that level, as Whisper does.
         """
         spectrum = torch.stft(
             torch.from_numpy(pcm), WINDOW_SAMPLES, HOP_SAMPLES, window=self._window, return_complex=True
@@ -85,9 +85,9 @@ class LogMel:
 
 @dataclass(slots=True)
 class AudioEncoderState:
-    """What one stream has heard: its samples for the log-mel spectrogram, and the encoder's keys and values.
+    """The state of one stream: the recent samples for the log-mel spectrogram, and the encoder's keys and values.
 
-    `kv` grows by 50 positions a second and is emptied when the encoder has no more positions.
+    `kv` grows by 50 positions a second. It is cleared when the encoder runs out of positions.
     """
 
     mel: LogMel
@@ -95,19 +95,19 @@ class AudioEncoderState:
 
     @property
     def num_positions(self) -> int:
-        """How many positions of 20 ms are in `kv`, and so which position the next unit begins at."""
+        """The number of positions (20 ms each) in `kv`, which is also the first position of the next unit."""
         return self.kv[0][0].shape[2] if self.kv else 0
 
 
 class AudioEncoder(nn.Module):
     """The encoder, its projection to the decoder's width, and the pooling: 10 embeddings a second.
 
-    Parameter names are the checkpoint's. Its methods run on the parameters' device and in their type, under
-    `inference_mode`, and are called in the model's thread.
+    Parameters have their names in the checkpoint. The methods run in the model's thread, under `inference_mode`, on the
+    device and in the dtype of the parameters.
     """
 
     def __init__(self, config: WhisperConfig, width: int, pool: int, chunk_s: float) -> None:
-        """`width`: the decoder's. `pool`: positions in an embedding. `chunk_s`: of audio that sees itself in a clip."""
+        """`width`: of the decoder. `pool`: positions per embedding. `chunk_s`: of an attention chunk in a clip."""
         super().__init__()
         self.apm: Any = WhisperEncoder(config)
         self.audio_projection_layer: Any = nn.ModuleDict(
@@ -121,15 +121,15 @@ class AudioEncoder(nn.Module):
         self._filters = torch.from_numpy(np.ascontiguousarray(filters.T)).float()
 
     def open(self) -> AudioEncoderState:
-        """Return the state of a new stream, which has heard 35 ms of silence. It needs no closing."""
+        """Return the state of a new stream, which begins with 35 ms of silence. It need not be closed."""
         return AudioEncoderState(LogMel(self._filters))
 
     @torch.inference_mode()
     def feed(self, state: AudioEncoderState, pcm: Pcm) -> torch.Tensor:
         """Encode a stream's next second, float32 [16000], into its embeddings, [10, width], and advance the state.
 
-        Each position sees all the stream's earlier ones that are kept. Past the encoder's last position they are
-        forgotten, and positions are counted from zero again.
+        Each position attends to all earlier ones in the state. When the encoder runs out of positions, the state is
+        cleared and positions start from zero again.
         """
         frames = state.mel.feed(pcm)
         first = not state.num_positions and frames.shape[1] < UNIT_SAMPLES // HOP_SAMPLES + 2 * MARGIN_FRAMES
@@ -141,9 +141,9 @@ class AudioEncoder(nn.Module):
 
     @torch.inference_mode()
     def encode_clip(self, pcm: Pcm) -> torch.Tensor:
-        """Return the embeddings, [n, width], of audio by itself: float32 [num_samples], of which the first 30 s count.
+        """Return the embeddings, [n, width], of separate audio, float32 [num_samples]. Ignores audio after 30 s.
 
-        A position sees its own chunk and those before it, as in the released code for a voice to speak with.
+        A position attends to its own chunk and earlier ones, as the released code does for reference voices.
         """
         padded = np.zeros(MAX_SAMPLES, np.float32)
         padded[: len(pcm)] = pcm[:MAX_SAMPLES]
@@ -155,13 +155,13 @@ class AudioEncoder(nn.Module):
         return self._embedded(self._encoded(inner, [], mask)[0], num_frames)
 
     def _convolved(self, frames: torch.Tensor) -> torch.Tensor:
-        """[80, frames] to [positions, width]."""
+        """Apply the convolutions: [80, frames] to [positions, width]."""
         like = self.apm.conv1.weight
         x = gelu(self.apm.conv1(frames[None].to(like.device, like.dtype)))
         return gelu(self.apm.conv2(x))[0].T
 
     def _encoded(self, x: torch.Tensor, past: KeysValues, mask: torch.Tensor | None) -> tuple[torch.Tensor, KeysValues]:
-        """Encode [positions, width] after `past`; a position sees all of both, or what `mask` allows."""
+        """Encode [positions, width] that follow `past`. A position attends to all of both, or to what `mask` allows."""
         start = past[0][0].shape[2] if past else 0
         x = (x + self.apm.embed_positions.weight[start : start + len(x)])[None]
         kept = []

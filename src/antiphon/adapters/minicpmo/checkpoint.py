@@ -1,6 +1,6 @@
-"""Reads the released checkpoint: each part of the model is built empty, then filled from the tensors under its name.
+"""Reads the released checkpoint. Each part of the model is built empty, then filled from the tensors with its prefix.
 
-What a part computes is in the module of that part; this one knows config.json and the names of the tensors.
+This module handles config.json and the names of the tensors. What a part computes is in that part's module.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from antiphon.adapters.minicpmo.vision_encoder import VisionEncoder
 from antiphon.errors import ModelError
 from antiphon.modeling.tensors import CheckpointType, Tensors, fill, own_config, read_config
 
-# The vision encoder's configuration where config.json has none.
+# The vision encoder's configuration if config.json has none.
 DEFAULT_VISION = {
     "hidden_size": 1152,
     "image_size": 980,
@@ -41,14 +41,14 @@ DEFAULT_VISION = {
     "num_hidden_layers": 27,
     "patch_size": 14,
 }
-# Fields of config.json that describe other parts; the rest describes the language model.
+# Fields of config.json that describe other parts. The remaining fields describe the language model.
 OTHER_PARTS = ("audio_config", "vision_config", "tts_config")
-# The code decoder's head is saved as a weight norm: a gain `original0` and a direction `original1` for each code.
+# The code decoder's head is saved with weight norm: a gain `original0` and a direction `original1` for each code.
 CODE_HEAD = "tts.head_code.0.parametrizations.weight."
 
 
 class SpeechDecoderType(msgspec.Struct, frozen=True):
-    """The fields of `tts_config` that tell the speech decoder of 4.5 from those of other releases."""
+    """The fields of `tts_config` that distinguish the speech decoder of 4.5 from those of other releases."""
 
     projector_type: str = "mlp"
     num_vq: int = 1
@@ -56,48 +56,63 @@ class SpeechDecoderType(msgspec.Struct, frozen=True):
 
 
 class MiniCpmOType(CheckpointType, frozen=True, kw_only=True):
-    """The fields of config.json that tell a MiniCPM-o 4.5 from other models."""
+    """The fields of config.json that distinguish MiniCPM-o 4.5 from other models."""
 
     tts_config: SpeechDecoderType = SpeechDecoderType()
 
 
 class SpeechDecoderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The `tts_config` of config.json: the code decoder's sizes, and those of the rows that it is given."""
+    """The `tts_config` of config.json: the sizes of the code decoder and of its input rows."""
 
+    # Vocabulary size of the text embedding.
     num_text_tokens: int
+    # Width of the language model's hidden states.
     llm_dim: int
+    # The text token that asks for codes.
     audio_bos_token_id: int
+    # Vocabulary size of the codes.
     num_audio_tokens: int
+    # Width of the code decoder.
     hidden_size: int
+    # Width of its MLPs.
     intermediate_size: int
+    # Attention heads of each layer.
     num_attention_heads: int
+    # Heads of keys and values of each layer.
     num_key_value_heads: int
+    # Decoder layers.
     num_hidden_layers: int
+    # Limit of rows in its context.
     max_position_embeddings: int
 
 
 class SliceConfig(msgspec.Struct, frozen=True):
-    """How an image is cut: into `max_slice_nums` slices at most, of about `scale_resolution` ** 2 pixels each."""
+    """How an image is sliced: into up to `max_slice_nums` slices of about `scale_resolution` ** 2 pixels each."""
 
     scale_resolution: int = 448
     max_slice_nums: int = 1
 
 
 class MiniCpmOConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The config.json of the checkpoint, but for the fields of the language model, which are beside these.
+    """The config.json of the checkpoint, without the language model's fields, which are on the same level."""
 
-    `audio_config`, `vision_config`: keyword arguments of a WhisperConfig and an Idefics2VisionConfig, whose values are
-    of any type.
-    """
-
+    # Width of the language model.
     hidden_size: int
+    # The code decoder.
     tts_config: SpeechDecoderConfig
+    # Keyword arguments of the audio encoder's WhisperConfig.
     audio_config: dict[str, Any]
+    # Keyword arguments of the vision encoder's Idefics2VisionConfig. None: DEFAULT_VISION.
     vision_config: dict[str, Any] | None = None
+    # How images are sliced. None: the defaults of SliceConfig.
     slice_config: SliceConfig | None = None
+    # Audio encoder positions that are pooled into one embedding.
     audio_pool_step: int = 5
+    # Length in seconds of an attention chunk when the audio encoder encodes a clip.
     audio_chunk_length: float = 1.0
+    # Embeddings for each image or slice.
     query_num: int = 64
+    # The vision encoder is used without its last layer.
     drop_vision_last_layer: bool = True
 
 
@@ -109,41 +124,44 @@ class TokenizerConfig(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class MiniCpmOParts:
-    """The model's parts in one type, on one device; the voice may be on another.
+    """The model's parts in one dtype, on one device. The voice may be on another device."""
 
-    `forbidden`: tokens that are never spoken. `decoder`: the language model. `text_conditions` and `code_decoder`: the
-    two halves of its voice, up to the codes. `max_slices`: most slices that an image is cut into.
-    """
-
+    # The language model's tokenizer.
     tokenizer: Tokenizer
+    # The ids of its special tokens.
     ids: SpecialTokens
+    # Tokens that are never spoken.
     forbidden: tuple[int, ...]
+    # The language model.
     decoder: Qwen3ForCausalLM
+    # Audio to embeddings.
     audio_encoder: AudioEncoder
+    # Images to embeddings.
     vision_encoder: VisionEncoder
+    # The first half of the voice: words and hidden states to the code decoder's input rows.
     text_conditions: TextConditions
+    # The second half of the voice: input rows to codes.
     code_decoder: LlamaForCausalLM
+    # Limit of slices for each image.
     max_slices: int
 
     @property
     def code_end(self) -> int:
-        """The code that ends a turn's audio: the last of the code decoder's vocabulary, which has no sound itself."""
+        """The code that ends a turn's audio: the last one of the code decoder's vocabulary. It is silent."""
         return int(self.code_decoder.config.vocab_size) - 1
 
 
 def read(
     folder: Path, device: torch.device, dtype: torch.dtype, voice_device: torch.device | None = None
 ) -> MiniCpmOParts:
-    """Load a checkpoint's folder onto a device, its voice onto another where one is given, in one type.
+    """Load a checkpoint's folder onto `device` in one dtype. The voice goes to `voice_device`, if one is given.
 
-    Waits for seconds to minutes.
-
-    Raises ModelError for a folder that is no MiniCPM-o 4.5 checkpoint, or lacks a part.
+    Waits for seconds to minutes. Raises ModelError if the folder is not a MiniCPM-o 4.5 checkpoint or lacks a part.
     """
     try:
         return _read(folder, device, dtype, voice_device or device)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"{folder} is no MiniCPM-o 4.5 checkpoint: {error}") from error
+        raise ModelError(f"{folder} is not a MiniCPM-o 4.5 checkpoint: {error}") from error
 
 
 def _read(folder: Path, device: torch.device, dtype: torch.dtype, voice_device: torch.device) -> MiniCpmOParts:
@@ -170,17 +188,17 @@ def _tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:
-        # The library raises nothing more specific than Exception.
+        # The library raises plain Exception.
         raise ValueError(f"{path.name}: {error}") from None
 
 
 def build(
     config: MiniCpmOConfig, language: Qwen3Config, tokenizer: Tokenizer, forbidden: Sequence[int] = ()
 ) -> MiniCpmOParts:
-    """Return the parts that a config.json describes, with parameters on the meta device, which hold nothing yet.
+    """Return the parts that a config.json describes, with empty parameters on the meta device.
 
-    `language`: the language model's part of it. `forbidden`: tokens that are never spoken, besides those that are so by
-    the released rules. Raises ValueError for a tokenizer without the special tokens.
+    `language`: the configuration of the language model. `forbidden`: tokens that are never spoken, in addition to those
+    of the released rules. Raises ValueError if the tokenizer lacks a special token.
     """
     tts, slicing, width = config.tts_config, config.slice_config or SliceConfig(), config.hidden_size
     ids = SpecialTokens.of(tokenizer.token_to_id)
@@ -212,7 +230,7 @@ def build(
 
 
 def _check_type(found: MiniCpmOType) -> None:
-    """Raise ValueError for another model, or one whose speech decoder is of another kind."""
+    """Raise ValueError if the checkpoint is a different model, or has a different kind of speech decoder."""
     if found.model_type != "minicpmo":
         raise ValueError(f"its model_type is {found.model_type!r}")
     tts = found.tts_config

@@ -1,7 +1,7 @@
-"""MiniCPM-o 4.5 as a native model: conversations in units of a second, each over one long-lived KV on the engine.
+"""MiniCPM-o 4.5 as a native model: conversations in units of one second, each with one long-lived engine session.
 
-A unit is appended as what was seen and heard in it, and answered with a step, in which the model listens or speaks.
-When the context is full, the oldest units leave it. Who takes the floor beside the model is decided elsewhere.
+`append` adds the images and audio of a unit to the context. In the `step` that follows, the model listens or speaks.
+When the context is full, the oldest units are evicted. Turn-taking outside the model is decided elsewhere.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ UNIT_S = 1.0
 MAX_FRAMES = 4
 # Pixels. Larger images are scaled down to this before they are encoded.
 MAX_SIDE = 2048
-# Rows of context that are left for the largest unit when the window is full.
+# Rows of context that are reserved for the largest unit when the window is full.
 MARGIN_ROWS = 512
-# Rows of context at which the oldest units leave, and down to which (the released window "basic").
+# When the context exceeds the first number of rows, the oldest units are evicted down to the second (the released
+# window "basic").
 WINDOW = (8000, 6000)
-# The instructions of a conversation that brings none, as in the released code.
+# The default instructions, as in the released code.
 PROMPT = "Streaming Omni Conversation."
-# Rows a conversation is promised: the system prompt with a voice of 30 s, and two minutes of units; and in the code
-# decoder's engine, those of a turn.
+# Rows that are reserved for a conversation: the system prompt with a voice of 30 s, and two minutes of units.
 RESERVE_ROWS = 2560
+# Rows that are reserved for a conversation in the code decoder's engine: one turn.
 CODE_RESERVE_ROWS = 512
 
 
 class MiniCpmO:
     """A NativeModel: the loaded parts, and two engines, one for the language model and one for the code decoder.
 
-    `source` is the released checkpoint's folder, or its parts on the device and in the type that the options name.
-    `window`: rows of context at which the oldest units leave, and down to which. `vocoder`: codes to audio; where None,
-    the folder's own token2wav, if there is one. Without it the profile has no voices, and speech comes as text.
+    `source` is the released checkpoint's folder, or its parts on the device and in the dtype of the options. `window`:
+    see WINDOW. `vocoder`: turns codes into audio; None: the folder's token2wav, if it has one. Without a vocoder the
+    profile has no voices, and the model's speech is text only.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class MiniCpmO:
     ) -> None:
         """Load the parts and start both engines. Waits for seconds to minutes.
 
-        int8 weights are those of the language model only. `options.settings` hold for each engine by itself. The code
-        decoder and token2wav are on `options.talker_device`. Raises ModelError for a folder that is no such checkpoint.
+        Only the language model may have int8 weights. `options.settings` apply to each engine separately. The code
+        decoder and token2wav are on `options.talker_device`. Raises ModelError if the folder is not such a checkpoint.
         """
         where, settings, observe = torch.device(options.device), options.settings, options.observe
         voice_where = torch.device(options.talker_device or options.device)
@@ -89,14 +90,14 @@ class MiniCpmO:
         self._plain = plain_tokenizer(self.parts.tokenizer)
 
     def encode(self, text: str, *, control: bool = False) -> list[int]:
-        """Return the tokens of a text. Only with `control` can a part of the text become a control token."""
+        """Return the tokens of a text. Control tokens are recognized only with `control`."""
         return token_ids(self.parts.tokenizer if control else self._plain, text)
 
     async def open(self, options: NativeOptions) -> MiniCpmOStream:
-        """Open a session in both engines, and append the system prompt with the voice to speak with.
+        """Open a session in both engines, and append the system prompt with the reference voice.
 
-        Waits for the audio encoder where there is a voice; the prompt itself is computed with the first unit. Raises
-        Refused where either engine has no room, ModelError.
+        Waits for the audio encoder if there is a reference voice. The prompt itself is computed with the first unit.
+        Raises Refused if either engine is full, and ModelError.
         """
         asked = asdict(options.sampling) | {"listen_first": options.listen_only_units}
         params = UnitSampling(**{name: value for name, value in asked.items() if value is not None})
@@ -122,11 +123,11 @@ class MiniCpmO:
 
     @property
     def engines(self) -> tuple[LocalEngine, ...]:
-        """The engines of the decoder and of the codes, for whoever watches their threads."""
+        """The engines of the language model and of the code decoder, whose threads the server monitors."""
         return (self.engine, self.code_engine)
 
     def close(self) -> None:
-        """Stop both engines' threads. Conversations that are still open fail."""
+        """Stop the threads of both engines. Open conversations fail."""
         self.engine.close()
         self.code_engine.close()
 
@@ -134,7 +135,7 @@ class MiniCpmO:
 def _profile(
     model_id: str, parts: MiniCpmOParts, context_rows: int, window: tuple[int, int], *, speaks: bool
 ) -> NativeProfile:
-    # A smaller context than the window has a smaller window, with room for the unit that fills it.
+    # If the context is smaller than the window, shrink the window, and leave room for the unit that fills it.
     high = min(window[0], max(context_rows - MARGIN_ROWS, context_rows // 2))
     return NativeProfile(
         model_id,
@@ -150,8 +151,7 @@ def _profile(
 class MiniCpmOStream:
     """A NativeStream: one conversation. `append` and `step` alternate; calls must not overlap.
 
-    Owns its session in the language model's engine and the speech decoder. `chooser` holds the tokens that the last
-    step chose.
+    Owns its session in the language model's engine and its speech decoder. `chooser` has the tokens of the last step.
     """
 
     def __init__(self, model: MiniCpmO, session: Session, speech: SpeechDecoder, params: UnitSampling) -> None:
@@ -162,16 +162,16 @@ class MiniCpmOStream:
         )
         self._heard: AudioEncoderState = parts.audio_encoder.open()
         self._detokenizer = Detokenizer(parts.tokenizer)
-        # Rows of each unit that is in the context, the oldest first.
+        # The number of rows of each unit in the context, oldest first.
         self._unit_rows: deque[int] = deque()
-        # Rows of the system prompt; the row that the unit under way begins at; rows that left the context.
+        # Rows of the system prompt; the first row of the current unit; rows evicted so far.
         self._system_rows = self._unit_start = self._rows_gone = 0
         self._interrupted = False
 
     async def begin(self, options: NativeOptions) -> None:
-        """Append the system prompt: the instructions, and the audio of the voice to speak with, if there is one.
+        """Append the system prompt: the instructions, and the audio of the reference voice, if there is one.
 
-        Called once, before the first unit. Waits for the audio encoder. Raises ModelError, EngineError.
+        Called once, before the first unit. Waits for the audio encoder. Raises ModelError and EngineError.
         """
         model, session = self._model, self._session
         session.append(model.encode("<|im_start|>system\n", control=True))
@@ -188,14 +188,14 @@ class MiniCpmOStream:
 
     @property
     def context_rows(self) -> int:
-        """Rows of the system prompt and of the units in the context; a unit counts once its step is done."""
+        """The rows of the system prompt and of the units in the context. A unit is counted after its step."""
         return self._system_rows + sum(self._unit_rows)
 
     async def append(self, unit: Unit) -> None:
-        """Encode a unit's frames and audio and append their rows: frames, text, audio. Waits for both encoders.
+        """Encode a unit's frames and audio, and append their rows: frames, text, audio. Waits for both encoders.
 
-        Of more frames than the profile's `max_frames` the newest count. Nothing is appended where this raises:
-        MediaError for a frame that is no image, ModelError, EngineError.
+        Uses the newest `profile.max_frames` frames. Raises MediaError if a frame is not an image, ModelError, and
+        EngineError; nothing is appended then.
         """
         frames = unit.frames[-self._model.profile.max_frames :]
         images = [
@@ -223,11 +223,11 @@ class MiniCpmOStream:
         session.append_embeddings(audio)
 
     async def step(self, *, must_speak: bool = False) -> NativeStep:
-        """Let the model listen or speak in the unit that was appended last, and return what it does.
+        """Let the model listen or speak in the unit that was appended last, and return the result.
 
-        After `interrupt`, it listens, and a turn that it was speaking is ended in the context first; else it says at
-        least a word if `must_speak`. Waits for both engines and the vocoder; the caller has `unit_s` for it. Raises
-        ModelError, EngineError.
+        After `interrupt`, the model listens; if it was speaking, its turn is first ended in the context. Otherwise it
+        says at least one word if `must_speak`. Waits for both engines and the vocoder, which must take less than
+        `unit_s`. Raises ModelError and EngineError.
         """
         ids, session, chooser = self._model.parts.ids, self._session, self.chooser
         interrupted, self._interrupted = self._interrupted, False
@@ -246,10 +246,10 @@ class MiniCpmOStream:
         return await self._outcome(tokens)
 
     async def _outcome(self, tokens: Sequence[Token]) -> NativeStep:
-        """Return the step that a unit's tokens stand for, the last of which is its terminator.
+        """Return the step that a unit's tokens stand for. The last token is the terminator.
 
-        A token's hidden state is the one it was drawn from, which its predecessor left: the words are the tokens from
-        the second on, and the hidden state of each comes with the token after it.
+        The words are the tokens from the second on. A token carries the hidden state that it was drawn from, which is
+        its predecessor's. So the hidden state of each word is that of the token after it.
         """
         ids = self._model.parts.ids
         spoken = [t.id for t in tokens[:-1]]
@@ -267,12 +267,12 @@ class MiniCpmOStream:
         return SpeakStep(text, pcm, ends_turn)
 
     async def _evict_old_units(self) -> None:
-        """Let the oldest units leave the context once it has too many rows; the rows that stay keep their KV."""
+        """Evict the oldest units if the context has too many rows. The rows that stay keep their KV."""
         high, low = self._model.profile.window
         self._unit_rows.append(self._session.length - self._unit_start)
         if self.context_rows <= high:
             return
-        # All rows that stay, the newest too, were computed while those that leave were in the context.
+        # The rows that stay, including the newest, must be computed while the evicted ones are still in the context.
         await self._session.settle(include_newest=True)
         self._count_engine_cuts()
         gone = 0
@@ -283,7 +283,7 @@ class MiniCpmOStream:
             self._session.evict(gone)
 
     def _count_engine_cuts(self) -> None:
-        """Take rows that the engine has cut by itself, for want of room, out of the units they were of."""
+        """Subtract rows that the engine has cut, for lack of room, from the units that they belonged to."""
         cut = self._session.context_start - self._system_rows - self._rows_gone
         self._rows_gone += cut
         while cut > 0 and self._unit_rows:
@@ -293,10 +293,10 @@ class MiniCpmOStream:
             cut -= rows
 
     def interrupt(self) -> None:
-        """Have the next step end the turn that is being spoken, and listen. Returns at once; may come at any time."""
+        """Make the next step end the current turn, and listen. Does not wait. May be called at any time."""
         self._interrupted = True
 
     def close(self) -> None:
-        """Close the sessions in both engines and free their KV. A step under way fails; the model stays open."""
+        """Close the sessions in both engines and free their KV. A step in progress fails. The model stays open."""
         self._session.close()
         self._speech.close()

@@ -1,8 +1,8 @@
-"""Which tokens MiniCPM-o chooses in a unit: to listen, or to speak a few words; and which codes its voice chooses.
+"""Chooses the tokens of a MiniCPM-o unit, which listens or speaks a few words, and the codes of its voice.
 
-These are the released rules of decoding, over the logits of all conversations at once. A unit in the context is
-`<unit>`, what was seen and heard, the tokens chosen here, and `</unit>`. The last of the chosen tokens is one of three
-terminators: `listen`, or `chunk_eos` or `chunk_tts_eos`, after which the words go on in the next unit.
+This module implements the released decoding rules, over the logits of all conversations at once. A unit in the context
+is `<unit>`, its images and audio, the tokens chosen here, and `</unit>`. The last chosen token is one of three
+terminators: `listen`, `chunk_eos` or `chunk_tts_eos`. After the latter two, the words continue in the next unit.
 """
 
 from __future__ import annotations
@@ -19,40 +19,53 @@ from antiphon.engine.local.device_sampling import RandomNumbers, RowChoices, dra
 from antiphon.engine.local.sampling import copied_to, flat_places
 from antiphon.errors import ModelError
 
-# Most tokens that are chosen in a unit, the terminator among them; most characters of its text.
+# Limits of a unit: tokens, including the terminator, and characters of text.
 MAX_UNIT_TOKENS = 20
 MAX_UNIT_CHARS = 28
-# The repetition penalty looks back on so many words.
+# The number of recent words that the repetition penalty applies to.
 PENALTY_TOKENS = 512
-# At temperatures up to this, the likeliest token is chosen.
+# Up to this temperature, the likeliest token is chosen.
 GREEDY_TEMPERATURE = 1e-3
-# Random numbers of each token: whether the unit is over, and which word comes.
+# Random numbers per token: whether the unit is over, and which word is next.
 TOKEN_DRAWS = 2
-# In place of a word: the unit is over.
+# Returned instead of a word if the unit is over.
 UNIT_OVER = -2
 
 
 @dataclass(frozen=True, slots=True)
 class SpecialTokens:
-    """The ids of the special tokens, by the tokenizer's names for them: `listen` is `<|listen|>`."""
+    """The ids of the special tokens. Fields are named after the tokens: `listen` is `<|listen|>`."""
 
+    # Begins a unit.
     unit: int
+    # Ends a unit.
     unit_end: int
+    # Begins the embeddings of a whole image.
     image: int
+    # Ends the embeddings of a whole image.
     image_end: int
+    # Begins the embeddings of a slice of an image.
     slice: int
+    # Ends the embeddings of a slice.
     slice_end: int
+    # Terminator: the model listens in this unit.
     listen: int
+    # The model speaks in this unit.
     speak: int
+    # Chosen instead of `listen` within a turn, which continues.
     tts_bos: int
+    # Padding, which is never chosen.
     tts_pad: int
+    # Terminator: the words continue in the next unit.
     chunk_eos: int
+    # Terminator: the words continue in the next unit.
     chunk_tts_eos: int
+    # Ends the model's turn.
     turn_eos: int
 
     @classmethod
     def of(cls, known: Callable[[str], int | None]) -> SpecialTokens:
-        """Look the tokens up with `known`: text to id, or to None. Raises ValueError for a token that is missing."""
+        """Look up the ids with `known`, which maps a text to an id or None. Raises ValueError if a token is missing."""
         names = {"unit": "<unit>", "unit_end": "</unit>", "image": "<image>", "image_end": "</image>"}
         names |= {"slice": "<slice>", "slice_end": "</slice>"}
         found = {}
@@ -66,33 +79,35 @@ class SpecialTokens:
 
     @property
     def terminators(self) -> frozenset[int]:
-        """The three tokens of which one ends the choices in each unit; they are the generation's stop tokens."""
+        """The three tokens that end the generation of a unit."""
         return frozenset((self.listen, self.chunk_eos, self.chunk_tts_eos))
 
 
 @dataclass(frozen=True, slots=True)
 class UnitSampling:
-    """How the tokens and codes of a conversation are drawn. The defaults are the released ones.
+    """How the tokens and codes of a conversation are sampled. The defaults are the released ones."""
 
-    `temperature`: of the tokens; up to GREEDY_TEMPERATURE, the likeliest token and code are chosen. `top_k`, `top_p`: 0
-    leaves all tokens in. `repetition_penalty`: divides the logits of the last PENALTY_TOKENS words. `turn_penalty`:
-    above 1, the end of a turn is less likely, and turns get longer. `listen_scale`: multiplies the logit of `listen`;
-    where that is below 0, less than 1 makes it likelier. `listen_top_k`: `listen` is chosen where it is one of so many
-    likeliest tokens; 0: never for that. `listen_first`: so many units at the start only listen, whatever the model
-    would choose. `voice_temperature`, `voice_repetition_penalty`: of the codes. `seed`: None draws one from the
-    system's entropy.
-    """
-
+    # Of the tokens. Up to GREEDY_TEMPERATURE, the likeliest token and the likeliest code are chosen.
     temperature: float = 0.7
+    # Samples from this number of likeliest tokens; 0: from all.
     top_k: int = 20
+    # Samples from the likeliest tokens with this total probability; 0: from all.
     top_p: float = 0.8
+    # Divides the logits of the last PENALTY_TOKENS words.
     repetition_penalty: float = 1.05
+    # Penalty of `turn_eos`. Above 1, the end of a turn is less likely, and turns get longer.
     turn_penalty: float = 1.1
+    # Multiplies the logit of `listen`. If that logit is negative, a factor below 1 makes `listen` likelier.
     listen_scale: float = 1.0
+    # `listen` is chosen whenever it is among this number of likeliest tokens; 0: this rule is off.
     listen_top_k: int = 0
+    # The number of units at the start in which the model must listen.
     listen_first: int = 3
+    # Of the codes.
     voice_temperature: float = 0.8
+    # Of the codes; see CodeChooser.
     voice_repetition_penalty: float = 1.05
+    # Seed of the random numbers. None: drawn from the system's entropy.
     seed: int | None = None
 
 
@@ -100,25 +115,30 @@ class UnitSampling:
 class UnitChooser:
     """Chooses the tokens of one conversation's units: a Chooser for `Sampling.chooser`.
 
-    `begin` is called before each unit. `ids`: the special tokens. `forbidden`: tokens that are never spoken, the same
-    for all conversations of a model. `text`: decodes tokens, to count their characters. `in_turn`: a turn is being
-    spoken, and the model cannot listen before it has ended it. `num_units`: units begun. `chosen`: the tokens of the
-    last unit so far. `recent`: the last words, on which the penalty looks back. `random`: of these numbers, each token
-    takes TOKEN_DRAWS.
+    `begin` is called before each unit.
     """
 
+    # The special tokens.
     ids: SpecialTokens
+    # How tokens are sampled.
     params: UnitSampling
+    # Tokens that are never spoken, the same for all conversations of a model.
     forbidden: Sequence[int]
+    # Decodes tokens, to count their characters.
     text: Callable[[list[int]], str]
+    # The model is in a turn, which it must end before it can listen.
     in_turn: bool = False
+    # Units begun so far.
     num_units: int = 0
+    # The tokens of the current unit so far.
     chosen: list[int] = field(default_factory=list)
+    # The last words, which the repetition penalty applies to.
     recent: deque[int] = field(default_factory=lambda: deque(maxlen=PENALTY_TOKENS))
     _must_listen: bool = False
     _must_speak: bool = False
-    # How a word is drawn, once its logits are shaped.
+    # How a word is sampled from the shaped logits.
     _drawing: Sampling = field(init=False)
+    # The source of random numbers. Each token takes TOKEN_DRAWS.
     random: RandomNumbers = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,10 +148,10 @@ class UnitChooser:
         self.random = RandomNumbers(Sampling(temperature=temperature, seed=params.seed))
 
     def begin(self, *, listen: bool, speak: bool = False) -> bool:
-        """Begin a unit, in which the model has to listen if `listen`, and else has to say a word if `speak`.
+        """Begin a unit, in which the model must listen if `listen`, and otherwise must say a word if `speak`.
 
-        Returns whether this cuts a turn off. The caller then has to append `turn_eos` to the context first: the model
-        expects the end of a turn before it listens.
+        Returns whether this interrupts a turn. The caller must then append `turn_eos` to the context first, because the
+        model expects the end of a turn before it listens.
         """
         self.chosen = []
         self._must_speak = speak and not listen
@@ -146,7 +166,7 @@ class UnitChooser:
     def choose(choosers: Sequence[UnitChooser], logits: torch.Tensor) -> torch.Tensor:
         """Return the next word of each conversation, UNIT_OVER or NO_TOKEN.
 
-        Whether the unit is over is drawn from the model's own logits; which word comes next, from shaped ones.
+        Whether the unit is over is drawn from the unchanged logits, and the next word from shaped logits.
         """
         device, end = logits.device, choosers[0].ids.chunk_eos
         uniforms = torch.tensor([c.random.take(TOKEN_DRAWS) for c in choosers], dtype=torch.float64)
@@ -162,9 +182,9 @@ class UnitChooser:
         return chosen.where(word != NO_TOKEN, NO_TOKEN)
 
     def accept(self, chosen: int) -> int:
-        """Return the token that comes next, and remember it: what was drawn may have to wait for the next unit.
+        """Return the next token, and record it. It may differ from `chosen`, which the rules of a unit can override.
 
-        Raises ModelError where the logits were not numbers.
+        Raises ModelError if the logits were not numbers.
         """
         token = self._forced
         if token is None:
@@ -176,7 +196,7 @@ class UnitChooser:
 
     @property
     def _forced(self) -> int | None:
-        """The token that comes whatever is drawn."""
+        """The token that overrides the drawn one, or None."""
         if len(self.chosen) == MAX_UNIT_TOKENS - 1:
             return self.ids.chunk_eos
         if self._must_listen:
@@ -185,7 +205,7 @@ class UnitChooser:
 
     @property
     def _is_first_word(self) -> bool:
-        """Whether a word has to come, which ends neither the unit nor the turn."""
+        """Whether the next token must be a word, which ends neither the unit nor the turn."""
         return self._must_speak and len(self.chosen) == 1
 
     def _fitting(self, chosen: int) -> int:
@@ -200,14 +220,14 @@ class UnitChooser:
         token = ids.tts_bos if chosen == ids.listen and self.in_turn else chosen
         spoken = [*self.chosen[1:], token]
         if self.chosen and token not in ids.terminators and len(self.text(spoken)) >= MAX_UNIT_CHARS:
-            # The word is not said in this unit; it may be in the next.
+            # The word would exceed the limit of the unit. The model may choose it again in the next one.
             self.in_turn = True
             return ids.chunk_eos
         return token
 
 
 def _shaped(choosers: Sequence[UnitChooser], logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The logits that words are drawn from, and whether `listen` is so likely that it is chosen at once: bool [n]."""
+    """Return the logits to draw words from, and whether `listen` wins by the rule of `listen_top_k`: bool [n]."""
     device, size, ids = logits.device, logits.shape[1], choosers[0].ids
     params = [c.params for c in choosers]
     recent = [set(c.recent) if c.params.repetition_penalty != 1.0 else () for c in choosers]
@@ -234,19 +254,21 @@ def _shaped(choosers: Sequence[UnitChooser], logits: torch.Tensor) -> tuple[torc
 
 @dataclass(slots=True)
 class CodeChooser:
-    """Chooses the codes of one unit's audio: a Chooser for `Sampling.chooser`. The vocabulary's last code ends a turn.
+    """Chooses the codes of a unit's audio: a Chooser for `Sampling.chooser`. The vocabulary's last code ends a turn."""
 
-    `min_codes`: the end is not chosen before this number of codes. `repetition_penalty`: for each time a code is among
-    the last `window` codes. `random`: each code takes one number of it. `greedy`: the likeliest code is chosen.
-    `codes`: those chosen so far.
-    """
-
+    # Divides the logits.
     temperature: float
+    # Penalty of a code for each of its occurrences among the last `window` codes.
     repetition_penalty: float
+    # The code that ends a turn is not chosen before this number of codes.
     min_codes: int
+    # The source of random numbers. Each code takes one.
     random: RandomNumbers
+    # The likeliest code is chosen.
     greedy: bool = False
+    # The number of recent codes that the penalty applies to.
     window: int = 16
+    # The codes chosen so far.
     codes: list[int] = field(default_factory=list)
 
     @staticmethod
@@ -268,7 +290,7 @@ class CodeChooser:
         return draw_tokens(shaped, choices, uniforms.to(device, non_blocking=True))
 
     def accept(self, chosen: int) -> int:
-        """Remember a code that was chosen. Raises ModelError where the logits were not numbers."""
+        """Record a chosen code. Raises ModelError if the logits were not numbers."""
         if chosen == NO_TOKEN:
             raise ModelError("the model's output is not a number")
         self.codes.append(chosen)

@@ -1,7 +1,7 @@
-"""Words to audio: a Llama decoder makes 25 codes a second of a unit's words, and token2wav makes audio of the codes.
+"""Words to audio: a Llama decoder turns a unit's words into 25 codes a second, and token2wav turns codes into audio.
 
-The code decoder is given each word and the hidden state that it was chosen from. It runs on an engine of its own: its
-KV stays for as long as a turn, and the turns of all conversations share its steps.
+The code decoder reads each word and the hidden state that it was chosen from. It runs on its own engine. A session's KV
+holds one turn, and the turns of all conversations share the engine's steps.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from antiphon.engine.local.device_sampling import RandomNumbers
 from antiphon.engine.model_thread import ModelThread
 from antiphon.shares.threads import in_thread
 
+# Codes of one unit.
 UNIT_CODES = 25
 SAMPLE_RATE_HZ = 24_000
-# A turn's codes begin for token2wav with three codes of silence, as in the released code.
+# Each turn of token2wav begins with three codes of silence, as in the released code.
 SILENCE_CODES = (4218,) * 3
-# Codes that token2wav is given at once besides those it looks ahead, and the fewest that are worth a call.
+# Codes of one token2wav call, without the lookahead: at most, and at least.
 WINDOW_CODES, MIN_WINDOW_CODES = 25, 5
 
 
 class TextConditions(nn.Module):
-    """Embeds the words for the code decoder: each token's embedding plus its hidden state, projected and of length 1.
+    """Embeds words for the code decoder: each token's embedding plus its hidden state, projected and normalized.
 
-    Parameter names are the checkpoint's.
+    Parameters have their names in the checkpoint.
     """
 
     def __init__(self, num_tokens: int, hidden_width: int, width: int, bos: int) -> None:
@@ -47,9 +48,9 @@ class TextConditions(nn.Module):
 
     @torch.inference_mode()
     def forward(self, words: Sequence[int], hidden: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return [num_words + 1, width] of a unit's tokens and the hidden state [hidden_width] of each.
+        """Return the input rows [num_words + 1, width] of a unit's tokens and their hidden states [hidden_width].
 
-        The last row asks for codes; with no words it is the only one.
+        The last row asks for codes. Without words it is the only row.
         """
         like = self.emb_text.weight
         rows: torch.Tensor = self.emb_text(torch.tensor([*words, self._bos], device=like.device))
@@ -61,7 +62,7 @@ class TextConditions(nn.Module):
 
 
 class CodeStream:
-    """Makes one conversation's codes: those of each unit follow those of the turn's earlier units in the KV.
+    """Generates the codes of one conversation. In the KV, a unit's codes follow those of the turn's earlier units.
 
     Owns `session`, a session of the code decoder's engine. `end`: the code that ends a turn's audio.
     """
@@ -72,15 +73,15 @@ class CodeStream:
         self._thread, self._session, self._conditions = thread, session, conditions
         self._params, self._end = params, end
         self._greedy = params.temperature <= GREEDY_TEMPERATURE
-        # Other numbers than the words have.
+        # A different seed from that of the words.
         seed = None if params.seed is None else params.seed + 1
         self._random = RandomNumbers(Sampling(temperature=0.0 if self._greedy else 1.0, seed=seed))
 
     async def codes(self, words: Sequence[int], hidden: Sequence[torch.Tensor], *, last: bool) -> list[int]:
-        """Return the codes of a unit's words: 25, a second's worth; fewer in a turn's first and last unit.
+        """Return the codes of a unit's words: 25, which are one second; fewer in a turn's first and last unit.
 
-        `hidden`: the hidden state that each word was chosen from. `last`: the turn ends with this unit, and the next
-        codes begin another. Waits for the engine. Raises ModelError, EngineError.
+        `hidden`: the hidden state that each word was chosen from. `last`: this unit ends the turn, and the next codes
+        begin another one. Waits for the engine. Raises ModelError and EngineError.
         """
         session, params = self._session, self._params
         rows = await self._thread.call(lambda: self._conditions(words, hidden))
@@ -98,56 +99,55 @@ class CodeStream:
         if last:
             self.end_turn()
         else:
-            # The newest code was drawn to see whether the audio ends, and is not of this unit.
+            # The newest code was drawn only to see whether the audio ends. It does not belong to this unit.
             session.rollback(session.length - 1)
         return codes[:-1]
 
     def end_turn(self) -> None:
-        """Take back all of the turn's rows, which costs nothing. Raises EngineError while codes are being made."""
+        """Roll back all rows of the turn, which is free. Raises EngineError while codes are being generated."""
         self._session.rollback(0)
 
     def close(self) -> None:
-        """Close the session of the code decoder and free its KV. The engine, which others share, stays open."""
+        """Close the session of the code decoder and free its KV. The shared engine stays open."""
         self._session.close()
 
 
 class CodeVocoder(Protocol):
-    """Codes to audio with token2wav, one set of weights for all conversations. Its methods block: called in threads.
+    """Codes to audio with token2wav. All conversations share one set of weights. Methods block; call them in threads.
 
-    A stream's state is a value that goes in and comes out; it must be passed on, and never used twice.
+    The state of a stream is passed to each call, which returns the next state. A state must not be used twice.
     """
 
     @property
     def lookahead(self) -> int:
-        """How many codes at the end of what is given only help with those before them."""
+        """The lookahead: the number of codes at the end of the input that yield no audio yet."""
         ...
 
     def open(self, reference: Pcm | None) -> Any:
-        """Return the state of a new turn in the voice of `reference`, float32 [num_samples], 16 kHz; None: its own."""
+        """Return a new turn's state in the voice of `reference`, float32 [num_samples], 16 kHz; None: the default."""
         ...
 
     def decode(self, state: Any, codes: Sequence[int], *, last: bool) -> tuple[Pcm, Any]:
         """Return the audio of these codes, float32 [num_samples], 24 kHz, and the new state.
 
-        The codes that are looked ahead to have no audio yet and must be given again, unless `last`, which ends the
-        turn.
+        The codes of the lookahead yield no audio yet and must be passed again in the next call. With `last`, which ends
+        the turn, all codes yield audio.
         """
         ...
 
 
 class CodeBuffer:
-    """Decides which codes token2wav is given when: as many as there are, with those it looks ahead to. Pure."""
+    """Splits the codes of a turn into windows for token2wav, each with its lookahead. Pure."""
 
     def __init__(self, lookahead: int) -> None:
         self._lookahead = lookahead
         self._codes: list[int] = list(SILENCE_CODES)
 
     def feed(self, codes: Sequence[int], *, last: bool) -> list[tuple[list[int], bool]]:
-        """Take a unit's codes and return the windows they fill, in order, each with whether it ends the turn.
+        """Take a unit's codes and return the complete windows, in order, each with whether it ends the turn.
 
-        Windows overlap by the codes that are looked ahead to. Codes that fill no window are kept for the next unit;
-        with
-        `last` they are the last window, and the buffer is as new.
+        Windows overlap by the lookahead. Remaining codes are kept for the next unit. With `last`, they become the last
+        window, and the buffer is reset.
         """
         self._codes += codes
         windows = []
@@ -163,9 +163,9 @@ class CodeBuffer:
 
 
 class SpeechDecoder:
-    """One conversation's voice: words to codes to audio. Without a vocoder it makes no audio, and costs nothing.
+    """One conversation's voice: words to codes to audio. Without a vocoder it computes nothing.
 
-    Owns `codes`. `reference`: the voice to speak with, float32 [num_samples], 16 kHz; None: the vocoder's own.
+    Owns `codes`. `reference`: the voice to speak with, float32 [num_samples], 16 kHz; None: the vocoder's default.
     """
 
     def __init__(self, codes: CodeStream, vocoder: CodeVocoder | None, reference: Pcm | None) -> None:
@@ -181,8 +181,8 @@ class SpeechDecoder:
     async def speak(self, words: Sequence[int], hidden: Sequence[torch.Tensor], *, last: bool) -> Pcm:
         """Return the audio of a unit's words, float32 [num_samples], 24 kHz: about a second, empty without a vocoder.
 
-        The audio is behind the words by the codes that the vocoder looks ahead to; `last` makes good for it and ends
-        the turn. `hidden`: as for CodeStream.codes. Waits for the engine and a thread. Raises ModelError, EngineError.
+        The audio lags behind the words by the vocoder's lookahead. `last` returns the rest and ends the turn. `hidden`:
+        see CodeStream.codes. Waits for the engine and a thread. Raises ModelError and EngineError.
         """
         if not self._vocoder:
             return np.zeros(0, np.float32)
@@ -198,10 +198,10 @@ class SpeechDecoder:
         return np.concatenate(made) if made else np.zeros(0, np.float32)
 
     def end_turn(self) -> None:
-        """Cut the turn off: codes that have no audio yet are dropped, and the next words begin another turn."""
+        """Interrupt the turn: codes without audio are dropped, and the next words begin another turn."""
         self._codes.end_turn()
         self._reset()
 
     def close(self) -> None:
-        """Close the code stream and free its KV. The vocoder, which others share, stays open."""
+        """Close the code stream and free its KV. The shared vocoder stays open."""
         self._codes.close()

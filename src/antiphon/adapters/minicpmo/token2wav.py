@@ -1,9 +1,8 @@
-"""token2wav, the released step from codes to audio: flow matching and a vocoder.
+"""token2wav, the released conversion from codes to audio: flow matching and a vocoder.
 
-Its package and weights are the makers' own, and both are optional: without them MiniCPM-o gives what it speaks as text.
-The package (`minicpmo-utils`, whose module is
-`stepaudio2`) wants a GPU and pins an older `transformers`, so it is no dependency; docs/models.md says how to install
-it beside this one.
+The package and its weights are the released ones, and optional: without them, MiniCPM-o returns its speech as text
+only. The package (`minicpmo-utils`, with the module `stepaudio2`) needs a GPU and pins an older `transformers`, so it
+is not a dependency of antiphon. docs/models.md explains how to install it along with antiphon.
 """
 
 from __future__ import annotations
@@ -28,63 +27,61 @@ from antiphon.shares.places import current_owner
 
 log = logging.getLogger(__name__)
 
-# In the checkpoint's folder: the weights, and the voice of sessions that bring none.
+# Paths in the checkpoint's folder: the weights, and the default voice.
 WEIGHTS = "assets/token2wav"
 DEFAULT_VOICE = "assets/HT_ref_audio.wav"
-# Voices that need not be read again. What a session speaks with stays with its turn.
+# Limit of cached voices. A turn keeps its own voice even if the cache evicts it.
 MAX_VOICES = 16
 
 
 def load(folder: Path, device: torch.device) -> Token2Wav | None:
-    """Load token2wav of a checkpoint's folder onto a device. Waits for seconds.
+    """Load token2wav from a checkpoint's folder onto a device. Waits for seconds.
 
-    Returns None, and logs a warning that says why, where the weights or the package are missing or do not load.
+    Returns None and logs a warning with the reason if the weights or the package are missing or do not load.
     """
     if not (folder / WEIGHTS).is_dir():
-        log.warning("%s has no %s: speech comes as text only", folder, WEIGHTS)
+        log.warning("%s has no %s: speech is text only", folder, WEIGHTS)
         return None
     try:
         with _current(device):
             released = import_module("stepaudio2").Token2wav(str(folder / WEIGHTS))
     except (ImportError, OSError, RuntimeError, AssertionError) as error:
-        log.warning("token2wav does not load (%s): speech comes as text only; see docs/models.md", error)
+        log.warning("token2wav does not load (%s): speech is text only; see docs/models.md", error)
         return None
     voice = folder / DEFAULT_VOICE
     return Token2Wav(released, voice if voice.is_file() else None, device)
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """While it lasts, what a thread puts on "the" GPU is put on this one: the package names no other."""
+    """Return a context in which `device` is the thread's default GPU, which the package uses."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 class Token2Wav:
-    """A CodeVocoder over the released class, which keeps the state of one stream in itself.
+    """A CodeVocoder that wraps the released class, which holds the state of one stream.
 
-    Each call puts a stream's state in and takes it out again under a lock, so that one set of weights serves all
-    streams, one call at a time. A reference voice is written to a temporary folder once, because the released class
-    reads voices from files; the folder goes with the object.
+    Each call swaps a stream's state in and out under a lock. So one set of weights serves all streams, one call at a
+    time. The released class reads voices from files, so each reference voice is written once to a temporary folder,
+    which is deleted with this object.
     """
 
     def __init__(self, released: Any, voice: Path | None, device: torch.device) -> None:
-        """`released`: the package's Token2wav, which is on `device`. `voice`: the file of the default voice; None:
-        there is none.
-        """
+        """`released`: the package's Token2wav, on `device`. `voice`: the default voice's file; None: no default."""
         self._released, self._voice, self._device = released, voice, device
         self._lock = threading.Lock()
         self.folder = tempfile.TemporaryDirectory(prefix="antiphon-voices-")
-        # The state before the first code, by the file of the voice.
+        # The state before the first code, by the voice's file.
         self._first_states = FairCache[str, tuple[Any, Any]](MAX_VOICES)
 
     @property
     def lookahead(self) -> int:
-        """How many codes at the end of what is given have no audio yet, as the flow's configuration says."""
+        """The lookahead in codes, from the flow's configuration."""
         return int(self._released.flow.pre_lookahead_len)
 
     def open(self, reference: Pcm | None) -> Any:
-        """Return a new turn's state. Reading a voice takes long; a voice that was read before is taken from memory.
+        """Return a new turn's state. Reading a voice is slow; voices are cached.
 
-        Returns None where there is neither a reference nor a default voice: `decode` then gives no audio.
+        Returns None if there is neither a reference nor a default voice. `decode` then returns no audio.
         """
         path = self._file(reference)
         if path is None:
@@ -107,7 +104,7 @@ class Token2Wav:
         released, path = self._released, state[0]
         with self._lock, _current(self._device):
             released.stream_cache, released.hift_cache_dict = state[1:]
-            # The package has no other way to say whose voice the state is of.
+            # The package has no public way to set the voice that the state belongs to.
             released._stream_prompt = path
             data = released.stream(list(codes), prompt_wav=path, last_chunk=last)
             state = (path, released.stream_cache, released.hift_cache_dict)

@@ -1,6 +1,6 @@
-"""Frames to embeddings: the SigLIP2 encoder of MiniCPM-o on images of any shape, and a resampler to 64 embeddings each.
+"""Frames to embeddings: MiniCPM-o's SigLIP2 encoder for images of any shape, and a resampler to 64 embeddings each.
 
-Large images may be cut into slices, each of which is encoded by itself beside the whole (LLaVA-UHD, arXiv:2403.11703).
+A large image may be cut into slices, which are encoded in addition to the whole image (LLaVA-UHD, arXiv:2403.11703).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from transformers.models.idefics2.modeling_idefics2 import Idefics2VisionTransfo
 
 
 class PatchResampler(nn.Module):
-    """Learned queries that attend once to the patches of an image. Parameter names are the checkpoint's."""
+    """Learned queries that attend once to the patches of an image. Parameters have their names in the checkpoint."""
 
     def __init__(self, num_queries: int, width: int, patch_width: int) -> None:
-        """`width`: of the embeddings that come out. `patch_width`: of the patches that go in."""
+        """`width`: of the output embeddings. `patch_width`: of the input patches."""
         super().__init__()
         self.query = nn.Parameter(torch.zeros(num_queries, width))
         self.kv_proj = nn.Linear(patch_width, width, bias=False) if patch_width != width else nn.Identity()
@@ -29,10 +29,10 @@ class PatchResampler(nn.Module):
         self.proj = nn.Parameter(torch.zeros(width, width))
 
     def forward(self, x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
-        """Return [num_queries, width] of one image's patches, [rows * columns, patch_width].
+        """Return the embeddings [num_queries, width] of one image's patches, [rows * columns, patch_width].
 
-        The patches come in rows from the upper left.
-        The positions of the patches are computed each time: any number of rows and columns will do.
+        The patches are in row-major order from the upper left. Their positions are computed in each call, so any number
+        of rows and columns is allowed.
         """
         values = self.ln_kv(self.kv_proj(x))
         keys = values + _position_embeddings(values.shape[-1], rows, columns).to(values)
@@ -42,7 +42,7 @@ class PatchResampler(nn.Module):
 
 
 def _position_embeddings(width: int, rows: int, columns: int) -> torch.Tensor:
-    """Sines and cosines of each patch's place: [rows * columns, width], half for the column, half for the row."""
+    """Return the sines and cosines of patch positions: [rows * columns, width], half of them for the column."""
     rates = 1.0 / 10000 ** (np.arange(width // 4, dtype=np.float32) / (width / 4.0))
 
     def along(count: int) -> np.ndarray:
@@ -55,12 +55,12 @@ def _position_embeddings(width: int, rows: int, columns: int) -> torch.Tensor:
 
 
 class VisionEncoder(nn.Module):
-    """The vision transformer and its resampler. Parameter names are the checkpoint's."""
+    """The vision transformer and its resampler. Parameters have their names in the checkpoint."""
 
     def __init__(
         self, config: Idefics2VisionConfig, width: int, num_queries: int, slice_side: int, *, drop_last: bool
     ) -> None:
-        """`width`: the decoder's. `slice_side`: of a slice, in pixels. `drop_last`: leave the last layer out."""
+        """`width`: of the decoder. `slice_side`: of a slice, in pixels. `drop_last`: skip the last layer."""
         super().__init__()
         encoder: Any = Idefics2VisionTransformer
         self.vpm = encoder._from_config(config, attn_implementation="sdpa")
@@ -69,15 +69,15 @@ class VisionEncoder(nn.Module):
         self.resampler = PatchResampler(num_queries, width, config.hidden_size)
         vision: Any = config
         self._patch, self._slice_side = int(vision.patch_size), slice_side
-        # Positions that the encoder has along each side.
+        # The encoder's positions along each side.
         self._num_positions = int(vision.image_size) // self._patch
 
     @torch.inference_mode()
     def encode(self, image: Image.Image, max_slices: int) -> list[torch.Tensor]:
         """Return the embeddings, [num_queries, width], of an image and then of its slices, one tensor each.
 
-        An image of more than about `slice_side` pixels squared has up to `max_slices` slices; with 0 or 1 it has none.
-        Each is one pass of the encoder. Called in the model's thread.
+        An image of more than about `slice_side` ** 2 pixels has up to `max_slices` slices; with 0 or 1 it has none.
+        Each tensor is one pass of the encoder. Called in the model's thread.
         """
         return [self._encode(part) for part in slices(image.convert("RGB"), max_slices, self._slice_side, self._patch)]
 
@@ -94,16 +94,16 @@ class VisionEncoder(nn.Module):
         return out
 
     def _nearest(self, count: int) -> torch.Tensor:
-        """Which of the encoder's positions `count` patches take, spread evenly (NaViT, arXiv:2307.06304)."""
+        """Return the encoder positions of `count` patches, spread evenly (NaViT, arXiv:2307.06304)."""
         bounds = torch.arange(1 / self._num_positions, 1.0, 1 / self._num_positions)
         return torch.bucketize(torch.arange(0, 1 - 1e-6, 1 / count), bounds, right=True)
 
 
 def slices(image: Image.Image, max_slices: int, slice_side: int, patch: int) -> list[Image.Image]:
-    """Cut an image as the encoder wants it: the whole at about `slice_side` pixels squared, then its slices.
+    """Cut an image for the encoder: the whole at about `slice_side` ** 2 pixels, then its slices.
 
-    The slices come in rows from the upper left, at a higher resolution than the whole; an image that is not larger than
-    one slice has none. Every side is a multiple of `patch` pixels, so that shapes are kept only nearly.
+    The slices are in row-major order from the upper left, at a higher resolution than the whole. An image that is not
+    larger than one slice has none. Every side is a multiple of `patch` pixels, so aspect ratios are only approximate.
     """
     grid = _grid(image.size, max_slices, slice_side)
     if grid is None:
@@ -118,7 +118,10 @@ def slices(image: Image.Image, max_slices: int, slice_side: int, patch: int) -> 
 
 
 def _grid(size: tuple[int, int], max_slices: int, slice_side: int) -> tuple[int, int] | None:
-    """Slices across and down: as many as the image is larger than a slice, in the grid that is nearest to its shape."""
+    """Return the slices across and down, or None for no slices.
+
+    Their number is about the image's area in slices. Their grid is the one with the nearest aspect ratio.
+    """
     wanted = min(math.ceil(size[0] * size[1] / (slice_side * slice_side)), max_slices)
     if wanted <= 1:
         return None

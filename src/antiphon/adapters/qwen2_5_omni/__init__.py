@@ -7,8 +7,9 @@ SPEC = Spec(
     role="conversation_model",
     model="antiphon.adapters.qwen2_5_omni.model:Qwen25Omni",
     runs_on="engine",
-    # Audio and images are rows of the encoders', and replies may be held to tools. The talker reads hidden states of
-    # the thinker, chooses codes, and replaces a code's row every 20 ms: too often to compute others again.
+    # Audio and images are embeddings from the encoders, and replies may be constrained to tool calls. The talker reads
+    # hidden states of the thinker and chooses codes. It replaces the row of a code every 20 ms, which is too often to
+    # recompute other rows.
     requires=(
         Capabilities.EMBEDDING_ROWS
         | Capabilities.EXACT_ROLLBACK

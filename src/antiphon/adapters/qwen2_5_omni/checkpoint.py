@@ -1,4 +1,4 @@
-"""Reads a Qwen2.5-Omni checkpoint: the thinker with its encoders, and the talker with its vocoder where it has them."""
+"""Reads a Qwen2.5-Omni checkpoint: the thinker and its encoders, and the talker and its vocoder if it has them."""
 
 from __future__ import annotations
 
@@ -21,65 +21,69 @@ from antiphon.adapters.qwen2_5_omni.token2wav import Speaker, WavDecoder
 from antiphon.modeling.omni.conversation import ThinkerParts, tokenizer
 from antiphon.modeling.text_decoder import LAST, TextDecoder
 
-# The file of a released folder that has the voices.
+# The file with the voices in a released folder.
 SPEAKERS = "spk_dict.pt"
 
 
 class TalkerDecoder(TextDecoder):
-    """The talker and its head, as the engine's runner steps it: rows go through its projection first.
+    """The talker and its head, as the engine's runner steps them. Input rows pass through a projection first.
 
-    `codes`: the table of codes, as wide as the thinker. `projection`: from there to the talker's width.
+    `codes`: the embedding table of the codes, as wide as the thinker. `projection`: from that width to the talker's.
     """
 
     def __init__(self, talker: Any) -> None:
         super().__init__(talker.model, talker.codec_head)
         self.codes: Any = talker.get_input_embeddings()
-        # In a tuple: it is no part of the decoder whose weights are rounded to int8.
+        # In a tuple, so that it is not a submodule, whose weights would be rounded to int8.
         self._unrounded = (talker.thinker_to_talker_proj,)
 
     @property
     def projection(self) -> Any:
-        """The module from rows [n, width of the thinker] to the talker's input rows."""
+        """The module that maps rows [n, width of the thinker] to the talker's input rows."""
         return self._unrounded[0]
 
     def get_input_embeddings(self) -> Any:
-        """Return the module that turns codes, int [n], into the talker's input rows."""
+        """Return the module that maps codes, int [n], to the talker's input rows."""
         return nn.Sequential(self.codes, self.projection)
 
 
 @dataclass(frozen=True, slots=True)
 class VoiceParts:
-    """The voice on its device.
+    """The parts of the voice, on its device."""
 
-    `decoder`: the talker, which the engine steps. `speakers`: by their names in lower case.
-    `ends`: the codes that end the audio. `bos`, `pad`, `mask`: codes that are no audio. `text_eos`, `text_pad`: the
-    text tokens that end a reply's text, and follow it.
-    """
-
+    # The talker, which the engine steps.
     decoder: TalkerDecoder
+    # The vocoder.
     token2wav: WavDecoder
+    # The voices by lower-case name, the default first.
     speakers: dict[str, Speaker]
+    # The codes that end the audio.
     ends: frozenset[int]
+    # The code that begins the audio.
     bos: int
+    # The code that pads the rows before the audio.
     pad: int
+    # The code that stands for the prompt.
     mask: int
+    # The text token that ends a reply's text.
     text_eos: int
+    # The text token that pads the rows after the reply's text.
     text_pad: int
 
 
 def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> tuple[ThinkerParts, VoiceParts | None]:
-    """Load a checkpoint's folder: the thinker on one device, the talker and its vocoder on another or the same.
+    """Load a checkpoint's folder: the thinker on `device`, the talker and its vocoder on `talker_device`.
 
-    There is no talker where config.json switches it off, or the folder has no voices or no weights of it. Waits for a
-    minute and more. Raises OSError, ValueError, KeyError or RuntimeError for a folder that is no such checkpoint, or
-    lacks something.
+    The talker is None if config.json disables it, or if the folder has no voices or no weights for it. Waits for a
+    minute or more. Raises OSError, ValueError, KeyError or RuntimeError if the folder is not such a checkpoint, or is
+    incomplete.
     """
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if settings.get("enable_audio_output", True) and (folder / SPEAKERS).is_file() and _has_voice(folder):
         kind: Any = Qwen2_5OmniForConditionalGeneration
         where = {"thinker": device, "talker": talker_device, "token2wav": talker_device}
         whole = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, device_map=where).eval()
-        # The hooks move a part's inputs to its device; here each part is given its inputs where it is.
+        # The hooks move inputs to the device of each part. Here the inputs are already on it.
         remove_hook_from_submodules(whole)
         thinker = whole.thinker
         return _thinker(thinker, folder, LAST), _talker(whole)
@@ -91,7 +95,7 @@ def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> t
 
 
 def _has_voice(folder: Path) -> bool:
-    """Whether the checkpoint has weights of the talker and its vocoder."""
+    """Return whether the checkpoint has weights of the talker and of its vocoder."""
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"])
@@ -113,7 +117,7 @@ def _talker(whole: Any) -> VoiceParts:
         name.lower(): Speaker(
             int(given["bos_token"]), given["cond"].to(device).float(), given["ref_mel"].to(device).float()
         )
-        # The makers' default voice is the first.
+        # The released default voice is the first.
         for name, given in sorted(whole.speaker_map.items(), key=lambda item: item[0] != "Chelsie")
     }
     if not speakers:

@@ -1,7 +1,7 @@
 """Qwen2.5-Omni as a conversation model: the thinker hears, sees and writes, and the talker speaks.
 
-A checkpoint without a talker or without voices leaves speaking to a synthesizer: what it writes is spoken, sentence by
-sentence, as a cascade's text is.
+If the checkpoint has no talker or no voices, a synthesizer speaks the thinker's text sentence by sentence, as in a
+cascade.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from antiphon.pipelines.cascade import Cascade
 
 
 class Qwen25Omni(OmniModel[Talker]):
-    """A ConversationModel of a checkpoint as it was released, in `folder`."""
+    """A ConversationModel. `folder` contains a released checkpoint."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class Qwen25Omni(OmniModel[Talker]):
         synthesizer: Synthesizer | None = None,
         parts: tuple[ThinkerParts, VoiceParts | None] | None = None,
     ) -> None:
-        """Load the checkpoint and start an engine for each of its decoders. Waits for a minute and more.
+        """Load the checkpoint and start an engine for each of its decoders. Waits for a minute or more.
 
-        `synthesizer`: speaks what the thinker writes where there is no talker; it belongs to the caller. `parts`: the
-        loaded parts, where the folder's are not to be loaded. Raises ModelError for a checkpoint that does not load.
+        `synthesizer`: speaks the thinker's text if there is no talker; the caller owns it. `parts`: parts that are
+        already loaded; None: they are loaded from the folder. Raises ModelError if the checkpoint does not load.
         """
         device, talker_device = options.device, options.talker_device or options.device
         weights_for(talker_device, options.weights)
@@ -46,7 +46,7 @@ class Qwen25Omni(OmniModel[Talker]):
             parts or folder,
             options,
             lambda folder, dtype: read(folder, device, talker_device, dtype),
-            # Only a CPU multiplies int8.
+            # int8 weights are for CPUs only.
             lambda parts: (parts[0].decoder, *((parts[1].decoder,) if parts[1] and on_cpu else ())),
         )
         settings, talker_settings = share_kv(options.settings) if talker else (options.settings, options.settings)
@@ -65,9 +65,9 @@ class Qwen25Omni(OmniModel[Talker]):
         self.profile = self.with_media(profile)
 
     async def open(self, owner: Hashable | None = None) -> ConversationStream:
-        """Return a new conversation. The talker's session is opened with the first response that is spoken.
+        """Return a new conversation. The talker's session is opened with the first spoken response.
 
-        Raises Refused where the thinker's engine has no room for the conversation's KV.
+        Raises Refused if the thinker's engine has no room for the conversation's KV.
         """
         if self.talker is None:
             return await self._spoken.open(owner)

@@ -1,8 +1,9 @@
-"""The talker: it knows the whole conversation as the thinker does, and speaks a reply while that is written.
+"""The talker: it reads the whole conversation as rows of the thinker, and speaks a reply while the thinker writes it.
 
-A row of its input is what the thinker made of a row, and for a token also its embedding in the thinker's table. Its KV
-too is kept between turns: the codes of a reply are taken back, and what is new of the conversation is appended. While
-it speaks, each row is a code's embedding and the thinker's row of one token of the reply, 50 codes a second.
+An input row of the prompt is the thinker's hidden state of that row, plus the token's embedding if the row is a token.
+The KV is kept between turns: the codes of a reply are rolled back, and the new rows of the conversation are appended.
+While the talker speaks, 50 codes a second, each row is the embedding of a code plus the thinker's row of one token of
+the reply.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from antiphon.modeling.omni.conversation import SpokenTokens, TalkerRows
 from antiphon.modeling.omni.hidden_rows import HiddenRow, states
 from antiphon.pipelines.merge import Put, side_by_side
 
-# The most codes of one reply, and what the makers sample with (the defaults of their generate()).
+# Limit of codes in one reply.
 MAX_CODES = 4096
+# The sampling of the released code (the defaults of its generate()).
 TALKER_SAMPLING = Sampling(
     max_tokens=MAX_CODES,
     temperature=0.9,
@@ -40,14 +42,15 @@ TALKER_SAMPLING = Sampling(
     repetition_penalty=1.05,
     repetition_window=MAX_CODES + 3,
 )
-# Rows a session is promised: a turn and its reply.
+# Rows that are reserved for a session: a turn and its reply.
 RESERVE_ROWS = 1024
 
 
 class BarredCodeChooser:
     """Chooses the codes of one reply; a Chooser of the engine.
 
-    `seen`: codes that penalties look back on besides those it chose. `barred`: bool [vocabulary], never chosen.
+    `seen`: codes that penalties apply to in addition to the chosen ones. `barred`: bool [vocabulary], the codes that
+    are never chosen.
     """
 
     def __init__(self, params: Sampling, seen: Sequence[int], barred: torch.Tensor) -> None:
@@ -55,13 +58,13 @@ class BarredCodeChooser:
 
     @staticmethod
     def choose(choosers: Sequence[BarredCodeChooser], logits: torch.Tensor) -> torch.Tensor:
-        """Return the next code of each reply, or NO_TOKEN. The replies are of one talker, which bars the same codes."""
+        """Return the next code of each reply, or NO_TOKEN. All choosers must have the same barred codes."""
         left = logits.masked_fill(choosers[0]._barred.to(logits.device, non_blocking=True), -torch.inf)
         edits = [c._sampler.edits(c._codes, len(c._codes)) for c in choosers]
         return sample_rows(left, [c._sampler for c in choosers], edits)
 
     def accept(self, chosen: int) -> int:
-        """Remember a code that was chosen. Raises ModelError where none was."""
+        """Record a chosen code. Raises ModelError for NO_TOKEN."""
         if chosen == NO_TOKEN:
             raise ModelError("the model's output is not a number")
         self._codes.append(chosen)
@@ -69,10 +72,10 @@ class BarredCodeChooser:
 
 
 class Talker:
-    """A TalkerModel, in whose thread `token2wav` runs too.
+    """A TalkerModel. `token2wav` runs in the talker's thread.
 
-    `parts`: its modules. `embed`: the thinker's table of tokens, which may be on another device. `joined`: as
-    MediaEncoder has it. `sampling`: how codes are chosen.
+    `parts`: its modules. `embed`: the thinker's token embedding, which may be on another device. `joined`: see
+    MediaEncoder. `sampling`: how codes are chosen.
     """
 
     def __init__(
@@ -87,31 +90,31 @@ class Talker:
         self.parts, self.engine, self.thread, self.sampling = parts, engine, thread, sampling
         self.embed, self.joined = embed, joined
         codes = torch.arange(engine.vocabulary_size)
-        # A code without an embedding in the vocoder is no audio; the published model would fail on it.
+        # Codes without an embedding in the vocoder have no audio; the published model would fail on them.
         self.barred = (codes >= parts.token2wav.num_codes) & ~torch.isin(codes, torch.tensor(sorted(parts.ends)))
         self.barred[parts.bos] = True
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """The names of its voices in lower case, in the checkpoint's order; the first is the default."""
+        """The names of the voices in lower case, in the checkpoint's order. The first is the default."""
         return tuple(self.parts.speakers)
 
     async def open(self) -> TalkerStream:
-        """Return a new conversation's side of the talker, which the caller closes. Raises Refused without room."""
+        """Return the talker's stream of a new conversation. The caller must close it. Raises Refused if it is full."""
         return TalkerStream(self, await self.engine.open(RESERVE_ROWS))
 
     @torch.inference_mode()
     def text_rows(self, ids: Sequence[int], hidden: torch.Tensor | float = 0.0) -> torch.Tensor:
-        """Return tokens as the talker reads them, but for its projection: [n, width]. Called in the model's thread.
+        """Return the talker's rows of text tokens before its projection: [n, width]. Called in the model's thread.
 
-        `hidden`: what the thinker made of them, [n, width].
+        `hidden`: the thinker's hidden states of the tokens, [n, width].
         """
         made: torch.Tensor = self.embed(torch.tensor(list(ids), device=self.embed.weight.device)) + hidden
         return made
 
     @torch.inference_mode()
     def projected(self, rows: torch.Tensor, codes: Sequence[int] = ()) -> torch.Tensor:
-        """Return rows [n, width] with the codes of the last ones as the talker's input [n, its width]."""
+        """Return the talker's input rows for rows [n, width], with the embeddings of `codes` added to the last ones."""
         table, project = self.parts.decoder.codes, self.parts.decoder.projection
         given = rows.to(table.weight.device, table.weight.dtype)
         if codes:
@@ -121,14 +124,14 @@ class Talker:
         return out
 
     def opening_rows(self, first: tuple[int, torch.Tensor], speaker: Speaker) -> torch.Tensor:
-        """Return the rows between a prompt and the first code: [2, its width]. Called in the model's thread."""
+        """Return the rows between the prompt and the first code: [2, talker's width]. Called in the model's thread."""
         token, hidden = first
         rows = torch.cat((self.text_rows([speaker.bos]), self.text_rows([token], hidden)))
         return self.projected(rows, (self.parts.pad, self.parts.bos))
 
 
 class TalkerStream:
-    """A TalkerSide: a session of the talker's engine that holds the conversation between replies."""
+    """A TalkerSide: a session of the talker's engine, which keeps the conversation's KV between replies."""
 
     def __init__(self, talker: Talker, session: Session) -> None:
         self._talker, self._session = talker, session
@@ -137,9 +140,9 @@ class TalkerStream:
     async def speak(
         self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], voice: str, seed: int | None
     ) -> AsyncGenerator[Pcm, None]:
-        """Yield the audio of a reply, from its first 24 codes (480 ms) on; see TalkerSide."""
+        """Yield the audio of a reply, beginning after its first 24 codes (480 ms); see TalkerSide."""
         speaker = self._talker.parts.speakers[voice]
-        # Codes are made while the audio of those before is; None ends them. Bound: MAX_CODES.
+        # The next codes are generated while earlier ones become audio. None ends them. Bound: MAX_CODES.
         waiting: asyncio.Queue[int | None] = asyncio.Queue()
 
         async def choose(_: Put[Pcm]) -> None:
@@ -164,10 +167,10 @@ class TalkerStream:
     async def codes(
         self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], speaker: Speaker, seed: int | None = None
     ) -> AsyncGenerator[int, None]:
-        """Yield the codes of a reply while it is written, until the talker ends them.
+        """Yield the codes of a reply while the thinker writes it, until the talker ends them.
 
         `media`: the rows of the audio and images in the prompt. A reply without tokens to speak has no codes. `seed`:
-        of the codes; None draws one. Closing the generator ends it within a step. Raises ModelError, Refused.
+        of the codes; None: random. Closing the generator stops it within a step. Raises ModelError and Refused.
         """
         talker, session, parts = self._talker, self._session, self._talker.parts
         prompt = await spoken.prompt()
@@ -176,7 +179,7 @@ class TalkerStream:
         if first is None:
             return
         params = talker.sampling if seed is None else replace(talker.sampling, seed=seed)
-        # As published, penalties look back on the codes that stand for the prompt too.
+        # As published, penalties also apply to the codes that stand for the prompt.
         chooser = BarredCodeChooser(params, (parts.mask, parts.pad, parts.bos), talker.barred)
         one_code = Sampling(max_tokens=1, chooser=chooser)
         tail = iter((parts.text_eos,))
@@ -190,7 +193,7 @@ class TalkerStream:
                 if token.id in parts.ends:
                     return
                 yield token.id
-                # The row of the code alone is replaced by one that has the next token too.
+                # The engine's row has only the code. Replace it by one that also has the next token.
                 session.rollback(session.length - 1)
                 given = await anext(rows, None) or (next(tail, parts.text_pad), 0.0)
                 session.append_embeddings(await talker.thread.call_model(partial(self._next_row, given, token.id)))
@@ -202,15 +205,15 @@ class TalkerStream:
         return self._talker.projected(self._talker.text_rows([token], hidden), (code,))
 
     def wav(self, speaker: Speaker, seed: int | None = None) -> WavStream:
-        """Return what makes the audio of one reply. `seed`: of its noise; None draws one."""
+        """Return a stream that turns the codes of one reply into audio. `seed`: of its noise; None: random."""
         return WavStream(self._talker.parts.token2wav, self._talker.thread, speaker, random_generator(seed))
 
     def _prompt_rows(self, hidden: Sequence[HiddenRow], run: Run, start: int) -> Any:
         count = len(run.ids) or run.stop - run.start
         made = states(hidden[start : start + count], self._talker.embed.weight)
-        # Of audio and images, only what the thinker made of them is read.
+        # For audio and images, the rows are the thinker's hidden states only.
         return self._talker.projected(self._talker.text_rows(run.ids, made) if run.ids else made)
 
     def close(self) -> None:
-        """Close the session and free its KV; a reply that is being spoken fails. The talker stays open."""
+        """Close the session and free its KV. A reply that is being spoken fails. The talker stays open."""
         self._session.close()

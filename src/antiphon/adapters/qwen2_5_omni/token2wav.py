@@ -1,10 +1,11 @@
-"""Codes to audio: a diffusion transformer makes a mel spectrogram of them, 100 frames a second, and BigVGAN the sound.
+"""Codes to audio: a diffusion transformer makes a mel spectrogram, 100 frames a second, and BigVGAN makes the audio.
 
-Both are the modules of `transformers`. As published, a whole turn is one diffusion (`whole`). Here it is made while
-its codes come (`WavStream`): the transformer attends over blocks of 24 frames (12 codes, 240 ms), at most two blocks
-back and one ahead, so a block is diffused in a window of just these. The windows of neighbouring blocks start from the
-same noise. What differs from the whole turn: the published steps see beyond the window, a block further each step; and
-the vocoder sees 40 frames (400 ms) back and 12 ahead, which is all and most of what it looks at.
+Both are modules of `transformers`. As published, a whole turn is one diffusion (`whole`). `WavStream` instead computes
+the audio while the codes arrive. The transformer attends over blocks of 24 frames (12 codes, 240 ms), at most two
+blocks back and one ahead. So each block is diffused in a window of just these blocks. The windows of neighbouring
+blocks start from the same noise. There are two differences from the whole turn. The published steps see beyond the
+window, one block further each step. And the vocoder sees 40 frames (400 ms) back, which is all of its context, and 12
+ahead, which is most of it.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import RungeKutta4OD
 from antiphon.audio import Pcm
 from antiphon.engine.model_thread import ModelThread
 
-# The diffusion as published: points in time, how far a prediction is moved away from the unconditioned one, and how
-# much denser the points lie at the beginning.
+# The diffusion as published: the number of points in time, the scale of classifier-free guidance, and the sway
+# coefficient, which concentrates the points at the beginning.
 TIME_POINTS, GUIDANCE, SWAY = 10, 0.5, -1.0
-# Blocks of context that a block's diffusion has before and behind it.
+# Blocks of context before and after the diffused blocks.
 BLOCKS_BACK, BLOCKS_AHEAD = 2, 1
-# Mel frames of context that the vocoder has before and behind the frames that it turns into sound.
+# Mel frames of context before and after the frames that the vocoder turns into audio.
 FRAMES_BACK, FRAMES_AHEAD = 40, 12
-# Blocks in the successive chunks of a turn: the first audio comes soon, then windows overlap less.
+# Blocks in the successive chunks of a turn. Small chunks at first reduce latency; larger ones overlap less.
 CHUNK_BLOCKS = (1, 1, 2, 4)
 
 
@@ -34,8 +35,8 @@ CHUNK_BLOCKS = (1, 1, 2, 4)
 class Speaker:
     """A voice of the checkpoint, on the vocoder's device.
 
-    `bos`: the text token that opens a reply in it. `conditioning`: float32 [1, width]. `reference_mel`: float32
-    [1, frames, mel bins].
+    `bos`: the text token that begins a reply in this voice. `conditioning`: float32 [1, width]. `reference_mel`:
+    float32 [1, frames, mel bins].
     """
 
     bos: int
@@ -44,30 +45,30 @@ class Speaker:
 
 
 class WavDecoder:
-    """The modules that turn codes into audio; what a turn has seen is in its WavStream. float32, 24 kHz.
+    """The modules that turn codes into audio, float32 at 24 kHz. The state of a turn is in its WavStream.
 
-    `model`: a Qwen2_5OmniToken2WavModel. `num_codes`: codes from this one on have no embedding. `frame_samples`: of a
-    mel frame. `code_frames`, `block_codes`: mel frames of a code, and codes of a block.
+    `model`: a Qwen2_5OmniToken2WavModel. `num_codes`: codes from this number on have no embedding. `frame_samples`:
+    samples per mel frame. `code_frames`: mel frames per code. `block_codes`: codes per block.
     """
 
     def __init__(self, model: Any) -> None:
-        """Raises ValueError where a block of frames is not a whole number of codes."""
+        """Raises ValueError if a block of frames is not a whole number of codes."""
         self._dit, self._vocoder = model.code2wav_dit_model, model.code2wav_bigvgan_model
         config = model.config.dit_config
         self.mel_bins, self.code_frames = int(config.mel_dim), int(config.repeats)
         self.num_codes = int(config.num_embeds) + 1
         self.block_codes, left = divmod(int(config.block_size), self.code_frames)
         if left or not self.block_codes:
-            raise ValueError(f"blocks of {config.block_size} frames are no whole number of codes")
+            raise ValueError(f"blocks of {config.block_size} frames are not a whole number of codes")
         self.frame_samples = int(torch.tensor(model.config.bigvgan_config.upsample_rates).prod())
         self.device: torch.device = model.device
 
     def noise(self, num_codes: int, random: torch.Generator) -> torch.Tensor:
-        """Draw what a diffusion begins with: float32 [frames, mel bins], on the CPU."""
+        """Return the initial noise of a diffusion: float32 [frames, mel bins], on the CPU."""
         return torch.randn(num_codes * self.code_frames, self.mel_bins, generator=random)
 
     def diffusion(self, codes: Sequence[int], noise: torch.Tensor, speaker: Speaker) -> Diffusion:
-        """Return the diffusion of some codes, from noise [frames, mel bins]."""
+        """Return a diffusion of codes that starts from noise [frames, mel bins]."""
         return Diffusion(self._dit, codes, noise.to(self.device), speaker)
 
     @torch.inference_mode()
@@ -77,7 +78,7 @@ class WavDecoder:
         return out
 
     def whole(self, codes: Sequence[int], speaker: Speaker, random: torch.Generator) -> torch.Tensor:
-        """Return the audio of a whole turn at once, as published: float32 [num_samples]. Called in the thread."""
+        """Return the audio of a whole turn at once, as published: float32 [num_samples]. Call in the model's thread."""
         diffusion = self.diffusion(codes, self.noise(len(codes), random), speaker)
         for _ in diffusion.steps():
             pass
@@ -85,7 +86,7 @@ class WavDecoder:
 
 
 class Diffusion:
-    """One run of the diffusion over some codes. `mel`: float32 [frames, mel bins], the result after all steps."""
+    """One run of the diffusion over codes. `mel`: float32 [frames, mel bins], the result after all steps."""
 
     def __init__(self, dit: Any, codes: Sequence[int], noise: torch.Tensor, speaker: Speaker) -> None:
         self._dit = dit
@@ -95,7 +96,7 @@ class Diffusion:
         self.mel = noise
 
     def steps(self) -> Iterator[None]:
-        """Advance from one point in time to the next with each step, in the thread that iterates."""
+        """Advance to the next point in time with each iteration, in the iterating thread."""
         times = torch.linspace(0, 1, TIME_POINTS, device=self.mel.device)
         times = times + SWAY * (torch.cos(torch.pi / 2 * times) - 1 + times)
         solver: Any = RungeKutta4ODESolver
@@ -120,19 +121,22 @@ class Diffusion:
 
 @dataclass(slots=True)
 class WavStream:
-    """The audio of one turn, whose codes come a few at a time.
+    """The audio of one turn, whose codes arrive a few at a time."""
 
-    `thread`: where the modules run. Each step of the diffusion is a call of its own, so that the decoder's steps of
-    other sessions come in between. `random`: of the noise. `codes`: all that were fed.
-    """
-
+    # The modules.
     model: WavDecoder
+    # The thread that the modules run in. Each step of a diffusion is a separate call, so that the decoder's steps of
+    # other sessions can run in between.
     thread: ModelThread
+    # The voice of the turn.
     speaker: Speaker
+    # The generator of the noise.
     random: torch.Generator
+    # All codes of the turn so far.
     codes: list[int] = field(default_factory=list)
-    # Of the codes so far, and of the blocks that are diffused: all frames, or those from `_mel_start` on.
+    # The noise of each code.
     _noise: list[torch.Tensor] = field(default_factory=list)
+    # The mel frames of the diffused blocks, from frame `_mel_start` on.
     _mel: torch.Tensor | None = None
     _mel_start: int = 0
     _num_blocks: int = 0
@@ -140,9 +144,10 @@ class WavStream:
     _num_chunks: int = 0
 
     async def feed(self, codes: Sequence[int], *, last: bool = False) -> Pcm:
-        """Return the audio that these codes, which follow those so far, complete: float32 [num_samples], may be empty.
+        """Append codes, and return the audio that they complete: float32 [num_samples], possibly empty.
 
-        `last`: no codes follow, and the audio is returned to its end. Waits for the thread. Raises ModelError, Refused.
+        `last`: no codes follow, and all remaining audio is returned. Waits for the thread. Raises ModelError and
+        Refused.
         """
         self.codes += codes
         self._noise += [self.model.noise(1, self.random) for _ in codes]
@@ -154,7 +159,7 @@ class WavStream:
             if (stop + BLOCKS_AHEAD) * size > len(self.codes):
                 if not last:
                     break
-                # The rest is one chunk.
+                # The remaining codes are one chunk.
                 stop = -(-len(self.codes) // size)
             await self._diffuse(stop)
             at_end = last and self._num_blocks * size >= len(self.codes)
@@ -163,7 +168,7 @@ class WavStream:
         return out
 
     async def _diffuse(self, stop: int) -> None:
-        """Make the mel frames of the blocks up to `stop`."""
+        """Compute the mel frames of the blocks up to `stop`."""
         model, size = self.model, self.model.block_codes
         start = max(0, self._num_blocks - BLOCKS_BACK)
         window = slice(start * size, (stop + BLOCKS_AHEAD) * size)
@@ -178,7 +183,7 @@ class WavStream:
         self._num_chunks += 1
 
     def _voiced(self, at_end: bool) -> torch.Tensor:
-        """The audio of the frames that have none yet, but for those at the end that are context. In the thread."""
+        """Return the audio of the frames that have none yet, except the context at the end. In the model's thread."""
         assert self._mel is not None
         stop = self._mel_start + len(self._mel) - (0 if at_end else FRAMES_AHEAD)
         if stop <= self._num_voiced:

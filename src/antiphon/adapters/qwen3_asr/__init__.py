@@ -1,4 +1,4 @@
-"""Qwen3-ASR (arXiv:2601.21337): a transcriber on the engine, written from the published behaviour of the model."""
+"""Qwen3-ASR (arXiv:2601.21337): a transcriber on an engine, written from the published behaviour of the model."""
 
 from antiphon.adapters.spec import Spec
 from antiphon.engine.api import Capabilities
@@ -7,7 +7,7 @@ SPEC = Spec(
     role="transcriber",
     model="antiphon.adapters.qwen3_asr.transcriber:Qwen3Asr",
     runs_on="engine",
-    # Audio is rows of the encoder's.
+    # Audio is embeddings from the encoder.
     requires=Capabilities.EMBEDDING_ROWS,
     model_types=("qwen3_asr",),
 )

@@ -1,4 +1,4 @@
-"""Audio as rows of Qwen3-ASR's decoder: 13 a second, from encoder windows of 8 s, each encoded independently."""
+"""Audio as rows of Qwen3-ASR's decoder: 13 rows a second, from encoder windows of 8 s, each encoded independently."""
 
 from __future__ import annotations
 
@@ -21,20 +21,19 @@ from antiphon.errors import ModelError
 log = logging.getLogger(__name__)
 
 Features = npt.NDArray[np.float32]
-# Frames at the end that change when more audio comes: there the transform mirrors the audio it has not got (torch.stft,
-# 400 samples around every 160th).
+# Frames at the end that change when more audio arrives, because torch.stft mirrors the missing audio there (400 samples
+# around every 160th).
 EDGE_FRAMES = 2
 
 
 class WindowedAudioEncoder:
     """The model's audio encoder with its feature extractor. Called in the model's thread.
 
-    It keeps nothing between calls: what a stream has encoded is kept by the stream. `window_frames`: the mel frames of
-    an encoder window, 800.
+    It is stateless; streams keep the rows of their windows. `window_frames`: the mel frames of an encoder window, 800.
     """
 
     def __init__(self, model: Any) -> None:
-        """`model`: a Qwen3ASRModel of `transformers`, whose encoder and projection are used, on its device."""
+        """`model`: a Qwen3ASRModel of `transformers` on its device. Only its encoder and projection are used."""
         config = model.config.audio_config
         self._model = model
         extractor: Any = Qwen3ASRFeatureExtractor
@@ -43,10 +42,10 @@ class WindowedAudioEncoder:
         self.window_frames = int(config.n_window_infer)
 
     def features(self, pcm: Pcm) -> Features:
-        """Return the log-mel spectrogram of audio: float32 [bins, frames of 10 ms]. From any thread.
+        """Return the log-mel spectrogram of audio: float32 [bins, frames of 10 ms]. Thread-safe.
 
-        pcm: float32 [num_samples], mono, 16 kHz, of any length. All frames depend on the loudest one, 8 decades below
-        which is the floor: louder audio at the end may change frames at the start.
+        `pcm`: float32 [num_samples], mono, 16 kHz, of any length. The floor of all frames is 8 decades below the
+        loudest one, so louder audio at the end may change frames at the start.
         """
         made = self._extract(pcm, sampling_rate=SAMPLE_RATE_HZ, padding="longest", n_window=0, return_tensors="np")
         found: Features = made["input_features"][0]
@@ -54,17 +53,18 @@ class WindowedAudioEncoder:
 
     @torch.inference_mode()
     def encode(self, windows: Sequence[Features]) -> list[torch.Tensor]:
-        """Return the decoder's rows [n, width] for encoder windows, float32 [bins, frames] of `window_frames` at most.
+        """Return the decoder's rows [n, width] of encoder windows, float32 [bins, frames], up to `window_frames` each.
 
-        Windows are padded to the longest one's chunks of 1 s and masked, so that their rows do not depend on the
-        padding, and none sees another.
+        Windows are padded to whole chunks of 1 s, to the length of the longest, and masked. So the rows of a window
+        depend neither on the padding nor on other windows.
         """
         lengths = [w.shape[1] for w in windows]
         most = -(-max(lengths) // self._chunk) * self._chunk
         padded = np.stack([np.pad(w, ((0, 0), (0, most - w.shape[1]))) for w in windows])
         mask = torch.arange(most) < torch.tensor(lengths)[:, None]
         rows = [self._rows(length) for length in lengths]
-        # Given on the host, where it is read: left to the encoder, each layer would wait for the device.
+        # Passed as a tensor on the host, because each layer reads it there. If the encoder computed it, each layer
+        # would wait for the device.
         bounds = torch.tensor([0, *rows]).cumsum(0, dtype=torch.int32)
         device, dtype = self._model.device, self._model.dtype
         out = self._model.get_audio_features(
@@ -74,7 +74,7 @@ class WindowedAudioEncoder:
         return list(found)
 
     def _rows(self, frames: int) -> int:
-        """How many rows a window of so many frames has: three convolutions halve each chunk of it."""
+        """Return the number of rows for a window's frames: three convolutions halve each of its chunks."""
         whole, left = divmod(frames, self._chunk)
         return whole * _halved(self._chunk) + _halved(left)
 
@@ -91,19 +91,19 @@ class _Request(NamedTuple):
 
 
 class EncoderBatch:
-    """Encodes in the model's thread, for all sessions that ask before the next step at once on a GPU.
+    """Encodes in the model's thread. On a GPU, the requests of all sessions before the next step form one batch.
 
-    On a CPU the windows are encoded one after another: they gain nothing from each other, and would be padded.
+    On a CPU the windows are encoded one by one: a batch would not be faster there, and would need padding.
     """
 
     def __init__(self, thread: ModelThread, encoder: WindowedAudioEncoder, most: int) -> None:
-        """`most`: the windows of one batch; 1 on a CPU."""
+        """`most`: limit of windows in a batch; 1 on a CPU."""
         self._thread, self._encoder, self._most = thread, encoder, most
-        # Bound: one for each session.
+        # Bound: one request for each session.
         self._requests: deque[_Request] = deque()
 
     async def encode(self, windows: Sequence[Features]) -> list[torch.Tensor]:
-        """Return what WindowedAudioEncoder.encode does. Raises ModelError where it fails, Refused, ModelLost."""
+        """Return the same as WindowedAudioEncoder.encode. Raises ModelError if that fails, Refused and ModelLost."""
         if not windows:
             return []
         request = _Request(windows, Future())
@@ -116,14 +116,14 @@ class EncoderBatch:
             raise
 
     def _serve(self) -> None:
-        """Serve all requests that have come, in the model's thread. One that fails fails alone."""
+        """Serve all pending requests, in the model's thread. A failing request does not affect the others."""
         asked = [self._requests.popleft() for _ in range(len(self._requests))]
         asked = [r for r in asked if r.done.set_running_or_notify_cancel()]
         if self._most > 1:
             try:
                 made = self._batches([w for r in asked for w in r.windows])
             except Exception:
-                log.warning("%d requests are encoded one by one: together they failed", len(asked), exc_info=True)
+                log.warning("encoding %d requests one by one, because their batch failed", len(asked), exc_info=True)
             else:
                 for request in asked:
                     request.done.set_result([next(made) for _ in request.windows])
@@ -137,7 +137,7 @@ class EncoderBatch:
                 request.done.set_exception(failed)
 
     def _batches(self, windows: Sequence[Features]) -> Iterator[torch.Tensor]:
-        """Return the rows of each window, in their order. Those of about the same length are padded least."""
+        """Return the rows of each window, in the order of `windows`. Batches are sorted by length to reduce padding."""
         order = sorted(range(len(windows)), key=lambda number: windows[number].shape[1])
         made: dict[int, torch.Tensor] = {}
         for at in range(0, len(order), self._most):

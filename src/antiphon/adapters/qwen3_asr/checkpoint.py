@@ -1,4 +1,4 @@
-"""Reads a Qwen3-ASR checkpoint: as its makers released it, or as `transformers` writes it (`-hf`)."""
+"""Reads a Qwen3-ASR checkpoint in its released layout, or in the layout of `transformers` (`-hf`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from antiphon.modeling.tensors import CheckpointType, Tensors, read_config
 from antiphon.modeling.text_decoder import QwenTextConfig, TextDecoder
 from antiphon.modeling.tokens import Vocabulary
 
-# Patterns of the released parameter names -> the names of `transformers`, in the order in which they are tried.
+# Patterns of the released parameter names -> the names in `transformers`, in the order in which they are tried.
 KEY_MAPPING = {
     r"^thinker\.audio_tower\.proj1\.": "model.multi_modal_projector.linear_1.",
     r"^thinker\.audio_tower\.proj2\.": "model.multi_modal_projector.linear_2.",
@@ -28,23 +28,34 @@ END = "<|im_end|>"
 
 
 class AudioEncoderFields(TypedDict, total=False):
-    """The fields of a released `audio_config` that the configuration of `transformers` has too."""
+    """The fields of a released `audio_config` that the configuration of `transformers` also has."""
 
+    # Bins of the mel spectrogram.
     num_mel_bins: int
+    # Transformer layers.
     encoder_layers: int
+    # Attention heads of each layer.
     encoder_attention_heads: int
+    # Width of the MLPs.
     encoder_ffn_dim: int
+    # Width of the encoder.
     d_model: int
+    # Activation of the MLPs, by its name in `transformers`.
     activation_function: str
+    # Embeddings are scaled by the square root of `d_model`.
     scale_embedding: bool
+    # Half the mel frames of a chunk that the convolutions see.
     n_window: int
+    # Width of the decoder.
     output_dim: int
+    # Mel frames of a window that attention sees.
     n_window_infer: int
+    # Channels of the convolutions.
     downsample_hidden_size: int
 
 
 class ThinkerConfig(msgspec.Struct, frozen=True):
-    """The `thinker_config` of a released config.json: the whole model, but for its tokenizer."""
+    """The `thinker_config` of a released config.json: the whole model, without its tokenizer."""
 
     audio_config: AudioEncoderFields
     text_config: QwenTextConfig
@@ -52,7 +63,7 @@ class ThinkerConfig(msgspec.Struct, frozen=True):
 
 
 class ReleasedConfig(msgspec.Struct, frozen=True):
-    """A config.json as the makers released it. One that `transformers` wrote has no `thinker_config`."""
+    """A released config.json. The config.json that `transformers` writes has no `thinker_config`."""
 
     thinker_config: ThinkerConfig | None = None
 
@@ -69,11 +80,11 @@ class Qwen3AsrParts:
 def read(folder: Path, device: str, dtype: torch.dtype) -> Qwen3AsrParts:
     """Load a checkpoint's folder onto a device. Waits for seconds.
 
-    Raises ValueError for another model's folder, and OSError, KeyError or RuntimeError for one that lacks something.
+    Raises ValueError if the folder has a different model, and OSError, KeyError or RuntimeError if it is incomplete.
     """
     model_type = read_config(folder / "config.json", CheckpointType).model_type
     if model_type != "qwen3_asr":
-        raise ValueError(f"{model_type} is no qwen3_asr")
+        raise ValueError(f"{model_type} is not qwen3_asr")
     thinker = read_config(folder / "config.json", ReleasedConfig).thinker_config
     kind: Any = Qwen3ASRForConditionalGeneration
     if thinker is not None:
@@ -99,7 +110,7 @@ def read(folder: Path, device: str, dtype: torch.dtype) -> Qwen3AsrParts:
 def released_config(thinker: ThinkerConfig, *, has_head: bool = True) -> Any:
     """Return the Qwen3ASRConfig that a released checkpoint's `thinker_config` describes.
 
-    `has_head`: the checkpoint has an output head; without one, the head is the table of embeddings.
+    `has_head`: the checkpoint has an output head. Otherwise the head is tied to the token embedding.
     """
     return Qwen3ASRConfig(
         audio_config=dict(thinker.audio_config),

@@ -1,8 +1,8 @@
-"""Qwen3-ASR as a transcriber: a session's windows over one KV, of which only what is new is computed.
+"""Qwen3-ASR as a transcriber: the windows of a session share one KV, so that only new rows are computed.
 
-A window's rows are the prompt with the user's hint, the audio, and the prefix of the hypothesis. When the window grows,
-the rows behind its finished encoder windows (8 s each) are rolled back, and the open encoder window and the text are
-computed again. The makers' stream (qwen-asr 0.0.6, `streaming_transcribe`) computes all rows anew, with the same
+The rows of a window are the prompt with the user's hint, the audio, and the prefix of the hypothesis. When the window
+grows, the rows after its finished encoder windows (8 s each) are rolled back. The open encoder window and the text are
+then computed again. The released stream (qwen-asr 0.0.6, `streaming_transcribe`) computes all rows again, with the same
 result.
 """
 
@@ -47,23 +47,24 @@ from antiphon.shares.threads import in_thread
 
 LANGUAGE_CODES = {name: code for code, name in LANGUAGE_CODE_TO_NAME.items()}
 TEXT_MARK = "<asr_text>"
-# Most tokens of a decode for each second of audio, and besides: fast Chinese has 8 a second.
+# Limit of tokens in a decode: TOKENS_PER_S for each second of audio, plus EXTRA_TOKENS. Fast Chinese has 8 a second.
 TOKENS_PER_S, EXTRA_TOKENS = 14.0, 32
-# A phrase of up to so many tokens that comes this often in a row is a loop (qwen-asr 0.0.6 removes what comes 20
-# times).
+# A phrase of up to LOOP_TOKENS tokens is a loop if it repeats LOOP_REPEATS times in a row. qwen-asr 0.0.6 also removes
+# phrases that repeat 20 times.
 LOOP_TOKENS, LOOP_REPEATS = 20, 20
-# Files are decoded in parts of this length, cut at the quietest place of the slack.
+# Files are decoded in parts of up to PART_S, split at the quietest place of their last PART_SLACK_S.
 PART_S, PART_SLACK_S = 24.0, 8.0
-# What the model names as the language of audio without speech.
+# The language that the model writes for audio without speech.
 NO_LANGUAGE = "none"
-# Rows a session is promised: a window of half a minute. Of a user's hint, no more than this is read.
+# Rows that are reserved for a session: a window of half a minute.
 RESERVE_ROWS = 1024
+# The rest of a longer hint is ignored.
 MAX_HINT_CHARS, MAX_HINT_TOKENS = 4000, 512
-# Rows a second of audio. Of a session's rows, half are for its audio, a quarter for the text that is forced, and an
-# eighth for what was said before; the model was made for 20 minutes of audio.
+# Rows per second of audio, and the longest audio that the model was trained for (20 minutes). Half of a session's rows
+# are for its audio, a quarter for the forced text, and an eighth for the earlier context.
 ROWS_PER_S, MAX_AUDIO_S = 13.0, 1200.0
 MAX_NEW_TOKENS = 4096
-# Encoder windows of one batch on a GPU.
+# Limit of encoder windows in a batch on a GPU.
 MOST_ENCODED = 64
 
 T = TypeVar("T")
@@ -71,11 +72,11 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class EncoderCounts:
-    """How much of the work was new, over all sessions since the model was loaded.
+    """Counts of the encoder's work in all sessions since the model was loaded.
 
-    `finished`: encoder windows of 8 s that were computed and stay in the KV. `recomputed`: finished windows that were
-    computed once more, because the audio behind them was louder and moved the floor of their features. `open`: encoder
-    windows that had not ended yet. `decodes`: windows decoded.
+    `finished`: finished encoder windows (8 s) that were computed and stay in the KV. `recomputed`: finished windows
+    that were computed again because louder audio after them raised the floor of their features. `open`: computed
+    encoder windows that were not finished yet. `decodes`: decoded windows.
     """
 
     finished: int = 0
@@ -85,16 +86,16 @@ class EncoderCounts:
 
 
 class Qwen3Asr:
-    """A Transcriber on an engine of its own. It hears 30 languages, and neither translates nor places words in time.
+    """A Transcriber with its own engine. It knows 30 languages, and has neither translation nor word alignment.
 
-    `source` is a checkpoint's folder, with its makers' names or those of `transformers`, or its parts on `device`.
-    `counts` says how much was computed, and is only ever added to, by all sessions.
+    `source` is a checkpoint's folder, in the released layout or that of `transformers`, or the loaded parts. `counts`
+    sums up the work of all sessions.
     """
 
     def __init__(self, source: Path | Qwen3AsrParts, model_id: str, options: EngineModelOptions) -> None:
         """Load the checkpoint and start the engine. Waits for seconds.
 
-        int8 weights are those of the decoder only. Raises ModelError for a checkpoint that does not load.
+        Only the decoder may have int8 weights. Raises ModelError if the checkpoint does not load.
         """
         device = options.device
         self.parts, compute_dtype, dtype = load_parts(
@@ -110,19 +111,20 @@ class Qwen3Asr:
         on_cpu = device == "cpu"
         self.encoding = EncoderBatch(self.engine.thread, self.parts.audio_encoder, 1 if on_cpu else MOST_ENCODED)
         self._features_in_thread = on_cpu
-        # So many generations at once and more count as busy.
+        # The number of concurrent generations from which the model counts as busy.
         self._busy_from = available_cores() if device == "cpu" else 32
         self._profile = _profile(model_id, self.engine.context_rows)
 
     @property
     def profile(self) -> TranscriberProfile:
-        """The facts of the model. Finals go on from the prefix that was sent, and partials come every second."""
+        """The properties of the model. Finals continue from the sent prefix, and partials are decoded every second."""
         return self._profile
 
     async def features(self, function: Callable[[], T]) -> T:
-        """Run what computes features: in the model's thread on a CPU, which has no core to spare for it, else beside.
+        """Run a function that computes features: on a GPU in a thread pool, on a CPU in the model's thread.
 
-        Raises ModelError where it fails, Refused, ModelLost.
+        The model's thread uses all cores of a CPU, so a second thread would only compete with it. Raises ModelError if
+        the function fails, Refused and ModelLost.
         """
         if self._features_in_thread:
             return await self.engine.thread.call_model(function)
@@ -132,31 +134,31 @@ class Qwen3Asr:
             raise ModelError(f"{type(error).__name__}: {error}") from error
 
     def busy(self) -> bool:
-        """Return whether as many sessions generate as the machine serves without delay: one a core, or 32 on a GPU.
+        """Return whether as many sessions generate as run without delay: one for each core, or 32 on a GPU.
 
-        As of the engine's last step; does not wait.
+        This is the state at the engine's last step. Does not wait.
         """
         return self.engine.last_state.generating >= self._busy_from
 
     def overdue(self) -> bool:
-        """Return False: the sessions of an engine share its steps, and none waits for another."""
+        """Return False: the sessions of an engine share its steps, and do not wait for each other."""
         return False
 
     def open(self) -> Qwen3AsrStream:
-        """Return a new session's stream. It takes room in the engine with its first window only."""
+        """Return a new session's stream. It takes no room in the engine until its first window."""
         return Qwen3AsrStream(self)
 
     async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:
-        """Return (): this model does not know where words lie, as its profile says."""
+        """Return (): this model does not align words, as its profile says."""
         return ()
 
     async def transcribe(
         self, slabs: AsyncIterable[Pcm], options: FileOptions
     ) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        """Yield a segment for each part of the file, of at most 24 s, in which speech was heard, then one FileInfo.
+        """Yield a segment for each part of the file that contains speech, then one FileInfo. Parts have up to 24 s.
 
-        The language that the first part is found to be in holds for the rest. Closing it ends the decode within a step.
-        Raises Refused where the engine has no room, ModelError.
+        The language that is detected first is used for the rest. Closing the iterator stops the decode within a step.
+        Raises Refused if the engine is full, and ModelError.
         """
         stream, language, number, num_samples = self.open(), options.language, 0, 0
         try:
@@ -180,16 +182,16 @@ class Qwen3Asr:
 
     @property
     def engines(self) -> tuple[LocalEngine, ...]:
-        """The engine of the decoder, for whoever watches its thread."""
+        """The engine of the decoder, whose thread the server monitors."""
         return (self.engine,)
 
     def close(self) -> None:
-        """Stop the model's thread. Streams that are still open fail at their next window."""
+        """Stop the model's thread. Open streams fail at their next window."""
         self.engine.close()
 
 
 def _profile(model_id: str, context_rows: int) -> TranscriberProfile:
-    """The facts of the model, and what a session may raise them to within the rows that the engine holds for one."""
+    """Return the model's profile. The limits of its settings follow from the rows that the engine has for a session."""
     return TranscriberProfile(
         id=model_id,
         languages=tuple(LANGUAGE_CODE_TO_NAME),
@@ -224,7 +226,7 @@ def _profile(model_id: str, context_rows: int) -> TranscriberProfile:
 
 @dataclass(slots=True)
 class _EncodedWindow:
-    """A finished encoder window in the KV: the features it was made of, and the row behind it."""
+    """A finished encoder window in the KV: its features, and the index of the row after it."""
 
     features: Features
     end_row: int
@@ -233,40 +235,41 @@ class _EncodedWindow:
 class Qwen3AsrStream:
     """A TranscriptionStream: one session's windows, decoded one at a time over one KV.
 
-    A window that begins where the last one began, under the same hint, is computed only from its open encoder window
-    on. Any other window, and one after a failure, is computed from its start.
+    A window with the same start and hint as the last one is computed from its open encoder window on. Any other window,
+    and any window after a failure, is computed from its start.
     """
 
     def __init__(self, model: Qwen3Asr) -> None:
         self._model = model
         self._session: Session | None = None
-        # What the KV begins with: the sample of the session at which its audio starts, the hint, and what was said.
+        # What the KV begins with: the first sample of its audio, the hint, and the context of earlier text.
         self._audio_key: tuple[int, str, str] | None = None
         self._head_rows = 0
         self._encoded: list[_EncodedWindow] = []
-        # The name of the language that the model wrote last.
+        # The language name that the model wrote last.
         self._language = ""
 
     @property
     def head_rows(self) -> int:
-        """How many rows the prompt has, which come before the audio and stay for as long as the hint is the same."""
+        """The number of rows of the prompt, which precede the audio and are kept while the hint stays the same."""
         return self._head_rows
 
     @property
     def num_encoded_windows(self) -> int:
-        """How many finished encoder windows the KV holds; the next window computes those that follow."""
+        """The number of finished encoder windows in the KV. The next window computes those that follow."""
         return len(self._encoded)
 
     async def decode(self, window: Window, temperature: float = 0.0) -> Hypothesis:
-        """Decode one window, whether it is a partial or a final: the two are decoded in the same way here.
+        """Decode one window. Partials and finals are decoded in the same way.
 
-        Tokens are the likeliest ones at `temperature` 0. A decode that loops ends, and keeps the phrase once. A
-        cancelled call leaves the stream usable. Waits for the engine. Raises Refused where it has no room, ModelError.
+        At `temperature` 0 the likeliest tokens are chosen. A decode that loops is stopped, and keeps the phrase once.
+        After a cancelled call the stream is still usable. Waits for the engine. Raises Refused if the engine is full,
+        and ModelError.
         """
         try:
             return await self._decode(window, temperature)
         except (ModelError, EngineError) as error:
-            # Whatever is in the KV now, the next window is computed from its start.
+            # The state of the KV is unknown, so the next window is computed from its start.
             self.close()
             if isinstance(error, ModelError):
                 raise
@@ -291,9 +294,9 @@ class Qwen3AsrStream:
         return replace(found, prompt_tokens=num_prompt, completion_tokens=len(tokens))
 
     def _append_head(self, session: Session, window: Window) -> None:
-        """Make the KV begin with this window's prompt; where it does already, its encoded audio stays."""
+        """Make the KV begin with this window's prompt. If it already does, its encoded audio is kept."""
         key = (window.start_sample, window.prompt, window.context)
-        # Where the context had no room for all of the audio, some of it has left.
+        # If the audio did not fit into the context, the engine has cut some of it, so it is computed again.
         if self._audio_key != key or session.context_start > self._head_rows:
             vocabulary = self._model.parts.vocabulary
             session.rollback(0)
@@ -308,7 +311,7 @@ class Qwen3AsrStream:
             self._audio_key, self._head_rows, self._encoded = key, session.length, []
 
     async def _append_audio(self, session: Session, pcm: Pcm) -> None:
-        """Append the audio's rows; those of finished encoder windows stay while their features are the same."""
+        """Append the rows of the audio. Finished encoder windows with unchanged features keep their rows."""
         encoder, counts = self._model.parts.audio_encoder, self._model.counts
         size = encoder.window_frames
         parts, same = await self._model.features(partial(self._fresh_parts, pcm, size))
@@ -326,7 +329,7 @@ class Qwen3AsrStream:
                 counts.open += 1
 
     def _fresh_parts(self, pcm: Pcm, size: int) -> tuple[list[Features], int]:
-        """Return the features of each encoder window, and how many at the start are in the KV already."""
+        """Return the features of each encoder window, and the number of leading windows that are already in the KV."""
         features = self._model.parts.audio_encoder.features(pcm)
         parts = [features[:, at : at + size] for at in range(0, features.shape[1], size)]
         same = 0
@@ -335,9 +338,9 @@ class Qwen3AsrStream:
         return parts, same
 
     async def generate(self, session: Session, max_tokens: int, temperature: float) -> list[Token]:
-        """Sample the tokens behind the rows of `session`, tags and stop token included, until they end or loop.
+        """Sample the tokens after the rows of `session`, including tags and stop token, until they end or loop.
 
-        Of a loop the phrase is left once. Waits for the engine. Raises ModelError, EngineError.
+        The phrase of a loop is kept once. Waits for the engine. Raises ModelError and EngineError.
         """
         sampling = Sampling(
             max_tokens=max_tokens, temperature=temperature, stop=self._model.parts.vocabulary.stop, logprobs=True
@@ -352,13 +355,13 @@ class Qwen3AsrStream:
         return out
 
     def _hypothesis(self, window: Window, tokens: Sequence[Token], language: str, *, forced: bool) -> Hypothesis:
-        """Read the tokens: `language X<asr_text>`, where `language` is "", and the text behind it."""
+        """Parse the tokens: `language X<asr_text>`, only if the argument `language` is "", and the text after it."""
         vocabulary = self._model.parts.vocabulary
         decode = vocabulary.text
         mark, certainty = vocabulary.tokenizer.token_to_id(TEXT_MARK), 1.0
         at = next((i for i, t in enumerate(tokens) if t.id == mark), None)
         if language:
-            # A second tag would be the model's mistake: what follows it is text.
+            # Another tag is a mistake of the model. What follows it is text.
             tokens = [t for t in tokens if t.id != mark]
         elif at is not None:
             tag = decode([t.id for t in tokens[:at]]).strip()
@@ -366,7 +369,7 @@ class Qwen3AsrStream:
             certainty = _least_probability(tokens[:at])
             tokens = tokens[at + 1 :]
         elif decode([t.id for t in tokens]).lstrip().startswith("language"):
-            # The decode was cut inside the tag: there is no text.
+            # The decode ended within the tag, so there is no text.
             tokens = []
         if not forced:
             self._language = language
@@ -376,7 +379,7 @@ class Qwen3AsrStream:
         return Hypothesis(tuple(pieces), code, certainty, bool(pieces), 0, 0, tuple(times))
 
     def _words(self, tokens: Sequence[Token], code: str, *, first: bool, logprobs: bool) -> list[HypothesisWord]:
-        """Return the words of text tokens. `first`: they begin the window. `logprobs`: with those of their tokens."""
+        """Return the words of text tokens. `first`: they begin the window. `logprobs`: include those of the tokens."""
         vocabulary = self._model.parts.vocabulary
         plain = [t for t in tokens if t.id not in vocabulary.special]
         texts, groups = characters([t.id for t in plain], vocabulary.text)
@@ -384,12 +387,12 @@ class Qwen3AsrStream:
         if logprobs:
             pieces = with_logprobs(pieces, [t.logprob or 0.0 for t in plain], vocabulary.tokenizer.id_to_token)
         if pieces and first and code not in UNSPACED and not pieces[0].text.startswith(" "):
-            # Other models begin with a space too: what one window said is followed by what the next does.
+            # Begin with a space, as other models do, because the text follows that of the previous window.
             pieces[0] = replace(pieces[0], text=" " + pieces[0].text)
         return pieces
 
     def _times(self, window: Window, pieces: Sequence[HypothesisWord], language: str) -> list[Word]:
-        """Guess where the words lie: those of the prefix and these are spread over the window, where it is loud."""
+        """Estimate word times: spread the words of the prefix and these words over the loud parts of the window."""
         texts, groups = characters(window.prefix, self._model.parts.vocabulary.text)
         known = words(texts, groups, [1.0] * len(window.prefix), language)
         return spread([*known, *pieces], window.pcm)[len(known) :]
@@ -399,7 +402,7 @@ class Qwen3AsrStream:
         return False
 
     def close(self) -> None:
-        """Close the session in the engine, if there is one, and free its KV. The next window would open another."""
+        """Close the session in the engine, if there is one, and free its KV. The next window opens another session."""
         session, self._session, self._audio_key, self._encoded = self._session, None, None, []
         if session:
             session.close()
@@ -411,9 +414,9 @@ def _max_tokens(window: Window) -> int:
 
 
 def loop_length(ids: Sequence[int]) -> int:
-    """Return the length of the phrase that these tokens end with LOOP_REPEATS times in a row; 0 where there is none.
+    """Return the length of the phrase that the tokens end with LOOP_REPEATS times in a row; 0 if there is none.
 
-    The shortest such phrase counts, of at most LOOP_TOKENS tokens.
+    Finds the shortest such phrase of up to LOOP_TOKENS tokens.
     """
     for size in range(1, min(LOOP_TOKENS, len(ids) // LOOP_REPEATS) + 1):
         tail = list(ids[-size * LOOP_REPEATS :])

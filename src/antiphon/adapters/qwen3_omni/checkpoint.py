@@ -1,6 +1,7 @@
-"""Reads a Qwen3-Omni checkpoint: the thinker with its encoders, and the talker with its vocoder where it has them.
+"""Reads a Qwen3-Omni checkpoint: the thinker and its encoders, and the talker and its vocoder if it has them.
 
-`transformers` loads the whole; here it is taken apart into what each engine steps and what is called between steps.
+`transformers` loads the whole model. This module splits it into decoders, which engines step, and the modules that are
+called between steps.
 """
 
 from __future__ import annotations
@@ -22,47 +23,55 @@ from antiphon.modeling.text_decoder import TextDecoder
 
 @dataclass(frozen=True, slots=True)
 class OmniSpecialIds:
-    """The ids that control the talker: codes that are no audio, and the text tokens that begin, end and pad a text.
+    """The ids that control the talker: codes without audio, and text tokens. The talker chooses the language itself."""
 
-    `end` ends the audio. `no_think`, `think_bos` and `think_eos` stand before the speaker: the talker chooses the
-    language.
-    """
-
+    # The code that ends the audio.
     end: int
+    # The code that begins the audio.
     bos: int
+    # The code that pads rows without audio.
     pad: int
+    # The code that leaves the language to the talker. It and the next two come before the speaker's code.
     no_think: int
+    # The code that begins the (empty) language field.
     think_bos: int
+    # The code that ends the language field.
     think_eos: int
+    # The text token that begins a text.
     text_bos: int
+    # The text token that ends a text.
     text_eos: int
+    # The text token that pads rows without text.
     text_pad: int
 
 
 @dataclass(frozen=True, slots=True)
 class TalkerParts:
-    """The voice on its device.
+    """The parts of the voice, on its device."""
 
-    `model`: a Qwen3OmniMoeTalkerForConditionalGeneration, for its projections. `decoder`: the talker, which the engine
-    steps. `speakers`: lower-case names to codes. `turn_start`, `user`: the tokens that begin a turn, and that make it
-    the user's.
-    """
-
+    # A Qwen3OmniMoeTalkerForConditionalGeneration, for its projections.
     model: Any
+    # The talker, which the engine steps.
     decoder: TextDecoder
+    # Predicts the codes of a frame after the first.
     code_predictor: CodePredictor
+    # Codes to audio.
     vocoder: Code2Wav
+    # The ids that control the talker.
     special_ids: OmniSpecialIds
+    # Lower-case names of the speakers to their codes.
     speakers: dict[str, int]
+    # The token that begins a turn.
     turn_start: int
+    # The token after `turn_start` in the user's turns.
     user: int
 
 
 def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> tuple[ThinkerParts, TalkerParts | None]:
-    """Load a checkpoint's folder: the thinker on one device, the talker and its vocoder on another or the same.
+    """Load a checkpoint's folder: the thinker on `device`, the talker and its vocoder on `talker_device`.
 
-    There is no talker where config.json switches it off. Waits for a minute and more. Raises OSError, ValueError,
-    KeyError or RuntimeError for a folder that is no such checkpoint, or lacks something.
+    The talker is None if config.json disables it. Waits for a minute or more. Raises OSError, ValueError, KeyError or
+    RuntimeError if the folder is not such a checkpoint, or is incomplete.
     """
     kind: Any = Qwen3OmniMoeForConditionalGeneration
     where = {"thinker": device, "talker": talker_device, "code2wav": talker_device}
@@ -70,21 +79,22 @@ def read(folder: Path, device: str, talker_device: str, dtype: torch.dtype) -> t
     if not config.get("enable_audio_output", True):
         where = {"thinker": device}
     whole = kind.from_pretrained(folder, dtype=dtype, local_files_only=True, device_map=where).eval()
-    # The hooks move a part's inputs to its device; here each part is given its inputs where it is.
+    # The hooks move inputs to the device of each part. Here the inputs are already on it.
     remove_hook_from_submodules(whole)
     return parts_of(whole, tokenizer(folder))
 
 
 def parts_of(whole: Any, words: Any) -> tuple[ThinkerParts, TalkerParts | None]:
-    """Return the parts of a loaded Qwen3OmniMoeForConditionalGeneration, which they share the weights of.
+    """Return the parts of a loaded Qwen3OmniMoeForConditionalGeneration. They share its weights.
 
-    `words`: the tokenizer. The vocoder is converted to float32. Raises ValueError for dimensions that do not fit.
+    `words`: the tokenizer. The vocoder is converted to float32. Raises ValueError if the dimensions of the parts do not
+    match.
     """
     config, thinker = whole.config, whole.thinker
     tap = int(config.talker_config.accept_hidden_layer) if whole.has_talker else 0
     num_deepstack = len(config.thinker_config.vision_config.deepstack_visual_indexes or ())
     if tap > int(config.thinker_config.text_config.num_hidden_layers) - 1:
-        raise ValueError(f"its talker wants layer {tap} of a thinker that has fewer")
+        raise ValueError(f"its talker reads layer {tap} of a thinker that has fewer layers")
     decoder = TextDecoder(thinker.get_decoder(), thinker.lm_head, num_deepstack, tap)
     parts = ThinkerParts(thinker, decoder, words)
     return parts, _talker(whole) if whole.has_talker else None

@@ -1,8 +1,8 @@
-"""Codes to audio, 1920 samples a frame: the vocoder of Qwen3-TTS, but for how a stream begins.
+"""Codes to audio, 1920 samples a frame: the vocoder of Qwen3-TTS with a different start of a stream.
 
-A transposed convolution gives only what two inputs made here. So a stream's first 555 samples are missing, and frame n
-begins at sample n * 1920 - 555. With the stream's state kept, the audio does not depend on how the frames are cut into
-chunks; chunks that are decoded by themselves lose 555 samples each time.
+Here a transposed convolution returns only samples that depend on two inputs. So the first 555 samples of a stream are
+missing, and frame n begins at sample n * 1920 - 555. With the stream's state, the audio does not depend on how the
+frames are split into chunks. Chunks that are decoded without a state lose 555 samples each.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from antiphon.modeling.codec_vocoder import (
 
 
 class Code2Wav(StreamVocoder):
-    """The vocoder of all conversations; what a stream has seen is in its VocoderState.
+    """The vocoder of all conversations. The state of a stream is its VocoderState.
 
-    `config`: a Qwen3OmniMoeCode2WavConfig. Parameter names are the checkpoint's, under `code2wav.`. `frame_samples`:
-    samples of audio in a frame.
+    `config`: a Qwen3OmniMoeCode2WavConfig. Parameters have their names in the checkpoint, under `code2wav.`.
+    `frame_samples`: samples of audio in a frame.
     """
 
     trims_start = True
@@ -66,9 +66,9 @@ class Code2Wav(StreamVocoder):
         self.frame_samples = prod([*rates, *config.upsampling_ratios])
 
     def vocode(self, codes: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
-        """Return the audio [n, samples] of the streams' next frames: codes, int [n, frames, codebooks].
+        """Return the audio [n, samples] of the next frames of n streams. `codes`: int [n, frames, codebooks].
 
-        A stream's first chunk is 555 samples short.
+        The first chunk of a stream is 555 samples short.
         """
         offsets = torch.arange(codes.shape[2], device=codes.device) * self._codebook_size
         x: torch.Tensor = self.code_embedding(codes + offsets).mean(2)

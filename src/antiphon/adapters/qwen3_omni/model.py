@@ -1,4 +1,4 @@
-"""Qwen3-Omni as a conversation model. A checkpoint without a talker writes and does not speak."""
+"""Qwen3-Omni as a conversation model. A checkpoint without a talker returns text only."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from antiphon.modeling.omni.conversation import RATE_HZ, OmniModel, OmniStream, 
 
 
 class Qwen3Omni(OmniModel[OmniTalker]):
-    """A ConversationModel of a checkpoint as it was released, in `folder`."""
+    """A ConversationModel. `folder` contains a released checkpoint."""
 
     taps_media = True
 
@@ -28,10 +28,10 @@ class Qwen3Omni(OmniModel[OmniTalker]):
         *,
         parts: tuple[ThinkerParts, TalkerParts | None] | None = None,
     ) -> None:
-        """Load the checkpoint and start an engine for each of its decoders. Waits for a minute and more.
+        """Load the checkpoint and start an engine for each of its decoders. Waits for a minute or more.
 
-        int8 weights are refused: the model is a mixture of experts. `parts`: the loaded parts, where the folder's are
-        not to be loaded. Raises ModelError for a checkpoint that does not load.
+        int8 weights are refused, because the model is a mixture of experts. `parts`: parts that are already loaded;
+        None: they are loaded from the folder. Raises ModelError if the checkpoint does not load.
         """
         device, talker_device = options.device, options.talker_device or options.device
         weights_for(talker_device, options.weights, mixture=True)
@@ -56,8 +56,8 @@ class Qwen3Omni(OmniModel[OmniTalker]):
         self.profile = self.with_media(ConversationProfile(model_id, RATE_HZ, voices))
 
     async def open(self, owner: Hashable | None = None) -> OmniStream:
-        """Return a new conversation. The talker's session is opened with the first response that is spoken.
+        """Return a new conversation. The talker's session is opened with the first spoken response.
 
-        Raises Refused where the thinker's engine has no room for the conversation's KV.
+        Raises Refused if the thinker's engine has no room for the conversation's KV.
         """
         return OmniStream(self, await self.thinker.open(owner))

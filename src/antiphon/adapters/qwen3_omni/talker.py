@@ -1,7 +1,8 @@
-"""The talker: it knows what the users' turns are made of, and speaks the thinker's reply while that is written.
+"""The talker: it reads the users' turns, and speaks the thinker's reply while the thinker writes it.
 
-Its rows are the users' turns, of text as the text is embedded and of audio and images as the thinker's tapped layer has
-them, then the reply's. So its KV too is kept between turns: the reply is taken back, and the next user's turn appended.
+Its rows are those of the users' turns, then those of the reply. Text rows are embeddings of the text. Rows of audio and
+images are outputs of the thinker's tapped layer. The KV is kept between turns: the reply is rolled back, and the next
+user's turn is appended.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ from antiphon.modeling.media_rows import ChatRow, MediaPiece, MediaRows, Run
 from antiphon.modeling.omni.conversation import SpokenTokens, TalkerRows
 from antiphon.modeling.vocoder_batch import VocoderBatch
 
-# What the makers sample with (the defaults of their generate()).
+# The sampling of the released code (the defaults of its generate()).
 TALKER_SAMPLING = CodecSampling(
     Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, repetition_window=4096),
     Sampling(temperature=1.0, top_k=50, top_p=0.8),
     min_frames=0,
     max_frames=4096,
 )
-# Rows a session is promised: a turn and its reply.
+# Rows that are reserved for a session: a turn and its reply.
 RESERVE_ROWS = 1024
-# The tokens that open a reply: "<|im_start|>assistant\n".
+# The number of tokens that begin a reply: "<|im_start|>assistant\n".
 REPLY_OPENING_TOKENS = 3
 
 
 class OmniTalker:
-    """A TalkerModel. The code predictor and the vocoder run in `thread`, the talker's.
+    """A TalkerModel. The code predictor and the vocoder run in `thread`, the talker's thread.
 
-    `parts`: its modules. `sampling`: how codes are chosen. `embed`: the thinker's table of tokens, which may be on
-    another device. `graphs`: what a GPU captures, as in EngineSettings.
+    `parts`: its modules. `embed`: the thinker's token embedding, which may be on another device. `sampling`: how codes
+    are chosen. `graphs`: the parts that a GPU replays as graphs; see EngineSettings.
     """
 
     def __init__(
@@ -63,25 +64,25 @@ class OmniTalker:
 
     @property
     def voices(self) -> tuple[str, ...]:
-        """The names of its voices in lower case, in the checkpoint's order; the first is the default."""
+        """The names of the voices in lower case, in the checkpoint's order. The first is the default."""
         return tuple(self.parts.speakers)
 
     async def open(self) -> OmniTalkerStream:
-        """Return a new conversation's side of the talker, which the caller closes. Raises Refused without room."""
+        """Return the talker's stream of a new conversation. The caller must close it. Raises Refused if it is full."""
         return OmniTalkerStream(self, await self.engine.open(RESERVE_ROWS))
 
     @torch.inference_mode()
     def text_rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return text tokens as the talker reads them: [n, width]. Called in the model's thread."""
+        """Return the talker's input rows of text tokens: [n, width]. Called in the model's thread."""
         embedded = self._embed(torch.tensor(list(ids), device=self._embed.weight.device))
         return self._projected(self.parts.model.text_projection, embedded)
 
     @torch.inference_mode()
     def prompt_rows(self, run: Run, media: Mapping[MediaPiece, MediaRows]) -> torch.Tensor:
-        """Return a run of a prompt's rows as the talker reads them: [n, width]. Called in the model's thread.
+        """Return the talker's input rows of a run of a prompt: [n, width]. Called in the model's thread.
 
-        Of an audio clip or image that is the output of the thinker's tapped layer. Rows that left the thinker's context
-        before they were computed have none: they are zeros before the projection.
+        For an audio clip or an image, these are projected outputs of the thinker's tapped layer. Rows that left the
+        thinker's context before they were computed have no output; zeros are projected instead.
         """
         if run.part is None:
             return self.text_rows(run.ids)
@@ -92,9 +93,10 @@ class OmniTalker:
 
     @torch.inference_mode()
     def opening_rows(self, ids: Sequence[int], speaker: str) -> torch.Tensor:
-        """Return the rows that a reply begins with, [n, width], up to its first frame. Called in the model's thread.
+        """Return the rows of a reply before its first frame, [n, width]. Called in the model's thread.
 
-        `ids`: the tokens that open the reply, and its first token. `speaker`: one of `voices`; KeyError for another.
+        `ids`: the tokens that begin the reply, and the first token of its text. `speaker`: one of `voices`. Raises
+        KeyError for an unknown speaker.
         """
         special = self.parts.special_ids
         control = (special.no_think, special.think_bos, special.think_eos)
@@ -112,7 +114,7 @@ class OmniTalker:
 
 
 class OmniTalkerStream:
-    """A TalkerSide: a session of the talker's engine that holds the users' turns between replies."""
+    """A TalkerSide: a session of the talker's engine, which keeps the KV of the users' turns between replies."""
 
     def __init__(self, talker: OmniTalker, session: Session) -> None:
         self._talker, self._session = talker, session
@@ -121,9 +123,9 @@ class OmniTalkerStream:
     async def speak(
         self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], voice: str, seed: int | None
     ) -> AsyncGenerator[Pcm, None]:
-        """Yield the audio of a reply, from its first frame (80 ms) on; see TalkerSide.
+        """Yield the audio of a reply, beginning with its first frame (80 ms); see TalkerSide.
 
-        The thinker has computed the rows of `media`.
+        The thinker must have computed the rows of `media`.
         """
         talker, session = self._talker, self._session
         prompt, text = await spoken.prompt(), spoken.tokens()
@@ -144,10 +146,10 @@ class OmniTalkerStream:
             raise ModelError(f"the engine failed: {error}") from error
 
     async def frames(self, text: AsyncIterator[int], seed: int | None = None) -> AsyncGenerator[list[int], None]:
-        """Yield frames of codes behind the rows that the session holds, one code for each codebook.
+        """Yield frames of codes that follow the session's rows, with one code for each codebook.
 
-        Each frame takes one token of `text`, and waits for it; after the last one frames go on until the talker ends
-        them. `seed`: of all codes; None draws one. Raises ModelError, EngineError, Refused.
+        Each frame waits for one token of `text`. After the last token, frames continue until the talker ends them.
+        `seed`: of all codes; None: random. Raises ModelError, EngineError and Refused.
         """
         talker, parts = self._talker, self._talker.parts
         special, sampling = parts.special_ids, talker.sampling
@@ -174,7 +176,7 @@ class OmniTalkerStream:
             yield await self._talker.vocoders.audio(held, state)
 
     def close(self) -> None:
-        """Close the session and free its KV; a reply that is being spoken fails. The talker stays open."""
+        """Close the session and free its KV. A reply that is being spoken fails. The talker stays open."""
         self._session.close()
 
 
@@ -188,7 +190,7 @@ def _last_turn(rows: Sequence[ChatRow], turn_start: int) -> int:
 
 
 def _user_rows(rows: Sequence[ChatRow], turn_start: int, user: int) -> list[ChatRow]:
-    """The rows of the users' turns, each with the tokens that begin and end it."""
+    """Return the rows of the users' turns, including the tokens that begin and end each turn."""
     out: list[ChatRow] = []
     in_user_turn = False
     for row, following in itertools.zip_longest(rows, rows[1:]):

@@ -1,7 +1,7 @@
-"""Reads a Qwen3-TTS checkpoint: the talker, its code predictor, the text's embeddings, and the speech tokenizer.
+"""Reads a Qwen3-TTS checkpoint: the talker, its code predictor, the text embedding, and the speech tokenizer.
 
-The speech tokenizer, under `speech_tokenizer/`, is the vocoder and, where the checkpoint clones voices, the encoder of
-their samples. Each part is built empty from config.json, then filled from the tensors under its name.
+The speech tokenizer, in `speech_tokenizer/`, consists of the vocoder and, if the checkpoint clones voices, the encoder
+of their samples. Each part is built empty from config.json, then filled from the tensors with its prefix.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from antiphon.modeling.tokens import Vocabulary
 
 END = "<|im_end|>"
 CheckpointKind = Literal["custom_voice", "voice_design", "base"]
-# The base of the rotary positions where a configuration has none.
+# The base of the rotary embeddings if a configuration has none.
 DEFAULT_THETA = 10_000
 
-# Prefixes of a part's parameter names -> those of the checkpoint; the first that fits counts.
+# Prefixes of a part's parameter names -> those of the checkpoint. The first match applies.
 TALKER_PREFIXES = {
     "text.embed_tokens.": "talker.model.codec_embedding.",
     "text.": "talker.model.",
@@ -41,8 +41,8 @@ PREDICTOR_PREFIXES = {
     "codec_embedding.": "talker.code_predictor.model.codec_embedding.",
     "": "talker.code_predictor.",
 }
-# The checkpoint has the names of `transformers` before 5.23, under one prefix. 5.23 holds the convolutions, the
-# transformer and the downsampling in `encoder`.
+# The checkpoint has the names of `transformers` before 5.23, under one prefix. Since 5.23 the convolutions, the
+# transformer and the downsampling are in `encoder`.
 ENCODER_PREFIXES = {
     "encoder.encoder_seanet.": "encoder.encoder.",
     "encoder.encoder_transformer.": "encoder.encoder_transformer.",
@@ -52,56 +52,74 @@ ENCODER_PREFIXES = {
 
 
 class TtsCheckpointType(CheckpointType, frozen=True, kw_only=True):
-    """The fields of config.json that tell a Qwen3-TTS of 12 Hz from other models."""
+    """The fields of config.json that distinguish Qwen3-TTS of 12 Hz from other models."""
 
     tokenizer_type: str = ""
 
 
 class CodePredictorConfig(QwenTextConfig, frozen=True, kw_only=True):
-    """The `code_predictor_config` of the talker."""
+    """The `code_predictor_config` of the talker: the sizes of the code predictor."""
 
     vocab_size: int
     hidden_size: int
 
 
 class TalkerConfig(QwenTextConfig, frozen=True, kw_only=True):
-    """The `talker_config` of config.json.
+    """The `talker_config` of config.json: the sizes and the control ids of the talker."""
 
-    `spk_id`, `codec_language_id`: codes of speakers and languages by name. `spk_is_dialect`: by speaker, the dialect's
-    name in `codec_language_id`, or False.
-    """
-
+    # Vocabulary size of the first codebook, with control codes.
     vocab_size: int
+    # Width of the talker.
     hidden_size: int
+    # Vocabulary size of the text.
     text_vocab_size: int
+    # Width of the text embedding.
     text_hidden_size: int
+    # Codebooks, which is the number of codes in a frame.
     num_code_groups: int
+    # The sizes of the code predictor.
     code_predictor_config: CodePredictorConfig
+    # See TtsSpecialIds.end.
     codec_eos_token_id: int
+    # See TtsSpecialIds.bos.
     codec_bos_id: int
+    # See TtsSpecialIds.pad.
     codec_pad_id: int
+    # See TtsSpecialIds.think.
     codec_think_id: int
+    # See TtsSpecialIds.no_think.
     codec_nothink_id: int
+    # See TtsSpecialIds.think_bos.
     codec_think_bos_id: int
+    # See TtsSpecialIds.think_eos.
     codec_think_eos_id: int
+    # Names of the speakers to their codes.
     spk_id: dict[str, int] | None = None
+    # Names of the speakers to the name of their dialect in `codec_language_id`, or False.
     spk_is_dialect: dict[str, str | bool] | None = None
+    # Names of the languages and dialects to their codes.
     codec_language_id: dict[str, int] | None = None
 
 
 class Qwen3TtsConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The config.json of a Qwen3-TTS checkpoint, but for the encoder of speakers: see `CloningConfig`."""
+    """The config.json of a Qwen3-TTS checkpoint, without the speaker encoder, which is in `CloningConfig`."""
 
+    # The talker.
     talker_config: TalkerConfig
+    # See TtsSpecialIds.text_bos.
     tts_bos_token_id: int
+    # See TtsSpecialIds.text_eos.
     tts_eos_token_id: int
+    # See TtsSpecialIds.text_pad.
     tts_pad_token_id: int
+    # Whether the checkpoint has named voices, designs voices from descriptions, or clones them ("base").
     tts_model_type: CheckpointKind = "custom_voice"
+    # The release size, such as "0b6".
     tts_model_size: str = ""
 
 
 class CloningConfig(msgspec.Struct, frozen=True):
-    """The part of config.json that only a checkpoint that clones voices needs."""
+    """The part of config.json that only voice-cloning checkpoints have."""
 
     speaker_encoder_config: SpeakerEncoderConfig
 
@@ -109,8 +127,7 @@ class CloningConfig(msgspec.Struct, frozen=True):
 class SpeechTokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The config.json of the speech tokenizer.
 
-    `decode_upsample_rate`: samples of audio in a frame. `encoder_config`: keyword arguments of a MimiConfig, which
-    takes a value of any type.
+    `decode_upsample_rate`: samples of audio in a frame. `encoder_config`: keyword arguments of a MimiConfig.
     """
 
     decoder_config: VocoderConfig
@@ -121,63 +138,80 @@ class SpeechTokenizerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class TtsSpecialIds:
-    """The ids that control the talker: codes that are no audio, and the text tokens that begin, end and pad a text.
+    """The ids that control the talker: codes without audio, and text tokens."""
 
-    `end` ends the audio. `think` comes before a language's code, `no_think` where the talker chooses the language.
-    """
-
+    # The code that ends the audio.
     end: int
+    # The code that begins the audio.
     bos: int
+    # The code that pads rows without audio.
     pad: int
+    # The code that announces the code of a language.
     think: int
+    # The code that leaves the language to the talker.
     no_think: int
+    # The code that begins the language field.
     think_bos: int
+    # The code that ends the language field.
     think_eos: int
+    # The text token that begins a text.
     text_bos: int
+    # The text token that ends a text.
     text_eos: int
+    # The text token that pads rows without text.
     text_pad: int
 
 
 @dataclass(frozen=True, slots=True)
 class Qwen3TtsParts:
-    """The model's parts on one device.
+    """The model's parts, on one device."""
 
-    `decoder`: the talker, which the engine steps. `text_embedding`, `text_projection`: from text tokens to its rows.
-    `speaker_encoder`, `sample_encoder`: of a checkpoint that clones voices, else None: from a sample to the speaker's
-    vector, and to codes (a MimiModel). `speakers`, `languages`: lower-case names to codes. `dialects`: for speakers who
-    speak Chinese in a dialect, its name in `languages`. `sampling`: how the checkpoint's makers sample.
-    `frame_samples`: samples of audio in a frame.
-    """
-
+    # The kind of the checkpoint.
     kind: CheckpointKind
+    # The text tokenizer.
     vocabulary: Vocabulary
+    # The talker, which the engine steps.
     decoder: TextDecoder
+    # The first half from text tokens to the talker's rows.
     text_embedding: nn.Embedding
+    # The second half from text tokens to the talker's rows.
     text_projection: TextProjection
+    # Predicts the codes of a frame after the first.
     code_predictor: CodePredictor
+    # Codes to audio.
     vocoder: CodecVocoder
+    # A sample to the speaker's vector. None: the checkpoint does not clone voices.
     speaker_encoder: SpeakerEncoder | None
+    # A MimiModel, which turns a sample into codes. None: the checkpoint does not clone voices by codes.
     sample_encoder: Any
+    # The ids that control the talker.
     special_ids: TtsSpecialIds
+    # Lower-case names of the speakers to their codes.
     speakers: dict[str, int]
+    # Speakers of a Chinese dialect to its name in `languages`.
     dialects: dict[str, str]
+    # Lower-case names of the languages and dialects to their codes.
     languages: dict[str, int]
+    # The checkpoint reads instructions on how to speak.
     follows_instructions: bool
+    # The checkpoint's sampling.
     sampling: CodecSampling
+    # The sample rate of the audio.
     sample_rate_hz: int
+    # Samples of audio in a frame.
     frame_samples: int
 
 
 def read(folder: Path, device: torch.device, dtype: torch.dtype) -> Qwen3TtsParts:
     """Load a checkpoint's folder onto a device. Waits for seconds.
 
-    The vocoder and the encoders are kept in float32: their audio is made of small numbers. Raises OSError, ValueError,
-    KeyError or RuntimeError for a folder that is no Qwen3-TTS checkpoint of 12 Hz, or lacks a part.
+    The vocoder and the encoders stay in float32, because they compute with small numbers. Raises OSError, ValueError,
+    KeyError or RuntimeError if the folder is not a Qwen3-TTS checkpoint of 12 Hz, or lacks a part.
     """
     path = folder / "config.json"
     found = read_config(path, TtsCheckpointType)
     if found.model_type != "qwen3_tts" or found.tokenizer_type.endswith("25hz"):
-        raise ValueError(f"{found.model_type} {found.tokenizer_type} is no qwen3_tts of 12 Hz")
+        raise ValueError(f"{found.model_type} {found.tokenizer_type} is not qwen3_tts of 12 Hz")
     config = read_config(path, Qwen3TtsConfig)
     cloning = read_config(path, CloningConfig) if config.tts_model_type == "base" else None
     tokenizer_config = read_config(folder / "speech_tokenizer" / "config.json", SpeechTokenizerConfig)
@@ -206,9 +240,9 @@ def build(
     vocabulary: Vocabulary,
     sampling: CodecSampling,
 ) -> Qwen3TtsParts:
-    """Return the parts that the two config.json describe, with parameters on the meta device, which hold nothing yet.
+    """Return the parts that the two config.json files describe, with empty parameters on the meta device.
 
-    `cloning`: None for a checkpoint with voices of its own. `tokenizer_config`: of the speech tokenizer.
+    `cloning`: None if the checkpoint does not clone voices. `tokenizer_config`: of the speech tokenizer.
     """
     talker, kind = config.talker_config, config.tts_model_type
     with init_empty_weights(include_buffers=False):
@@ -231,7 +265,7 @@ def build(
         speakers={n.lower(): i for n, i in (talker.spk_id or {}).items()},
         dialects={n.lower(): d for n, d in (talker.spk_is_dialect or {}).items() if isinstance(d, str)},
         languages={n.lower(): i for n, i in (talker.codec_language_id or {}).items()},
-        # The makers leave instructions out for the smaller of the checkpoints with voices of their own.
+        # The released code ignores instructions for the smaller checkpoint with named voices.
         follows_instructions=not cloning and not (kind == "custom_voice" and config.tts_model_size == "0b6"),
         sampling=sampling,
         sample_rate_hz=tokenizer_config.output_sample_rate,
@@ -259,7 +293,7 @@ def _sample_encoder(tokenizer_config: SpeechTokenizerConfig) -> Any:
     mimi.decoder_config = None
     model: Any = MimiModel(mimi)
     if model.decoder is not None:
-        # `transformers` before 5.23 makes a decoder whatever the configuration says.
+        # `transformers` before 5.23 always creates a decoder.
         model.decoder = model.decoder_transformer = model.upsample = None
     return model
 
@@ -281,7 +315,7 @@ def _special_ids(config: Qwen3TtsConfig) -> TtsSpecialIds:
 
 
 def _sampling(folder: Path) -> CodecSampling:
-    """The sampling that generation_config.json asks for; what it does not name is as the makers' defaults."""
+    """Return the sampling of generation_config.json. Missing values are those of DEFAULT_CODEC_SAMPLING."""
     path, defaults = folder / "generation_config.json", DEFAULT_CODEC_SAMPLING
     given = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 

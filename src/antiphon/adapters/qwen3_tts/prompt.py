@@ -1,7 +1,7 @@
-"""The rows that Qwen3-TTS's talker is given before its first frame: who speaks, in which language, and the text.
+"""The input rows of Qwen3-TTS's talker before its first frame: the speaker, the language, and the text.
 
-A row is the sum of a text token's embedding and of a code's, or of a whole frame's codes. The order of the rows is that
-of the published package (qwen-tts 0.1.1), and differs between voices of the model and voices cloned from a sample.
+A row is the sum of the embeddings of a text token and of a code, or of all codes of a frame. The order of the rows is
+that of the published package (qwen-tts 0.1.1). It differs between the model's voices and voices cloned from a sample.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from antiphon.adapters.qwen3_tts.checkpoint import END, Qwen3TtsParts
 from antiphon.adapters.qwen3_tts.voice_cloning import ClonedVoice
 
-# Names of languages as checkpoints have them -> ISO 639-1.
+# Language names in checkpoints -> ISO 639-1.
 LANGUAGE_CODES: Mapping[str, str] = {
     "chinese": "zh",
     "english": "en",
@@ -31,11 +31,11 @@ LANGUAGE_CODES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class TalkerPrompt:
-    """How one text is to be spoken.
+    """How to speak one text.
 
-    `voice`: one of the checkpoint's. `language`: ISO 639-1; None leaves it to the talker. `instructions`: how to speak,
-    read only where the checkpoint follows instructions. `sample`: the voice to clone, instead of `voice`. `whole`: the
-    talker is given all of the text before its first frame; otherwise one token of it with each frame.
+    `voice`: one of the checkpoint's voices. `language`: ISO 639-1; None: the talker decides. `instructions`: how to
+    speak; ignored unless the checkpoint follows instructions. `sample`: the voice to clone instead of `voice`. `whole`:
+    the talker reads all of the text before its first frame; otherwise it reads one token with each frame.
     """
 
     voice: str
@@ -46,7 +46,7 @@ class TalkerPrompt:
 
 
 class PromptRows:
-    """Builds the talker's rows from a checkpoint's parts. Runs the model, so it is called in the model's thread."""
+    """Builds the talker's rows from a checkpoint's parts. It runs the model, so call it in the model's thread."""
 
     def __init__(self, parts: Qwen3TtsParts) -> None:
         self._parts = parts
@@ -54,7 +54,7 @@ class PromptRows:
 
     @torch.inference_mode()
     def text_rows(self, ids: Sequence[int]) -> torch.Tensor:
-        """Return text tokens as the talker reads them: [n, width], of the talker's width and in its type."""
+        """Return the talker's input rows of text tokens: [n, width], in the talker's width and dtype."""
         parts = self._parts
         table = parts.text_embedding
         out: torch.Tensor = parts.text_projection(table(torch.tensor(list(ids), device=table.weight.device)))
@@ -64,10 +64,10 @@ class PromptRows:
     def build(
         self, ids: Sequence[int], prompt: TalkerPrompt, *, live: bool = False
     ) -> tuple[torch.Tensor, list[int] | None]:
-        """Return the rows [n, width] before the first frame, and the text tokens that are left for the frames.
+        """Return the rows [n, width] before the first frame, and the remaining text tokens for the frames.
 
-        `ids`: the text's tokens, at least one. `live`: more tokens follow these later, so that the mark of the text's
-        end is in neither. The tokens left are None where the rows hold that mark already.
+        `ids`: the text's tokens, at least one. `live`: more tokens follow later, so neither result has the text's end
+        token. The remaining tokens are None if the rows already include that token.
         """
         before = self._before_text(prompt)
         if prompt.sample is not None and prompt.sample.codes:
@@ -77,7 +77,7 @@ class PromptRows:
         return torch.cat([*before, *rows]), left
 
     def _before_text(self, prompt: TalkerPrompt) -> list[torch.Tensor]:
-        """The instructions, the language and the voice."""
+        """Return the rows of the instructions, the language and the voice."""
         parts, special, words = self._parts, self._parts.special_ids, self._parts.vocabulary
         language = self._language(prompt)
         if language is None:
@@ -101,7 +101,7 @@ class PromptRows:
         return rows
 
     def _after_voice(self, ids: Sequence[int], *, whole: bool) -> tuple[list[torch.Tensor], list[int] | None]:
-        """The text in one of the checkpoint's voices, or in one that is known only as a vector."""
+        """Return the rows of the text for a voice of the checkpoint, or for a cloned voice without codes."""
         special = self._parts.special_ids
         bos = self._code_rows(special.bos)
         if whole:
@@ -112,7 +112,10 @@ class PromptRows:
     def _after_sample(
         self, ids: Sequence[int], sample: ClonedVoice, *, whole: bool, live: bool
     ) -> tuple[list[torch.Tensor], list[int] | None]:
-        """The sample's text and the text to speak, beside the frames of the sample; the text goes on behind them."""
+        """Return the rows of the sample's text and the text to speak, summed with the frames of the sample.
+
+        Text tokens beyond these frames are returned as the remaining ones.
+        """
         special = self._parts.special_ids
         frames = torch.cat((self._code_rows(special.bos), self._frame_rows(sample.codes)))
         text = [*sample.text, *ids, *([] if live else [special.text_eos])]
@@ -120,18 +123,18 @@ class PromptRows:
             before = self.text_rows(text) + self._code_rows(special.pad)
             return [before, frames + self.text_rows([special.text_pad])], None
         beside = text[: len(frames)] + [special.text_pad] * (len(frames) - len(text))
-        # The end mark is among the tokens left, or is still to come, or was beside the frames.
+        # The end token is among the remaining tokens, or arrives later, or is in the rows.
         left = text[len(frames) :] or ([] if live else None)
         return [self.text_rows(beside) + frames], left
 
     def _code_rows(self, *codes: int) -> torch.Tensor:
-        """The rows [n, width] of codes of the first codebook."""
+        """Return the rows [n, width] of codes of the first codebook."""
         like = self._parts.text_embedding.weight
         out: torch.Tensor = self._parts.decoder.get_input_embeddings()(torch.tensor(codes, device=like.device))
         return out.to(like.dtype)
 
     def _frame_rows(self, frames: Sequence[Sequence[int]]) -> torch.Tensor:
-        """The rows [n, width] of whole frames: the sum of the embeddings of their codes."""
+        """Return the rows [n, width] of whole frames: each is the sum of the embeddings of its codes."""
         first, *others = zip(*frames, strict=True)
         rows = self._code_rows(*first)
         for table, codes in zip(self._parts.code_predictor.codec_embedding, others, strict=True):
@@ -139,7 +142,7 @@ class PromptRows:
         return rows
 
     def _language(self, prompt: TalkerPrompt) -> str | None:
-        """The name of the language to speak; None leaves it to the talker. A voice may speak Chinese in a dialect."""
+        """Return the name of the language to speak; None: the talker decides. A voice may speak a Chinese dialect."""
         name = self._names.get(prompt.language or "")
         if name in (None, "chinese") and (dialect := self._parts.dialects.get(prompt.voice)):
             return dialect

@@ -1,7 +1,7 @@
-"""Qwen3-TTS as a synthesizer: each text is a session of the engine, and its audio is given out as frames are made.
+"""Qwen3-TTS as a synthesizer: each text is a session of the engine, and its audio is returned as frames are generated.
 
-How a text is put to the talker is `prompt.py`; how frames are sampled is `modeling/codec_talker.py`. This module holds
-the loaded model, the order of the work for one text, and the voices that were cloned last.
+`prompt.py` builds the talker's prompt, and `modeling/codec_talker.py` samples frames. This module has the loaded model,
+the order of the work for one text, and the cache of cloned voices.
 """
 
 from __future__ import annotations
@@ -44,34 +44,33 @@ from antiphon.shares.fair_cache import FairCache
 from antiphon.shares.places import current_owner
 from antiphon.shares.threads import FILE_THREADS, in_thread
 
-# Rows that a text is promised.
+# Rows that are reserved for a text.
 RESERVE_ROWS = 512
-# The names of the one voice of a checkpoint that has none of its own: described by instructions, or cloned.
+# The voice names of checkpoints without named voices: described by instructions, or cloned.
 DESIGNED_VOICE, CLONED_VOICE = "designed", "default"
-# Of a sample, so many seconds are heard, and so many at least are needed.
+# The rest of a longer sample is ignored. A shorter sample is refused.
 MAX_SAMPLE_S, MIN_SAMPLE_S = 30, 0.25
-# Bound: so many cloned voices are kept, the oldest leave.
+# Limit of cached cloned voices. The oldest is evicted.
 MAX_CLONED_VOICES = 8
-# What a request may set of the sampling of a frame's first code, from the least to the greatest, and of its other
-# codes. The names are those of the published package (qwen-tts 0.1.1).
+# Sampling parameters that a request may set, with the names of the published package (qwen-tts 0.1.1). FIRST_CODE: for
+# the first code of a frame, with their ranges. OTHER_CODES: for the other codes, with the field of Sampling.
 FIRST_CODE = {"temperature": (0.0, 2.0), "top_k": (0, 1000), "top_p": (0.01, 1.0), "repetition_penalty": (0.1, 10.0)}
 OTHER_CODES = {"subtalker_temperature": "temperature", "subtalker_top_k": "top_k", "subtalker_top_p": "top_p"}
 TASKS = {"custom_voice": "CustomVoice", "voice_design": "VoiceDesign", "base": "Base"}
 
 
 class Qwen3Tts:
-    """A LiveSynthesizer: one checkpoint with voices of its own, with designed ones, or one that clones voices.
+    """A LiveSynthesizer: one checkpoint with named voices, with designed voices, or with cloned voices.
 
-    `source` is a checkpoint's folder as it was released, or its parts on `device`. `engine`: steps the talker; the code
-    predictor and the vocoder run in its thread too. `parts`: the loaded model. The profile's `tasks` say which of the
-    three kinds of checkpoint it is.
+    `source` is the folder of a released checkpoint, or its loaded parts. `engine` steps the talker; the code predictor
+    and the vocoder also run in its thread. `parts`: the loaded model. The profile's `tasks` name the kind of the
+    checkpoint.
     """
 
     def __init__(self, source: Path | Qwen3TtsParts, model_id: str, options: EngineModelOptions) -> None:
         """Load the checkpoint and start the engine. Waits for seconds.
 
-        int8 weights are those of the talker and the code predictor. Raises ModelError for a checkpoint that does not
-        load.
+        Only the talker and the code predictor may have int8 weights. Raises ModelError if the checkpoint does not load.
         """
         where = torch.device(options.device)
         self.parts, compute_dtype, dtype = load_parts(
@@ -91,18 +90,18 @@ class Qwen3Tts:
         self.profile = _profile(model_id, parts)
         self._prompts, special = PromptRows(parts), parts.special_ids
         self._text = TextRows(self.engine.thread, self._prompts.text_rows, special.text_eos, special.text_pad)
-        # The voices cloned last, so that a conversation in one voice encodes its sample once; the oldest first.
+        # The voices cloned last, so that a conversation in one voice encodes its sample only once.
         self._cloned = FairCache[tuple[bytes, str], tuple[ClonedVoice, VocoderState]](MAX_CLONED_VOICES)
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield the audio of a text, float32 [num_samples] at the profile's rate, from the first frame (80 ms) on.
+        """Yield the audio of a text, float32 [num_samples] at the profile's rate, beginning with a frame of 80 ms.
 
-        A text of more than 600 characters is spoken in parts, one after another. `urgency` is not asked: all texts
-        share the engine's steps. Waits for the engine, and for the encoder of a sample that is not known. Closing the
-        generator ends the audio within a step. A text without letters or digits has no audio. Raises
-        RemoteProtocolError for a sample that cannot be cloned, Refused where the engine has no room, ModelError.
+        A text of more than MAX_PART_CHARS is spoken in parts, one after another. `urgency` is ignored, because all
+        texts share the engine's steps. Waits for the engine, and for the encoders if the sample is not cached. Closing
+        the generator stops the audio within a step. A text without letters or digits has no audio. Raises
+        RemoteProtocolError if the sample cannot be cloned, Refused if the engine is full, and ModelError.
         """
         if not any(c.isalnum() for c in text):
             return
@@ -113,11 +112,11 @@ class Qwen3Tts:
                     yield chunk
 
     async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
-        """Yield the audio of a text that is still being written, from its first whole word on.
+        """Yield the audio of a text that is still being written, beginning after its first whole word.
 
-        `texts`: pieces that may end anywhere; they are read a word or two ahead of the frames. Where the model ends its
-        audio before the text ends, the rest is spoken as another. A text without words gives no audio. Otherwise as
-        `speak`.
+        `texts`: pieces that may end anywhere; they are read a word or two ahead of the frames. If the model ends its
+        audio before the text ends, the rest is spoken as a separate text. A text without words has no audio. Otherwise
+        this is the same as `speak`.
         """
         async with aclosing(TokenPieces(tokens_of_words(texts, self.parts.vocabulary.plain))) as words:
             async for first in words:
@@ -129,7 +128,7 @@ class Qwen3Tts:
         self, ids: Sequence[int], more: TokenPieces | None, options: VoiceOptions
     ) -> AsyncGenerator[SpeechChunk, None]:
         sample, vocoder = await self._clone(options.sample) if options.sample else (None, VocoderState())
-        # As the makers do: a voice of the model's own is given the text before it speaks, a cloned one while it speaks.
+        # As in the released code: a named voice reads the text before it speaks, a cloned one while it speaks.
         whole = more is None and (sample is None if options.whole_text is None else options.whole_text)
         prompt = TalkerPrompt(options.voice, options.language, options.instructions, sample, whole=whole)
         sampling = sampling_of(self.parts.sampling, options)
@@ -156,10 +155,10 @@ class Qwen3Tts:
         sampling: CodecSampling,
         max_frames: int | None = None,
     ) -> AsyncGenerator[list[int], None]:
-        """Yield the frames of a text, one code for each codebook, in a session of the engine that is closed at the end.
+        """Yield the frames of a text, one code for each codebook. Opens an engine session, and closes it at the end.
 
-        `ids`: the text's tokens; `more`: tokens that follow them, as they come, None where there are none.
-        `max_frames`: a bound below that of `sampling`. Raises ModelError, also where the engine fails, and Refused.
+        `ids`: the first tokens of the text. `more`: the tokens that follow later; None: no more. `max_frames`: a limit
+        below that of `sampling`. Raises ModelError, also if the engine fails, and Refused.
         """
         session, parts = await self.engine.open(RESERVE_ROWS), self.parts
         try:
@@ -179,16 +178,16 @@ class Qwen3Tts:
     async def prompt_rows(
         self, ids: Sequence[int], prompt: TalkerPrompt, *, live: bool = False
     ) -> tuple[torch.Tensor, list[int] | None]:
-        """Return the rows that come before the first frame, and the tokens left for the frames, as PromptRows.build.
+        """Return the rows before the first frame, and the remaining tokens for the frames; see PromptRows.build.
 
-        Waits for the model's thread. Raises ModelError where the model's embeddings fail.
+        Waits for the model's thread. Raises ModelError if the model's embeddings fail.
         """
         return await self.engine.thread.call_model(lambda: self._prompts.build(ids, prompt, live=live))
 
     async def _clone(self, given: VoiceSample) -> tuple[ClonedVoice, VocoderState]:
-        """Return a sample's voice, and the vocoder's state behind its audio, which the audio of the text continues.
+        """Return a sample's voice, and the vocoder's state after its audio, which the audio of the text continues.
 
-        Raises RemoteProtocolError for a sample that is no audio, or another model's embedding.
+        Raises RemoteProtocolError if the sample is not audio, or is an embedding of a different model.
         """
         parts = self.parts
         if given.embedding:
@@ -218,11 +217,11 @@ class Qwen3Tts:
         return voice, state.copy()
 
     async def listen(self, pcm: Pcm, text: str = "") -> ClonedVoice:
-        """Return the voice of a sample: float32 [num_samples], 24 kHz, at least 0.25 s.
+        """Return the voice of a sample: float32 [num_samples], 24 kHz, at least MIN_SAMPLE_S.
 
-        With `text`, what the sample says, the voice also has the sample's codes, and is cloned more closely. Waits for
-        the model's thread, where both encoders run. Raises RemoteProtocolError where the checkpoint clones no voices
-        or the sample is too short, ModelError.
+        With `text`, the transcript of the sample, the voice also has the sample's codes, and is closer to the original.
+        Waits for the model's thread, where both encoders run. Raises RemoteProtocolError if the checkpoint does not
+        clone voices or the sample is too short, and ModelError.
         """
         parts = self.parts
         if parts.speaker_encoder is None:
@@ -241,7 +240,7 @@ class Qwen3Tts:
 
     @property
     def engines(self) -> tuple[LocalEngine, ...]:
-        """The engine of the talker, for whoever watches its thread."""
+        """The engine of the talker, whose thread the server monitors."""
         return (self.engine,)
 
     def close(self) -> None:
@@ -250,7 +249,7 @@ class Qwen3Tts:
 
 
 def sampling_of(makers: CodecSampling, options: VoiceOptions) -> CodecSampling:
-    """How the codes of one text are chosen: as the makers do, but for what the options say."""
+    """Return the sampling of one text's codes: the released sampling, with the changes of the options."""
     given = options.parameters
     first = replace(makers.first, **{name: _typed(name, v) for name, v in given.items() if name in FIRST_CODE})
     rest = replace(makers.rest, **{o: _typed(o, given[n]) for n, o in OTHER_CODES.items() if n in given})
@@ -265,7 +264,7 @@ def _typed(name: str, value: float) -> Any:
 
 def _profile(model_id: str, parts: Qwen3TtsParts) -> SynthesizerProfile:
     codes = [LANGUAGE_CODES[n] for n in parts.languages if n in LANGUAGE_CODES]
-    # English first: a text that is not said to be of another language is aligned as English.
+    # English first, because text without a language is aligned as English.
     languages = sorted(dict.fromkeys(codes), key=lambda code: code != "en")
     return SynthesizerProfile(
         model_id,

@@ -1,6 +1,6 @@
-"""Text as Qwen3-TTS is given it: long texts in parts, and text that is still being written in whole words.
+"""Splits text for Qwen3-TTS: long texts into parts, and text that is still being written into whole words.
 
-Pure: knows strings, and of a tokenizer only a function.
+Pure: handles only strings, and gets the tokenizer as a function.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from textwrap import wrap
 
 from antiphon.text.sentences import SentenceSplitter
 
-# A longer text is spoken in parts, in characters: the model speaks at most 2048 frames at once.
+# A longer text is spoken in parts, because the model generates at most 2048 frames for a text.
 MAX_PART_CHARS = 600
-# Text that comes without a space or a mark is cut at this length, in characters.
+# A word without a possible cut is split at this length.
 MAX_WORD_CHARS = 200
 # Punctuation of Chinese and Japanese, after which words follow without a space.
 WIDE_MARKS = "，。！？；：、"
 
 
 def long_text_parts(text: str) -> Iterator[str]:
-    """Yield a text in parts of at most MAX_PART_CHARS, cut between sentences, or between words in longer sentences.
+    """Yield a text in parts of at most MAX_PART_CHARS, split between sentences, or between words in longer sentences.
 
-    A text that is short enough is yielded as it stands; in others, white space between sentences becomes one space.
+    A short text is yielded unchanged. In longer ones, white space between sentences becomes one space.
     """
     if len(text) <= MAX_PART_CHARS:
         yield text
@@ -41,10 +41,10 @@ def long_text_parts(text: str) -> Iterator[str]:
 async def tokens_of_words(
     texts: AsyncIterator[str], encode: Callable[[str], list[int]]
 ) -> AsyncGenerator[list[int], None]:
-    """Yield the tokens of a text that comes in pieces, as soon as its words are whole, the last ones at its end.
+    """Yield the tokens of a text that arrives in pieces, as soon as its words are complete, and the rest at its end.
 
-    Together they are the tokens of the whole text: it is cut only where no token can lie across. Waits for `texts`. A
-    text of white space yields nothing, and a word of more than MAX_WORD_CHARS is cut anywhere.
+    Together they are the tokens of the whole text, because it is split only where no token can span the split. Waits
+    for `texts`. A text of white space yields nothing. A word of more than MAX_WORD_CHARS is split anywhere.
     """
     held, seen = "", 1
     async for text in texts:
@@ -55,14 +55,14 @@ async def tokens_of_words(
         if cut:
             yield encode(held[:cut])
             held = held[cut:]
-        # Whether the text can be cut before its last character depends on the next one.
+        # Whether a split before the last character is possible depends on the next character.
         seen = max(1, len(held) - 1)
     if held.strip():
         yield encode(held)
 
 
 def _can_cut(text: str, at: int) -> bool:
-    """Whether no token lies across this place: before a single space with its word, or after a wide mark."""
+    """Return whether no token can span this place: before a single space with its word, or after a wide mark."""
     if text[at] == " ":
         return not text[at - 1].isspace() and not text[at + 1 : at + 2].isspace() and bool(text[at + 1 : at + 2])
     return text[at - 1] in WIDE_MARKS and text[at].isalnum()

@@ -1,7 +1,7 @@
-"""A voice from a sample of it: the speaker as a vector (ECAPA-TDNN, arXiv:2005.07143), the speech as codes.
+"""A voice from a sample: the speaker as a vector (ECAPA-TDNN, arXiv:2005.07143), the speech as codes.
 
-The codes are Mimi's (arXiv:2410.00037). Parameter names are the checkpoint's, under `speaker_encoder.`; audio is
-float32, mono, 24 kHz. Decoding a client's file, and keeping voices, is done by the synthesizer.
+The codes are those of Mimi (arXiv:2410.00037). Parameters have their names in the checkpoint, under `speaker_encoder.`.
+Audio is float32, mono, 24 kHz. The synthesizer decodes the client's files, and caches voices.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers.audio_utils import mel_filter_bank
 
 from antiphon.audio import Pcm
 
-# The rate of samples, and the window and the step of the speaker encoder's spectrogram, in samples.
+# The sample rate, and the window and hop of the speaker encoder's spectrogram.
 RATE_HZ, WINDOW_SAMPLES, HOP_SAMPLES = 24_000, 1024, 256
 
 
@@ -27,8 +27,8 @@ RATE_HZ, WINDOW_SAMPLES, HOP_SAMPLES = 24_000, 1024, 256
 class ClonedVoice:
     """A voice to speak with.
 
-    `speaker`: the vector [width of the talker]. `text`, `codes`: the tokens of what the sample says, and its frames,
-    one code for each codebook; both empty where the text is not known, and the voice is cloned from the vector alone.
+    `speaker`: the vector [width of the talker]. `text`: the tokens of the sample's text. `codes`: the sample's frames,
+    one code for each codebook. Both are empty if the text is unknown; the voice is then cloned from the vector alone.
     """
 
     speaker: torch.Tensor
@@ -46,7 +46,7 @@ class DelayBlock(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [1, out_channels, frames] of x [1, in_channels, frames]; frames beyond the ends are mirrored."""
+        """Return [1, out_channels, frames] for x [1, in_channels, frames]. Frames are mirrored beyond the ends."""
         return torch.relu(self.conv(x))
 
 
@@ -61,7 +61,7 @@ class Res2NetBlock(nn.Module):
         self._scale = scale
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the same shape as x, [1, width, frames]; the first part of the channels is passed on as it is."""
+        """Return [1, width, frames] for x of the same shape. The first part of the channels is returned unchanged."""
         first, second, *rest = x.chunk(self._scale, 1)
         out = [first, self.blocks[0](second)]
         for part, block in zip(rest, list(self.blocks)[1:], strict=True):
@@ -70,7 +70,7 @@ class Res2NetBlock(nn.Module):
 
 
 class SqueezeExcitation(nn.Module):
-    """Weighs each channel by the mean of all channels over the frames, through a bottleneck of `inner_width`."""
+    """Weights each channel by the means of all channels over the frames, through a bottleneck of `inner_width`."""
 
     def __init__(self, width: int, inner_width: int) -> None:
         super().__init__()
@@ -93,20 +93,20 @@ class SpeakerEncoderBlock(nn.Module):
         self.se_block = SqueezeExcitation(out_channels, inner_width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [1, out_channels, frames] of x [1, in_channels, frames]; the two widths are equal in checkpoints."""
+        """Return [1, out_channels, frames] for x [1, in_channels, frames]. Checkpoints have equal widths."""
         out: torch.Tensor = self.se_block(self.tdnn2(self.res2net_block(self.tdnn1(x))))
         return out + x
 
 
 class AttentivePooling(nn.Module):
-    """Mean and standard deviation over the frames, weighed by attention for each channel by itself."""
+    """Mean and standard deviation over the frames, weighted by attention for each channel separately."""
 
     def __init__(self, width: int, inner_width: int) -> None:
         super().__init__()
         self.tdnn, self.conv = DelayBlock(3 * width, inner_width, 1), nn.Conv1d(inner_width, width, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [1, 2 * width, 1] of x [1, width, frames]: the means of the channels, then their deviations."""
+        """Return [1, 2 * width, 1] for x [1, width, frames]: the means of the channels, then their deviations."""
         even = torch.full_like(x[:, :1], 1 / x.shape[2])
         around = [part[..., None].expand_as(x) for part in _moments(x, even)]
         weights = torch.softmax(self.conv(torch.tanh(self.tdnn(torch.cat((x, *around), 1)))), 2)
@@ -119,23 +119,28 @@ def _moments(x: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torc
 
 
 class SpeakerEncoderConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes of the speaker's encoder, by their names in the `speaker_encoder_config` of config.json.
+    """The `speaker_encoder_config` of config.json: the sizes of the speaker encoder."""
 
-    `enc_channels`, `enc_kernel_sizes`, `enc_dilations`: for each of its blocks. `enc_dim`: of the speaker's vector.
-    """
-
+    # Bins of the mel spectrogram.
     mel_dim: int
+    # Width of the speaker's vector.
     enc_dim: int
+    # Channels of each block.
     enc_channels: tuple[int, ...]
+    # Kernel size of each block.
     enc_kernel_sizes: tuple[int, ...]
+    # Dilation of each block.
     enc_dilations: tuple[int, ...]
+    # Inner width of the attentive pooling.
     enc_attention_channels: int
+    # The number of parts that a Res2Net block splits its channels into.
     enc_res2net_scale: int
+    # Bottleneck width of squeeze and excitation.
     enc_se_channels: int
 
 
 class SpeakerEncoder(nn.Module):
-    """From a sample to the speaker's vector, which the talker takes in the place of a voice of its own."""
+    """Encodes a sample as the speaker's vector, which replaces the code of a named voice in the talker's input."""
 
     def __init__(self, config: SpeakerEncoderConfig) -> None:
         super().__init__()
@@ -182,12 +187,12 @@ class SpeakerEncoder(nn.Module):
 
 @torch.inference_mode()
 def codes_of(encoder: Any, pcm: Pcm, count: int, frame_samples: int) -> tuple[tuple[int, ...], ...]:
-    """Return a sample's frames, the first `count` codes of each; the last frame may be filled up with silence.
+    """Return a sample's frames, the first `count` codes of each. The last frame is padded with silence.
 
-    `encoder`: a MimiModel. pcm: float32 [num_samples], 24 kHz. `frame_samples`: samples in a frame. Called in the
-    engine's thread.
+    `encoder`: a MimiModel. `pcm`: float32 [num_samples], 24 kHz. `frame_samples`: samples in a frame. Called in the
+    model's thread.
     """
     audio = torch.from_numpy(pcm)[None, None].to(encoder.device, encoder.dtype)
     codes: Sequence[Sequence[int]] = encoder.encode(audio).audio_codes[0, :count].T.tolist()
-    # The encoder pads the audio further than to a whole frame.
+    # The encoder pads the audio to more than a whole frame, so drop its extra frames.
     return tuple(tuple(frame) for frame in codes[: -(-len(pcm) // frame_samples)])

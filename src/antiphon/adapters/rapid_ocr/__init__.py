@@ -1,4 +1,4 @@
-"""RapidOCR: a reader of the text on images, in a lane. Its weights come with the library."""
+"""RapidOCR: an image reader, which runs in a lane. The library contains its weights."""
 
 from antiphon.adapters.spec import Spec
 

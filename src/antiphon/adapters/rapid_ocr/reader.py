@@ -1,4 +1,4 @@
-"""Text on images by RapidOCR (PP-OCRv6 detection and recognition, ONNX; the models are in the library's wheel)."""
+"""Reads text on images with RapidOCR (PP-OCRv6 detection and recognition, ONNX; its wheel contains the models)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from antiphon.adapters.spec import LaneModelOptions
 from antiphon.engine.lane import Lane
 from antiphon.vision.images import EncodedImage
 
-# Pixels on the longer side. Screens at their own size are read best; more than this costs time and finds no more.
+# Pixels of the longer side. Screens are read best at their own size. A larger image costs time and finds no more text.
 MAX_SIDE = 1600
-# Lines that are recognized with less certainty are dropped: windows of a far house are read as letters, with 0.4 to
-# 0.62, and signs with 0.9 and more.
+# Lines with a lower score are dropped. The windows of a distant house are read as letters with scores of 0.4 to 0.62;
+# real signs have scores of 0.9 and more.
 MIN_SCORE = 0.75
 
 
 class RapidOcr:
-    """An ImageReader with a lane of one thread, which computes on one core.
+    """An ImageReader. Its lane has one thread, which computes on one core.
 
-    The models are loaded with the first image, in the lane's thread: they take 0.3 GB, which most sessions never need.
+    The models take 0.3 GB, and most sessions never need them. So they are loaded with the first image, in the lane's
+    thread.
     """
 
     def __init__(self, options: LaneModelOptions) -> None:
@@ -29,10 +30,11 @@ class RapidOcr:
         )
 
     async def read(self, image: EncodedImage) -> tuple[str, ...]:
-        """Return the lines of text on an encoded image, from the top; an empty tuple where none is certain enough.
+        """Return the lines of text on an encoded image, from top to bottom. Lines with a low score are left out.
 
-        Single letters are left out: they are edges of things more often than text. Waits in the lane, the first call
-        also 0.9 s for the models. Raises MediaError for what is no image, Refused where the lane is full, ModelError.
+        Single letters are also left out, because most of them are edges of objects. Waits in the lane; the first call
+        also waits 0.9 s for the models. Raises MediaError if `image` is not an image, Refused if the lane is full, and
+        ModelError.
         """
         return await self.lane.run(image)
 
@@ -42,11 +44,11 @@ class RapidOcr:
     def _read(self, image: EncodedImage) -> tuple[str, ...]:
         pixels = image.pixels(MAX_SIDE)
         if self._engine is None:
-            from rapidocr import RapidOCR  # 0.9 s, in the lane's thread
+            from rapidocr import RapidOCR  # Takes 0.9 s, so it is imported in the lane's thread.
 
             one = {f"EngineConfig.onnxruntime.{kind}_op_num_threads": 1 for kind in ("intra", "inter")}
             self._engine = RapidOCR(params={"Global.log_level": "error", "Global.text_score": MIN_SCORE, **one})
-        # The library wants BGR, as OpenCV has it.
+        # The library expects BGR, the channel order of OpenCV.
         found = self._engine(pixels[:, :, ::-1], use_cls=False)
         return tuple(text for text in found.txts or () if text.strip() and not _is_letter(text.strip()))
 

@@ -1,4 +1,4 @@
-"""Resemblyzer's voice encoder: a speaker encoder in a lane, which tells voices apart."""
+"""Resemblyzer's voice encoder: a speaker encoder, which runs in a lane. It distinguishes voices."""
 
 from antiphon.adapters.spec import Spec
 

@@ -1,8 +1,8 @@
-"""Reads `pretrained.pt`, a checkpoint in PyTorch's format of before version 1.6, without PyTorch.
+"""Reads `pretrained.pt`, a checkpoint in the format of PyTorch before 1.6, without PyTorch.
 
-The file is a row of pickles (a magic number, the format's version, the machine's sizes, the object, the keys of its
-storages), then each storage: the number of its elements as int64, and the elements. The unpickler knows the few names
-that tensors need and refuses all others, so a file can run no code.
+The file begins with five pickles: a magic number, the format's version, the machine's sizes, the object, and the keys
+of its storages. Each storage follows, as the number of its elements (int64) and the elements. The unpickler accepts
+only the few names that tensors need, so a file cannot run code.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PROTOCOL_VERSION = 1001
 
 @dataclass(slots=True)
 class _Tensor:
-    """A tensor whose elements come later in the file: the key of its storage, where it begins there, and its shape."""
+    """A tensor whose elements follow later in the file: the key of its storage, its offset there, and its shape."""
 
     storage: str
     offset: int
@@ -37,7 +37,7 @@ def _tensor(storage: str, offset: int, shape: tuple[int, ...], strides: tuple[in
     return _Tensor(storage, offset, shape, strides)
 
 
-# What the names in the file stand for here.
+# The names that the file may refer to, and their replacements.
 KNOWN: dict[str, Callable[..., object] | np.dtype[Any]] = {
     "collections.OrderedDict": OrderedDict,
     "torch._utils._rebuild_tensor_v2": _tensor,
@@ -47,7 +47,7 @@ KNOWN: dict[str, Callable[..., object] | np.dtype[Any]] = {
 
 
 class _Reader(pickle.Unpickler):
-    """`storages` gets the type and the number of elements of each storage that the object names, by its key."""
+    """Unpickles objects, and adds the dtype and the element count of each referenced storage to `storages` by key."""
 
     def __init__(self, file: IO[bytes], storages: dict[str, tuple[np.dtype[Any], int]]) -> None:
         super().__init__(file)
@@ -55,7 +55,7 @@ class _Reader(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (found := KNOWN.get(f"{module}.{name}")) is None:
-            raise ValueError(f"a checkpoint has no use for {module}.{name}")
+            raise ValueError(f"{module}.{name} is not allowed in a checkpoint")
         return found
 
     def persistent_load(self, pid: Any) -> str:
@@ -65,9 +65,9 @@ class _Reader(pickle.Unpickler):
 
 
 def read_weights(path: Path) -> Weights:
-    """Return the tensors of the checkpoint's `model_state` by their names.
+    """Return the tensors of the checkpoint's `model_state` by name.
 
-    Raises OSError for a file that cannot be read, and ValueError or what unpickling raises for one that is none.
+    Raises OSError if the file cannot be read, and ValueError or an unpickling error if it is not such a checkpoint.
     """
     storages: dict[str, tuple[np.dtype[Any], int]] = {}
     with path.open("rb") as file:
@@ -82,12 +82,12 @@ def _read_storage(file: IO[bytes], dtype: np.dtype[Any], num_elements: int) -> n
     written = int.from_bytes(file.read(8), "little")
     data = file.read(num_elements * dtype.itemsize)
     if written != num_elements or len(data) != num_elements * dtype.itemsize:
-        raise ValueError("the checkpoint's file is cut short")
+        raise ValueError("the checkpoint's file is truncated")
     return np.frombuffer(data, dtype)
 
 
 def _array(tensor: _Tensor, elements: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """A tensor as an array. Those of this checkpoint are contiguous."""
+    """Return a tensor as an array. Raises ValueError if it is not contiguous, as all tensors of this checkpoint are."""
     contiguous = tuple(int(np.prod(tensor.shape[axis + 1 :])) for axis in range(len(tensor.shape)))
     if tensor.strides != contiguous:
         raise ValueError("a tensor of the checkpoint is not contiguous")

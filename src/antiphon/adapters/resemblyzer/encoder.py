@@ -1,9 +1,9 @@
-"""Resemblyzer's voice encoder: a vector of length 1 for a stretch of speech, close to others of the same voice.
+"""Resemblyzer's voice encoder: computes a unit vector of a stretch of speech. Vectors of one voice are similar.
 
-The network is that of Wan et al. 2018 (Generalized end-to-end loss for speaker verification, arXiv 1710.10467): three
-LSTM layers of 256 units over mel bands, a projection of the last output to 256 numbers, none negative, of length 1. It
-sees windows of 1.6 s, and the vectors of windows that overlap by half are averaged. What follows from a vector is
-decided by `turns/`.
+The network is that of Wan et al. 2018 (Generalized end-to-end loss for speaker verification, arXiv 1710.10467). It has
+three LSTM layers of 256 units over mel bands, and projects the last output to a unit vector of 256 non-negative
+numbers. It reads windows of 1.6 s that overlap by half, and averages their vectors. `turns/` decides what the
+vectors mean.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 
 WINDOW, HOP, NUM_BANDS = 400, 160, 40
-# Slaney's scale: bands of 200/3 Hz up to 1 kHz, and above it 27 to a factor of 6.4.
+# Slaney's mel scale: bands of 200/3 Hz up to 1 kHz, and above it 27 bands for each factor of 6.4.
 LINEAR_HZ, BREAK_HZ, LOG_STEP = 200 / 3, 1000.0, np.log(6.4) / 27
 
 
@@ -34,7 +34,7 @@ def _to_hz(mels: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _filters() -> npt.NDArray[np.float32]:
-    """The triangles of the bands, each of area 1: float32 [num_bins, NUM_BANDS]."""
+    """Return the triangular filters of the bands, each of area 1: float32 [num_bins, NUM_BANDS]."""
     top_hz = SAMPLE_RATE_HZ / 2
     top_mel = BREAK_HZ / LINEAR_HZ + np.log(top_hz / BREAK_HZ) / LOG_STEP
     edges = _to_hz(np.linspace(0, top_mel, NUM_BANDS + 2))
@@ -50,10 +50,10 @@ HANN = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)).astype(np.fl
 
 
 def mel_frames(pcm: Pcm) -> npt.NDArray[np.float32]:
-    """Return the energies of the bands, float32 [num_frames, NUM_BANDS], of mono audio at 16 kHz.
+    """Return the band energies, float32 [num_frames, NUM_BANDS], of mono audio at 16 kHz.
 
-    A frame lies around each 160th sample, the first around sample 0, with silence before and after the audio. The
-    energies are not logarithms.
+    Frames are centred on every HOP-th sample, the first one on sample 0. The audio is padded with silence. The energies
+    are linear, not logarithmic.
     """
     padded = np.pad(pcm, WINDOW // 2)
     windows = np.lib.stride_tricks.sliding_window_view(padded, WINDOW)[::HOP]
@@ -62,27 +62,27 @@ def mel_frames(pcm: Pcm) -> npt.NDArray[np.float32]:
 
 
 NUM_LAYERS, SIZE = 3, 256
-# Windows of frames: so long, one every so many (1.3 in a second), and the last one is left out where less than
-# so much of it is audio.
+# Windows have WINDOW_FRAMES and begin every STEP_FRAMES (1.3 a second). The last window is skipped if less than
+# MIN_COVERAGE of it is audio.
 WINDOW_FRAMES, STEP_FRAMES, MIN_COVERAGE = 160, 77, 0.75
-# Below so much speech a vector says next to nothing.
+# With less speech, a vector is almost meaningless.
 LEAST_S = 0.6
-# What similarities mean, as `python -m bench.turn_taking.speakers` measures it.
+# How to interpret similarities, measured with `python -m bench.turn_taking.speakers`.
 THRESHOLDS = (
     VoiceThreshold(0.5, 0.022, 0.282),
     VoiceThreshold(0.7, 0.111, 0.295),
     VoiceThreshold(1.0, 0.251, 0.346),
     VoiceThreshold(1.4, 0.366, 0.366),
 )
-# The same for the nearest take of an enrolled voice, as `python -m bench.turn_taking.enrolled` measures it.
+# The same for the most similar take of an enrolled voice, measured with `python -m bench.turn_taking.enrolled`.
 ENROLLED = (
     VoiceThreshold(0.55, 0.14, 0.341),
     VoiceThreshold(0.87, 0.305, 0.348),
     VoiceThreshold(1.55, 0.368, 0.368),
     VoiceThreshold(2.53, 0.4, 0.408),
 )
-# What all voices have in common: the mean vector of the 124 voices of that measurement, in the quiet and in noise, each
-# number as a byte. With it taken off, vectors of two voices are about orthogonal.
+# The common part of all voices: the mean vector of the 124 voices of that measurement, in quiet and in noise, with one
+# byte per number. After subtracting it, the vectors of two voices are about orthogonal.
 MEAN = np.frombuffer(
     bytes.fromhex(
         "59365c002f2d30524257ae9f63232e42a85f1e217383090001a110310a058c7a2a2547a86d133a29052c7b64523d2c3d"
@@ -94,12 +94,12 @@ MEAN = np.frombuffer(
     ),
     np.uint8,
 ) * np.float32(0.10974 / 255)
-# The level that speech softer than it is brought to, of root mean squares.
+# The RMS level that softer speech is amplified to.
 TARGET_RMS = 10 ** (-30 / 20)
 
 
 def windows_of(num_samples: int) -> list[int]:
-    """Return the first frames of the windows over so many samples: at least one."""
+    """Return the first frame of each window over `num_samples` of audio: at least one window."""
     num_frames = num_samples // HOP + 1
     starts = list(range(0, max(1, num_frames - WINDOW_FRAMES + STEP_FRAMES + 1), STEP_FRAMES))
     covered = (num_samples - starts[-1] * HOP) / (WINDOW_FRAMES * HOP)
@@ -115,7 +115,7 @@ def network(weights: Weights) -> bytes:
         return name
 
     def gates(name: str) -> npt.NDArray[np.float32]:
-        """A layer's rows, in the order of ONNX (in, out, forget, cell) instead of PyTorch's (in, forget, cell, out)."""
+        """Reorder gates from PyTorch's order (in, forget, cell, out) to that of ONNX (in, out, forget, cell)."""
         entry, forget, cell, out = np.split(weights[name], 4)
         return np.concatenate((entry, out, forget, cell))
 
@@ -157,10 +157,10 @@ def network(weights: Weights) -> bytes:
 
 
 class ResemblyzerEncoder:
-    """A SpeakerModel with a lane of one thread, which computes on one core."""
+    """A SpeakerModel. Its lane has one thread, which computes on one core."""
 
     def __init__(self, folder: Path, model_id: str, options: LaneModelOptions) -> None:
-        """Load `pretrained.pt` of the folder. Raises ModelError for a file that does not load."""
+        """Load `pretrained.pt` from the folder. Raises ModelError if it does not load."""
         session = onnxruntime.SessionOptions()
         session.intra_op_num_threads = session.inter_op_num_threads = 1
         session.log_severity_level = 3
@@ -168,36 +168,34 @@ class ResemblyzerEncoder:
             graph = network(read_weights(folder / "pretrained.pt"))
             self._model = onnxruntime.InferenceSession(graph, session, providers=["CPUExecutionProvider"])
         except Exception as error:
-            # Neither pickle nor onnxruntime has a common class for what they raise over a file.
+            # The errors that pickle and onnxruntime raise for a bad file have no common base class.
             raise ModelError(f"{model_id} does not load: {error}") from error
         self._profile = SpeakerProfile(model_id, SIZE, LEAST_S, THRESHOLDS, ENROLLED)
         self.lane: Lane[Pcm, Pcm] = Lane("speaker", self._work, max_queue=options.max_queue, observe=options.observe)
 
     @property
     def profile(self) -> SpeakerProfile:
-        """The facts by which voices are compared."""
+        """The properties of the vectors, and the thresholds for comparing them."""
         return self._profile
 
     async def embed(self, pcm: Pcm) -> Pcm:
-        """Return the vector of a voice, float32 [256], of length 1, without what all voices have in common.
+        """Return the unit vector of a voice, float32 [256], after subtracting MEAN.
 
-        pcm: float32 [num_samples], mono, 16 kHz, of any length. Waits in the lane. Raises Refused where the lane is
-        full, ModelError.
+        `pcm`: float32 [num_samples], mono, 16 kHz, of any length. Waits in the lane. Raises Refused if the lane is
+        full, and ModelError.
         """
         return await self.lane.run(pcm)
 
     def close(self) -> None:
-        """Stop the lane's worker thread. Calls of `embed` that wait in the lane are cancelled."""
+        """Stop the lane's worker thread. Calls of `embed` that are waiting in the lane are cancelled."""
         self.lane.close()
 
     def encode(self, pcm: Pcm) -> Pcm:
-        """Return the network's own vector, float32 [256], of length 1, in which no number is negative. Computes in the
-        thread of the caller.
-        """
+        """Return the network's unit vector, float32 [256], of non-negative numbers. Runs in the caller's thread."""
         rms = float(np.sqrt(np.mean(pcm**2))) if len(pcm) else 0.0
         frames = mel_frames(pcm * max(1.0, TARGET_RMS / rms) if rms else pcm)
         if len(frames) < WINDOW_FRAMES:
-            # Short speech is repeated: silence after it would count as a part of the voice.
+            # Repeat short speech, because the network would treat padding with silence as part of the voice.
             frames = np.resize(frames[:-1] if len(frames) > 1 else frames, (WINDOW_FRAMES, NUM_BANDS))
         starts = windows_of(len(pcm))
         frames = np.pad(frames, ((0, max(0, starts[-1] + WINDOW_FRAMES - len(frames))), (0, 0)))

@@ -1,4 +1,4 @@
-"""Silero VAD: a voice activity detector in a lane."""
+"""Silero VAD: a voice activity detector, which runs in a lane."""
 
 from antiphon.adapters.spec import Spec
 

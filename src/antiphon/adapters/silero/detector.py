@@ -1,9 +1,9 @@
 """Silero VAD v6 (ONNX): the probability of speech in each 32 ms frame, for many sessions in one batch.
 
-The graph takes 64 samples of context before each 512-sample frame (github.com/snakers4/silero-vad, utils_vad.py).
-What a session knows is in its SileroStream; the weights and the lane are shared. Where a turn begins and ends is not
-decided here. The graph hears a copy that is filtered and levelled, because it misses quiet speech and speech with an
-offset (`audio/leveller.py`).
+The graph takes 64 samples of context before each 512-sample frame (github.com/snakers4/silero-vad, utils_vad.py). The
+state of a session is its SileroStream. All sessions share the weights and the lane. The graph gets a filtered and
+levelled copy of the audio, because it misses quiet speech and speech with a DC offset (`audio/leveller.py`). Turns are
+decided elsewhere.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from antiphon.engine.lane import Lane
 
 FRAME_SAMPLES = 512
 CONTEXT_SAMPLES = 64
-# The lane's queue is at least so long: every session has a job in it at once, and each takes microseconds.
+# Lower bound of the lane's queue limit: every session may have a job in the queue, and each takes microseconds.
 MIN_QUEUE = 1024
-# After a loud voice the recurrent state takes one 40 dB softer for noise (recordings of rms 0.0006 after ones of 0.05
-# went unheard; from a fresh state, and with the gain that fits them, they are found). Starting afresh inside noise or
-# music makes false turns, 24 in five minutes instead of 2; so it is done once after each voice, and only after a second
-# below this level.
+# After a loud voice, the recurrent state takes a voice that is 40 dB softer for noise. Recordings with an RMS of 0.0006
+# after ones of 0.05 were missed; with a reset state and gain, they are found. But a reset within noise or music makes
+# false turns: 24 in five minutes instead of 2. So the state is reset only once after each voice, and only after
+# STILL_FRAMES (a second) below STILL_RMS.
 STILL_RMS = 0.001
 STILL_FRAMES = 31
-# From SPEECH_PROBABILITY on, a frame counts as a voice here; below SILENCE_PROBABILITY it may count as still.
+# From SPEECH_PROBABILITY on, a frame counts as voice; below SILENCE_PROBABILITY, it may count as still.
 SPEECH_PROBABILITY, SILENCE_PROBABILITY = 0.5, 0.35
 _RATE = np.array(SAMPLE_RATE_HZ, dtype=np.int64)
 
 
 class SileroStream:
-    """A VadStream: the recurrent state of one session, the graph's context, and the samples of an unfinished frame.
+    """A VadStream: the recurrent state of one session, the graph's context, and the samples of an incomplete frame.
 
-    `high_pass`, `leveller`, `state` float32 [2, 1, 128] and `context` float32 [64] are the graph's; the lane's worker
-    reads and writes them.
+    `high_pass`, `leveller`, `state`, float32 [2, 1, 128], and `context`, float32 [64], are read and written by the
+    lane's worker.
     """
 
     def __init__(self, lane: Lane[tuple[SileroStream, Pcm], list[float]]) -> None:
@@ -47,7 +47,7 @@ class SileroStream:
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything heard, the samples of an unfinished frame too. Not while `feed` is awaited."""
+        """Reset all state, including the samples of an incomplete frame. Must not be called while `feed` is awaited."""
         self.state = np.zeros((2, 1, 128), np.float32)
         self.context = np.zeros(CONTEXT_SAMPLES, np.float32)
         self.high_pass, self.leveller = HighPass(), Leveller()
@@ -55,11 +55,10 @@ class SileroStream:
         self._still_frames, self._heard_voice = 0, False
 
     def frame_judged(self, frame: Pcm, probability: float) -> None:
-        """Follow the level after a voice, and clear `state` and the gain once after STILL_FRAMES still frames in a
-        row.
+        """Track the level after a voice, and reset `state` and the gain after STILL_FRAMES still frames in a row.
 
-        The next voice may be far softer than the last, and would be taken for noise otherwise. `frame` is
-        filtered, and has no gain. Called for every frame, in order, in the lane's worker thread.
+        Otherwise a much softer voice than the last one would be taken for noise. `frame` is filtered, without gain.
+        Called for every frame, in order, in the lane's worker thread.
         """
         self._heard_voice = self._heard_voice or probability >= SPEECH_PROBABILITY
         still = probability < SILENCE_PROBABILITY and float(np.dot(frame, frame)) < STILL_RMS**2 * len(frame)
@@ -69,11 +68,11 @@ class SileroStream:
             self.leveller.reset()
 
     async def feed(self, pcm: Pcm) -> list[float]:
-        """Return the probabilities of speech, in [0, 1], of the frames that `pcm` completes, the oldest first.
+        """Return the probabilities of speech, in [0, 1], of the frames that `pcm` completes, oldest first.
 
-        pcm: float32 [num_samples], mono, 16 kHz, of any length. Samples beyond the last whole frame are kept for the
-        next call; where `pcm` completes no frame, the list is empty and the lane is not entered. Otherwise it waits in
-        the lane, and raises Refused where the lane is full. Calls of one stream must not overlap.
+        `pcm`: float32 [num_samples], mono, 16 kHz, of any length. Samples after the last whole frame are kept for the
+        next call. If `pcm` completes no frame, returns an empty list at once. Otherwise waits in the lane, and raises
+        Refused if the lane is full. Calls of one stream must not overlap.
         """
         pcm = np.concatenate((self._rest, pcm))
         whole = len(pcm) // FRAME_SAMPLES * FRAME_SAMPLES
@@ -82,12 +81,12 @@ class SileroStream:
 
 
 class SileroDetector:
-    """A VoiceActivityDetector: one ONNX session on one core, and the lane that batches up to 64 streams in a call."""
+    """A VoiceActivityDetector: one ONNX session on one core, and a lane that batches up to 64 streams in a call."""
 
     frame_samples = FRAME_SAMPLES
 
     def __init__(self, folder: Path, model_id: str, options: LaneModelOptions) -> None:
-        """Load `silero_vad.onnx` of the folder. Raises what onnxruntime raises for a file that does not load."""
+        """Load `silero_vad.onnx` from the folder. Raises an error of onnxruntime if the file does not load."""
         session = onnxruntime.SessionOptions()
         session.intra_op_num_threads = session.inter_op_num_threads = 1
         session.log_severity_level = 3
@@ -99,16 +98,16 @@ class SileroDetector:
         )
 
     def open(self) -> SileroStream:
-        """Return a fresh stream. It holds 1.3 kB and needs no closing: it is gone when nothing refers to it."""
+        """Return a new stream. It takes 1.3 kB and need not be closed."""
         return SileroStream(self.lane)
 
     def close(self) -> None:
-        """Stop the lane's worker thread. Calls of `feed` that wait in the lane are cancelled."""
+        """Stop the lane's worker thread. Calls of `feed` that are waiting in the lane are cancelled."""
         self.lane.close()
 
     def _work(self, jobs: Sequence[tuple[SileroStream, Pcm]]) -> list[list[float]]:
         results: list[list[float]] = [[] for _ in jobs]
-        # The n-th frames of all streams are one call: within a stream each frame needs the state after the one before.
+        # The n-th frames of all streams are one call. Within a stream, each frame needs the state after the one before.
         for i in range(max(len(frames) for _, frames in jobs)):
             batch = [
                 (stream, frames[i], out) for (stream, frames), out in zip(jobs, results, strict=True) if i < len(frames)

@@ -1,4 +1,4 @@
-"""Smart Turn: a turn detector in a lane, which judges whether a turn that pauses is complete."""
+"""Smart Turn: a turn detector, which runs in a lane. It judges during a pause whether the turn is complete."""
 
 from antiphon.adapters.spec import Spec
 

@@ -1,8 +1,8 @@
-"""Smart Turn v3.2 (ONNX): how likely it is that a user who pauses has finished what they wanted to say.
+"""Smart Turn v3.2 (ONNX): the probability that a user who pauses has finished speaking.
 
-The graph takes the log-mel spectrogram of the last 8 s of the turn, as Whisper has it, of audio that was brought to
-zero mean and unit variance, with silence before a shorter turn (pipecat-ai 1.14, audio/turn/smart_turn; BSD-2). What
-follows from the probability is decided by `turns/`.
+The graph takes Whisper's log-mel spectrogram of the last 8 s of the turn. The audio is normalized to zero mean and unit
+variance, and a shorter turn is padded with silence at the start (pipecat-ai 1.14, audio/turn/smart_turn; BSD-2).
+`turns/` decides what follows from the probability.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.engine.lane import Lane
 from antiphon.errors import ModelError
 
-# What the graph is given: seconds of audio, and mel frames of 10 ms.
+# The input of the graph: seconds of audio, and mel frames of 10 ms.
 INPUT_S, INPUT_FRAMES = 8, 800
 
 
 class SmartTurn:
-    """A TurnDetector with a lane of one thread, which computes on one core."""
+    """A TurnDetector. Its lane has one thread, which computes on one core."""
 
     def __init__(self, folder: Path, model_id: str, options: LaneModelOptions) -> None:
-        """Load `smart-turn.onnx` of the folder. Raises ModelError for a file that does not load."""
+        """Load `smart-turn.onnx` from the folder. Raises ModelError if it does not load."""
         session = onnxruntime.SessionOptions()
         session.intra_op_num_threads = session.inter_op_num_threads = 1
         session.log_severity_level = 3
@@ -36,7 +36,7 @@ class SmartTurn:
                 str(folder / "smart-turn.onnx"), session, providers=["CPUExecutionProvider"]
             )
         except Exception as error:
-            # onnxruntime has no common class for what it raises over a file.
+            # The errors that onnxruntime raises for a bad file have no common base class.
             raise ModelError(f"{model_id} does not load: {error}") from error
         self._features = FeatureExtractor(feature_size=80)
         self.lane: Lane[Pcm, float] = Lane("turn", self._work, max_queue=options.max_queue, observe=options.observe)
@@ -44,8 +44,8 @@ class SmartTurn:
     async def complete(self, pcm: Pcm) -> float:
         """Return the probability, in [0, 1], that the turn is complete.
 
-        pcm: float32 [num_samples], mono, 16 kHz: the turn with its pause, of any length, of which the last 8 s count.
-        Every call computes all of them. Waits in the lane. Raises Refused where the lane is full, ModelError.
+        `pcm`: float32 [num_samples], mono, 16 kHz: the turn with its pause, of any length. Only the last 8 s are used,
+        and each call computes all of them. Waits in the lane. Raises Refused if the lane is full, and ModelError.
         """
         return await self.lane.run(pcm)
 

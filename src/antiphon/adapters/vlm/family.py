@@ -1,6 +1,6 @@
-"""What differs between families of vision-language models: how a picture becomes rows, and how a turn is written.
+"""The interface of a family of vision-language models: how it turns pictures into rows, and how it formats turns.
 
-`session.py` keeps a session's rows in order and knows none of these formats.
+`session.py` manages the rows of a session, independently of these formats.
 """
 
 from __future__ import annotations
@@ -12,17 +12,16 @@ from antiphon.modeling.media_rows import PictureRows
 from antiphon.modeling.tokens import Vocabulary
 from antiphon.vision.images import Pixels
 
-# A stretch of a session's input: tokens, or the rows of one picture.
+# A part of a session's input: tokens, or the rows of one picture.
 FamilyPart = Sequence[int] | PictureRows
 
 
 class VisionFamily(Protocol):
-    """One loaded checkpoint of a family. The methods that write a turn return its parts in order, and keep nothing.
+    """One loaded checkpoint of a family. The methods that format a turn return its parts in order, and are stateless.
 
     `vocabulary`: its tokens. `decoder`: the module that the engine's runner steps, with its output head.
-    `position_axes`: coordinates in a row's position, 1, or 3 where it is (time, height, width).
-    `input_width`: numbers in an embedding row where it is wider than the decoder (Qwen3-VL's DeepStack); 0 where it is
-    as wide as the decoder.
+    `position_axes`: coordinates of a row's position: 1, or 3 for (time, height, width). `input_width`: width of an
+    embedding row if it is wider than the decoder (Qwen3-VL's DeepStack); 0: the decoder's width.
     """
 
     vocabulary: Vocabulary
@@ -31,36 +30,36 @@ class VisionFamily(Protocol):
     input_width: int
 
     def prepare(self, pixels: Pixels) -> Any:
-        """Return a picture scaled and cut as `encode` wants it. pixels: uint8 [height, width, 3], RGB.
+        """Return a picture scaled and cut for `encode`. `pixels`: uint8 [height, width, 3], RGB.
 
-        Takes milliseconds of CPU and runs outside the model's thread, so it must not run products of torch: OpenMP
-        would keep a second team of threads (engine/threads.py).
+        Takes milliseconds of CPU time. It runs outside the model's thread, so it must not run matrix products of torch:
+        OpenMP would keep a second team of threads (engine/threads.py).
         """
         ...
 
     def encode(self, prepared: Any) -> PictureRows:
-        """Return the rows of a picture that `prepare` prepared. Runs in the model's thread, between two steps."""
+        """Return the rows of a picture that `prepare` returned. Runs in the model's thread, between two steps."""
         ...
 
     def opening(self, instructions: str) -> list[FamilyPart]:
-        """Return the system turn. No text in `instructions` becomes a control token."""
+        """Return the system turn. `instructions` is plain text: control tokens in it are not recognized."""
         ...
 
     def turn(self) -> list[FamilyPart]:
-        """Return what begins a user's turn, before its frames."""
+        """Return the beginning of a user's turn, before its frames."""
         ...
 
     def frame(self, picture: PictureRows, at_s: float) -> list[FamilyPart]:
-        """Return one frame inside a user's turn, with its time in seconds since the session began, as text."""
+        """Return one frame of a user's turn, after its time as text. `at_s`: seconds since the session began."""
         ...
 
     def question(self, text: str) -> list[FamilyPart]:
-        """Return the question, the end of the user's turn, and the beginning of the model's.
+        """Return the question, the end of the user's turn, and the beginning of the model's turn.
 
-        No text in the question becomes a control token.
+        `text` is plain text: control tokens in it are not recognized.
         """
         ...
 
     def end(self) -> list[FamilyPart]:
-        """Return what ends the model's turn where the model did not end it: after a cut, or at the limit of tokens."""
+        """Return the end of the model's turn, for a turn that was interrupted or reached the limit of tokens."""
         ...

@@ -1,9 +1,9 @@
 """Qwen2.5-VL (arXiv:2502.13923) and Qwen3-VL (arXiv:2511.21631): pictures of any shape, rows at (time, height, width).
 
-A frame's time is written before it as text, as Qwen3-VL is given video, and its rows have the positions of a picture.
-Qwen2.5-VL was trained with the time in the positions of a video's rows instead. But the positions that `transformers`
-5.23 gives it (text goes on from the first frame's) are not those it was trained with (from the last one's), so it is
-given the time as text too.
+The time of each frame precedes it as text, which is Qwen3-VL's video format, and its rows have the positions of a
+picture. Qwen2.5-VL was trained with the time in the positions of a video's rows instead. But in `transformers` 5.23,
+text continues from the position of the first frame, and in training it continued from the last one. So Qwen2.5-VL
+also gets the time as text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MODELS: dict[str, type[PreTrainedModel]] = {
 
 
 class QwenVl:
-    """A VisionFamily for the checkpoints of MODELS. Each picture has 768 rows at most, fewer if it is small."""
+    """A VisionFamily for the checkpoints of MODELS. Each picture has up to 768 rows, and fewer if it is small."""
 
     position_axes = 3
 
@@ -57,11 +57,11 @@ class QwenVl:
         return [words.control("<|im_start|>system\n"), words.plain(instructions), words.control(END)]
 
     def turn(self) -> list[FamilyPart]:
-        """Return the opening of a user's turn, with the newline that follows the <|im_end|> of the turn before it."""
+        """Return the beginning of a user's turn, with the newline after the <|im_end|> of the previous turn."""
         return [self.vocabulary.control("\n<|im_start|>user\n")]
 
     def frame(self, picture: PictureRows, at_s: float) -> list[FamilyPart]:
-        """Return "<12.3 seconds>", as Qwen3-VL's processor writes a video's times, then the picture and its marks."""
+        """Return "<12.3 seconds>", the format of Qwen3-VL's processor, then the picture between its control tokens."""
         words = self.vocabulary
         return [
             words.plain(f"<{at_s:.1f} seconds>"),
@@ -71,10 +71,10 @@ class QwenVl:
         ]
 
     def question(self, text: str) -> list[FamilyPart]:
-        """Return the question as plain text, directly after the last frame, and the opening of the assistant's turn."""
+        """Return the question as plain text, and the beginning of the assistant's turn."""
         words = self.vocabulary
         return [words.plain(text), words.control(f"{END}\n<|im_start|>assistant\n")]
 
     def end(self) -> list[FamilyPart]:
-        """Return <|im_end|>. The next `turn` writes the newline after it, as after a turn that ended by itself."""
+        """Return <|im_end|>. The next `turn` adds the newline after it."""
         return [self.vocabulary.control(END)]

@@ -1,12 +1,12 @@
-"""Sessions with a vision-language model: each frame is encoded and computed once, and a question costs what is new.
+"""Sessions with a vision-language model: each frame is encoded and prefilled once, and questions compute only new rows.
 
 A session is one sequence of rows: the system turn, then for each question the new frames with their times, the question
-and its answer. None of it is rendered again. An answer that is cut off is rolled back to before its question, and the
-frames stay.
+and its answer. Existing rows are never rendered again. If an answer is interrupted, its rows and the question are
+rolled back, and the frames stay.
 
-With `prefill` "eager", the frames that a question asked now would be answered from are put into the KV as they come,
-and taken back where the question turns out to be about others; with "query", nothing is computed before a question.
-What is in the KV when a question is answered is the same either way.
+With `prefill` "eager", the currently selected frames are added to the KV as they arrive, and rolled back if a question
+selects others. With "query", nothing is computed before a question. When a question is answered, the KV has the same
+rows in both cases.
 """
 
 from __future__ import annotations
@@ -54,24 +54,23 @@ from antiphon.vision.images import EncodedImage
 
 SYSTEM = "You answer questions about what a camera or a screen shows, in one or two sentences."
 MAX_TOKENS = 256
-# The rate that the profile names where there is no synthesizer, and so no audio.
+# The sample rate in the profile if there is no synthesizer, and so no audio.
 DEFAULT_RATE_HZ = 24_000
-# At most so many frames are prefilled at once before a question.
+# Limit of frames that are prefilled at once before a question.
 MAX_FRAMES_AHEAD = 2
-# Pictures that may wait for the model's thread at a time, whoever sent them: each delays the next step of all sessions.
+# Limit of pictures of all sessions that wait for the model's thread: each one delays the next step of all sessions.
 MAX_WAITING_ENCODES = 2
-# Pixels. Larger pictures are scaled down to this before anything else: no encoder here sees more of them.
+# Pixels. Larger pictures are first scaled down to this; no encoder here uses a higher resolution.
 MAX_SIDE = 2048
 
 
 class VisionLanguageModel:
     """A VideoModel that sees pictures: one checkpoint of SmolVLM, Qwen2.5-VL or Qwen3-VL on an engine.
 
-    `folder` holds the checkpoint as `transformers` writes it; its config.json says which family it is.
-    `synthesizer` speaks the answers, and `transcriber` hears spoken questions; they belong to the caller. None: answers
-    are text, and speech in questions is not heard.
-    `family` and `engine` are the loaded model and what steps it. `prefill`: whether frames are computed before they are
-    asked about ("eager") or with a question ("query").
+    `folder` contains a checkpoint in the layout of `transformers`; its config.json names the family. `synthesizer`
+    speaks the answers; None: answers are text only. `transcriber` transcribes spoken questions; None: speech in
+    questions is ignored. The caller owns both. `family` is the loaded model, and `engine` steps it. `prefill`: whether
+    frames are computed before a question ("eager") or with it ("query").
     """
 
     def __init__(
@@ -85,8 +84,8 @@ class VisionLanguageModel:
     ) -> None:
         """Load the checkpoint and start the engine. Waits for seconds.
 
-        int8 weights are those of the decoder only. Raises ModelError for a checkpoint that does not load or is of no
-        known family.
+        Only the decoder may have int8 weights. Raises ModelError if the checkpoint does not load, or its family is
+        unknown.
         """
         device = options.device
         family, compute_dtype, dtype = load_parts(
@@ -101,7 +100,7 @@ class VisionLanguageModel:
         self.synthesizer, self.transcriber = synthesizer, transcriber
         self.prefill = options.prefill
         self._id = model_id
-        # Pictures that wait for the model's thread, which encodes all of them before its next step.
+        # Limits the pictures that wait for the model's thread, which encodes all of them before its next step.
         self.encode_places = Places(MAX_WAITING_ENCODES)
         runner = Runner(
             family.decoder,
@@ -115,43 +114,43 @@ class VisionLanguageModel:
 
     @property
     def profile(self) -> VideoProfile:
-        """The facts of the model. The voices and the rate are the synthesizer's, and are not cached."""
+        """The properties of the model. The voices and the sample rate are the synthesizer's current ones."""
         voice = self.synthesizer.profile if self.synthesizer else None
         return VideoProfile(
             self._id, "pictures", voice.sample_rate_hz if voice else DEFAULT_RATE_HZ, voice.voices if voice else ()
         )
 
     async def encode_image(self, image: EncodedImage) -> PictureRows:
-        """Return an image's rows, as the decoder sees them.
+        """Return the decoder's input rows for an image.
 
-        Decoding and scaling run in a thread; the encoder runs in the model's, between two steps, so this waits for the
-        step under way. Raises MediaError for what is no image, ModelError where the encoder fails.
+        Decoding and scaling run in a thread pool. The encoder runs in the model's thread between two steps, so this
+        waits for the current step. Raises MediaError if `image` is not an image, and ModelError if the encoder fails.
         """
         prepared = await in_thread(lambda: self.family.prepare(image.pixels(MAX_SIDE)), places=IMAGE_THREADS)
         async with self.encode_places.held():
             return await self.engine.thread.call_model(lambda: self.family.encode(prepared))
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> VisionLanguageStream:
-        """Open a session, and append the system turn: this module's instructions and then the caller's.
+        """Open a session, and append the system turn: SYSTEM, then `instructions`.
 
-        Only the session's rows are reserved; the system turn is computed with the first frames or question. Raises
-        Refused where the engine has no room.
+        Only reserves rows; the system turn is computed with the first frames or question. Raises Refused if the engine
+        is full.
         """
         opening = await in_thread(self.family.opening, f"{SYSTEM} {instructions}".strip())
         return VisionLanguageStream(self, await self.engine.open(owner=owner), opening)
 
     @property
     def engines(self) -> tuple[LocalEngine, ...]:
-        """The engine of the decoder, for whoever watches its thread."""
+        """The engine of the decoder, whose thread the server monitors."""
         return (self.engine,)
 
     def close(self) -> None:
-        """Stop the model's thread. Sessions that are still open fail; the synthesizer and transcriber stay open."""
+        """Stop the model's thread. Open sessions fail. The synthesizer and the transcriber stay open."""
         self.engine.close()
 
 
 def _model_type(folder: Path) -> str:
-    """Return the `model_type` of config.json, or "" where there is none."""
+    """Return the `model_type` of config.json, or "" if it is missing."""
     try:
         return str(json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -164,23 +163,23 @@ def _read(folder: Path, device: str, dtype: torch.dtype) -> VisionFamily:
         return SmolVlm(folder, device, dtype)
     if model_type in MODELS:
         return QwenVl(folder, device, dtype, model_type)
-    raise ValueError(f"{model_type} is none of smolvlm, {', '.join(MODELS)}")
+    raise ValueError(f"{model_type} is not one of smolvlm, {', '.join(MODELS)}")
 
 
 class VisionLanguageStream:
     """A VideoStream: one session's rows in the engine, and the frames that wait for a question.
 
-    `session` is the engine's session. The stream owns it, and `close` closes it. Used from one event loop.
+    `session` is the engine's session, which the stream owns; `close` closes it. Used from one event loop.
     """
 
     def __init__(self, model: VisionLanguageModel, session: Session, opening: Iterable[FamilyPart]) -> None:
         self.session = session
         self._model = model
-        # Frames that came and were in no question yet: number -> time in seconds, and the rows of the picture.
+        # Frames that were in no question yet: number -> time in seconds, and the rows of the picture.
         self._waiting: dict[int, tuple[float, PictureRows]] = {}
-        # The numbers of the frames that a question asked now would be answered from.
+        # The numbers of the currently selected frames, which the next question would be answered from.
         self._selected: tuple[int, ...] = ()
-        # The frames in the turn under way: the number, and the row that the frame begins at.
+        # The frames in the current turn: the number, and the frame's first row.
         self._in_turn: list[tuple[int, int]] = []
         self._turn_begun = self._answering = False
         self._append(opening)
@@ -188,15 +187,15 @@ class VisionLanguageStream:
 
     @property
     def waiting_frames(self) -> tuple[int, ...]:
-        """The numbers of the frames whose rows are held for the next question, in the order in which they came.
+        """The numbers of the frames whose rows are held for the next question, in order of arrival.
 
-        The others were asked about, dropped or forgotten. A frame stays here when it is in the turn under way.
+        A prefilled frame is still included. A frame is removed when it is used in a question, dropped or forgotten.
         """
         return tuple(self._waiting)
 
     @property
     def prefilled_frames(self) -> tuple[int, ...]:
-        """The numbers of the frames that are rows of the turn under way; the next question computes none of them."""
+        """The numbers of the frames that are rows of the current turn. The next question need not compute them."""
         return tuple(number for number, _ in self._in_turn)
 
     def _append(self, parts: Iterable[FamilyPart]) -> None:
@@ -207,28 +206,29 @@ class VisionLanguageStream:
                 self.session.append(part)
 
     async def run(self) -> None:
-        """Wait until cancelled. This stream has no work of its own: frames are encoded when they are appended."""
+        """Wait until cancelled. This stream has no background work: frames are encoded when they are appended."""
         await anyio.sleep_forever()
 
     async def settled(self) -> None:
-        """Return at once: a frame is known when `append_frame` returns."""
+        """Return at once: frames are already encoded when `append_frame` returns."""
 
     async def append_frame(self, frame: VideoFrame) -> None:
         """Encode a frame and hold its rows for the next question. Waits for the encoder.
 
-        Nothing is prefilled before `select_frames` names the frame. Raises MediaError for what is no image, ModelError.
+        The frame is not prefilled before `select_frames` names it. Raises MediaError if it is not an image, and
+        ModelError.
         """
         self._waiting[frame.number] = (frame.at_s, await self._model.encode_image(frame.image))
 
     def append_audio(self, pcm: Pcm, at_s: float) -> None:
-        """Do nothing: a question comes with what was heard."""
+        """Do nothing: a question includes its audio."""
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
-        """Name the frames that a question asked now would be answered from, and prefill them where that pays.
+        """Select the frames that the next question would be answered from, and prefill them if that saves work.
 
-        With `prefill` "eager" and no answer under way, the turn's rows become just the waiting frames among these.
-        Where more than MAX_FRAMES_AHEAD are new at once, nothing is done: a sampling that shifts with every frame would
-        have most of them computed again each time. Errors are left to the question that follows.
+        With `prefill` "eager" and no answer in progress, the rows of the current turn become exactly the waiting frames
+        among these. If more than MAX_FRAMES_AHEAD are new, nothing is computed: a sampling that shifts with each frame
+        would compute most of them again each time. Errors are ignored here; the next question would raise them.
         """
         self._selected = frames
         wanted = [n for n in sorted(frames) if n in self._waiting]
@@ -241,27 +241,27 @@ class VisionLanguageStream:
     def forget(self, before_s: float) -> None:
         """Drop the waiting frames that are older than `before_s`, in seconds since the session began.
 
-        Frames that were asked about are rows of the context, and leave it with their turn when it is full
+        Frames of earlier questions are rows of the context. They leave it with their turn when it is full
         (engine/rows.py).
         """
         self._waiting = {n: (at_s, picture) for n, (at_s, picture) in self._waiting.items() if at_s >= before_s}
 
     def drop_frame(self, frame: int) -> None:
-        """Drop one waiting frame, by number. A number that is not waiting is ignored.
+        """Drop one waiting frame by number. Ignores unknown numbers.
 
-        Where the frame was prefilled, its rows are taken back when the next frames or question are appended.
+        If the frame was prefilled, its rows are rolled back when the next frames or question are appended.
         """
         self._waiting.pop(frame, None)
 
     def _num_kept(self, wanted: Sequence[int]) -> int:
-        """Return how many frames of the turn under way are also the first of these; the rest would be taken back."""
+        """Return how many leading frames of the current turn equal those of `wanted`; the rest must be rolled back."""
         return next(
             (i for i, (n, _) in enumerate(self._in_turn) if wanted[i : i + 1] != [n]),
             len(self._in_turn),
         )
 
     def _show(self, frames: Sequence[int]) -> None:
-        """Make the turn under way hold just the waiting frames among these."""
+        """Make the current turn contain exactly the waiting frames among `frames`."""
         session, family = self.session, self._model.family
         wanted = [n for n in sorted(frames) if n in self._waiting]
         if not self._turn_begun:
@@ -270,7 +270,7 @@ class VisionLanguageStream:
             self._turn_begun = True
         kept = self._num_kept(wanted)
         if kept < len(self._in_turn):
-            # Where these rows have left the context already, there is nothing to take back.
+            # If these rows have already left the context, there is nothing to roll back.
             with suppress(EngineError):
                 session.rollback(self._in_turn[kept][1])
                 del self._in_turn[kept:]
@@ -284,19 +284,18 @@ class VisionLanguageStream:
     def answer(
         self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """Answer a question as text, and with a synthesizer and a `voice` also as audio, while the text is made.
+        """Answer a question as text and, with a synthesizer and a `voice`, as audio while the text is generated.
 
-        Closing the generator ends the answer within a step: the question and what was said leave the KV, the frames
-        stay. One question is answered at a time. Raises Refused, ModelError, RemoteProtocolError.
+        Closing the generator stops the answer within a step. The question and its answer are then rolled back, and the
+        frames stay. Only one question is answered at a time. Raises Refused, ModelError and RemoteProtocolError.
         """
         return spoken(_QuestionStream(self, question), self._model.synthesizer, options, voice)
 
     async def answer_text(self, question: VideoQuestion, options: ReplyOptions) -> AsyncGenerator[Reply, None]:
-        """Answer a question in text: TextDelta as it comes, then one ReplyDone. Closing it is as for `answer`.
+        """Answer a question in text: yields TextDeltas, then one ReplyDone. For closing, see `answer`.
 
-        Where a transcriber is set, the question's audio is transcribed first, which is waited for, and its words are
-        put before the text. Frames that waited and are not in `question.frames` are dropped. Raises EngineError,
-        ModelError.
+        With a transcriber, first waits for the transcript of the question's audio, which is put before the text.
+        Waiting frames that are not in `question.frames` are dropped. Raises EngineError and ModelError.
         """
         model, session, known = self._model, self.session, tuple(self._waiting)
         self._answering = True
@@ -306,7 +305,7 @@ class VisionLanguageStream:
             text = " ".join(filter(None, (speech, question.text)))
             asked = await in_thread(model.family.question, text)
             self._show(question.frames)
-            # Frames that were passed over when a question was asked would be old news to the next.
+            # Frames that this question did not use are outdated for the next one.
             for number in known:
                 self._waiting.pop(number, None)
             question_row = session.length
@@ -340,15 +339,15 @@ class VisionLanguageStream:
         yield ReplyDone("stop" if session.finish is Finish.STOP else "length", num_prompt, 0, num_tokens)
 
     def _end_turn(self, question_row: int | None) -> None:
-        """End a turn that the model did not end. With `question_row`, the rows from there on are taken back first."""
+        """End a turn that the model did not end. With `question_row`, first roll back the rows from there on."""
         if question_row is not None:
-            # Where that row has left the context already, what is left of the turn stays.
+            # If that row has already left the context, the rest of the turn stays.
             with suppress(EngineError):
                 self.session.rollback(question_row)
         self._append(self._model.family.end())
 
     def close(self) -> None:
-        """Close the engine's session and free its KV; an answer under way fails. The model stays open."""
+        """Close the engine's session and free its KV. An answer in progress fails. The model stays open."""
         self.session.close()
 
 
@@ -359,11 +358,11 @@ class _QuestionStream:
         self._stream, self._question = stream, question
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Do nothing: the frames are in the KV already, and a question has no messages."""
+        """Do nothing: a question has no messages."""
 
     def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
         """Answer the question. `messages` is ignored."""
         return self._stream.answer_text(self._question, options)
 
     def close(self, *, keep: bool = False) -> None:
-        """Do nothing: the session belongs to the stream, and lives on after the question."""
+        """Do nothing: the stream owns the session, which continues after the question."""

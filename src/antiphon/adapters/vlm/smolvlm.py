@@ -1,6 +1,6 @@
-"""SmolVLM: SigLIP squares before Idefics3's decoder (arXiv:2504.05299).
+"""SmolVLM: a SigLIP encoder of square pictures, and the decoder of Idefics3 (arXiv:2504.05299).
 
-A frame is one square of the encoder's size, not cut into parts, as its makers give it frames of video.
+A frame is one square of the encoder's size, without slices, as the released code does it for frames of video.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from antiphon.modeling.text_decoder import TextDecoder
 from antiphon.modeling.tokens import Vocabulary
 from antiphon.vision.images import Pixels
 
-# Control tokens: either side of a picture, before one that is not cut, and at the end of a turn.
+# Control tokens: on either side of a picture, before a picture without slices, and at the end of a turn.
 AROUND_IMAGE, WHOLE_IMAGE, END = "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"
 
 
 class SmolVlm:
-    """A VisionFamily for SmolVLM2 checkpoints. Every picture has the same number of rows, whatever its shape."""
+    """A VisionFamily for SmolVLM2 checkpoints. All pictures have the same number of rows, regardless of their shape."""
 
     position_axes = 1
     input_width = 0
@@ -44,7 +44,7 @@ class SmolVlm:
 
     @torch.inference_mode()
     def encode(self, prepared: Any) -> PictureRows:
-        """Return the picture's rows, on the model's device; their positions follow one another, as those of text do."""
+        """Return the picture's rows, on the model's device. Their positions are consecutive, like those of text."""
         batch = torch.from_numpy(prepared)[None, None].to(self._model.device)
         return PictureRows(self._model.get_image_features(batch).pooler_output[0])
 
@@ -54,20 +54,20 @@ class SmolVlm:
         return [words.control("<|im_start|>System: "), words.plain(instructions), words.control(END)]
 
     def turn(self) -> list[FamilyPart]:
-        """Return the opening of a user's turn. The family marks turns by names in plain text, not by control tokens."""
+        """Return the beginning of a user's turn. This family marks turns by names in plain text, not control tokens."""
         return [self.vocabulary.plain("\nUser:")]
 
     def frame(self, picture: PictureRows, at_s: float) -> list[FamilyPart]:
-        """Return "Frame from 01:23:", in minutes and seconds, and the picture between its marks."""
+        """Return "Frame from 01:23:", in minutes and seconds, and the picture between its control tokens."""
         words = self.vocabulary
         time = words.plain(f"\nFrame from {int(at_s) // 60:02d}:{int(at_s) % 60:02d}:")
         return [time, words.control(AROUND_IMAGE + WHOLE_IMAGE), picture, words.control(AROUND_IMAGE)]
 
     def question(self, text: str) -> list[FamilyPart]:
-        """Return the question as plain text, a blank line behind the last frame, and the name that opens the answer."""
+        """Return the question as plain text, after a blank line, and the name that begins the answer."""
         words = self.vocabulary
         return [words.plain("\n\n" + text), words.control(END), words.plain("\nAssistant:")]
 
     def end(self) -> list[FamilyPart]:
-        """Return <end_of_utterance>, which the model writes itself where it is not cut off."""
+        """Return <end_of_utterance>, which the model itself writes unless it is interrupted."""
         return [self.vocabulary.control(END)]

@@ -1,4 +1,4 @@
-"""Whisper by CTranslate2: a transcriber in a lane."""
+"""Whisper on CTranslate2: a transcriber, which runs in a lane."""
 
 from antiphon.adapters.spec import Spec
 

@@ -1,6 +1,6 @@
-"""Whole files by faster-whisper: in parts, window by window, and without words that were not said.
+"""Transcribes whole files with faster-whisper, in parts, window by window, and removes hallucinated words.
 
-Live windows, and the model itself, are in `transcriber.py`.
+`transcriber.py` has the model itself, and decodes live windows.
 """
 
 from __future__ import annotations
@@ -39,27 +39,27 @@ from antiphon.contracts import FileInfo, FileOptions, HypothesisWord, Transcript
 from antiphon.engine.lane import Lane
 from antiphon.events.words import Word
 
-# Files are decoded in parts of this length, cut at the quietest place of the last PART_SLACK_S seconds.
+# Files are decoded in parts of up to PART_S seconds, split at the quietest place of the last PART_SLACK_S.
 PART_S = 120
 PART_SLACK_S = 15
 BEAM_SIZE = 5
-# OpenAI's temperatures. What is no speech fails at each of them, so a short part has fewer of them: the first two, and
-# one more for each SECONDS_PER_FALLBACK.
+# OpenAI's fallback temperatures. Audio without speech fails at all of them, so a short part uses fewer: the first two,
+# and one more for each SECONDS_PER_FALLBACK.
 TEMPERATURES, SECONDS_PER_FALLBACK = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0), 2.5
-# A part has windows of at most 30 s. The model may end one early and is then asked about the rest. A part has at most
-# MAX_WINDOWS, and one more for each SECONDS_PER_WINDOW.
+# A part is decoded in windows of up to 30 s. If the model ends a window early, the next one begins there. A part has at
+# most MAX_WINDOWS, and one more for each SECONDS_PER_WINDOW.
 MAX_WINDOWS, SECONDS_PER_WINDOW = 2, 5.0
-# Most tokens of a window in a part of less than this, with some to spare: those of the fastest speech in scripts whose
-# characters take a token or more each. Longer ones may have what the decoder takes.
+# Limit of tokens of a window in a part shorter than CAPPED_S: TOKENS_PER_S, the rate of the fastest speech in scripts
+# with a token or more per character, plus EXTRA_TOKENS. In longer parts, only the decoder's own limit applies.
 CAPPED_S, TOKENS_PER_S, EXTRA_TOKENS = 14.0, 14.0, 16
-# The sound of a part, or of a segment, has at least this peak: less is silence, of which Whisper makes "You".
+# A part or segment with a lower peak is silence, which Whisper transcribes as "You".
 SILENT_PEAK = 2**-14
-# What was only accepted at a higher temperature counts as noise above this probability of no speech. Rain has 0.52.
+# A segment that was only accepted at a higher temperature is noise above this probability of no speech. Rain has 0.52.
 RETRIED_NO_SPEECH = 0.4
 
 
 class FileDecoder:
-    """Transcribes files by jobs in a transcriber's lane. Keeps nothing of a file behind its end."""
+    """Transcribes files with jobs in a transcriber's lane. It keeps no state between files."""
 
     def __init__(
         self,
@@ -68,8 +68,8 @@ class FileDecoder:
         align: Callable[[Pcm, tuple[str, ...], str], tuple[Word, ...]],
         tokenizer: Callable[[str], Tokenizer],
     ) -> None:
-        """`align` gives words their times in at most 30 s of audio, `tokenizer` a language's tokenizer. Both are called
-        in the lane's threads.
+        """`align` returns the times of words in up to 30 s of audio, and is called in the lane's threads. `tokenizer`
+        returns the tokenizer of a language.
         """
         self._whisper = whisper
         self._lane = lane
@@ -81,9 +81,9 @@ class FileDecoder:
     ) -> AsyncGenerator[FileInfo | TranscriptSegment, None]:
         """Yield the segments of a file, which is decoded in parts of about two minutes, then one FileInfo.
 
-        The language found in the first part holds for the rest. Each window of 30 s is one job of the lane, behind all
-        live ones. A `temperature` of 0 means OpenAI's own fallback: higher ones where the decode fails. Raises Refused,
-        ModelError.
+        The language that is detected in the first part is used for the rest. Each window of 30 s is one job of the
+        lane, after all live ones. A `temperature` of 0 enables OpenAI's fallback to higher ones if a decode fails.
+        Raises Refused and ModelError.
         """
         language, number, num_samples = options.language, 0, 0
         min_logprob = _min_logprob(options)
@@ -119,9 +119,9 @@ class FileDecoder:
     async def _without_copies(
         self, segment: TranscriptSegment, before: list[TranscriptSegment], pcm: Pcm, language: str, *, word_times: bool
     ) -> TranscriptSegment | None:
-        """Return a segment of a file without copies that have no sound of their own; None where all of it is one.
+        """Return a segment without repeated words that have no sound; None if nothing is left.
 
-        `before`: the segments that come before it in its window. pcm: the window, up to the segment's end.
+        `before`: the earlier segments of its window. `pcm`: the window, up to the segment's end.
         """
         given = [p for s in before for p in self._segment_words(s, language)]
         pieces = self._segment_words(segment, language)
@@ -176,9 +176,9 @@ class FileDecoder:
 
 
 def _min_logprob(options: FileOptions) -> float:
-    """The mean log-probability below which a text fails, and is noise in the end.
+    """Return the mean log-probability below which a decode fails, and finally counts as noise.
 
-    A prompt makes what it does not foretell less likely: a clear "No." has -0.72, and -1.02 behind three names.
+    A prompt makes unrelated words less likely: a clear "No." has -0.72, and -1.02 after a prompt of three names.
     """
     return MIN_LOGPROB if options.temperature or options.prompt else MIN_FILE_LOGPROB
 
@@ -188,15 +188,17 @@ def _is_silent(pcm: Pcm) -> bool:
 
 
 def _with_edges(segment: TranscriptSegment, pcm: Pcm) -> tuple[Word, ...]:
-    """The words of a segment, where it has any, with better times. pcm: its window, up to the segment's end."""
+    """Return a segment's words, if it has any, with better times. `pcm`: its window, up to the segment's end."""
     shift_s = segment.seek * SAMPLES_PER_FRAME / SAMPLE_RATE_HZ
     words = [replace(w, start_s=w.start_s - shift_s, end_s=w.end_s - shift_s) for w in segment.words]
     return tuple(replace(w, start_s=w.start_s + shift_s, end_s=w.end_s + shift_s) for w in with_edges(words, pcm))
 
 
 def _word_tokens(segment: TranscriptSegment, pieces: Sequence[HypothesisWord]) -> tuple[tuple[int, ...], ...]:
-    """The tokens of each word of a segment, where it has any. `pieces`: the text's words with their tokens, of which
-    punctuation may be some of its own that is part of a word here.
+    """Return the tokens of each word of a segment, if it has any.
+
+    `pieces`: the words of the text with their tokens. A punctuation mark may be a separate piece, but is part of a word
+    in the segment.
     """
     tokens: list[list[int]] = [[] for _ in segment.words]
     ends = list(accumulate(len("".join(w.text.split())) for w in segment.words))

@@ -1,6 +1,6 @@
-"""What Whisper writes that was not said: loops, copies of words without sound of their own, words of noise. Pure.
+"""Detects Whisper's hallucinations: loops, repeated words without sound, and words for noise. Pure.
 
-Knows texts, times and probabilities. What the decoder does about it is in `transcriber.py`.
+Works on texts, times and probabilities. `transcriber.py` decides what to do about them.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ import numpy as np
 
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 
-# A text that compresses better than this is a loop (whisper/transcribe.py).
+# A text with a higher compression ratio is a loop (whisper/transcribe.py).
 LOOP_COMPRESSION = 2.4
-# Shorter texts, in bytes, are never called a loop.
+# Texts with fewer bytes are never loops.
 LOOP_MIN_BYTES = 80
-# So many equal parts, joined by hyphens, are no word.
+# A "word" of at least this number of equal parts, joined by hyphens, is a stutter.
 MIN_STUTTER = 6
-# A word with so many seconds of sound was not spoken: the alignment has found no place for it.
+# A word with up to this much sound was not spoken: the alignment has found no place for it.
 UNSPOKEN_WORD_S = 0.04
-# Sound is what is at most so much softer than the loudest 20 ms of the audio; the rest is a pause.
+# A frame of 20 ms is sound if it is at most SOUND_DB softer than the loudest frame of the audio, otherwise a pause.
 SOUND_DB = 30.0
 SOUND_FRAME = SAMPLE_RATE_HZ // 50
-# Words of a copy that the end of the text cuts off, from which on it counts as one.
+# A copy that is cut off by the end of the text counts as one from this number of words on.
 MIN_CUT_OFF_COPY = 2
-# Audio counts as noise above this probability of no speech and below this mean log-probability of the text; the first
-# is OpenAI's threshold (whisper/transcribe.py).
+# Audio is noise if its probability of no speech is above the first (OpenAI's threshold, whisper/transcribe.py), and the
+# mean log-probability of its text is below the second.
 NO_SPEECH_PROBABILITY = 0.6
 NO_SPEECH_LOGPROB = -0.8
-# Below this mean log-probability a live window is noise in any case, and so is a segment of a file, for which decoding
-# at higher temperatures was tried too (whisper/transcribe.py uses -1.0 for both).
+# Below these mean log-probabilities, a live window or a segment of a file is always noise. For files, decoding at
+# higher temperatures was tried before. whisper/transcribe.py uses -1.0 for both.
 MIN_LOGPROB = -1.2
 MIN_FILE_LOGPROB = -1.0
 
 
 def is_loop(text: str) -> bool:
-    """Return whether a text says the same over and over: whether it compresses too well.
+    """Return whether a text repeats itself, judged by its compression ratio, as in whisper/transcribe.py.
 
-    This is the measure of whisper/transcribe.py. A text of less than LOOP_MIN_BYTES is never a loop.
+    A text of up to LOOP_MIN_BYTES is never a loop.
     """
     data = text.encode()
     return len(data) > LOOP_MIN_BYTES and len(data) / len(zlib.compress(data)) > LOOP_COMPRESSION
 
 
 def is_noise(avg_logprob: float, no_speech_prob: float, min_logprob: float = MIN_LOGPROB) -> bool:
-    """Return whether a decode's mean log-probability and its probability of no speech say that nothing was said."""
+    """Return whether the audio is noise, given a decode's mean log-probability and its probability of no speech."""
     unlikely = no_speech_prob > NO_SPEECH_PROBABILITY and avg_logprob < NO_SPEECH_LOGPROB
     return unlikely or avg_logprob < min_logprob
 
 
 def has_words(text: str) -> bool:
-    """Return whether a text has a word with a letter or a digit that is no stutter.
+    """Return whether a text has a word with a letter or a digit that is not a stutter.
 
-    For noise Whisper also writes lone punctuation, and "W-W-W-W-W-W-W-W".
+    For noise, Whisper sometimes writes only punctuation, or "W-W-W-W-W-W-W-W".
     """
     return any(any(c.isalnum() for c in word) and not _is_stutter(word) for word in text.split())
 
@@ -64,18 +64,18 @@ def _is_stutter(word: str) -> bool:
 
 
 def says_twice(texts: Sequence[str]) -> bool:
-    """Return whether words are followed by the same words, so that their times should be looked at.
+    """Return whether words are directly repeated, so that their times should be checked.
 
-    `texts`: the words, of which case and punctuation do not count.
+    `texts`: the words. Case and punctuation are ignored.
     """
     return next(_copies(_bare(texts)), None) is not None
 
 
 def seconds_of_sound(pcm: Pcm, spans: Sequence[tuple[float, float]]) -> list[float]:
-    """Return how many seconds of each span, given by its start and end in seconds, are sound and no pause.
+    """Return the seconds of sound, without pauses, in each span. `spans`: start and end in seconds.
 
-    The last word of a text is aligned with all that follows it, so that its length says nothing. pcm: float32
-    [num_samples], mono, 16 kHz.
+    The last word of a text is aligned with all audio that follows it, so its length alone is meaningless. `pcm`:
+    float32 [num_samples], mono, 16 kHz.
     """
     frames = pcm[: len(pcm) // SOUND_FRAME * SOUND_FRAME].reshape(-1, SOUND_FRAME)
     energy = np.square(frames, dtype=np.float64).sum(1)
@@ -85,11 +85,11 @@ def seconds_of_sound(pcm: Pcm, spans: Sequence[tuple[float, float]]) -> list[flo
 
 
 def unspoken_copies(texts: Sequence[str], sound_s: Sequence[float], first: int = 0) -> set[int]:
-    """Return the numbers of the words that repeat the words next to them and have no sound of their own.
+    """Return the indices of words that repeat adjacent words and have no sound.
 
-    `sound_s`: the seconds of sound that each word is aligned with. A word that is said several times has its own each
-    time; a copy that the decoder made up has next to none, or its original has, since the alignment must give the sound
-    to one of the two. Words before `first` are never returned: they are given, and cannot be cut.
+    `sound_s`: the seconds of sound that each word is aligned with. If a word was spoken several times, each occurrence
+    has sound. If the decoder hallucinated a copy, either the copy or its original has almost none, because the
+    alignment assigns the sound to only one of them. Words before `first` are fixed, and never returned.
     """
     kept = list(range(len(texts)))
     bare = _bare(texts)
@@ -99,7 +99,7 @@ def unspoken_copies(texts: Sequence[str], sound_s: Sequence[float], first: int =
 
 
 def _unspoken_copy(words: list[str], unspoken: list[bool], first: int) -> slice | None:
-    """The first copy without sound of its own, the one behind before the one in front."""
+    """Return the first copy without sound. Of a pair, the later part is checked before the earlier one."""
     for start, middle, end in _copies(words):
         for copy in (slice(middle, end), slice(start, start + end - middle)):
             if copy.start >= first and 2 * sum(unspoken[copy]) > copy.stop - copy.start:
@@ -108,9 +108,9 @@ def _unspoken_copy(words: list[str], unspoken: list[bool], first: int) -> slice 
 
 
 def _copies(words: list[str]) -> Iterator[tuple[int, int, int]]:
-    """Yield (start, middle, end) of words[start:middle] that words[middle:end] repeat, the longest first.
+    """Yield (start, middle, end) if words[middle:end] repeat words[start:middle], longest first.
 
-    A copy is as long as its original, or is cut off by the end of the words.
+    A copy has the length of its original, unless it is cut off by the end of the words.
     """
     for size in range(len(words) - 1, 0, -1):
         for start in range(len(words) - size):
@@ -122,5 +122,5 @@ def _copies(words: list[str]) -> Iterator[tuple[int, int, int]]:
 
 
 def _bare(texts: Sequence[str]) -> list[str]:
-    """The words without case and punctuation; each of those that are only punctuation is unlike any other."""
+    """Return the words without case and punctuation. Words of only punctuation become unique strings."""
     return ["".join(c for c in text.casefold() if c.isalnum()) or f"\0{k}" for k, text in enumerate(texts)]

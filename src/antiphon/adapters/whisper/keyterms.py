@@ -1,12 +1,12 @@
-"""Keyterms: the words that a client expects, raised in the decoder's search. Pure; the decoder is a function argument.
+"""Keyterms: words that a client expects, which the decoder then prefers. Pure; the decoder is a function argument.
 
-CTranslate2 gives no access to the steps of Whisper's beam search, so the search is biased after it. Where the best
-hypothesis has words that sound like a keyterm, the hypothesis with the keyterm in their place is scored by the decoder
-on the same audio, all such candidates in one call. A keyterm wins where its candidate, with a bonus for the keyterm,
-is more probable than the hypothesis. The prompt is left as it is.
+CTranslate2 does not expose the steps of Whisper's beam search, so keyterms are applied after the search. If the best
+hypothesis has words that sound like a keyterm, the decoder scores a candidate: the hypothesis with the keyterm instead
+of these words, on the same audio. All candidates are scored in one call. A keyterm wins if its candidate, with a bonus
+for the keyterm, is more probable than the hypothesis. The prompt is unchanged.
 
-Words are compared by their letters, with vowels and related consonants close to each other. A hypothesis without such
-words costs no call of the decoder.
+Words are compared by their letters; vowels are similar to each other, and so are related consonants. If no word is
+similar to a keyterm, the decoder is not called.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ import numpy as np
 
 from antiphon.contracts import HypothesisWord
 
-# What a keyterm adds to the log-probability of a candidate that has it, in nats: for each of its tokens, at most so
-# many. `bench asr --sections keyterms` says what they change.
+# The bonus of a keyterm in nats, added to the log-probability of its candidate: BONUS_PER_TOKEN for each of its tokens,
+# up to MAX_BONUS. `bench asr --sections keyterms` measures the effect.
 BONUS_PER_TOKEN = 2.0
 MAX_BONUS = 6.0
-# Words that are less like a keyterm, from 0 to 1, are not its candidates; the most candidates scored for a window; and
-# the most words that one keyterm may replace beyond its own number.
+# Words with a lower similarity to a keyterm, from 0 to 1, are not candidates.
 MIN_SIMILARITY = 0.62
+# Limit of candidates that are scored for a window.
 MAX_CANDIDATES = 8
+# A keyterm may replace this number of words more than it has.
 EXTRA_WORDS = 1
 
 _VOWELS = frozenset("aeiouy")
 _VOWEL_WEIGHT, _VOWEL_SWAP, _RELATED_SWAP = 0.5, 0.2, 0.4
-# Consonants that are taken for each other: the same place of articulation, voiced and unvoiced.
+# Consonants that are often confused: the same place of articulation, voiced and unvoiced.
 _RELATED = ("bp", "dt", "gk", "fv", "sz", "mn", "lr", "jg", "vw")
 _SPELLINGS = (
     ("ph", "f"),
@@ -50,14 +51,15 @@ _END_OF_SENTENCE = (".", "?", "!")
 _MARKS = ".,?!;: "
 _MIN_PROBABILITY = 1e-9
 
-# From several hypotheses' tokens to the probability of each of those tokens; and from a text to its tokens.
+# Maps the tokens of several hypotheses to the probability of each token.
 Score = Callable[[list[list[int]]], list[list[float]]]
+# Maps a text to its tokens.
 Encode = Callable[[str], list[int]]
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A keyterm in place of the words `first` up to, not including, `last`; `similarity` is from 0 to 1."""
+    """A keyterm that may replace the words `first` up to, not including, `last`. `similarity` is from 0 to 1."""
 
     term: str
     first: int
@@ -66,9 +68,10 @@ class Candidate:
 
 
 def find_candidates(words: Sequence[str], terms: tuple[str, ...], most: int = MAX_CANDIDATES) -> list[Candidate]:
-    """Return where keyterms may stand in place of a hypothesis's words, the most alike first, at most `most`.
+    """Return up to `most` places where keyterms may replace words of a hypothesis, most similar first.
 
-    Words that already spell a keyterm are not replaced. Of one place only the two most alike keyterms are returned.
+    Words that already spell a keyterm are not replaced. For each first word, only the two most similar candidates are
+    returned.
     """
     sounds = _term_sounds(terms)
     if not sounds:
@@ -77,7 +80,7 @@ def find_candidates(words: Sequence[str], terms: tuple[str, ...], most: int = MA
     weights = np.array([w for _, _, w, _ in sounds])
     longest = np.array([n + EXTRA_WORDS for _, _, _, n in sounds])
     runs: list[tuple[int, int, str, str]] = []
-    # (run, term) of all that may be alike by their lengths.
+    # (run, term) of all pairs that may be similar, judged by their lengths.
     pairs: list[tuple[int, int]] = []
     for first in range(len(words)):
         for last in range(first + 1, min(len(words), first + int(longest.max())) + 1):
@@ -87,7 +90,7 @@ def find_candidates(words: Sequence[str], terms: tuple[str, ...], most: int = MA
                 continue
             weight = _weight(sound)
             fits = np.minimum(weights, weight) >= MIN_SIMILARITY * np.maximum(weights, weight)
-            # A run with the keyterm inside it would only lose its other words.
+            # If a run already contains the keyterm, replacing it would only drop its other words.
             near = [
                 t for t in np.flatnonzero(fits & (longest >= last - first)) if _letters(sounds[t][0]) not in letters
             ]
@@ -107,11 +110,12 @@ def find_candidates(words: Sequence[str], terms: tuple[str, ...], most: int = MA
 def search(
     pieces: Sequence[HypothesisWord], terms: tuple[str, ...], encode: Encode, score: Score
 ) -> tuple[HypothesisWord, ...]:
-    """Return the words of a hypothesis with the keyterms that win their place, or the hypothesis as it was.
+    """Return the words of a hypothesis after replacing words by the keyterms that win.
 
-    `score` is called at most once, with the hypothesis's tokens first and a candidate's in each row behind, and not
-    at all where nothing sounds like a keyterm. Candidates that win are taken in the order of what they win; none
-    overlaps another. A keyterm is spelled as it was given, but for a capital at the beginning of a sentence.
+    `score` is called at most once, and not at all if no words sound like a keyterm. Its first row has the tokens of the
+    hypothesis, and each other row those of a candidate. Winning candidates are applied in the order of their gain, and
+    skipped if they overlap an earlier one. A keyterm keeps its spelling, but is capitalized at the beginning of a
+    sentence.
     """
     candidates = find_candidates([p.text for p in pieces], terms)
     if not candidates:
@@ -142,7 +146,7 @@ def search(
 
 
 def _placed(pieces: Sequence[HypothesisWord], candidate: Candidate, encode: Encode) -> HypothesisWord:
-    """The keyterm as one word in its place: with the space before it and the marks behind it that were there."""
+    """Return the keyterm as one word, with the leading space and the trailing punctuation of the replaced words."""
     old = "".join(p.text for p in pieces[candidate.first : candidate.last])
     before = "".join(p.text for p in pieces[: candidate.first]).rstrip()
     term = candidate.term
@@ -155,7 +159,7 @@ def _placed(pieces: Sequence[HypothesisWord], candidate: Candidate, encode: Enco
 
 
 def sounds_of(text: str) -> str:
-    """Return a text's letters and digits as they are compared: no accents, no doubled letters, one letter a sound."""
+    """Return a text's letters and digits for comparison: no accents, no doubled letters, one letter for each sound."""
     plain = unicodedata.normalize("NFKD", text.casefold())
     letters = _letters(plain)
     for spelled, sound in _SPELLINGS:
@@ -170,9 +174,10 @@ def _letters(text: str) -> str:
 
 
 def similarities(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
-    """Return how alike two results of `sounds_of` are, for each pair: from 0 to 1, float64 [pairs].
+    """Return the similarities of pairs of results of `sounds_of`: from 0 to 1, float64 [pairs].
 
-    1 less their weighted edit distance over the heavier one's weight. The pairs are compared side by side.
+    The similarity is 1 minus the weighted edit distance, divided by the weight of the heavier one. The computation is
+    vectorized over the pairs.
     """
     symbols = {c: i for i, c in enumerate(sorted({c for pair in pairs for text in pair for c in text}), start=1)}
     weight = np.array([0.0, *(_weight(c) for c in symbols)])
@@ -180,14 +185,15 @@ def similarities(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
     swap[1:, 1:] = [[_swap(a, b) for b in symbols] for a in symbols]
 
     def coded(texts: list[str]) -> np.ndarray:
-        """The symbols of the texts, [longest, texts]; 0 behind the end of a text, which weighs nothing."""
+        """Return the symbols of the texts, [longest, texts], padded with 0, which has no weight."""
         codes = np.zeros((max(map(len, texts), default=0), len(texts)), np.intp)
         for i, text in enumerate(texts):
             codes[: len(text), i] = [symbols[c] for c in text]
         return codes
 
     ones, others = coded([a for a, _ in pairs]), coded([b for _, b in pairs])
-    # Of the other's beginnings, their distances to the beginning of one: [longest other + 1, pairs].
+    # The row of the dynamic program: distances of the prefixes of `others` to a prefix of `ones`,
+    # [longest other + 1, pairs].
     row = np.concatenate((np.zeros((1, len(pairs))), np.cumsum(weight[others], axis=0)))
     for symbol in ones:
         above, row = row, row + weight[symbol]
@@ -199,7 +205,7 @@ def similarities(pairs: Sequence[tuple[str, str]]) -> np.ndarray:
 
 
 def similarity(one: str, other: str) -> float:
-    """Return how alike two results of `sounds_of` are, from 0 to 1."""
+    """Return the similarity of two results of `sounds_of`, from 0 to 1."""
     return float(similarities([(one, other)])[0])
 
 
@@ -217,6 +223,6 @@ def _swap(a: str, b: str) -> float:
 
 @lru_cache(64)
 def _term_sounds(terms: tuple[str, ...]) -> tuple[tuple[str, str, float, int], ...]:
-    """Of each keyterm: itself, its sound, that sound's weight, and its number of words."""
+    """Return for each keyterm: the term, its sound, the weight of the sound, and its number of words."""
     sounds = ((t, sounds_of(t), len(t.split())) for t in terms)
     return tuple((t, s, _weight(s), n) for t, s, n in sounds if s)

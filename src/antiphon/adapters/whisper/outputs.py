@@ -1,4 +1,4 @@
-"""From the outputs of CTranslate2's Whisper to words with probabilities and times. Keeps no state."""
+"""Turns outputs of CTranslate2's Whisper into words with probabilities and times. Stateless."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from antiphon.contracts import HypothesisWord, TranscriptSegment
 from antiphon.events.words import Word
 from antiphon.modeling import token_words
 
-# Seconds of one position of the decoder's cross-attention, and samples of one mel frame.
+# Seconds per position of the decoder's cross-attention, and samples per mel frame.
 POSITION_S = 0.02
 SAMPLES_PER_FRAME = 160
-# A word is at most twice this or twice the median of the words, whichever is less.
+# A word after a pause is at most twice as long as this or as the median word, whichever is shorter.
 MEDIAN_WORD_S = 0.7
 PAUSE_MARKS = tuple(".,?!;:。，？！、")
 
@@ -27,7 +27,7 @@ TokenSpan = tuple[float, float, float]
 
 
 def without_control_tokens(text: str) -> str:
-    """Return the text with a space in every `<|`, so that none of it can become a control token."""
+    """Return the text with a space in every `<|`, so that it cannot contain control tokens."""
     return text.replace("<|", "< |")
 
 
@@ -38,7 +38,7 @@ def token_probabilities(output: Any, count: int) -> list[float]:
     """
     ids = output.sequences_ids[0]
     rows = output.logits[0]
-    # One row for each generated token; the end token's row is there when the decoder reached it.
+    # One row for each generated token. The end token has a row only if the decoder reached it.
     first = len(ids) - count if len(rows) >= len(ids) else 0
     probabilities = []
     for token, row in zip(ids[len(ids) - count :], rows[first:], strict=False):
@@ -50,7 +50,7 @@ def token_probabilities(output: Any, count: int) -> list[float]:
 def hypothesis_words(
     tokenizer: Tokenizer, ids: list[int], probabilities: list[float], language: str
 ) -> tuple[HypothesisWord, ...]:
-    """Return the words of text tokens, without a last one that ends inside a character: that is not text yet."""
+    """Return the words of text tokens. A last word that ends within a character is incomplete, and left out."""
     texts, groups = tokenizer.split_tokens_on_unicode(ids) if ids else ([], [])
     pieces = token_words.words(texts, groups, probabilities, language)
     if pieces and "\ufffd" in pieces[-1].text:
@@ -59,10 +59,10 @@ def hypothesis_words(
 
 
 def token_starts(alignments: Sequence[tuple[int, int]], count: int) -> list[float]:
-    """Return the start of each of `count` tokens and the end of the last, in seconds, never falling.
+    """Return the start of each of `count` tokens and the end of the last one, in seconds, in ascending order.
 
-    `alignments`: pairs of a token's number and a position of the cross-attention, as CTranslate2 gives them. A token
-    without a pair starts where the one before it does.
+    `alignments`: CTranslate2's pairs of a token's index and a position of the cross-attention. A token without a pair
+    has the same start as the previous token.
     """
     starts: dict[int, int] = {}
     last = 0
@@ -77,7 +77,7 @@ def token_starts(alignments: Sequence[tuple[int, int]], count: int) -> list[floa
 
 
 def aligned_words(pieces: Sequence[HypothesisWord], spans: Sequence[TokenSpan]) -> list[Word]:
-    """Return the words with the times of their tokens, given the spans of all these."""
+    """Return the words with times and probabilities. `spans`: those of all tokens of the words."""
     out, at = list[Word](), 0
     for piece in pieces:
         own = spans[at : at + len(piece.tokens)]
@@ -89,9 +89,8 @@ def aligned_words(pieces: Sequence[HypothesisWord], spans: Sequence[TokenSpan]) 
 def without_pauses(words: Sequence[Word]) -> tuple[Word, ...]:
     """Return aligned words without the pauses before them.
 
-    The silence before a word is aligned with its beginning. So a word that is far longer than the others and follows a
-    pause mark is given the length of a long word, counted from its end (as openai/whisper, timing.py,
-    add_word_timestamps).
+    The silence before a word is aligned with the word. So a word that follows a pause mark, and is much longer than the
+    others, is shortened at its start to the length of a long word (add_word_timestamps in timing.py of openai/whisper).
     """
     out = list(words)
     lengths = sorted(w.end_s - w.start_s for w in out if w.end_s > w.start_s)
@@ -104,7 +103,7 @@ def without_pauses(words: Sequence[Word]) -> tuple[Word, ...]:
 
 
 def file_segment(number: int, raw: Any, start_sample: int) -> TranscriptSegment:
-    """Return faster-whisper's segment as ours. `start_sample`: where the part of the file starts that it is of."""
+    """Convert a segment of faster-whisper. `start_sample`: the first sample, in the file, of the segment's part."""
     shift_s = start_sample / SAMPLE_RATE_HZ
     timed = tuple(
         Word(w.word.strip(), float(w.start) + shift_s, float(w.end) + shift_s, float(w.probability))

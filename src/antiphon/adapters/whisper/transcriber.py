@@ -1,12 +1,12 @@
-"""Whisper by CTranslate2: windows of live sessions and whole files, through one lane and one copy of the weights.
+"""Whisper on CTranslate2: live windows and whole files, with one lane and one copy of the weights.
 
-Live windows are shorter than Whisper's 30 s, whose encoding is most of its cost on a CPU. Measured on read English with
-the base model: windows of at least 15 s with 3 s of padding and a beam of 5 give the word errors of 30 s windows at a
-third of the time (56 clips); of at least 10 s, 10.0 against 9.8 % in 0.25 s instead of 0.38 (97 clips); with a beam of
-1 or less padding the errors grow. Partials are decoded in windows of 5 s with 2 s of padding. A short window needs the
-padding and a cap on tokens, else the decoder repeats itself.
+Live windows are shorter than Whisper's 30 s, because encoding is most of the cost on a CPU. Measured on read English
+with the base model, with 3 s of padding and a beam of 5: windows of at least 15 s have the same word errors as windows
+of 30 s in a third of the time (56 clips). Windows of at least 10 s have 10.0 % instead of 9.8 % errors, in 0.25 s
+instead of 0.38 s (97 clips). A beam of 1 or less padding increases the errors. Partials are decoded in windows of 5 s
+with 2 s of padding. A short window needs padding and a token limit; otherwise the decoder repeats itself.
 
-Nothing of a session is kept between windows. How outputs become words is in `outputs.py`.
+No session state is kept between windows. `outputs.py` turns outputs into words.
 """
 
 from __future__ import annotations
@@ -79,24 +79,24 @@ from antiphon.errors import ModelError
 from antiphon.events.words import Word
 from antiphon.modeling.token_words import with_logprobs
 
-# The least probability whose logarithm is reported.
+# Lower bound of a probability before its logarithm is taken.
 MIN_PROBABILITY = 1e-10
-# What is encoded of a prompt for each of its tokens, from the end, and how many encoded texts are kept: a session gives
-# the same prompt with each of its windows.
+# Characters at the end of a prompt that are encoded for each allowed token, and the limit of cached encoded texts: a
+# session passes the same prompt with each window.
 PROMPT_CHARS_PER_TOKEN, KEPT_PROMPTS = 16, 256
-# A final that is a loop is decoded again, and then no run of so many tokens may come twice.
+# If a final is a loop, it is decoded again, and no run of LOOP_TOKENS tokens may repeat.
 LOOP_TOKENS = 4
 
 
-# A job of the lane: a window, or another call of the model, in the worker's thread.
+# A job of the lane: a window, or another call of the model. It runs in the worker's thread.
 Work = Window | Callable[[], Any]
 
 
 class WhisperTranscriber:
     """A Transcriber: one CTranslate2 model, and a lane whose `workers` threads each compute on one core.
 
-    `max_batch`: windows in one call of the model. `lane` is public for statistics,
-    `partials` is the model that decodes partials; None: this one does.
+    `max_batch`: limit of windows in one call of the model. `lane` is public for statistics. `partials`: the model that
+    decodes partials; None: this one.
     """
 
     def __init__(
@@ -108,12 +108,11 @@ class WhisperTranscriber:
         partials: Path | None = None,
         max_batch: int = 1,
     ) -> None:
-        """Load the folder's model, and that of the folder `partials`, which then decodes partials in the languages that
-        it knows. Waits for seconds.
+        """Load the model, and the model of the folder `partials`, which decodes partials in its languages.
 
-        Raises ModelError for a folder that does not load, or a type that the device does not have.
+        Waits for seconds. Raises ModelError if a folder does not load, or the device does not support the compute type.
         """
-        # CTranslate2 names the kind of device here and its number elsewhere.
+        # CTranslate2 takes only the kind of the device here; its index is a separate argument.
         device, compute_type, workers = options.device.partition(":")[0], options.compute_type, options.workers
         try:
             self._whisper = WhisperModel(
@@ -125,9 +124,10 @@ class WhisperTranscriber:
         self._tokenizers: dict[tuple[str, str], Tokenizer] = {}
         self._prompt_text_tokens = lru_cache(KEPT_PROMPTS)(self._text_tokens)
         self._profile = profile_of(model_id, tuple(self._whisper.supported_languages))
-        # Its jobs run in this transcriber's lane, so that finals and partials have one order; its own lane stays empty.
+        # The jobs of this model run in the lane of the outer one, so that finals and partials share one queue. Its own
+        # lane stays empty.
         self.partials = WhisperTranscriber(partials, partials.name, options) if partials else None
-        # One job a batch on a CPU: batches of 2 to 8 measured no faster than one after another (docs/architecture.md).
+        # One job per batch on a CPU: batches of 2 to 8 were measured to be no faster (docs/architecture.md).
         self.lane: Lane[Work, Any] = Lane(
             "transcriber",
             self._work,
@@ -140,11 +140,11 @@ class WhisperTranscriber:
 
     @property
     def profile(self) -> TranscriberProfile:
-        """The facts of the model. Finals do not keep the prefix that was sent, and its words are aligned."""
+        """The properties of the model. Finals do not keep the sent prefix, and words are aligned."""
         return self._profile
 
     def busy(self) -> bool:
-        """Return whether any job waits in the lane, so that one more would delay others. Does not wait."""
+        """Return whether any job waits in the lane, so that another job would delay it. Does not wait."""
         return self.lane.depth > 0
 
     def overdue(self) -> bool:
@@ -152,42 +152,42 @@ class WhisperTranscriber:
         return self.lane.overdue_s() > 0
 
     def close(self) -> None:
-        """Close the lane: waiting jobs are cancelled, running ones are waited for, and the threads end."""
+        """Close the lane: cancel queued jobs, wait for running ones, and end the threads."""
         self.lane.close()
         if self.partials:
             self.partials.close()
 
     def open(self) -> WhisperStream:
-        """Return a stream, which keeps nothing: every window is decoded from its start."""
+        """Return a stream. It is stateless: every window is decoded from its start."""
         return WhisperStream(self)
 
     async def decode(self, window: Window) -> Hypothesis:
-        """Decode one window, as `submit`, and wait for it in the lane. Raises Refused where that is full, ModelError.
+        """Submit a window, and wait for its hypothesis. Raises Refused if the lane is full, and ModelError.
 
-        Partials are decoded greedily, with each word's probability; finals with a beam of 5, and probabilities of 1.0
-        unless the window asks for word times or log-probabilities. A final that loops is decoded again with the loop
-        forbidden.
+        Partials are decoded greedily, with the probability of each word. Finals are decoded with a beam of 5, and have
+        probabilities of 1.0 unless the window asks for word times or log-probabilities. A final that loops is decoded
+        again with repetitions forbidden.
         """
         return await asyncio.wrap_future(self.submit(window))
 
     def submit(self, window: Window) -> Future[Hypothesis]:
-        """Queue one window, to be decoded in a batch with others of the same shape, and return its future at once.
+        """Queue one window, and return its future. Does not wait. Windows of the same shape may share a batch.
 
-        Finals and urgent partials come before other partials. Raises Refused where the lane is full; the future may
-        have ModelError.
+        Finals and urgent partials are decoded before other partials. Raises Refused if the lane is full. The future may
+        fail with ModelError.
         """
         urgency = Urgency.FINAL if window.final or window.urgent else Urgency.PARTIAL
         return self.lane.submit(window, urgency, self._key(window), deadline_s=window.deadline_s)
 
     def replace(self, waiting: Future[Hypothesis], window: Window) -> bool:
-        """Have a window that waits in the lane replaced by another one. Returns False where it has begun."""
+        """Replace a window that waits in the lane by another one. Returns False if its decode has begun."""
         return self.lane.replace(waiting, window, self._key(window))
 
     async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:
-        """Return where each word lies, from the decoder's cross-attention with the words forced on the audio.
+        """Return the times of words, from the decoder's cross-attention in a forced decode.
 
-        Returns () for audio of more than 30 s and for more words than one window may have. Waits in the lane as a
-        partial does. Raises Refused, ModelError.
+        Returns () if the audio has more than 30 s, or if there are more words than a window may have. Waits in the lane
+        with the priority of a partial. Raises Refused and ModelError.
         """
         if not words or len(pcm) > MAX_FRAMES * SAMPLES_PER_FRAME:
             return ()
@@ -199,17 +199,17 @@ class WhisperTranscriber:
     def transcribe(
         self, slabs: AsyncIterable[Pcm], options: FileOptions
     ) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        """Yield the segments of a file, then one FileInfo, as `files.py` (`FileDecoder`) says.
+        """Yield the segments of a file, then one FileInfo; see `FileDecoder.transcribe`.
 
-        Each window of 30 s is one job of the lane, behind all live ones. Raises Refused, ModelError.
+        Each window of 30 s is one job of the lane, after all live ones. Raises Refused and ModelError.
         """
         return self._files.transcribe(slabs, options)
 
     def encoded_s(self, window: Window) -> float:
-        """Return how many seconds a window is padded to, by which its encoding costs."""
+        """Return the length in seconds that a window is padded to. The cost of its encoding is proportional to it."""
         return num_frames(window) / FRAMES_PER_S
 
-    # The methods from here on are called in the workers' threads, but for _key and what it calls.
+    # The methods from here on are called in the workers' threads, except _key and the methods that it calls.
 
     def _work(self, jobs: Sequence[Work]) -> list[Any]:
         windows = [j for j in jobs if isinstance(j, Window)]
@@ -218,21 +218,19 @@ class WhisperTranscriber:
         return [job() for job in jobs if not isinstance(job, Window)]
 
     def _key(self, window: Window) -> tuple[int, int, bool, bool, bool]:
-        """Windows with equal keys may share a batch: same frames, same search, as many tokens before the start, and the
-        same model.
-        """
+        """Return a window's batch key. Windows with equal keys have equal frames, prompt length, search and model."""
         tokens = self._num_prompt_tokens(window)
         return (num_frames(window), tokens, window.final, is_aligned(window), self._is_for_partials(window))
 
     def _is_for_partials(self, window: Window) -> bool:
-        """Whether the model for partials decodes a window: not where its language is unknown, since a model of one
-        language would take any other for its own.
+        """Return whether the model for partials decodes a window. It does not if the window's language is unknown,
+        because a model of one language would take any other for its own.
         """
         model = self.partials
         return model is not None and not window.final and window.language in model.profile.languages
 
     def _decode_partials(self, model: WhisperTranscriber, windows: Sequence[Window]) -> list[Hypothesis]:
-        """Decode partials with another model, whose vocabulary may be another one: tokens are translated as text."""
+        """Decode partials with another model. Its vocabulary may differ, so tokens are converted through text."""
         asked = [
             replace(w, prefix=model.text_ids(self.tokenizer(w.language or "en").decode(list(w.prefix))))
             for w in windows
@@ -243,7 +241,7 @@ class WhisperTranscriber:
         ]
 
     def text_ids(self, text: str) -> tuple[int, ...]:
-        """Return the tokens of a text as it is spelled, with its leading space; none of them is a control token."""
+        """Return the tokens of a text, with its leading space. None of them is a control token."""
         return tuple(self._whisper.hf_tokenizer.encode(without_control_tokens(text), add_special_tokens=False).ids)
 
     def _num_prompt_tokens(self, window: Window) -> int:
@@ -262,7 +260,8 @@ class WhisperTranscriber:
         cap = max(token_cap(w, lang, self._profile.max_tokens) for w, (lang, _) in zip(windows, languages, strict=True))
         found = self._search(encoded, windows, languages, prompts, cap)
         if windows[0].final and any(is_loop("".join(p.text for p in h.pieces)) for h in found):
-            # The decoder fell into a loop; where OpenAI tries again with chance, forbidding the loop is deterministic.
+            # The decoder fell into a loop. OpenAI's code retries at a higher temperature; forbidding repetitions is
+            # deterministic.
             found = self._search(encoded, windows, languages, prompts, cap, no_repeat_ngram_size=LOOP_TOKENS)
         return found
 
@@ -276,7 +275,7 @@ class WhisperTranscriber:
         *,
         no_repeat_ngram_size: int = 0,
     ) -> list[Hypothesis]:
-        """Search once for the texts of encoded windows. Copies of words without sound of their own are cut."""
+        """Search once for the texts of encoded windows. Repeated words without sound are removed."""
         search = search_of(windows[0])
         outputs = self._generate(encoded, prompts, cap, search, no_repeat_ngram_size=no_repeat_ngram_size)
         found = []
@@ -288,7 +287,7 @@ class WhisperTranscriber:
             probabilities = token_probabilities(output, len(ids)) if search.beam_size == 1 else [1.0] * len(ids)
             pieces = hypothesis_words(self.tokenizer(language[0]), ids, probabilities, language[0])
             pieces, timed = self._spoken(encoded, i, window, language[0], pieces, probabilities)
-            is_speech = not is_noise(output.scores[0], output.no_speech_prob)  # the first is the mean of the sequence
+            is_speech = not is_noise(output.scores[0], output.no_speech_prob)  # scores[0]: mean of the sequence
             found.append(Hypothesis(pieces, *language, is_speech, len(prompt), len(ids), timed))
         return found
 
@@ -301,11 +300,11 @@ class WhisperTranscriber:
         pieces: tuple[HypothesisWord, ...],
         probabilities: list[float],
     ) -> tuple[tuple[HypothesisWord, ...], tuple[Word, ...]]:
-        """Return the words without copies that have no sound of their own, and their times and log-probabilities if the
-        window asks for them.
+        """Return the words without repetitions that have no sound, and their times if the window asks for them.
 
-        Words are aligned where times, or a final's probabilities, are asked for, or where any come twice. `index`: the
-        window's in `encoded`. `probabilities`: of each token of the words.
+        The words have log-probabilities if the window asks for them. Words are aligned if the window asks for times or
+        for a final's probabilities, or if some are repeated. `index`: of the window in `encoded`. `probabilities`: of
+        each token of the words.
         """
         given = hypothesis_words(self.tokenizer(language), list(window.prefix), [1.0] * len(window.prefix), language)
         texts = [p.text for p in (*given, *pieces)]
@@ -322,7 +321,7 @@ class WhisperTranscriber:
                 sound_s = seconds_of_sound(window.pcm, [(w.start_s, w.end_s) for w in words])
                 cut = unspoken_copies(texts, sound_s, len(given))
             if window.final and is_aligned(window):
-                # The alignment is a forced decode, and gives the tokens their probabilities.
+                # The alignment is a forced decode, which also returns the probabilities of the tokens.
                 probabilities = [s[2] for s in spans[len(tokens) - sum(len(p.tokens) for p in pieces) :]]
                 pieces = tuple(
                     replace(p, probability=w.probability) for p, w in zip(pieces, words[len(given) :], strict=True)
@@ -368,10 +367,10 @@ class WhisperTranscriber:
         return head + list(tokenizer.sot_sequence) + [tokenizer.no_timestamps]
 
     def prompt_tokens(self, window: Window) -> list[int]:
-        """Return the tokens that come before a window's start token: its hint, and what was said before it.
+        """Return the tokens before a window's start token: its hint, and the context of earlier text.
 
-        They are plain text, none of them a control token. Of each of the two the newest tokens are kept, at most
-        MAX_PROMPT_TOKENS in all, the hint's before those of what was said.
+        They are plain text, without control tokens. There are at most MAX_PROMPT_TOKENS. The hint comes first and has
+        priority; of both, the newest tokens are kept.
         """
         out: list[int] = []
         for text in (window.prompt.strip(), window.context.strip()):
@@ -381,12 +380,12 @@ class WhisperTranscriber:
         return out
 
     def _text_tokens(self, text: str) -> list[int]:
-        # The tokenizer reads "<|...|>" as a control token: only the ids of text are taken.
+        # The tokenizer parses "<|...|>" as a control token, so only ids of text are kept.
         ids = self._whisper.hf_tokenizer.encode(without_control_tokens(" " + text), add_special_tokens=False).ids
         return [i for i in ids if i < self.tokenizer("en").eot]
 
     def tokenizer(self, language: str) -> Tokenizer:
-        """Return the tokenizer for a language, which is made once. From `eot` on, its ids are control tokens."""
+        """Return the cached tokenizer of a language. Its ids from `eot` on are control tokens."""
         key = (language, "transcribe")
         if key not in self._tokenizers:
             self._tokenizers[key] = Tokenizer(
@@ -399,13 +398,13 @@ class WhisperTranscriber:
 
     def _features(self, pcm: Pcm, frames: int) -> Pcm:
         padded = np.zeros(frames * SAMPLES_PER_FRAME, np.float32)
-        # Whisper's features have a floor that quiet speech would fall below: "No." at -42 dB was taken for noise.
+        # Quiet speech would be below the floor of Whisper's features: "No." at -42 dB was taken for noise.
         padded[: len(pcm)] = raised(pcm[: len(padded)])
         features = self._whisper.feature_extractor(padded, padding=0)
         return np.ascontiguousarray(features[:, :frames], np.float32)
 
     def _align(self, pcm: Pcm, words: tuple[str, ...], language: str) -> tuple[Word, ...]:
-        """Force the words' tokens on the audio, and take their times as those of a transcript's words."""
+        """Return the times of words in a forced decode of their tokens, processed like those of a transcript."""
         window = Window(pcm, language=language if self._model.is_multilingual else "en")
         ids = [
             self._whisper.hf_tokenizer.encode(without_control_tokens(" " + w), add_special_tokens=False).ids
@@ -420,7 +419,7 @@ class WhisperTranscriber:
         return with_edges(without_pauses(aligned_words(pieces, spans)), pcm)
 
     def _with_keyterms(self, encoded: Any, index: int, window: Window, language: str, ids: list[int]) -> list[int]:
-        """Return a final's tokens with the keyterms that win their place. `index`: the window's in `encoded`."""
+        """Return a final's tokens with the keyterms that win, see `keyterms.search`. `index`: of the encoded window."""
         tokenizer = self.tokenizer(language)
 
         def score(hypotheses: list[list[int]]) -> list[list[float]]:
@@ -436,7 +435,7 @@ class WhisperTranscriber:
         return [t for piece in keyterms.search(pieces, terms, tokenizer.encode, score) for t in piece.tokens]
 
     def _token_spans(self, encoded: Any, window: Window, language: str, tokens: list[int]) -> list[TokenSpan]:
-        """Return the spans of text tokens in a window, by itself encoded, from the decoder's cross-attention."""
+        """Return the spans of text tokens from the decoder's cross-attention. `encoded` has this window only."""
         found = self._model.align(
             encoded,
             self.tokenizer(language).sot_sequence,
@@ -449,14 +448,14 @@ class WhisperTranscriber:
 
 
 class WhisperStream:
-    """A TranscriptionStream that keeps nothing of its session: each window is decoded from its start."""
+    """A stateless TranscriptionStream: each window is decoded from its start."""
 
     def __init__(self, model: WhisperTranscriber) -> None:
         self._model = model
         self._waiting: Future[Hypothesis] | None = None
 
     async def decode(self, window: Window) -> Hypothesis:
-        """Decode one window, as WhisperTranscriber.decode. Waits in the lane. Raises Refused, ModelError."""
+        """Decode one window; see WhisperTranscriber.decode. Waits in the lane. Raises Refused and ModelError."""
         self._waiting = self._model.submit(window)
         try:
             return await asyncio.wrap_future(self._waiting)
@@ -464,8 +463,8 @@ class WhisperStream:
             self._waiting = None
 
     def replace(self, window: Window) -> bool:
-        """Replace the window that waits in the lane. Returns False where none waits, or it has begun."""
+        """Replace the window that waits in the lane. Returns False if none waits, or if its decode has begun."""
         return self._waiting is not None and self._model.replace(self._waiting, window)
 
     def close(self) -> None:
-        """Do nothing: a stream holds neither memory nor a place in the lane."""
+        """Do nothing: a stream holds no resources."""

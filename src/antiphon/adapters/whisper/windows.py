@@ -1,4 +1,4 @@
-"""How Whisper's windows are padded, searched and capped, and the profile that says so to sessions. Pure."""
+"""Padding, search and token limits of Whisper's windows, and the profile with these facts for sessions. Pure."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from antiphon.audio import SAMPLE_RATE_HZ
 from antiphon.contracts import TranscriberProfile, TuningLimits, Window
 
-# Most tokens before a window's start: half of the decoder's positions are for its text (whisper/decoding.py).
+# Limit of tokens before a window's start token: half of the decoder's positions are for its text (whisper/decoding.py).
 MAX_PROMPT_TOKENS = 200
-# Mel frames a second, and the most that the encoder takes: 30 s.
+# Mel frames per second, and the encoder's limit of frames: 30 s.
 FRAMES_PER_S = 100
 MAX_FRAMES = 3000
-# Most tokens a second of speech, and besides, against endless repetition. English speech has 4 on average and 7 in fast
-# passages; a cap of 7 cut the ends of long finals off. A partial of a second of audio says its two words again and
-# again up to the cap.
+# Limits of tokens against endless repetition: a rate per second of audio, plus extra tokens. English speech has 4
+# tokens a second on average, and 7 in fast passages. A limit of 7 cut off the ends of long finals. A partial of a
+# second of audio repeats its two words up to the limit.
 FINAL_TOKENS_PER_S, FINAL_EXTRA_TOKENS = 12.0, 16
 PARTIAL_TOKENS_PER_S, PARTIAL_EXTRA_TOKENS = 7.0, 2
-# Scripts whose characters take a token or more each.
+# The rate for scripts with a token or more per character.
 NON_LATIN_TOKENS_PER_S = 14.0
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How a window is padded and searched: to at least `min_s`, with `pad_s` of silence, in seconds."""
+    """How a window is padded and searched. It is padded to at least `min_s`, with at least `pad_s` of silence."""
 
     min_s: float
     pad_s: float
@@ -37,7 +37,7 @@ FINAL = Search(min_s=10.0, pad_s=3.0, beam_size=5)
 
 
 def profile_of(model_id: str, languages: tuple[str, ...]) -> TranscriberProfile:
-    """Return the facts of a model that knows these languages. Finals do not keep the prefix that was sent."""
+    """Return the profile of a model with these languages. Finals do not keep the sent prefix."""
     return TranscriberProfile(
         id=model_id,
         languages=languages,
@@ -50,8 +50,8 @@ def profile_of(model_id: str, languages: tuple[str, ...]) -> TranscriberProfile:
         min_probability=0.3,
         unfixed_chunks=0,
         settle_s=0.5,
-        # With its predecessor's audio and words in front of it, a window costs half as much again, and a turn that
-        # follows another speaker's by 0.2 to 0.9 s loses words (docs/design/turns.md).
+        # Context of the previous window would increase a window's cost by half, and a turn that follows another
+        # speaker's by 0.2 to 0.9 s would lose words (docs/design/turns.md).
         context_pause_s=0.0,
         pause_s=0.8,
         long_window_s=10.0,
@@ -61,32 +61,30 @@ def profile_of(model_id: str, languages: tuple[str, ...]) -> TranscriberProfile:
         max_tokens=224,
         max_prefix_tokens=180,
         keyterms=True,
-        # A window may be 4 s over its longest when it is cut, and is decoded with FINAL.pad_s behind it (30 s).
+        # A window may exceed max_audio_s by 4 s when it is cut, and is padded by FINAL.pad_s: 30 s in total.
         limits=TuningLimits(max_audio_s=23.0, max_prefix_tokens=180, max_tokens=224, context_tokens=MAX_PROMPT_TOKENS),
     )
 
 
 def search_of(window: Window) -> Search:
-    """Return how a window is searched: finals carefully, partials quickly."""
+    """Return the search of a window: FINAL or PARTIAL."""
     return FINAL if window.final else PARTIAL
 
 
 def num_frames(window: Window) -> int:
-    """Return the mel frames that a window is padded to: those of whole half seconds, so that windows can share a
-    batch.
-    """
+    """Return the mel frames that a window is padded to: whole half seconds, so that windows can share a batch."""
     search = search_of(window)
     seconds = max(search.min_s, len(window.pcm) / SAMPLE_RATE_HZ + search.pad_s)
     return min(MAX_FRAMES, math.ceil(seconds * 2) * FRAMES_PER_S // 2)
 
 
 def is_aligned(window: Window) -> bool:
-    """Return whether the words of a window's hypothesis are aligned with its audio, whatever they are."""
+    """Return whether the words of a window's hypothesis are always aligned with its audio."""
     return window.word_times or (window.final and window.logprobs)
 
 
 def token_cap(window: Window, language: str, most: int) -> int:
-    """Return how many tokens a window's text may have behind its prefix. `most`: the model's own limit."""
+    """Return the limit of tokens of a window's text after its prefix. `most`: the model's own limit."""
     if window.final:
         rate, spare = FINAL_TOKENS_PER_S, FINAL_EXTRA_TOKENS
     else:
@@ -97,21 +95,21 @@ def token_cap(window: Window, language: str, most: int) -> int:
     return min(max(1, cap - len(window.prefix)), window.max_tokens or most)
 
 
-# A likely language is kept unless another one has this probability. Given the first 2 s of 81 recordings in eight
-# languages, the base model's best language had it for 36, and was right for all of these; given 3 s, it was wrong for
-# one of 49.
+# The likely language is kept unless another one has this probability. Measured with the base model on 81 recordings in
+# eight languages: given the first 2 s, the best language reached it for 36 recordings, and was always right; given 3 s,
+# it was wrong for one of 49.
 CLEAR_PROBABILITY = 0.9
 
 
 def chosen_language(
     ranked: Sequence[tuple[str, float]], languages: Sequence[str], likely: str | None
 ) -> tuple[str, float]:
-    """Return the language to decode in (ISO-639-1) and how sure the model is of it, 1.0 where it is the likely one.
+    """Return the language to decode in (ISO-639-1) and its probability, which is 1.0 for the likely one.
 
-    - `ranked`: all languages of the model with their probabilities, the most probable first.
-    - `languages`: the choice; empty: all. The probabilities of the others are shared out among these. Those that the
-      model does not know are passed over.
-    - `likely`: the language that is kept unless another one is clear.
+    - `ranked`: all languages of the model with their probabilities, most probable first.
+    - `languages`: the allowed languages; empty: all. Probabilities are normalized over these. Languages that the model
+      does not know are ignored.
+    - `likely`: the language that is kept unless another one reaches CLEAR_PROBABILITY.
     """
     allowed = [(code, p) for code, p in ranked if code in languages] or list(ranked)
     total = sum(p for _, p in allowed) if languages else 1.0

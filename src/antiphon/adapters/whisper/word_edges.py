@@ -1,11 +1,12 @@
-"""Where words begin and end, from where the decoder's attention says they are and where the audio is quiet. Pure.
+"""Improves the start and end of words from the decoder's attention, by means of the quiet places of the audio. Pure.
 
-Attention moves from one word to the next early, and counts a pause as part of the word before or behind it. So words
-are shifted, pauses at their edges are cut off, and an edge that two words share goes to the softest place nearby.
+Attention moves to the next word too early, and counts a pause as part of an adjacent word. So this module shifts the
+words, cuts off pauses at their edges, and moves an edge between two words to the softest place nearby.
 
-Measured with the base model's finals, 558 words of 35 recordings of read English, against forced alignment by
-PocketSphinx: starts are 40 ms off in the median and 200 ms at the 95th percentile, without this 60 and 361; ends 40 and
-200 ms, without this 60 and 300. The constants are the best for half of these recordings, and do as well for the others.
+Measured with the base model's finals, on 558 words of 35 recordings of read English, against forced alignment by
+PocketSphinx. The error of starts is 40 ms in the median and 200 ms at the 95th percentile (without this module: 60 and
+361 ms). The error of ends is 40 and 200 ms (without: 60 and 300 ms). The constants were tuned on half of the
+recordings, and are as good for the others.
 """
 
 from __future__ import annotations
@@ -22,17 +23,18 @@ from antiphon.events.words import Word
 # All frames here are 10 ms long.
 FRAMES_PER_S = 100
 SAMPLES_PER_FRAME = SAMPLE_RATE_HZ // FRAMES_PER_S
-# How much earlier than the words attention is.
+# How far the attention is ahead of the words.
 LEAD_FRAMES = 6
-# Frames are quiet that are so many dB below the loud ones, or near the floor where that is higher.
+# A frame is quiet if it is QUIET_DB below the loud frames or within FLOOR_DB of the noise floor, whichever threshold is
+# higher, and at least LEAST_DB below the loud frames.
 QUIET_DB, FLOOR_DB, LEAST_DB = 25.0, 6.0, 10.0
-# So many quiet frames are a pause; the closure of a stop is shorter.
+# Minimum length of a pause. The closure of a plosive is shorter.
 PAUSE_FRAMES = 8
-# How far from a word's edge a pause may begin or end that is cut off.
+# A pause is cut off if it begins or ends within this distance of the word's edge.
 EDGE_FRAMES = 8
-# How far the edge between two words may move to a softer place.
+# Limit of the shift of an edge between two words to a softer place.
 SNAP_FRAMES = 4
-# What is left of a word at least.
+# Minimum length of a word.
 LEAST_FRAMES = 2
 
 Levels = npt.NDArray[np.float64]
@@ -41,8 +43,8 @@ Levels = npt.NDArray[np.float64]
 def with_edges(words: Sequence[Word], pcm: Pcm) -> tuple[Word, ...]:
     """Return the words with better times.
 
-    words: in order, with times in seconds from the start of `pcm`. pcm: float32 [num_samples], mono, 16 kHz. Edges move
-    by 0.1 s at most, except over a pause; words stay in order and in the audio.
+    `words`: in order, with times in seconds from the start of `pcm`. `pcm`: float32 [num_samples], mono, 16 kHz. Edges
+    move by up to 0.1 s, or further across a pause. Words stay in order and within the audio.
     """
     levels = _levels(pcm)
     if not len(levels) or not words:
@@ -62,7 +64,7 @@ def with_edges(words: Sequence[Word], pcm: Pcm) -> tuple[Word, ...]:
 
 
 def _levels(pcm: Pcm) -> Levels:
-    """The power of each frame in dB, smoothed over three frames."""
+    """Return the power of each frame in dB, smoothed over three frames."""
     num_frames = len(pcm) // SAMPLES_PER_FRAME
     if not num_frames:
         return np.zeros(0)
@@ -73,7 +75,7 @@ def _levels(pcm: Pcm) -> Levels:
 
 
 def _pauses(levels: Levels) -> list[tuple[int, int]]:
-    """The runs of at least PAUSE_FRAMES quiet frames: the first of each, and the one behind its last."""
+    """Return the runs of at least PAUSE_FRAMES quiet frames: the first frame of each, and the one after its last."""
     loud, floor = np.percentile(levels, 95), np.percentile(levels, 5)
     quiet = levels < min(max(loud - QUIET_DB, floor + FLOOR_DB), loud - LEAST_DB)
     edges = np.flatnonzero(np.diff(quiet, prepend=False, append=False))
