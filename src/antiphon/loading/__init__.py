@@ -1,1 +1,1 @@
-"""From settings to loaded models: which models are named, how each is made, and which ones a process has."""
+"""From settings to loaded models: which models the settings name, how each is loaded, and the set that a process holds."""
