@@ -1,4 +1,4 @@
-"""JSON schemas as programs send them: what a text is held to, and what is refused with its reason."""
+"""JSON schemas as programs send them: what they enforce, and which are refused, with the reason."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ REFERENCES = {
         '{"default": 1}',
     ),
 }
-# What no grammar can hold a text to is passed over; the rest still holds.
+# Keywords that no grammar can enforce are ignored; the rest still holds.
 OTHERS = {
     "not": (to({"type": "string", "not": {"const": "x"}}), '{"to": "x"}', '{"to": 1}'),
     "not alone": (to({"not": {}}), '{"to": 1}', "{}"),
