@@ -129,7 +129,7 @@ def test_a_text_is_held_to_what_a_schema_says(schema: dict[str, Any], fitting: s
         (to({"$ref": "https://example.com/city.json"}), "'https://example.com/city.json' is not present"),
         (to({"type": "any"}), "Invalid type: any"),
         (to({"type": "integer", "minimum": 2, "maximum": 1}), "required property 'to' is unsatisfiable"),
-        ({"$ref": "#"}, "no text fits it"),
+        ({"$ref": "#"}, "no text matches it"),
         (to({"type": "string", "pattern": "("}), "unclosed group"),
         ({"type": "object", "properties": []}, "properties must be an object"),
         ({"type": "object", "properties": {f"p{i}": CITY for i in range(MAX_SCHEMA_SYMBOLS // 10)}}, "too big"),

@@ -48,7 +48,7 @@ def fault_of(grammar: Grammar) -> str:
         matcher = _matcher(_byte_tokenizer(), grammar, MAX_SCHEMA_SYMBOLS if is_schema else MAX_SYMBOLS)
         matcher.compute_bitmask()
         if matcher.is_stopped():
-            return "no text fits it"
+            return "no text matches it"
     except ValueError as error:
         return _reason(str(error))
     return ""
@@ -199,7 +199,7 @@ class GrammarMatcher:
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._masks, self._masks_s = self._masks + 1, self._masks_s + self._clock() - started_s
         if self._masks_s > MAX_MASK_S * max(self._masks, MIN_MASKS):
-            reason = f"following it takes more than {MAX_MASK_S * 1e3:.0f} ms a token"
+            reason = f"evaluating it takes more than {MAX_MASK_S * 1e3:.0f} ms a token"
             self._refuse(reason)
             raise GrammarError(reason)
         return self._bits

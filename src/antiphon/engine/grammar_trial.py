@@ -125,7 +125,7 @@ class GrammarTrials:
         try:
             return self._attempt(_TrialProcess(), grammars)
         except (OSError, ValueError) as error:
-            raise EngineError(f"no process tries grammars: {error}") from error
+            raise EngineError(f"the process that tries grammars failed: {error}") from error
 
     def _attempt(self, process: _TrialProcess, grammars: Sequence[Grammar]) -> list[TriedGrammar]:
         try:
@@ -183,7 +183,7 @@ class _TrialProcess:
                 return None
             piece = os.read(out.fileno(), 1 << 16)
             if not piece:
-                raise OSError("it ended")
+                raise OSError("the process ended")
             line += piece
         return line
 

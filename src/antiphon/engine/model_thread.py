@@ -238,7 +238,7 @@ class ModelThread:
                 loop.call_soon_threadsafe(_run_all, functions)
             except RuntimeError:
                 # The loop was closed while its sessions were open: their results have no receiver.
-                log.info("results of %d sessions had no loop to go to", len(functions))
+                log.info("dropped %d results: their event loop is closed", len(functions))
 
 
 def _run_all(functions: list[Callable[[], None]]) -> None:

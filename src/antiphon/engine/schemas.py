@@ -56,11 +56,11 @@ def _fault_of_patterns(schema: Schema) -> str:
     """Why the patterns of a schema are too many or too long to be tried; "" if they are not."""
     patterns = [p for inner in _schemas_in(schema) if isinstance(p := inner.get("pattern"), str)]
     if len(patterns) > MAX_PATTERNS:
-        return f"it has {len(patterns)} patterns, and at most {MAX_PATTERNS} are taken"
+        return f"it has {len(patterns)} patterns; at most {MAX_PATTERNS} are accepted"
     if (longest := max(map(len, patterns), default=0)) > MAX_PATTERN_CHARS:
-        return f"a pattern has {longest} characters, and at most {MAX_PATTERN_CHARS} are taken"
+        return f"a pattern has {longest} characters; at most {MAX_PATTERN_CHARS} are accepted"
     if (most := max(map(_num_intersected, _schemas_in(schema)))) > MAX_INTERSECTED:
-        return f"a text has to fit {most} patterns at once, and at most {MAX_INTERSECTED} are taken"
+        return f"a text must match {most} patterns at once; at most {MAX_INTERSECTED} are accepted"
     return ""
 
 

@@ -122,7 +122,7 @@ class LoadedModels:
         """
         language = self.language_model
         is_away = language is not None and language.load().is_away
-        return {"language": "its server did not answer when it was asked last"} if is_away else {}
+        return {"language": "its server did not answer the last request"} if is_away else {}
 
     @property
     def required_transcriber(self) -> Transcriber:

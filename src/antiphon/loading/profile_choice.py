@@ -52,13 +52,13 @@ def choose_profile(settings: Settings, measure: Callable[[], float] | None = Non
     seconds for a row's product with a billion weights.
     """
     if settings.models.profile != AUTO:
-        return ProfileChoice(settings.models.profile, "as --profile says")
+        return ProfileChoice(settings.models.profile, "set by --profile")
     engine = settings.engine
     if without := _beyond_what_is_installed(settings):
         left_out = " and ".join(without)
         return ProfileChoice("default", f"without {left_out} model: {install_command('talk')} adds it", without)
     if engine.language_model or engine.conversation_model:
-        return ProfileChoice("default", "for all but the model that the settings name")
+        return ProfileChoice("default", "with the model that the settings name")
     among = _available(settings)
     if settings.models.device != "cpu":
         return ProfileChoice("large" if "large" in among else "default", f"for --device {settings.models.device}")

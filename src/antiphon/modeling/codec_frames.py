@@ -82,7 +82,7 @@ class FrameProgram:
 
     def __init__(self, maker: FrameMaker, sampling: CodecSampling, end: int, size: int) -> None:
         if not is_plain(sampling.rest):
-            raise ValueError("the code predictor has no penalties, biases or exclusions")
+            raise ValueError("the code predictor does not support penalties, biases or exclusions")
         self._maker = maker
         self.first_codes = FirstCodeChooser(sampling.first, end, size, sampling.min_frames)
         self.params, self.random = sampling.rest, RandomNumbers(sampling.rest)

@@ -197,7 +197,7 @@ def _from_environment(environment: Mapping[str, str], known: Mapping[str, Option
     for name, given in environment.items():
         if (found := names.get(name)) is None:
             if name.startswith(PREFIX) and name not in _NO_SETTINGS and not name.startswith(_NO_SETTINGS_PREFIXES):
-                raise SettingsError(f"{name}: no such setting{_meant(name, names)} (docs/settings.md has them all)")
+                raise SettingsError(f"{name}: no such setting{_meant(name, names)} (see docs/settings.md)")
             continue
         if given or found.check.no_blanks:
             if found.name in chosen:

@@ -39,13 +39,13 @@ def sample(
     token = _choose(shaped, params, uniform)
     if token == NO_TOKEN:
         raise ModelError(
-            "the model's output is not a number" if torch.isnan(logits).any() else "no token may come next"
+            "the model's output is not a number" if torch.isnan(logits).any() else "every token is excluded"
         )
     if constraint is not None:
         try:
             constraint.accept(token)
         except ValueError as error:
-            raise ModelError(f"the grammar does not go on: {error}") from error
+            raise ModelError(f"the grammar does not allow the token: {error}") from error
     return token, _logprob(logits, token) if params.logprobs else None
 
 

@@ -174,6 +174,6 @@ class _MappedTensors:
             ctypes.c_int64(len(layout)),
         )
         if status:
-            raise ValueError("torch takes no tensor of this layout")
+            raise ValueError("torch does not accept a tensor of this layout")
         tensor: torch.Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(self._capsule(handle, None, None))
         return tensor

@@ -264,13 +264,13 @@ def _accepted(choice: Choice, generation: Generation, logits: torch.Tensor) -> C
             return Choice(own, float(logits[own] - torch.logsumexp(logits, 0)) if params.logprobs else None)
         if token == NO_TOKEN:
             raise ModelError(
-                "the model's output is not a number" if torch.isnan(logits).any() else "no token may come next"
+                "the model's output is not a number" if torch.isnan(logits).any() else "every token is excluded"
             )
         if generation.constraint is not None:
             try:
                 generation.constraint.accept(token)
             except ValueError as error:
-                raise ModelError(f"the grammar does not go on: {error}") from error
+                raise ModelError(f"the grammar does not allow the token: {error}") from error
     except Exception as error:
         return error
     return Choice(token, logprob)

@@ -70,7 +70,7 @@ class Scheduler:
         while (lease := self.cache.open(reserve)) is None:
             if not self._park_longest_idle(exclude=None) and not self._take_from_largest(owner, pages_of(reserve)):
                 busy = sum(1 for s in self.sessions if not s.lease.asleep)
-                raise Refused(f"no room for another session's KV: {busy} are at work", 2.0)
+                raise Refused(f"no room for the KV of another session: {busy} are active", 2.0)
         session = ScheduledSession(Rows(owner=owner, last_used_s=now_s), lease)
         self.sessions.append(session)
         return session
@@ -151,7 +151,7 @@ class Scheduler:
         rows.compute_newest = rows.compute_newest or (include_newest and bool(rows.pending))
         session.idle_rows = 0
         if session.failure or session.stalled or not rows.busy:
-            on_settled(session.failure or (EngineError("its last step failed") if session.stalled else None))
+            on_settled(session.failure or (EngineError("the session's last step failed") if session.stalled else None))
         else:
             session.on_settled.append(on_settled)
 

@@ -57,7 +57,7 @@ def weights_for(device: str, weights: str, *, mixture: bool = False) -> tuple[st
     quantized: `auto` then means bf16. Raises ModelError if the device is missing or does not support the type.
     """
     if device != "cpu" and not torch.cuda.is_available():
-        raise ModelError("no CUDA device is to be found: set --device cpu")
+        raise ModelError("no CUDA device found: set --device cpu")
     kind = best_weights(device) if weights == "auto" else weights
     if kind == "int8" and device != "cpu":
         raise ModelError("int8 weights are for the CPU: set --weights bf16")

@@ -166,7 +166,7 @@ class PagePool:
     def _take(self, pages: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         # Room is promised page by page, so this is a bookkeeping error, not a lack of memory.
         if pages > len(self._free):
-            raise EngineError(f"{pages} pages of KV are wanted and {len(self._free)} are free")
+            raise EngineError(f"{pages} pages of KV are needed, but {len(self._free)} are free")
         taken = np.array([self._free.pop() for _ in range(pages)], np.int64)
         self._holders[taken] = 1
         return taken

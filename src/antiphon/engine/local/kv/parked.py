@@ -29,7 +29,7 @@ class ParkedFile:
         while at < len(into):
             count = os.preadv(self.descriptor, [into[at:]], at)
             if not count:
-                raise OSError("a parked session's file is shorter than it was")
+                raise OSError("the file of a parked session is truncated")
             at += count
         return tensor
 
