@@ -236,7 +236,7 @@ def test_when_a_lane_is_closed_waiting_jobs_are_cancelled_and_its_threads_end() 
 async def submit_by_owner(
     lane: Lane[int, int], gate: Gate, jobs: list[tuple[str, int]], key: int = 0
 ) -> list[int | BaseException]:
-    """Submit the jobs, each of an owner, while the owner "a" has one running. Returns the results of the waiting ones."""
+    """Submit the jobs, each of an owner, while "a" has one running. Returns the results of the waiting ones."""
 
     def begin(owner: str, job: int) -> asyncio.Task[int]:
         current_owner.set(owner)

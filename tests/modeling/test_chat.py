@@ -364,7 +364,7 @@ def test_a_reader_knows_when_one_call_is_complete() -> None:
 
 
 def read_written(text: str, size: int) -> tuple[str, str | None]:
-    """Read a text in pieces. Returns its prose, and the tool that JSON in it calls ("" for an unknown tool, else None)."""
+    """Read a text in pieces. Returns its prose, and the tool that JSON in it calls ("": unknown; None: no call)."""
     reader, prose = CallReader(iter("abcd"), names=["get_weather", "get_weather_now", "add"]), ""
     for at in range(0, len(text), size):
         prose += "".join(p.text for p in reader.feed(text[at : at + size]) if isinstance(p, TextDelta))

@@ -177,8 +177,10 @@ class GrammarMatcher:
         refuse: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """`matcher`: at the start of the grammar; this object owns it from now on. `refuse`: called with the reason if
-        its masks take too long. `clock`: as in GrammarCompiler.
+        """Begin at the start of a grammar.
+
+        `matcher`: at the start of the grammar; this object owns it from now on. `refuse`: called with the reason if its
+        masks take too long. `clock`: as in GrammarCompiler.
         """
         self._matcher, self._refuse, self._clock = matcher, refuse, clock
         self._bits = np.zeros(-(-vocabulary_size // 32), np.uint32)
@@ -212,8 +214,7 @@ class GrammarMatcher:
 
 
 class TriggeredMatcher:
-    """Allows any text until it ends in a trigger, then only text that matches a grammar until that is complete. A
-    GrammarFollower.
+    """Allows any text until a trigger, then only text that matches a grammar until that is complete. A GrammarFollower.
 
     `begin`: returns a new matcher of the grammar. `token_text`: returns a token's text.
     """

@@ -54,10 +54,9 @@ class TriedGrammar(NamedTuple):
 
 
 class GrammarTrials:
-    """Tries grammars in one process for each thread that asks at the same time. Processes start on demand. May be used
-    from any thread.
+    """Tries grammars, in a process for each thread that asks at the same time. May be used from any thread.
 
-    `limits`: the limits of later trials.
+    Processes start on demand. `limits`: the limits of later trials.
     """
 
     def __init__(self, limits: GrammarLimits | None = None) -> None:

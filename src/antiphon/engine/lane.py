@@ -197,7 +197,7 @@ class Lane(Generic[Job, Result]):
 
     @property
     def depth(self) -> int:
-        """The number of waiting jobs, not counting running ones. Read without the lock, so it may be outdated at once."""
+        """The number of waiting jobs, not counting running ones. Read without the lock, so it may be outdated."""
         return sum(queue.num_waiting for queue in self._queues)
 
     @property
@@ -213,17 +213,16 @@ class Lane(Generic[Job, Result]):
             return 0.0 if since_s is None else time.monotonic() - since_s
 
     def overdue_s(self) -> float:
-        """Return how far the most overdue job of the first priority is past its deadline, in seconds; 0 if none is
-        overdue.
+        """Return how far the most overdue job of the first priority is past its deadline, in seconds.
 
-        Takes the queue's lock.
+        0 if none is overdue. Takes the queue's lock.
         """
         with self._changed:
             deadline_s = min((job.deadline_s for job in self._queues[0]), default=math.inf)
         return max(0.0, time.monotonic() - deadline_s)
 
     def busy_s(self) -> float:
-        """Return how long the batch that has run longest has been running, in seconds; 0 if none runs. Takes the lock."""
+        """Return how long the longest-running batch has been running, in seconds; 0 if none runs. Takes the lock."""
         with self._changed:
             return max((time.monotonic() - batch.since_s for batch in self._batches), default=0.0)
 

@@ -165,8 +165,7 @@ class Rows:
         self._truncate(local)
 
     def cut(self, keep: int) -> int:
-        """Drop the oldest rows after the pinned ones so that at most `keep` rows stay. Returns the number of dropped
-        rows.
+        """Drop the oldest rows after the pinned ones so that at most `keep` rows stay. Returns the number dropped.
 
         The cut falls where a turn starts, unless fewer than half of the rows that may stay would be left. The rows
         after it are pending again, because their KV was computed with the dropped rows visible.
@@ -275,9 +274,7 @@ class Rows:
         self.epoch += 1
 
     def _close_position_gap(self, end: int) -> None:
-        """Remove the positions of the rows up to `end`, and shift the later positions to follow those of the pinned
-        rows.
-        """
+        """Remove the positions of the rows up to `end`, and shift the later ones to follow the pinned rows."""
         assert self.positions is not None
         head, tail = self.positions[: self.pinned], self.positions[end:]
         start = max(head[-1]) + 1 if head else 0

@@ -35,8 +35,7 @@ def json_grammar(schema: Schema) -> Grammar:
 
 
 def check_schemas(schemas: Sequence[Schema], *, together: bool = False) -> None:
-    """Raise GrammarError, with the reason, for the first schema that no engine can enforce; its `index` is the
-    schema's.
+    """Raise GrammarError, with the reason and the schema's `index`, for the first schema that no engine can enforce.
 
     `together`: the schemas are the alternatives of one grammar. If that grammar is too large, `index` is the number of
     schemas. Blocks like `GrammarTrials.check_all`.

@@ -1,1 +1,1 @@
-"""From settings to loaded models: which models the settings name, how each is loaded, and the set that a process holds."""
+"""From settings to loaded models: their selection, their loading, and the set that a process holds."""

@@ -94,8 +94,10 @@ class LoadedModels:
 
     @property
     def workers(self) -> dict[str, ModelWorker]:
-        """The workers that run the models: lanes by their names, and the threads of local engines by their model's
-        role. The second engine of a model is named ROLE-2.
+        """The workers that run the models.
+
+        Lanes have their own names, and the threads of local engines the role of their model. The second engine of a
+        model is named ROLE-2.
         """
         workers: dict[str, ModelWorker] = {lane.name: lane for lane in self.lanes}
         conversation_model = getattr(self.conversation_model, "native", None) or self.conversation_model
@@ -117,9 +119,7 @@ class LoadedModels:
         return {name: worker.lost for name, worker in self.workers.items() if worker.lost}
 
     def degraded(self) -> dict[str, str]:
-        """Return the models that are unreachable now, by their role, each with the reason; empty while all are
-        reachable.
-        """
+        """Return the models that are unreachable now, by their role, each with the reason; empty if there are none."""
         language = self.language_model
         is_away = language is not None and language.load().is_away
         return {"language": "its server did not answer the last request"} if is_away else {}
@@ -147,10 +147,10 @@ class LoadedModels:
 
     @property
     def for_conversations(self) -> ConversationModel | None:
-        """The model that answers in conversations: the conversation model, or a cascade of the language model and the
-        synthesizer. None without either.
+        """The model that answers in conversations: the conversation model, or else a cascade with the language model.
 
-        Each access creates a new cascade, which holds no state.
+        The cascade uses the synthesizer, if there is one. Each access creates a new cascade, which holds no state. None
+        without a conversation model and a language model.
         """
         if self.conversation_model:
             return self.conversation_model

@@ -60,8 +60,9 @@ ENGINES: dict[str, Capabilities] = {
 
 
 class ModelsByRole(TypedDict, total=False):
-    """The models loaded so far, by role. The image reader and the fallback voice are loaded last, because no other
-    model uses them.
+    """The models loaded so far, by role.
+
+    The image reader and the fallback voice are loaded last, because no other model uses them.
     """
 
     # Transcribes speech.
@@ -213,8 +214,10 @@ def _load_model(
     by_role: ModelsByRole,
     observe: ObserveLaneStep | None,
 ) -> Any:
-    """Load one model by its adapter's class. `selected`: all models to load; others of the same role are additional
-    voices of it. `by_role`: the models loaded so far.
+    """Load one model by its adapter's class.
+
+    `selected`: all models to load; others of the same role are additional voices of it. `by_role`: the models loaded so
+    far.
     """
     spec = spec_of(model)
     used = {name: by_role.get(role_named(name)) for name in spec.uses}
@@ -249,8 +252,9 @@ def fallback_profile(settings: Settings) -> SynthesizerProfile:
 def _with_fallback(
     settings: Settings, main: Synthesizer, observe: ObserveLaneStep | None
 ) -> tuple[Synthesizer, Lane[Any, Any] | None]:
-    """The synthesizer, with a fallback voice for languages that it does not speak, and that voice's lane (None without
-    one).
+    """The synthesizer, with a fallback voice for languages that it does not speak, and the fallback's lane.
+
+    The lane is None without a fallback voice.
     """
     how = settings.speech.fallback_voice
     spec = next((s for s in SPECS.values() if s.role == "fallback"), None)
@@ -326,8 +330,6 @@ def _observe_engine(observe: ObserveLaneStep | None, lane: str) -> Callable[[int
 
 
 def _imported(name: str) -> Callable[..., Any]:
-    """Import and return the attribute that `module:attribute` names. Imported only now, because the module may import
-    torch.
-    """
+    """Import and return the attribute `module:attribute`. Imports late, because the module may import torch."""
     module, attribute = name.split(":")
     return getattr(import_module(module), attribute)  # type: ignore[no-any-return]

@@ -26,8 +26,9 @@ SPEED_FILE = "machine-speed.json"
 
 @dataclass(frozen=True, slots=True)
 class ProfileChoice:
-    """A profile, and the reason for it, in words that follow its name. `without`: roles whose models are left out,
-    because the packages they need are not installed.
+    """A profile, and the reason for it, in words that follow its name.
+
+    `without`: roles whose models are left out, because the packages they need are not installed.
     """
 
     profile: str

@@ -35,14 +35,12 @@ class Speed:
         return self.first_s + CLAUSE_TOKENS / self.tokens_a_s
 
     def scaled(self, factor: float) -> Speed:
-        """The speed of a model with `factor` times the parameters: on the same machine both figures scale with the
-        weights.
-        """
+        """The speed of a model with `factor` times the parameters: both figures scale with the weights."""
         return Speed(self.first_s * factor, self.tokens_a_s / factor)
 
 
 def estimated(seconds_a_billion: float, profile: str) -> Speed:
-    """The speed of a profile's language model on a machine. `seconds_a_billion`: the time of a row's billion products."""
+    """The speed of a profile's language model. `seconds_a_billion`: the machine's time for a row's billion products."""
     step_s = seconds_a_billion * SIZES[profile] * STEP_SHARE
     return Speed(step_s * QUESTION_STEPS, 1 / step_s)
 

@@ -34,8 +34,9 @@ ALL_VOICES = "all"
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model of the user's own: the folder of a checkpoint, or a .gguf file. Its files are not verified. `id`: the
-    name of the folder or file, which clients use. `adapter`: determined by the folder's config.json.
+    """A model of the user's own: the folder of a checkpoint, or a .gguf file. Its files are not verified.
+
+    `id`: the name of the folder or file, which clients use. `adapter`: determined by the folder's config.json.
     """
 
     id: str
@@ -46,8 +47,9 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model on another server. It has no files to fetch and no adapter. `id`: the model's name on that server, which
-    clients may also use.
+    """A model on another server. It has no files to fetch and no adapter.
+
+    `id`: the model's name on that server, which clients may also use.
     """
 
     id: str

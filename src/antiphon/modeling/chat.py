@@ -138,7 +138,7 @@ class ChatModel:
             raise _invalid_schema(options, error) from error
 
     async def prepared(self, rule: Grammar) -> Grammar:
-        """Wait for the engine to prepare a rule for a reply, and return the rule. Raises GrammarError, CapabilityError."""
+        """Wait for the engine to prepare a rule for a reply, and return it. Raises GrammarError, CapabilityError."""
         await self.engine.prepare_grammar(rule, self.stop_tokens)
         return rule
 
@@ -309,7 +309,7 @@ class ChatStream:
         return await self._attempt_to_call(replace(made, options=options, ids=ids, prose=prose), messages)
 
     async def _attempt_from_results(self, messages: Sequence[Message], options: ReplyOptions) -> _Attempt:
-        """The model repeats a call whose result it has. Give it the result in plain words, and make it answer in words."""
+        """The model repeats a call whose result it has. Give it the result in plain words, and force words."""
         ids, head = await self._prompt(told_plainly(messages), (), options)
         return _Attempt(options, ids, head, (), await self._model.prepared(prose_grammar()), ProseReader())
 
@@ -326,10 +326,10 @@ class ChatStream:
         return _Attempt(made.options, ids, made.head, made.tools, rule, reader, made.prose, before=made.ids)
 
     def _reader(self, tools: Sequence[Tool], doubted_in: Sequence[Message], *, begun: bool) -> CallReader | ProseReader:
-        """The reader that separates prose and calls. If the tokens are observed, the model writes calls in its trained
-        form.
+        """The reader that separates prose and calls.
 
-        `doubted_in`: the conversation that a call has to contain something of; empty: no such requirement.
+        If the tokens are observed (`on_token`, `hidden`), only calls in the trained form are recognized. `doubted_in`:
+        the conversation that a call has to contain something of; empty: no such requirement.
         """
         if not tools:
             return ProseReader()
@@ -348,9 +348,7 @@ class ChatStream:
     async def _prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions
     ) -> tuple[list[ChatRow], int]:
-        """Return the rows that a reply follows, and the number of those that no context cut drops. Overtakes every
-        prefill.
-        """
+        """Return the rows that a reply follows, and the number that no context cut drops. Overtakes every prefill."""
         self._request = request = self._request + 1
         # Messages that were dropped before are dropped again, unless truncation is disabled.
         kept = messages if options.truncation == "disabled" else self._prompts.kept(messages)

@@ -96,8 +96,7 @@ class ChatTemplate:
 
     @property
     def stop_tokens(self) -> frozenset[int]:
-        """The tokens that end a reply: the tokenizer's end token, and the control token that the template puts after a
-        reply.
+        """The tokens that end a reply: the tokenizer's end token, and the template's control token after a reply.
 
         Renders a conversation on every access, so the caller should keep the result.
         """
@@ -134,7 +133,7 @@ class ChatTemplate:
         return ids
 
     def encode_opening(self, text: str) -> list[int]:
-        """Return the tokens of the server's own text, including control tokens. Used to force the beginning of a reply."""
+        """Return the tokens of the server's own text, including control tokens. Used to force a reply's beginning."""
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
@@ -279,7 +278,7 @@ def _split_marked(marked: str) -> list[tuple[str, bool]]:
 
 
 def text_size(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
-    """Return the approximate number of characters of the rendered conversation, with a token's worth for each message."""
+    """Return the approximate length of the rendered conversation in characters, with a token's for each message."""
     num_chars = sum(len(t.name) + len(t.description) + len(json.dumps(t.parameters)) for t in tools)
     for message in messages:
         parts = sum(len(part) for part in message.parts if isinstance(part, str))

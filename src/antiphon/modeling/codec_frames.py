@@ -94,9 +94,7 @@ class FrameProgram:
         self.num_taken = 0
 
     def give(self, rows: Sequence[torch.Tensor], padding: torch.Tensor | None = None) -> None:
-        """Add text rows [1, width] for the next frames. `padding`: given at the end, the row for all frames after
-        these.
-        """
+        """Add text rows [1, width] for the next frames. `padding`, at the text's end: the row of all later frames."""
         self._texts.extend(rows)
         self._padding = padding
 
@@ -232,8 +230,7 @@ class TextFeed:
         self._few_left = asyncio.Event()
 
     def start(self, program: FrameProgram) -> asyncio.Task[None] | None:
-        """Begin to give rows to a program that no step runs yet. Returns the task that continues this, if one is
-        needed.
+        """Begin to give rows to a program that no step runs yet. Returns the task that continues this, if needed.
 
         The task ends with the text. It raises ModelError, Refused, and any exception of `more`.
         """

@@ -68,8 +68,7 @@ class TextProjection(nn.Module):
 
 
 class FrameKv:
-    """The keys and values of one frame of the code predictor, for all sessions. The predictor's attention uses it as a
-    cache.
+    """The keys and values of one frame of the code predictor, for all sessions: the cache of its attention.
 
     They lie in one tensor with room for a whole frame, and attention reads its beginning. So each frame with the same
     number of sessions runs the same kernels on the same shapes, as a CUDA graph requires. A pass writes the positions
@@ -122,8 +121,8 @@ class CodePredictor(nn.Module):
         first codes [n, width]. `choices`: the sessions' sampling parameters. `uniforms`: their random numbers, float64
         [n, num_codes]. All are on the model's device.
 
-        Returns, on the same device, the codes, int64 [n, num_codes], and the sum of all the frame's embeddings [n,
-        width]. A code is NO_TOKEN if its logits are NaN; the values after it in its row are meaningless. Must be called
+        Returns the codes, int64 [n, num_codes], and the sum [n, width] of all the frame's embeddings, on the same
+        device. A code is NO_TOKEN if its logits are NaN; the values after it in its row are meaningless. Must be called
         in the model's thread.
         """
         dtype = self.model.norm.weight.dtype

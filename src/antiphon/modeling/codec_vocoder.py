@@ -76,10 +76,10 @@ class VocoderConfig(VocoderTransformerConfig, frozen=True, kw_only=True):
 class VocoderState:
     """The state of one stream. A stream begins with an empty one, and belongs to one vocoder.
 
-    `frames`: the number of frames so far. `kept`: the layers' state of all streams of the last call, [streams,
-    StreamVocoder.state_size]; None at the start. `row`: the row of this stream. `slot`: its slot in the table `kept`,
-    whose row is updated in place (`vocoder_batch.py`); None if `kept` is no longer written to. `is_shared`: whether
-    another state uses the same row, which then must not be written to.
+    `frames`: the number of frames so far. `kept`: a table of the layers' states of all streams of the last call, one
+    row each; None at the start. `row`: the row of this stream. `slot`: its slot in the table `kept`, whose row is
+    updated in place (`vocoder_batch.py`); None if `kept` is no longer written to. `is_shared`: whether another state
+    uses the same row, which then must not be written to.
     """
 
     frames: int = 0
@@ -89,7 +89,7 @@ class VocoderState:
     is_shared: bool = False
 
     def copy(self) -> VocoderState:
-        """Return the state of another stream that continues from here. Nothing is copied before one of them continues."""
+        """Return the state of another stream that continues from here. Nothing is copied before one continues."""
         self.is_shared = self.slot is not None
         return replace(self)
 
@@ -118,8 +118,9 @@ class VocoderStreams:
         self._part(self.after, layer).copy_(end)
 
     def positions(self, count: int) -> torch.Tensor:
-        """Return the positions of the next `count` frames, float32: [count], or [streams, 1, count] if the streams have
-        had different numbers of frames.
+        """Return the positions of the next `count` frames, float32 [count].
+
+        If the streams have had different numbers of frames: [streams, 1, count].
         """
         device = self._before.device
         if len(set(self._frames)) == 1:
@@ -128,8 +129,10 @@ class VocoderStreams:
         return (first[:, None, None] + torch.arange(count, device=device)).float()
 
     def window(self, held: int, count: int) -> tuple[int, torch.Tensor]:
-        """Return the number of the `held` earlier frames that are visible, and a mask of these and the next `count`
-        frames that each of the next sees: bool [count, frames], or [streams, 1, count, frames].
+        """Return the number of visible earlier frames, at most `held`, and the mask of the frames that each next sees.
+
+        The mask is bool [count, frames], or [streams, 1, count, frames]. It covers the visible earlier frames and the
+        next `count`.
         """
         if self._seen is None:
             self._seen = self._window(held, count)
@@ -150,9 +153,7 @@ class VocoderStreams:
 
 
 def in_reach(before: int, held: int, count: int, device: torch.device) -> torch.Tensor:
-    """A mask of the `before` earlier and next `count` frames that each next frame may see: bool [count, before +
-    count].
-    """
+    """A mask, bool [count, before + count], of the earlier and next frames that each next frame may see."""
     distance = torch.arange(before, before + count, device=device)[:, None] - torch.arange(
         before + count, device=device
     )
@@ -388,9 +389,7 @@ class Transformer(nn.Module):
 
 
 class Codebook(nn.Module):
-    """A table from codes to vectors, stored as the sum of the vectors assigned to each code in training, and their
-    count.
-    """
+    """A table from codes to vectors, stored as the sum and the count of the vectors that training assigned to each."""
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()

@@ -31,8 +31,9 @@ class GatheredCalls(Generic[Request, Result]):
         self._waiting: deque[tuple[Request, asyncio.AbstractEventLoop, asyncio.Future[Result]]] = deque()
 
     async def call(self, request: Request) -> Result:
-        """Return the result of a request. Waits for the model's thread. Raises ModelError if the request fails or the
-        thread is lost, Refused after the thread is closed.
+        """Return the result of a request. Waits for the model's thread.
+
+        Raises ModelError if the request fails or the thread is lost, Refused after the thread is closed.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()

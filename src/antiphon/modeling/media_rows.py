@@ -92,8 +92,7 @@ def runs(
     media: Mapping[MediaPiece, MediaRows],
     joined: Collection[tuple[int, int]] = (),
 ) -> Iterator[Run]:
-    """Yield the runs of rows from `begin` on. The row before `begin` determines the positions in a video that has
-    begun.
+    """Yield the runs of rows from `begin` on. The row before `begin` determines the positions within a running video.
 
     `media`: the rows of all parts. `joined`: pairs of tokens in which the second has the position of the first.
     """
@@ -306,7 +305,7 @@ class ConversationMedia(HeldMedia):
         return sizes
 
     def keep(self, used: Collection[MediaPiece], spare: int = 0) -> None:
-        """See HeldMedia.keep. Keeps frames that the newest request asks for: they may wait for the sound before them."""
+        """See HeldMedia.keep. Keeps frames of the newest request, which may wait for the sound before them."""
         wanted = () if self._closed else self._wanted
         ahead = {part for part in wanted if isinstance(part, ImagePart) and part.in_video}
         super().keep({*used, *ahead}, spare)

@@ -16,9 +16,7 @@ from torch import nn
 
 
 class QwenTextConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The text model of a Qwen3 model, from a released config.json. An absent field means the default of
-    `transformers`.
-    """
+    """The text model of a Qwen3 model in a released config.json. Absent fields mean the defaults of `transformers`."""
 
     # Tokens of the table of embeddings.
     vocab_size: int | UnsetType = UNSET
@@ -100,7 +98,7 @@ class TextDecoder(nn.Module):
         return _PaddedEmbedding(table, self._width * self._features) if self._features else table
 
     def get_output_embeddings(self) -> Any:
-        """Return the head, which maps the last hidden states to logits. Its input is what `Sampling.hidden` requests."""
+        """Return the head, which maps the last hidden states to logits. Its input is what `Sampling.hidden` returns."""
         return self.head
 
     def set_attn_implementation(self, name: str) -> None:

@@ -79,8 +79,9 @@ def with_logprobs(
 
 
 def token_bytes(spelling: str) -> bytes:
-    """Return the bytes of a token in the spelling of a byte-level BPE vocabulary, which has one character for each
-    byte. Skips characters that stand for no byte, which control tokens may have.
+    """Return the bytes of a token in the spelling of a byte-level BPE vocabulary: one character for each byte.
+
+    Skips characters that stand for no byte, which control tokens may have.
     """
     table = _bytes_of_characters()
     return bytes(table[c] for c in spelling if c in table)

@@ -86,7 +86,7 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Return the text that was held back as the possible beginning of a stop string. Called after the last token."""
+        """Return the text held back as the possible beginning of a stop string. Called after the last token."""
         text, self._held = self._held, ""
         return text
 

@@ -180,9 +180,7 @@ class CallReader:
         return self.calls > 0 and not self._open
 
     def _written(self, prose: str) -> int:
-        """Return the number of characters at the end of the prose that are, or may become, the beginning of a JSON
-        call.
-        """
+        """Return the length of the end of the prose that is, or may become, the beginning of a JSON call."""
         # After a call in the proper form, JSON is part of what the model says about it.
         if not self._finder or self.calls:
             return 0

@@ -1,5 +1,4 @@
-"""Vocodes many streams together. On a GPU a table holds the state of all streams, so that a CUDA graph can replay a
-call.
+"""Vocodes many streams together. On a GPU, a table holds their states, so that a CUDA graph can replay a call.
 
 Each stream has a slot, which is a row of the table. One call reads the rows of its streams, vocodes a few frames of
 each, and writes the rows back. The call does not depend on which streams these are or on their age: the host copies a
@@ -142,7 +141,7 @@ class VocoderSlots:
         return torch.cat(made, 1).cpu()
 
     def _have_slots(self, states: Sequence[VocoderState]) -> bool:
-        """Give every stream a slot of its own, and copy its state there. Returns False if there are not enough slots."""
+        """Give every stream its own slot, and copy its state there. Returns False if there are not enough slots."""
         without = [s for s in states if s.kept is not self.table or s.is_shared]
         if len(without) > len(self._free):
             return False

@@ -189,7 +189,7 @@ class ClusterSettings:
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
-    """The section `[memory]`: how much memory clients may make the server hold, in addition to the models and their KV."""
+    """The section `[memory]`: how much memory clients may make the server hold, without the models and their KV."""
 
     session_memory_mb: int = option(
         256, "Memory of one session: its conversation, its queues, and its sent frames, in MiB.", low=1
@@ -274,7 +274,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """The section `[engine]`: the language model, the conversation model, the video model, and the memory for their KV."""
+    """The section `[engine]`: the language model, the conversation model, the video model, and their KV."""
 
     language_model: str = option(
         "",

@@ -41,8 +41,9 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """The flag with its leading dashes. For a tuple it is given once for each value; for a boolean it also has a
-        `--no-` form.
+        """The flag with its leading dashes.
+
+        For a tuple it is given once for each value; for a boolean it also has a `--no-` form.
         """
         return "--" + (self.check.flag or self.name.replace("_", "-"))
 
@@ -53,8 +54,9 @@ class Option:
 
     @property
     def variable(self) -> str:
-        """The environment variable, which starts with ANTIPHON_ unless another server defines it. It separates a
-        tuple's values by commas.
+        """The environment variable, which starts with ANTIPHON_ unless another server defines it.
+
+        It separates a tuple's values by commas.
         """
         return self.check.variable or PREFIX + self.name.upper()
 
@@ -251,8 +253,8 @@ def markdown() -> str:
         "",
         "Generated from `antiphon/settings/`. Later sources override earlier ones: default, TOML file",
         "(`--config FILE`), environment, flag. An unknown name or an invalid value stops the start with an error that",
-        "names the key. This includes any other variable that begins with `ANTIPHON_`. A setting with several values is",
-        "also accepted by its singular (`ANTIPHON_API_KEY`).",
+        "names the key. This includes any other variable that begins with `ANTIPHON_`. A setting with several values",
+        "is also accepted by its singular (`ANTIPHON_API_KEY`).",
         "",
         "Each flag is followed by its environment variable and by its TOML key with the default. The headings are the",
         "sections of the TOML file.",

@@ -1,5 +1,4 @@
-"""Waiting jobs, shared equally between owners. Used for the jobs of one priority of a lane, and for those that wait for
-a place.
+"""Waiting jobs, shared equally between owners: the jobs of one priority of a lane, or those that wait for a place.
 
 Owners take turns, and each owner's jobs run by their deadlines, the earliest first. The queue has no lock: its user
 holds one.
@@ -69,8 +68,7 @@ class FairQueue(Generic[Owned]):
         self._last_turn[owner] = self._num_turns
 
     def in_turns(self) -> list[Owned]:
-        """Return all jobs in the order in which they are to run: the first of each owner, then the next of each, and so
-        on.
+        """Return all jobs in the order in which they are to run: the first of each owner, then the next of each, etc.
 
         The owner whose last turn is longest ago is first.
         """

@@ -62,9 +62,7 @@ class Places:
             release()
 
     async def take(self) -> Callable[[], None]:
-        """Wait for a place of `current_owner`. Returns a function that gives it back, to be called once, from any
-        thread.
-        """
+        """Wait for a place of `current_owner`. Returns a function that gives it back once, from any thread."""
         waiting = _Waiting(current_owner.get())
         with self._lock:
             # If a place is free for this owner, no earlier request of the owner waits: it would have that place.

@@ -28,11 +28,11 @@ GRAMMAR_THREADS = Places(2, per_owner=1)
 
 
 async def in_thread(function: Callable[[*Args], T], *args: *Args, places: Places = THREADS) -> T:
-    """Call `function` in a thread and return its result. The thread holds one of `places` for `current_owner` until it
-    ends.
+    """Call `function` in a thread and return its result. The thread holds one of `places` for `current_owner`.
 
     Waits for a place, and then for the function, even if the task's cancel scope is cancelled meanwhile. If the task
-    itself is cancelled, it stops waiting, and the function runs to its end.
+    itself is cancelled, it stops waiting, and the function runs to its end. The place is given back when the function
+    ends.
     """
     release = await places.take()
     begun = Future[None]()

@@ -24,8 +24,8 @@ from antiphon.engine.local.kv.shape import KvRange
 log = logging.getLogger(__name__)
 
 # One pass of the decoder. Takes input rows [1, n, width], positions [1, n] or [3, 1, n], the rows whose logits are
-# wanted, int64 [n], and the step's attention. Returns these rows' logits [n, vocabulary] and last hidden states [n,
-# width].
+# wanted, int64 [n], and the step's attention. Returns logits [n, vocabulary] and last hidden states [n, width] of these
+# rows.
 DecoderPass = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, StepAttention], tuple[torch.Tensor, torch.Tensor | None]
 ]
@@ -77,7 +77,7 @@ class PaddedAttention:
         return out.reshape(rows, heads, -1).to(query.dtype)
 
     def _mask(self, window: int, like: torch.Tensor) -> torch.Tensor:
-        """The additive mask [rows, 1, 1, pages * PAGE_ROWS]: a row sees all rows of its session, or the last `window`."""
+        """The additive mask [rows, 1, 1, pages * PAGE_ROWS]: a row sees its session's rows, or the last `window`."""
         if window not in self._masks:
             columns = torch.arange(self.table.shape[1] * PAGE_ROWS, device=like.device)[None]
             seen = columns < self.lengths[:, None]

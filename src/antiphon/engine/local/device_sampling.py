@@ -212,7 +212,10 @@ def _top_k(scaled: torch.Tensor, best: torch.Tensor, group: _Group) -> tuple[tor
 
 
 def _sorted(scaled: torch.Tensor, best: torch.Tensor, group: _Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """The tokens of each row, the likeliest first, and their weights. On a CPU possibly only as many as may be drawn."""
+    """The tokens of each row, the likeliest first, and their weights.
+
+    On a CPU possibly only as many tokens as may be drawn.
+    """
     total = torch.exp(scaled - best).sum(1, keepdim=True, dtype=torch.float64)
     if _reads_head(scaled):
         tokens = _likeliest(scaled, HEAD_TOKENS)
@@ -243,8 +246,7 @@ def _likeliest(scaled: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _ranks(values: torch.Tensor, tokens: torch.Tensor, count: int) -> torch.Tensor:
-    """Return numbers in the order of `values`, distinct within a row: of equal values, the lower token has the higher
-    rank.
+    """Return numbers in the order of `values`, distinct within a row: of equal values, the lower token ranks higher.
 
     Which of several equal values a top-k keeps depends on its kernel, and differs by device and by k. `values`: float32
     [n, m]. `tokens`: int64 [m] or [n, m], below `count`. Returns int64 [n, m].

@@ -143,9 +143,7 @@ class LocalEngine:
             raise
 
     async def state(self) -> EngineState:
-        """Return the engine's state now, after the step under way. Raises Refused after `close`. `last_state` does not
-        wait.
-        """
+        """Return the engine's state now, after the step under way. Raises Refused if the engine is closed."""
         return await self.thread.call(self._state)
 
     async def prepare_grammar(self, grammar: Grammar, stop: frozenset[int]) -> None:
@@ -157,9 +155,7 @@ class LocalEngine:
         await self.constraint(grammar, stop)
 
     async def constraint(self, grammar: Grammar, stop: frozenset[int]) -> Constraint:
-        """Return a constraint that enforces `grammar`: at once if it was prepared recently. Raises as
-        `prepare_grammar`.
-        """
+        """Return a constraint that enforces `grammar`, at once if it was prepared recently. Raises as preparing does."""
         require(self, Capabilities.GRAMMAR)
         assert self._grammars
         kept = self._grammars.kept(grammar, stop)
@@ -251,7 +247,7 @@ class LocalSession:
 
     @property
     def cached(self) -> int:
-        """The number of rows at the head whose KV came from another session; known after the first rows are computed."""
+        """The number of rows at the head whose KV came from another session; 0 until the first rows are computed."""
         return self.scheduled.cached
 
     @property

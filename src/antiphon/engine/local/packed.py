@@ -31,8 +31,9 @@ DATA_FILE, INDEX_FILE = "packed.bin", "packed.json"
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """Return an int8 weight [out, in], divided by `weight_divisor`, as an opaque oneDNN tensor in this machine's
-    layout. It is a copy.
+    """Return a copy of an int8 weight [out, in] as an opaque oneDNN tensor in this machine's layout.
+
+    The weight is divided by `weight_divisor`.
     """
     if (divisor := weight_divisor()) > 1:
         weight = weight.float().div_(divisor).round_().to(torch.int8)
@@ -62,8 +63,7 @@ def _zero() -> torch.Tensor:
 
 @cache
 def weight_divisor() -> int:
-    """Return the divisor, 1 or 2, of int8 weights on this machine that keeps the sums of their products from
-    overflowing.
+    """Return the divisor of int8 weights, 1 or 2, that keeps this machine's sums of products from overflowing.
 
     CPUs without VNNI add pairs of 8-bit products in int16, with saturation. Weights of 7 bits always fit. Reducing the
     weights loses less than reducing the activations, whose outliers need the bits.
@@ -74,8 +74,9 @@ def weight_divisor() -> int:
 
 
 def machine_key() -> str:
-    """Return a hash of everything that a layout depends on: torch's version, the CPU's flags, oneDNN's limit on them,
-    and the weights' divisor.
+    """Return a hash of everything that a layout depends on.
+
+    These are torch's version, the CPU's flags, oneDNN's limit on them, and the weights' divisor.
     """
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text(encoding="utf-8", errors="replace").splitlines() if cpu.exists() else []

@@ -185,8 +185,8 @@ class Runner:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Run the decoder once, without branching on any tensor's values: a DecoderPass.
 
-        `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows], `keep` int64 [n]. Returns the logits [n,
-        vocabulary] and the last hidden states [n, width] of the rows `keep`.
+        `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows], `keep` int64 [n]. Of the rows `keep` it
+        returns the logits [n, vocabulary] and the last hidden states [n, width].
         """
         out = self.model(
             inputs_embeds=inputs,
@@ -212,9 +212,7 @@ class Runner:
         return [results.get(id(c)) for c in chunks]
 
     def _decode(self, chunks: Sequence[StepChunk]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute one row of each session, padded to a fixed size. Returns logits and hidden states of rows that
-        sample.
-        """
+        """Compute one row of each session, padded to a fixed size. Returns logits and hidden states of sampling rows."""
         assert self._shapes is not None
         logits, hidden = self._shapes.run(self._inputs(chunks), self._positions(chunks), chunks)
         if all(c.sampled for c in chunks):
@@ -223,7 +221,7 @@ class Runner:
         return logits[sampled], None if hidden is None else hidden[sampled]
 
     def _prefill(self, chunks: Sequence[StepChunk]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute any rows of each session, packed side by side. Returns logits and hidden states of rows that sample."""
+        """Compute any rows of each session, packed side by side. Returns logits and hidden states of sampling rows."""
         assert self._storage is not None
         sampled_rows, at = [], 0
         for chunk in chunks:
@@ -303,7 +301,7 @@ class Runner:
         return self._on_device(rows).T[:, None]
 
     def _on_device(self, numbers: Sequence[Any]) -> torch.Tensor:
-        """The numbers as an int64 tensor on the device. A blocking copy would wait for all work queued on the device."""
+        """The numbers as an int64 tensor on the device. A blocking copy would wait for all queued work."""
         return torch.tensor(numbers, dtype=torch.long).to(self.device, non_blocking=True)
 
     def _keep_hidden(self, _: Any, inputs: tuple[torch.Tensor, ...]) -> None:

@@ -36,9 +36,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowEdits:
-    """The changes to one row of logits before its token is drawn, applied in this order. All tokens are in the
-    vocabulary.
-    """
+    """The changes to one row of logits before its token is drawn, in this order. All tokens are in the vocabulary."""
 
     # Tokens whose logits `penalty` lowers.
     repeated: Collection[int] = ()
@@ -83,8 +81,10 @@ class RowSampler:
         return self.edits_of([t for t in repeated if t is not None], {t: n for t, n in times.items() if t is not None})
 
     def edits_of(self, repeated: Collection[int], times: Mapping[int, int]) -> RowEdits:
-        """Like `edits`, from the tokens that the repetition penalty considers and from the number of times that the
-        generation sampled each of its tokens.
+        """Return the changes like `edits`, from counts.
+
+        `repeated`: the tokens that the repetition penalty considers. `times`: how many times the generation sampled
+        each token.
         """
         params = self.params
         return RowEdits(
@@ -202,10 +202,10 @@ def _drawn(
     edits: Mapping[int, RowEdits],
     found: dict[int, Choice | Exception],
 ) -> list[tuple[list[int], torch.Tensor]]:
-    """Choose for the rows `members`: int64 [n], or [n, k] by programs. All rows are chosen in one way: by `Sampling`
-    (`kind` None), or by choosers or programs of the class `kind`.
+    """Choose the numbers of the rows `members`: int64 [n], or [n, k] by programs.
 
-    If that fails, each row is tried by itself, so that only the row at fault fails.
+    All rows are chosen in one way: by `Sampling` (`kind` None), or by choosers or programs of the class `kind`. If that
+    fails, each row is tried by itself, so that only the row at fault fails.
     """
     try:
         given = _picked(logits, members)
@@ -233,8 +233,9 @@ def _picked(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
 
 
 def _read(chosen: Sequence[torch.Tensor], logits: torch.Tensor | None) -> list[Choice]:
-    """Read the chosen numbers, int64 [n] or [n, k], as one Choice for each row, with its log-probability if `logits`
-    are given. Waits for the device once.
+    """Read the chosen numbers, int64 [n] or [n, k], as one Choice for each row. Waits for the device once.
+
+    The choices have log-probabilities if `logits` are given.
     """
     flat = torch.cat([each.flatten() for each in chosen])
     logprobs: Sequence[float | None] = [None] * sum(len(each) for each in chosen)
@@ -283,8 +284,7 @@ def flat_places(tokens: Sequence[Collection[int]], size: int) -> np.ndarray:
 
 
 def copied_to(device: torch.device, dtype: Any, *arrays: Any) -> tuple[torch.Tensor, ...]:
-    """Return arrays [n] of numbers as tensors on the device, by one copy that does not wait for the device's queued
-    work.
+    """Return arrays [n] of numbers as tensors on the device, by one copy that waits for no other work of the device.
 
     `dtype`: a numpy type.
     """
@@ -296,9 +296,7 @@ def copied_to(device: torch.device, dtype: Any, *arrays: Any) -> tuple[torch.Ten
 def _barred(
     logits: torch.Tensor, restricted: torch.Tensor, allowed: torch.Tensor, forbidden: torch.Tensor
 ) -> torch.Tensor:
-    """The excluded tokens, a bool mask shaped like `logits`: the forbidden, and in the rows `restricted` all but the
-    allowed.
-    """
+    """A bool mask, like `logits`, of the excluded tokens. In `restricted` rows all but `allowed` are excluded."""
     barred = torch.zeros_like(logits, dtype=torch.bool)
     barred.index_fill_(0, restricted, True)
     barred.view(-1).index_fill_(0, allowed, False).index_fill_(0, forbidden, True)

@@ -341,16 +341,14 @@ class Scheduler:
         return session.rows.computed + min(max_rows, session.rows.due)
 
     def _make_room(self, session: ScheduledSession, rows: int) -> bool:
-        """Give the session an extent of its own for `rows` rows, and park others for it. Returns False if that fails."""
+        """Give the session its own extent for `rows` rows, and park others for it. Returns False if that fails."""
         while not self.cache.ensure(session.lease, rows, session.rows.computed):
             if not self._give_room(session, rows):
                 return False
         return True
 
     def _give_room(self, session: ScheduledSession, rows: int) -> bool:
-        """Park or suspend another session to free memory for `rows` rows of this one. Returns False if none has to
-        yield.
-        """
+        """Park or suspend another session to free memory for `rows` rows of this one. Returns False if none yields."""
         if self._park_longest_idle(exclude=session, discard=True):
             return True
         lease = session.lease
@@ -371,9 +369,7 @@ class Scheduler:
         return True
 
     def _suspend(self, session: ScheduledSession) -> None:
-        """Park a session even if it is busy, or drop its KV if there is no room for a copy. It continues when there is
-        room.
-        """
+        """Park a session even if it is busy, without its KV if no copy fits. It continues when there is room."""
         self._chunks = [c for c in self._chunks if c.session is not session]
         if not self.cache.park(session.lease, session.rows.computed):
             self.cache.park(session.lease, 0)
@@ -432,11 +428,11 @@ class Scheduler:
         return self.cache.claimed_pages + extent.pages <= self.cache.total_pages
 
     def _park_longest_idle(self, exclude: ScheduledSession | None, *, discard: bool = False) -> bool:
-        """Park the session that has been idle longest, of owners that hold more than a share first. Returns False if
-        none is idle.
+        """Park the session that has been idle longest. Returns False if none is idle.
 
-        `discard`: if nothing more can be parked, drop the KV of that session, which is computed again when it
-        continues. Otherwise a session with work would wait forever for one without.
+        Sessions of owners that hold more than a share go first. `discard`: if nothing more can be parked, drop the KV
+        of that session, which is computed again when it continues. Otherwise a session with work would wait forever for
+        one without.
         """
         idle = [s for s in self.sessions if s is not exclude and not s.rows.busy and not s.lease.asleep]
         idle = [s for s in idle if s.lease.claim_pages]

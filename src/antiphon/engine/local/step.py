@@ -151,7 +151,7 @@ class StepRunner(DecoderFacts, Protocol):
         ...
 
     def storage(self, settings: EngineSettings) -> Storage:
-        """Return memory for this model's keys and values. Called once, when the engine is constructed, before any step."""
+        """Return memory for this model's keys and values. Called once, before any step."""
         ...
 
     def embeddings(self, rows: Any) -> Any:

@@ -192,7 +192,7 @@ class TalkerModel(Protocol):
     def engine(self) -> Engine: ...
 
     async def open(self) -> TalkerSide:
-        """Return the talker's side of a new conversation, which the caller closes. Raises Refused if there is no room."""
+        """Return the talker's side of a new conversation, which the caller closes. Raises Refused without room."""
         ...
 
 

@@ -44,9 +44,7 @@ class HiddenRows:
 
     @property
     def known(self) -> int:
-        """The number of rows at the head whose state is known or will arrive in a sink. Excludes the newest sampled
-        token.
-        """
+        """The number of rows at the head with a state, or with one to come in a sink. Excludes the newest token."""
         return len(self._rows)
 
     @property

@@ -83,8 +83,7 @@ EDGE_FRAMES = 2
 
 
 class OmniMediaEncoder:
-    """A MediaEncoder. Features are computed in a helper thread; both encoders run in the thinker's thread, between its
-    steps.
+    """A MediaEncoder. Features are computed in a helper thread, and both encoders run between the thinker's steps.
 
     `thinker`: a model of `transformers` whose encoders are used. `words`: its tokenizer. `thread`: the thread that
     steps it. `window_s`: seconds of a video's sound that the encoder attends over at once. `has_tap`: see MediaEncoder.
@@ -150,8 +149,7 @@ class OmniMediaEncoder:
     async def encode_windows(
         self, part: AudioPart, held: Mapping[MediaPiece, MediaRows]
     ) -> Sequence[tuple[AudioWindow, MediaRows]]:
-        """Return the encoder windows of an audio clip with their rows; only the finished ones if the clip is still
-        growing.
+        """Return the encoder windows of an audio clip with their rows; of a growing clip only the finished ones.
 
         The encoder attends within a window, so each is encoded separately. The features depend on the loudest frame of
         the clip. If that changed them, the window's digest differs, and it is encoded again. Raises ModelError if the

@@ -100,7 +100,7 @@ class PagedAttention:
         return attend_pages(rows, tiles, query, scoring, self._shares(keys.shape[1]))
 
     def _shares(self, kv_heads: int) -> int:
-        """The number of programs that divide the keys of a tile: a power of two, large enough to keep the device busy."""
+        """The number of programs that divide the keys of a tile: a power of two, enough to keep the device busy."""
         device = self._pool.rows.device
         wanted = PROGRAMS_A_PROCESSOR * processors(device) // (len(self._tiles.rows) * kv_heads)
         most = max(1, min(wanted, self._longest, MOST_SHARES))
@@ -146,9 +146,7 @@ class DecodePages(PagedAttention):
 
 
 def step_tiles(ranges: Sequence[KvRange], groups: int, device: torch.device) -> Tiles:
-    """Return the tiles of a step whose rows are packed in the order of `ranges`. `groups`: query heads for each key
-    head.
-    """
+    """Return the tiles of a step with rows packed in the order of `ranges`. `groups`: query heads for each key head."""
     tile_rows = max(1, TILE_ROWS // groups) if max(r.count for r in ranges) > 1 else 1
     table = np.zeros((len(ranges), max(pages_of(r.stop) for r in ranges)), np.int32)
     tiles: list[tuple[int, int, int, int]] = []
@@ -183,11 +181,10 @@ def store_rows(rows: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, valu
 
 
 def attend_pages(rows: torch.Tensor, tiles: Tiles, query: torch.Tensor, scoring: Scoring, shares: int) -> torch.Tensor:
-    """Return the attention output of each row of `query` [n, heads, head_dim] over its own session's rows, like
-    `query`.
+    """Return the attention output of each row of `query` [n, heads, head_dim] over its own session's rows.
 
     `rows` [2, pages * PAGE_ROWS, kv_heads, head_dim]: a layer's keys and values. `shares`: the number of programs that
-    divide a tile's keys, a power of two.
+    divide a tile's keys, a power of two. The result has the shape and type of `query`.
     """
     kernels = _kernels()
     count, heads, width = query.shape

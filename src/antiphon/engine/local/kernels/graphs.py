@@ -39,8 +39,7 @@ def capture(function: Callable[[], T], device: torch.device, memory: Any) -> tup
 
 
 def agree(replayed: Any, called: Any) -> bool:
-    """Return whether two results (tensors, or tuples of them) are equal, up to the effect of another order of
-    summation.
+    """Return whether two results (tensors, or tuples of them) are equal, except for the order of summation.
 
     Does not compare integers, such as sampled tokens: a tie may go either way.
     """

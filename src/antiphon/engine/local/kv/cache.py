@@ -62,7 +62,7 @@ class Storage(Protocol):
         ...
 
     def to_disk(self, parked: Any) -> Any:
-        """Move a copy that `to_host` returned to a file, and return its new handle. Raises OSError if the disk is full."""
+        """Move a copy that `to_host` returned to a file, and return its new handle. Raises OSError on a full disk."""
         ...
 
     def restore(self, parked: Any, target: Any, rows: int) -> None:
@@ -213,7 +213,7 @@ class KvCache:
         return self.storage.evict(lease.extent.handle, first, end, stop)
 
     def share(self, source: Extent, lease: Lease) -> None:
-        """Make `lease`, which must hold nothing yet, a holder of `source`. Nothing is copied until one holder writes."""
+        """Make `lease`, which must hold nothing yet, a holder of `source`. Nothing is copied before a write."""
         assert lease.extent is None
         if source in self.kept:
             # The most recently used extent is dropped last.
@@ -223,8 +223,7 @@ class KvCache:
         lease.extent = source
 
     def keep(self, lease: Lease) -> Extent | None:
-        """Keep the lease's extent for others to share after the lease is closed, and return it; None if the lease has
-        none.
+        """Keep the lease's extent for others to share after the lease is closed, and return it; None without an extent.
 
         It stays until `drop_kept`, or until the room is needed.
         """
@@ -235,9 +234,7 @@ class KvCache:
         return extent
 
     def drop_kept(self, extent: Extent) -> None:
-        """Stop keeping an extent. Its memory is freed with the last lease that shares it. Raises ValueError if not
-        kept.
-        """
+        """Stop keeping an extent. Its last holder frees its memory. Raises ValueError if it is not kept."""
         self.kept.remove(extent)
         self._drop_holder(extent)
 

@@ -120,9 +120,7 @@ class PagePool:
         return self.rows[:, :, self._where(source, 0, rows)].to("cpu", copy=True).contiguous()
 
     def to_disk(self, parked: torch.Tensor) -> ParkedFile:
-        """Write a parked copy to an unnamed file, which disappears with the process. Raises OSError if the disk is
-        full.
-        """
+        """Write a parked copy to an unnamed file, which disappears with the process. Raises OSError on a full disk."""
         return write_parked(parked, self._folder)
 
     def restore(self, parked: torch.Tensor | ParkedFile, target: PageTable, rows: int) -> None:

@@ -59,9 +59,7 @@ class SessionTensors:
         return source[:, :, :rows].to("cpu", copy=True).contiguous()
 
     def to_disk(self, parked: torch.Tensor) -> ParkedFile:
-        """Write a parked copy to an unnamed file, which disappears with the process. Raises OSError if the disk is
-        full.
-        """
+        """Write a parked copy to an unnamed file, which disappears with the process. Raises OSError on a full disk."""
         return write_parked(parked, self._folder)
 
     def restore(self, parked: torch.Tensor | ParkedFile, target: torch.Tensor, rows: int) -> None:
