@@ -155,7 +155,7 @@ class LocalEngine:
         await self.constraint(grammar, stop)
 
     async def constraint(self, grammar: Grammar, stop: frozenset[int]) -> Constraint:
-        """Return a constraint that enforces `grammar`, at once if it was prepared recently. Raises as preparing does."""
+        """Return a constraint that enforces `grammar`, at once if prepared recently. Raises as `prepare_grammar`."""
         require(self, Capabilities.GRAMMAR)
         assert self._grammars
         kept = self._grammars.kept(grammar, stop)

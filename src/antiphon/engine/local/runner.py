@@ -212,7 +212,7 @@ class Runner:
         return [results.get(id(c)) for c in chunks]
 
     def _decode(self, chunks: Sequence[StepChunk]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute one row of each session, padded to a fixed size. Returns logits and hidden states of sampling rows."""
+        """Compute one row of each session, padded to a fixed size. Returns logits and hidden states of sampled rows."""
         assert self._shapes is not None
         logits, hidden = self._shapes.run(self._inputs(chunks), self._positions(chunks), chunks)
         if all(c.sampled for c in chunks):
@@ -221,7 +221,7 @@ class Runner:
         return logits[sampled], None if hidden is None else hidden[sampled]
 
     def _prefill(self, chunks: Sequence[StepChunk]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute any rows of each session, packed side by side. Returns logits and hidden states of sampling rows."""
+        """Compute any rows of each session, packed side by side. Returns logits and hidden states of sampled rows."""
         assert self._storage is not None
         sampled_rows, at = [], 0
         for chunk in chunks:
