@@ -309,7 +309,7 @@ class ChatStream:
         return await self._attempt_to_call(replace(made, options=options, ids=ids, prose=prose), messages)
 
     async def _attempt_from_results(self, messages: Sequence[Message], options: ReplyOptions) -> _Attempt:
-        """The model repeats a call whose result it has. Give it the result in plain words, and force words."""
+        """The model repeats a call whose result it has. Show it the result in plain words; it must reply in prose."""
         ids, head = await self._prompt(told_plainly(messages), (), options)
         return _Attempt(options, ids, head, (), await self._model.prepared(prose_grammar()), ProseReader())
 
@@ -328,8 +328,9 @@ class ChatStream:
     def _reader(self, tools: Sequence[Tool], doubted_in: Sequence[Message], *, begun: bool) -> CallReader | ProseReader:
         """The reader that separates prose and calls.
 
-        If the tokens are observed (`on_token`, `hidden`), only calls in the trained form are recognized. `doubted_in`:
-        the conversation that a call has to contain something of; empty: no such requirement.
+        Calls in other forms are not recognized if the reply must be a call (`begun`), or if its tokens are observed
+        (`on_token`, `hidden`). `doubted_in`: the conversation that a call has to contain something of; empty: no such
+        requirement.
         """
         if not tools:
             return ProseReader()

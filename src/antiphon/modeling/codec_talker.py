@@ -83,7 +83,7 @@ class FrameKv:
         self.rows = slice(0, 0)
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep a layer's keys and values [n, heads, rows, head_dim], and return all up to theirs."""
+        """Keep a layer's keys and values [n, heads, rows, head_dim], and return all up to these rows."""
         held_keys, held_values = self._held[layer]
         held_keys[:, :, self.rows] = keys
         held_values[:, :, self.rows] = values

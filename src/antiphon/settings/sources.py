@@ -32,7 +32,7 @@ class Option:
     name: str
     # The field's Python type.
     type: Any
-    # The value without any source.
+    # The value if no source sets it.
     default: Any
     # The help text.
     help: str

@@ -65,7 +65,7 @@ class Places:
         """Wait for a place of `current_owner`. Returns a function that gives it back once, from any thread."""
         waiting = _Waiting(current_owner.get())
         with self._lock:
-            # If a place is free for this owner, no earlier request of the owner waits: it would have that place.
+            # If a place is free for this owner, no waiting request can use it: otherwise that request would hold it.
             if self._is_free_for(waiting.owner):
                 self._hold(waiting)
             else:
