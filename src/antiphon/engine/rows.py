@@ -64,7 +64,7 @@ class Rows:
     pinned: int = 0
     # Rows that begin a turn. A cut prefers to fall on one of them.
     turn_starts: list[int] = field(default_factory=list)
-    # Raised whenever rows are taken back, so that the results of a step under way can be discarded.
+    # Incremented whenever rows are taken back, so that the results of a step under way can be discarded.
     epoch: int = 0
     # Whether to compute the newest row too, even if no generation asks for it.
     compute_newest: bool = False

@@ -71,7 +71,7 @@ def weights_for(device: str, weights: str, *, mixture: bool = False) -> tuple[st
 def load_model(folder: Path, *, device: str = "cpu", weights: str = "auto", threads: int = 0) -> Runner:
     """Load the decoder of a checkpoint folder, ready to step. Blocks while a temporary thread loads the weights.
 
-    `weights`: as in `weights_for`. `threads`: of the CPU's products; 0: one for each available core. Raises OSError,
+    `weights`: as in `weights_for`. `threads`: threads of the CPU; 0: one for each available core. Raises OSError,
     ValueError or RuntimeError if the checkpoint does not load, ModelError if the device is missing.
     """
     return load_in_own_thread(lambda: _load(folder, device, weights), device=device, threads=threads)
