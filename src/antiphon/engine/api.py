@@ -65,8 +65,7 @@ class EngineSettings:
     context_rows: int = 0
     # Rows that a session is promised room for when it opens.
     reserve_rows: int = 512
-    # The most pending rows in a step in which a session generates. A larger value makes steps slower, and so lengthens
-    # the gap between that session's tokens.
+    # The most pending rows in a step in which a session generates. More rows lengthen the gaps between its tokens.
     prefill_rows: int = 64
     # The most pending rows in a step in which no session generates.
     prefill_only_rows: int = 256
@@ -91,13 +90,9 @@ class EngineSettings:
             raise ValueError(f"decode steps that are {self.decode_shapes} need a paged KV layout")
 
     def kv_on(self, device: str) -> tuple[KvLayout, DecodeShaping]:
-        """Return the layout and the shapes for a device, with `auto` resolved.
+        """Return the layout and the shapes, neither of them `auto`, for a type of device ("cpu", "cuda").
 
-        A GPU gets `paged` and `captured`, because otherwise the host limits its speed: it launches the kernels of each
-        session.
-
-        Args:
-            device: A torch device type, such as "cpu" or "cuda".
+        A GPU gets `paged` and `captured`: otherwise the host limits it, which launches the kernels of each session.
         """
         layout, shapes = self.kv_layout, self.decode_shapes
         if shapes == "auto":
@@ -166,7 +161,8 @@ class Chooser(Protocol):
     """A model's own way from logits to a token. It replaces all other options of `Sampling`.
 
     One object holds the state of one session, on the host. The tokens of all sessions are chosen in one call, on the
-    device of their logits. The model's thread calls both methods in turn, once for each token.
+    device of their logits. The model's thread calls both methods in turn, once for each token. Both may raise
+    ModelError.
     """
 
     @staticmethod
@@ -179,18 +175,11 @@ class Chooser(Protocol):
 
         Returns:
             int64 [n]. NO_TOKEN stands for a row whose logits are NaN.
-
-        Raises:
-            ModelError: The tokens cannot be chosen.
         """
         ...
 
     def accept(self, chosen: int) -> int:
-        """Return the token that `chosen` stands for, and remember it. Called after `chosen` is read from the device.
-
-        Raises:
-            ModelError: `chosen` stands for no token.
-        """
+        """Return the token that `chosen` stands for, and remember it. Called after `chosen` is read from the device."""
         ...
 
 
@@ -200,7 +189,7 @@ class StepProgram(Protocol):
     It serves decoders whose token is only one part of the next row, such as the first code of a frame of audio. It runs
     within the step, so the event loop is not involved between two rows of a session. One object holds the state of one
     generation. The model's thread calls all methods: `run` and `accept` in turn, once for each token, then `next_row`
-    until it returns a row.
+    until it returns a row. `run` and `accept` may raise ModelError; `accept` does for NO_TOKEN.
     """
 
     @staticmethod
@@ -214,18 +203,11 @@ class StepProgram(Protocol):
 
         Returns:
             int64 [n, k]. NO_TOKEN stands for a number that cannot be chosen.
-
-        Raises:
-            ModelError: The numbers cannot be chosen.
         """
         ...
 
     def accept(self, numbers: Sequence[int]) -> int:
-        """Return the token of these numbers, and remember them. Called after they are read from the device.
-
-        Raises:
-            ModelError: NO_TOKEN is among the numbers.
-        """
+        """Return the token of these numbers, and remember them. Called after they are read from the device."""
         ...
 
     def next_row(self) -> Any | None:
@@ -309,7 +291,8 @@ class Session(Protocol):
     `generate` and `fork` return at once and take effect in the order of the calls.
 
     While a generation is under way, every method except `close` and `settle` raises EngineError. After the session is
-    closed, every method except `close` does. After the engine is closed, they raise Refused.
+    closed, every method except `close` does. After the engine is closed, they raise Refused. A method raises
+    CapabilityError if it needs a capability that the engine lacks.
     """
 
     @property
@@ -319,10 +302,7 @@ class Session(Protocol):
 
     @property
     def cached(self) -> int:
-        """The number of rows at the head that needed no computation: their KV was kept or came from another session.
-
-        0 until the first rows are computed.
-        """
+        """The number of first rows whose KV was kept or came from another session; 0 until they are computed."""
         ...
 
     @property
@@ -343,12 +323,10 @@ class Session(Protocol):
 
         Args:
             ids: The tokens.
-            positions: One for each token, counted from the first free position. None: each token follows the one
-                before it.
+            positions: One for each token, counted from the first free one. Needs EMBEDDING_ROWS. None: consecutive.
 
         Raises:
             ValueError: The numbers of tokens and positions differ.
-            CapabilityError: Positions are given and the engine lacks EMBEDDING_ROWS.
         """
         ...
 
@@ -365,7 +343,6 @@ class Session(Protocol):
 
         Raises:
             ValueError: The rows have another shape.
-            CapabilityError: The engine lacks a capability that is needed.
         """
         ...
 
@@ -380,8 +357,7 @@ class Session(Protocol):
     def rollback(self, position: int) -> None:
         """Take back all rows from `position` on. With EXACT_ROLLBACK this is free: the KV before `position` stays.
 
-        Raises:
-            EngineError: The row does not exist or has left the context.
+        Raises EngineError if the row does not exist or has left the context.
         """
         ...
 
@@ -391,9 +367,6 @@ class Session(Protocol):
         The KV of the later rows stays. Unlike after a context cut, these rows still carry traces of the dropped ones,
         because their keys and values were computed with them. If `count` exceeds the rows that can be dropped, the
         engine logs the caller's mistake and drops nothing.
-
-        Raises:
-            CapabilityError: The engine lacks EVICT.
         """
         ...
 
@@ -419,7 +392,6 @@ class Session(Protocol):
         Raises:
             ModelError: A step failed.
             EngineError: The session has no rows.
-            CapabilityError: The engine lacks a capability that `params` needs.
             GrammarError: The engine does not accept the grammar.
         """
         ...
@@ -427,11 +399,7 @@ class Session(Protocol):
     async def fork(self) -> Session:
         """Return another session with the same rows, which the caller closes. Needs FORK.
 
-        The two share their KV until one of them writes.
-
-        Raises:
-            Refused: There is no room for another session.
-            CapabilityError: The engine lacks FORK.
+        The two share their KV until one of them writes. Raises Refused if there is no room for another session.
         """
         ...
 
@@ -488,11 +456,7 @@ class Engine(Capable, DecoderFacts, Protocol):
         ...
 
     async def state(self) -> EngineState:
-        """Return the engine's state now, after the step under way.
-
-        Raises:
-            Refused: The engine is closed.
-        """
+        """Return the engine's state now, after the step under way. Raises Refused if the engine is closed."""
         ...
 
     async def open(self, reserve_rows: int | None = None, *, owner: Hashable | None = None) -> Session:
@@ -502,9 +466,8 @@ class Engine(Capable, DecoderFacts, Protocol):
 
         Args:
             reserve_rows: Rows that the session is promised room for. None: `EngineSettings.reserve_rows`.
-            owner: Identifies the owner of the rows. Sessions with a common beginning share KV only if their owners are
-                equal, so neither `Session.cached` nor the time of a step reveals another owner's text. None: the
-                session shares KV with no other.
+            owner: Identifies the owner of the rows. Only sessions of equal owners share KV, so neither `Session.cached`
+                nor the time of a step reveals another owner's text. None: the session shares KV with no other.
 
         Raises:
             Refused: There is no room, or the engine is closed.
@@ -518,8 +481,7 @@ class Engine(Capable, DecoderFacts, Protocol):
 
         Raises:
             CapabilityError: The engine lacks GRAMMAR.
-            GrammarError: The engine does not accept the grammar. Some engines find out, and raise it, only when a
-                generation begins.
+            GrammarError: The engine does not accept the grammar. Some engines raise it only when a generation begins.
         """
         ...
 
@@ -532,11 +494,7 @@ class Engine(Capable, DecoderFacts, Protocol):
 
 
 def require(engine: Capable, needed: Capabilities) -> None:
-    """Check that `engine` can do all of `needed`.
-
-    Raises:
-        CapabilityError: Something is missing. The message names it and the engine.
-    """
+    """Raise CapabilityError unless `engine` can do all of `needed`. The message names it and what is missing."""
     if missing := needed & ~engine.capabilities:
         names = ", ".join(str(capability.name) for capability in missing)
         raise CapabilityError(f"the engine {engine.name!r} has no {names}")

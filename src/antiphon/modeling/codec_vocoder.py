@@ -76,10 +76,9 @@ class VocoderConfig(VocoderTransformerConfig, frozen=True, kw_only=True):
 class VocoderState:
     """The state of one stream. A stream begins with an empty one, and belongs to one vocoder.
 
-    `frames`: the number of frames so far. `kept`: a table of the layers' states of all streams of the last call, one
-    row each; None at the start. `row`: the row of this stream. `slot`: its slot in the table `kept`, whose row is
-    updated in place (`vocoder_batch.py`); None if `kept` is no longer written to. `is_shared`: whether another state
-    uses the same row, which then must not be written to.
+    `frames`: the number so far. `kept`: the layers' states of all streams of the last call, one row each; None at the
+    start. `row`: this stream's row. `slot`: its slot in `kept`, whose row is updated in place (`vocoder_batch.py`);
+    None if `kept` is no longer written to. `is_shared`: another state uses the row, which must not be written to.
     """
 
     frames: int = 0
@@ -118,10 +117,7 @@ class VocoderStreams:
         self._part(self.after, layer).copy_(end)
 
     def positions(self, count: int) -> torch.Tensor:
-        """Return the positions of the next `count` frames, float32 [count].
-
-        If the streams have had different numbers of frames: [streams, 1, count].
-        """
+        """Return the positions of the next frames, float32 [count], or [streams, 1, count] if they differ by stream."""
         device = self._before.device
         if len(set(self._frames)) == 1:
             return torch.arange(self._frames[0], self._frames[0] + count, device=device).float()
@@ -131,8 +127,7 @@ class VocoderStreams:
     def window(self, held: int, count: int) -> tuple[int, torch.Tensor]:
         """Return the number of visible earlier frames, at most `held`, and the mask of the frames that each next sees.
 
-        The mask is bool [count, frames], or [streams, 1, count, frames]. It covers the visible earlier frames and the
-        next `count`.
+        The mask is bool [count, frames], or [streams, 1, count, frames], where frames are the visible and the next.
         """
         if self._seen is None:
             self._seen = self._window(held, count)
@@ -361,10 +356,7 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The layers between the codes and the convolutions.
-
-    `projects`: whether they are `latent_dim` wide outside and `hidden_size` inside; otherwise `hidden_size` throughout.
-    """
+    """The layers between codes and convolutions, `hidden_size` wide; with `projects`, `latent_dim` wide outside."""
 
     def __init__(self, config: VocoderTransformerConfig, *, projects: bool = True) -> None:
         super().__init__()
@@ -419,10 +411,9 @@ class Quantizer(nn.Module):
 
 
 class StreamVocoder(nn.Module):
-    """A vocoder of many streams, each with a VocoderState.
+    """A vocoder of many streams, each with a VocoderState. `num_codebooks`: the number of codes in a frame.
 
     `trims_start`: a stream's first chunk is shorter than the others, and so is vocoded in a separate call.
-    `num_codebooks`: the number of codes in a frame.
     """
 
     trims_start = False
