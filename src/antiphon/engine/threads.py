@@ -31,9 +31,9 @@ def load_in_own_thread(build: Callable[[], Loaded], *, device: str = "cpu", thre
     means one thread for each available core. On other devices the setting is left as it is.
 
     The thread has to end because OpenMP keeps a team of workers for every thread that ever ran a matrix product. If the
-    workers outnumber the cores, no team stays awake between products. With a team of the caller's in addition to the
-    engine's, a step of the 0.5B default model on two cores takes 78 ms for one session instead of 65, and twice as long
-    for eight sessions.
+    workers outnumber the cores, no team stays awake between products. Measured with the 0.5B default model on two
+    cores: with a second team, that of the caller, a step takes 78 ms for one session instead of 65, and twice as long
+    for eight.
     """
 
     def load() -> Loaded:

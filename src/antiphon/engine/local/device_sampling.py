@@ -1,9 +1,9 @@
 """Samples one token from each of many rows of logits, on the logits' device.
 
-This module never waits for an accelerator: the parameters are copied to the device once, the random numbers are drawn
-on the host beforehand, and the tokens stay on the device until the caller reads them. A row gets the same token alone,
-in any batch and on any device, up to the rounding of the device's arithmetic. It implements temperature, top_k, top_p
-and min_p; `sampling.py` handles everything else that shapes logits.
+This module never waits for an accelerator. The parameters are copied to the device once, and the random numbers are
+drawn on the host beforehand. The tokens stay on the device until the caller reads them. A row gets the same token
+alone, in any batch and on any device, up to the rounding of the device's arithmetic. This module implements
+temperature, top_k, top_p and min_p; `sampling.py` handles everything else that shapes logits.
 """
 
 from __future__ import annotations
