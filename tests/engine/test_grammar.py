@@ -30,7 +30,7 @@ def token(character: str) -> int:
 
 
 def allowed(constraint: Constraint) -> set[str] | None:
-    """The tokens that may come next, as text; None for any."""
+    """The tokens that may come next, as text; None: any."""
     words: Any = constraint.allowed()
     if words is None:
         return None
@@ -89,7 +89,7 @@ def test_generations_with_the_same_grammar_do_not_disturb_each_other() -> None:
     assert second is not None
     assert allowed(second) == {"a"}
     assert allowed(first) == {"b", "c"}
-    # Other stop tokens are another grammar.
+    # A grammar with other stop tokens counts as another grammar.
     assert made.kept(WORD, frozenset((0,))) is None
 
 
@@ -109,7 +109,7 @@ def test_a_grammar_that_is_refused_is_not_kept() -> None:
 
 
 def test_a_grammar_whose_masks_take_too_long_is_refused_from_then_on_and_others_are_not() -> None:
-    # Each mask takes two looks at the clock: 0.05 s, where 0.02 s in the mean are allowed.
+    # Each mask reads the clock twice: 0.05 s, where an average of 0.02 s is allowed.
     ticks = itertools.count()
     slow = GrammarCompiler(TOKENIZER, VOCABULARY, clock=lambda: next(ticks) * 0.05)
     word = slow.compile(Grammar("lark", "start: /a*/\n"), STOP)

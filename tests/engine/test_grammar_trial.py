@@ -1,4 +1,4 @@
-"""Grammars that want the machine: each is tried where its time and its memory have an end."""
+"""Grammars that would exhaust the machine: each trial has limits of time and memory."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from antiphon.engine.schemas import MAX_INTERSECTED, MAX_PATTERN_CHARS, MAX_PATT
 from antiphon.errors import GrammarError
 
 TOOL = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
-# Its memory is some 50 MB: a list of words.
+# A list of words, which takes some 50 MB.
 LARGE = {"enum": [f"{i * 7919 % 100_003} words {i}" for i in range(19_000)]}
 
 
 def intersection(count: int) -> dict[str, Any]:
-    """A text that has each of `count` letters: a library that intersects patterns has 2 ** count states."""
+    """A text that contains each of `count` letters: a library that intersects patterns needs 2 ** count states."""
     return {"allOf": [{"type": "string", "pattern": f".*{letter}.*"} for letter in string.ascii_letters[:count]]}
 
 
@@ -71,7 +71,7 @@ def test_a_grammar_that_was_tried_is_not_tried_again(trials: GrammarTrials) -> N
                 assert grammar is slow
     (pid,) = trials.pids
     os.kill(pid, signal.SIGSTOP)
-    # A trial would wait for the process that stands still.
+    # A trial would wait for the stopped process.
     trials.check(json_grammar(TOOL))
     with pytest.raises(GrammarError, match=r"0\.3 s"):
         trials.check(slow)
@@ -94,9 +94,9 @@ def test_a_token_by_its_id_is_no_fault_of_a_grammar(trials: GrammarTrials) -> No
 @pytest.mark.parametrize(
     ("schema", "reason"),
     [
-        (intersection(MAX_INTERSECTED + 1), "fit 7 patterns at once"),
-        ({"properties": {"a": {"items": intersection(20)}}}, "fit 20 patterns at once"),
-        ({"allOf": [{"pattern": "a"}, {"anyOf": [intersection(6), {"pattern": "b"}]}]}, "fit 7 patterns at once"),
+        (intersection(MAX_INTERSECTED + 1), "match 7 patterns at once"),
+        ({"properties": {"a": {"items": intersection(20)}}}, "match 20 patterns at once"),
+        ({"allOf": [{"pattern": "a"}, {"anyOf": [intersection(6), {"pattern": "b"}]}]}, "match 7 patterns at once"),
         ({"anyOf": [{"pattern": f"a{i}"} for i in range(MAX_PATTERNS + 1)]}, "has 513 patterns"),
         ({"$defs": {"a": {"pattern": "a" * (MAX_PATTERN_CHARS + 1)}}}, "has 4097 characters"),
     ],

@@ -1,4 +1,4 @@
-"""A lane with work that a test holds up: order, batches, refusals, cancellation and failure."""
+"""A lane with work that a test blocks: order, batches, refusals, cancellation and failure."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_lane_is_overdue_while_a_job_of_the_first_priority_waits_past_its_dead
         now_s = time.monotonic()
         held = lane.submit(0, deadline_s=now_s - 60)
         await asyncio.to_thread(gate.entered.wait, 10)
-        # What is running waits no more, and what is less urgent has no deadline to keep.
+        # Running jobs no longer wait, and jobs of lower priority have no deadline to keep.
         waiting = [lane.submit(1, 1, deadline_s=now_s - 60), lane.submit(2, deadline_s=now_s + 600)]
         assert lane.overdue_s() == 0
         waiting.append(lane.submit(3, deadline_s=now_s - 5))
@@ -236,7 +236,7 @@ def test_when_a_lane_is_closed_waiting_jobs_are_cancelled_and_its_threads_end() 
 async def submit_by_owner(
     lane: Lane[int, int], gate: Gate, jobs: list[tuple[str, int]], key: int = 0
 ) -> list[int | BaseException]:
-    """Submit the jobs, each of an owner, while the owner "a" has one running; return the results of those that wait."""
+    """Submit the jobs, each of an owner, while "a" has one running. Returns the results of the waiting ones."""
 
     def begin(owner: str, job: int) -> asyncio.Task[int]:
         current_owner.set(owner)
@@ -333,7 +333,7 @@ def test_when_work_hangs_then_its_age_is_known_and_declaring_the_lane_lost_frees
         lane.fail("a step has run for 60 s")
         failed = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
         assert [str(e) for e in failed] == ["the model in the lane ears is lost: a step has run for 60 s"] * 2
-        # Its worker still hangs, and is not waited for.
+        # The worker still hangs, but `close` does not wait for it.
         lane.close(timeout_s=60)
         assert not gate.open.is_set()
 

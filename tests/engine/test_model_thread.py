@@ -1,4 +1,4 @@
-"""The thread of a model: what runs in it, in which order, and what becomes of errors."""
+"""The thread of a model: what runs in it, in which order, and the handling of errors."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_a_part_of_the_model_raises_becomes_a_model_error(thread: ModelThre
             await thread.call_model(lambda: fail(EngineError("as it is")))
         with pytest.raises(KeyError):
             await thread.call(lambda: fail(KeyError("key")))
-        # The thread goes on.
+        # The thread continues.
         assert await thread.call_model(lambda: 5) == 5
 
     asyncio.run(main())
@@ -165,10 +165,10 @@ def test_when_the_thread_ends_then_calls_that_wait_fail_by_name_and_later_ones_a
 
     async def main() -> None:
         thread.post(lambda: gate.wait(10) and begun.set())
-        told = asyncio.get_running_loop().create_future()
-        with thread.waiting(lambda error: told.get_loop().call_soon_threadsafe(told.set_result, error) and None):
+        on_lost = asyncio.get_running_loop().create_future()
+        with thread.waiting(lambda error: on_lost.get_loop().call_soon_threadsafe(on_lost.set_result, error) and None):
             gate.set()
-            error = await asyncio.wait_for(told, 10)
+            error = await asyncio.wait_for(on_lost, 10)
         assert str(error) == "the engine is lost: its thread ended with SystemExit: the library gave up"
         with pytest.raises(ModelLost, match="the engine is lost"):
             await thread.call(lambda: 1)
@@ -195,7 +195,7 @@ def test_when_a_call_hangs_then_its_age_is_known_and_declaring_the_thread_lost_f
         thread.fail("a step has run for 60 s")
         failed = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 10)
         assert [str(e) for e in failed] == ["the vocoder is lost: a step has run for 60 s"] * 2
-        # It still hangs, and is not waited for.
+        # The thread still hangs, but `close` does not wait for it.
         thread.close(timeout_s=60)
         assert not gate.is_set()
         assert ran == []

@@ -1,4 +1,4 @@
-"""JSON schemas as programs send them: what a text is held to, and what is refused with its reason."""
+"""JSON schemas as programs send them: what they enforce, and which are refused, with the reason."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ REFERENCES = {
         '{"default": 1}',
     ),
 }
-# What no grammar can hold a text to is passed over; the rest still holds.
+# Keywords that no grammar can enforce are ignored; the rest still holds.
 OTHERS = {
     "not": (to({"type": "string", "not": {"const": "x"}}), '{"to": "x"}', '{"to": 1}'),
     "not alone": (to({"not": {}}), '{"to": 1}', "{}"),
@@ -129,7 +129,7 @@ def test_a_text_is_held_to_what_a_schema_says(schema: dict[str, Any], fitting: s
         (to({"$ref": "https://example.com/city.json"}), "'https://example.com/city.json' is not present"),
         (to({"type": "any"}), "Invalid type: any"),
         (to({"type": "integer", "minimum": 2, "maximum": 1}), "required property 'to' is unsatisfiable"),
-        ({"$ref": "#"}, "no text fits it"),
+        ({"$ref": "#"}, "no text matches it"),
         (to({"type": "string", "pattern": "("}), "unclosed group"),
         ({"type": "object", "properties": []}, "properties must be an object"),
         ({"type": "object", "properties": {f"p{i}": CITY for i in range(MAX_SCHEMA_SYMBOLS // 10)}}, "too big"),

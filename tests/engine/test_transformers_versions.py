@@ -1,6 +1,6 @@
 """The engine runs on every `transformers` that pyproject.toml allows: its tests run on the oldest one too.
 
-The environment's own version is the newest, which all other tests run on.
+The environment's own version is the newest. All other tests run on that.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OLDEST = ROOT / "build" / "oldest-transformers"
 PINS = (Path(__file__).parent / "oldest-transformers.txt").read_text(encoding="utf-8")
-# The contract, tokens that are the same with every version, and sessions against full forwards of their rows; of the
-# last, a plain family and one with windows and softcaps, for time's sake.
+# The contract, tokens that are equal with every version, and sessions against full forwards of their rows. Of the last,
+# only a plain family and one with windows and softcaps, to save time.
 TESTS = (
     "tests/engine/contract",
     "tests/engine/local/test_tokens.py",
@@ -43,7 +43,7 @@ def test_the_engine_runs_on_the_oldest_transformers() -> None:
     if not OLDEST.is_dir():
         pytest.fail("there is no build/oldest-transformers: make build/oldest-transformers.stamp")
     path = os.pathsep.join([str(OLDEST), *filter(None, [os.environ.get("PYTHONPATH")])])
-    # The last line of the report is the version, so that a folder which is not found is not taken for a success.
+    # The last line of the report is the version, so that a missing folder does not pass for a success.
     code = "import sys, pytest, importlib as i; status = pytest.main(sys.argv[1:]); "
     code += "print(i.import_module('transformers').__version__); sys.exit(status)"
     families = "not test_any_interleaving or qwen3 or gemma2"

@@ -1,4 +1,4 @@
-"""`--engine`: what is read of it, and what is refused by name."""
+"""`--engine`: the accepted forms, and the errors for others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the loader makes models of specs: what each class is given, and which pairs of model and engine it refuses."""
+"""How the loader builds models from specs: what each class receives, and which pairs of model and engine it refuses."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HERE = __name__
 
 @dataclass
 class Made:
-    """A model that keeps what it was made with."""
+    """A model that records its constructor's arguments."""
 
     folder: Path
     model_id: str
@@ -42,7 +42,7 @@ class Made:
 
 
 class MadeWith:
-    """A model that keeps the models that it was given."""
+    """A model that records the models it was given."""
 
     def __init__(self, folder: Path, model_id: str, options: Any, **given: Any) -> None:
         self.given = given
@@ -67,7 +67,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def specs(monkeypatch: pytest.MonkeyPatch) -> dict[str, Spec]:
-    """A table to fill, in the place of the adapters' own. No files are fetched or looked for."""
+    """An empty table in place of the adapters' own. No files are fetched or looked for."""
     table: dict[str, Spec] = {"image_reader": READER}
     monkeypatch.setattr(selection, "SPECS", table)
     monkeypatch.setattr(loader, "SPECS", table)
@@ -109,7 +109,7 @@ def test_an_adapter_may_name_roles_by_their_other_names(specs: dict[str, Spec], 
         "video_model",
     )
     assert models.conversation_model.folder == folder
-    # The class is given the model under the name that its spec says.
+    # The class gets the model under the name in its spec.
     assert models.video_model.given == {own: models.conversation_model}
 
 
@@ -143,7 +143,7 @@ def test_when_a_conversation_model_has_a_language_model_then_it_stands_in_for_on
     specs["talks"] = replace(ENGINE, language_model="brain")
     models = made(Settings(engine=EngineOptions(conversation_model=str(folder))), "conversation_model", "language")
     assert models.language_model is models.conversation_model.brain
-    # What a language model cannot see is read to it.
+    # The text on images is read to a language model that cannot see.
     assert isinstance(models.image_reader, MadeReader)
     assert models.lanes == (models.image_reader.lane,)
 
@@ -195,7 +195,7 @@ def test_when_an_engine_lacks_what_an_adapter_needs_then_the_pair_is_refused_bef
 ) -> None:
     missing = Capabilities.EVICT | Capabilities.HIDDEN_STATES
     monkeypatch.setitem(ENGINES, "lesser", ~missing)
-    # The synthesizer comes first in the order of loading; its class does not exist.
+    # The synthesizer is first in the order of loading; its class does not exist.
     specs["hibari"] = replace(LANE, model="nowhere:Nothing")
     specs["talks"] = replace(ENGINE, requires=missing | Capabilities.CHOOSER)
     settings = Settings(engine=EngineOptions(conversation_model=str(folder)))

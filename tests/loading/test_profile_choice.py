@@ -1,4 +1,4 @@
-"""`--profile auto`: what it chooses, what it tells, and when it measures."""
+"""`--profile auto`: its choice, the reason it gives, and when it measures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def never() -> float:
 
 @pytest.mark.parametrize(
     ("seconds_a_billion", "expected"),
-    # A fast machine, a laptop, and two that are too slow, or busy: `light` is chosen for memory alone.
+    # A fast machine, a laptop, and two that are too slow or busy: `light` is only chosen for lack of memory.
     [(0.01, "large"), (0.06, "default"), (0.15, "default"), (0.5, "default")],
 )
 def test_the_largest_profile_that_answers_in_time_is_chosen(
@@ -76,7 +76,7 @@ def test_the_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(weights, "seconds_a_billion", measure)
     choices = [choose_profile(settings).profile for _ in range(2)]
     assert (choices, measured) == (["default"] * 2, [0])
-    # What another machine has left in a shared folder does not count, and what is damaged is measured anew.
+    # Another machine's result in a shared folder is ignored, and a damaged file is replaced by a new measurement.
     file = tmp_path / SPEED_FILE
     for text in (json.dumps(json.loads(file.read_text()) | {"key": "another"}), "{", json.dumps({"key": None})):
         file.write_text(text)

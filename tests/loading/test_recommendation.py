@@ -1,4 +1,4 @@
-"""`antiphon doctor`: which profile it recommends, from how fast one of them is."""
+"""`antiphon doctor`: the recommended profile, from the speed of one of the models."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from antiphon.store.registry import PROFILES
 @pytest.mark.parametrize(
     ("profile", "speed", "free_gb", "expected"),
     [
-        # A model of half a billion: fast enough itself, and three times as fast, and too slow.
+        # A model of half a billion parameters: fast enough, three times as fast, and too slow.
         ("default", Speed(0.1, 20.0), 16.0, "default"),
         ("default", Speed(0.03, 60.0), 16.0, "large"),
         ("default", Speed(0.5, 8.0), 16.0, "default"),
         ("default", Speed(0.7, 8.0), 16.0, "light"),
-        # The same machine, told by the large model's speed.
+        # The same machine, measured by the large model's speed.
         ("large", Speed(0.1, 20.0), 16.0, "large"),
-        # It would be fast enough, and does not fit.
+        # It would be fast enough, but does not fit.
         ("default", Speed(0.03, 60.0), 3.0, "default"),
         ("default", Speed(0.03, 60.0), 1.5, "light"),
         # Nothing is fast enough.

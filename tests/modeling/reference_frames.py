@@ -1,4 +1,4 @@
-"""Frames of codes made one after another, each as a generation of one token: what frames made in the step equal."""
+"""Frames of codes made one after another, each a generation of one token: the reference for frames made in a step."""
 
 from __future__ import annotations
 

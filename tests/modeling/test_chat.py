@@ -1,4 +1,4 @@
-"""Conversations on SmolLM2: templates, text, tools, and the KV that is used again."""
+"""Conversations on SmolLM2: templates, text, tools, and reuse of the KV."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_no_text_of_a_user_becomes_a_control_token(model: CausalLm, text: str) -
         few = model.encode([Message(m.role, "x") for m in messages], (), answer=True)
         assert [i for i in ids if i in control] == [i for i in few if i in control]
     ids = model.encode([Message("user", text)], (), answer=True)
-    # What was written is there to be read, as text.
+    # The text stays readable as text.
     shown = model.tokenizer.decode([i for i in ids if i not in control])
     assert text.replace("\ufdd0", "\ufffd").replace("\ufdd1", "\ufffd") in shown
     assert len(ids) > len(harmless)
@@ -132,11 +132,11 @@ def test_a_conversation_computes_only_the_rows_that_are_new(model: CausalLm) -> 
         before = model.engine.runner.stats.rows
         text, second = await replied(chat, messages)
         assert "Rome" in text
-        # All of the first turn, its answer too, is in the KV.
+        # All of the first turn, including its answer, is in the KV.
         assert second.cached_tokens >= first.prompt_tokens + first.completion_tokens - 1
         rows = model.engine.runner.stats.rows - before
         assert rows <= second.prompt_tokens - second.cached_tokens + second.completion_tokens + 1
-        # Going back to another second turn rolls back, and recomputes that turn only.
+        # Returning to another second turn rolls back, and computes only that turn again.
         messages[-1] = Message("user", "Complete the sentence: The capital of Spain is")
         text, third = await replied(chat, messages)
         assert "Madrid" in text
@@ -215,7 +215,7 @@ def test_a_required_call_fits_its_schema(model: CausalLm) -> None:
         return parts[:-1], parts[-1]
 
     async def main() -> None:
-        # At any temperature: the grammar, not the model, sees to it.
+        # Holds at any temperature: the grammar enforces it, not the model.
         for seed in range(2):
             parts, done = await call(tool_choice="get_weather", temperature=1.5, seed=seed)
             assert isinstance(parts[0], ToolCallStarted)
@@ -230,7 +230,7 @@ def test_a_required_call_fits_its_schema(model: CausalLm) -> None:
         parts, done = await call(tool_choice="required", temperature=0.0)
         assert isinstance(parts[0], ToolCallStarted)
         assert parts[0].name in ("add", "get_weather")
-        # With "none" the model is not shown the tools, and makes no call.
+        # With "none" the tools are not shown to the model, and it makes no call.
         parts, _ = await call(tool_choice="none", temperature=0.0, max_tokens=20)
         assert all(isinstance(p, TextDelta) for p in parts)
 
@@ -267,7 +267,7 @@ def test_a_response_schema_constrains_the_whole_text(model: CausalLm) -> None:
         with pytest.raises(RemoteProtocolError) as error:
             await replied(chat, [Message("user", "x")], schema={"type": "no such type"})
         assert error.value.param == "response_format"
-        # A schema that is refused changes nothing.
+        # A refused schema changes nothing.
         assert chat.rows == await held_rows(model) == held
         chat.close()
 
@@ -311,7 +311,7 @@ def test_when_a_conversation_is_longer_than_the_context_it_goes_on() -> None:
 
 
 def test_a_conversation_needs_no_more_of_an_engine_than_its_contract(model: CausalLm, tmp_path: Path) -> None:
-    """On an engine without capabilities, whose next token is the last one's id + 1."""
+    """Runs on an engine without capabilities, whose next token is the last one's id + 1."""
 
     async def main() -> None:
         chat = await other.open()
@@ -364,7 +364,7 @@ def test_a_reader_knows_when_one_call_is_complete() -> None:
 
 
 def read_written(text: str, size: int) -> tuple[str, str | None]:
-    """The prose of a text that comes in pieces, and the tool that JSON in it calls; "" where it is none."""
+    """Read a text in pieces. Returns its prose, and the tool that JSON in it calls ("": unknown; None: no call)."""
     reader, prose = CallReader(iter("abcd"), names=["get_weather", "get_weather_now", "add"]), ""
     for at in range(0, len(text), size):
         prose += "".join(p.text for p in reader.feed(text[at : at + size]) if isinstance(p, TextDelta))
@@ -376,7 +376,7 @@ def read_written(text: str, size: int) -> tuple[str, str | None]:
 @pytest.mark.parametrize("text", ["{" + " " * 20_000, "[" * 100_000, "`" * 100_000, '{"id": "' + "x" * 20_000])
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_what_never_becomes_a_call_is_prose_and_is_read_in_no_time(text: str, size: int) -> None:
-    """Where it is searched from its beginning with each token, it takes minutes."""
+    """If each token searched the text from its beginning, this would take minutes."""
     text = text[: 20_000 if size == 1 else None]
     assert read_written(text, size) == (text, None)
 
@@ -398,9 +398,9 @@ def test_what_might_become_a_call_is_held_for_200_characters() -> None:
         ('<tools>\n{"name": "add"}\n</tools>', "", "add"),
         ('{"type": "function", "function": {"name": "add", "arguments": "{}"}}', "", "add"),
         ('{"tool_calls": [{"id": "c", "type": "function", "function": {"name": "add"}}]}', "", "add"),
-        # Another name, and JSON that is about something else.
+        # Another name, and JSON about another subject.
         ('{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', None),
-        # A call, but of what is no tool.
+        # A call, but of an unknown tool.
         ('Well.\n{"name": "Bob", "arguments": {"age": 3}}', "Well.", ""),
         ('Well:\n{"name": "Bob \\"the\\"", "input": {}}', "Well:", ""),
         ('{"name": "addition", "arguments": "{\\"a\\": 1}"}', "", ""),
@@ -421,7 +421,7 @@ def test_json_that_names_a_tool_is_no_prose(text: str, prose: str, name: str | N
 async def reply_that_begins(
     model: CausalLm, chat: ChatStream, said: str, ask: list[Message], started: list[Sampling]
 ) -> list[Reply]:
-    """A reply whose first generation, of those that are `started`, is made to say this."""
+    """Reply with the first of the `started` generations forced to write `said`."""
     generate = LocalSession.generate
 
     async def generated(session: LocalSession, params: Sampling) -> AsyncGenerator[Token, None]:
@@ -478,7 +478,7 @@ def test_a_call_of_what_is_no_tool_is_answered_in_words(model: CausalLm, before:
         assert not set(text) & set("{}[]<>`")
         assert not [p for p in parts if isinstance(p, ToolCallStarted)]
         assert len(started) == 2
-        # What is held is what the model goes on from.
+        # The session's rows are those that the model continues from.
         assert "predecessors" not in model.tokenizer.decode([r for r in chat.rows if isinstance(r, int)])
 
     asyncio.run(main())
@@ -500,7 +500,8 @@ def test_a_call_that_is_written_as_json_is_written_again_as_its_schema_says(mode
         done = parts[-1]
         assert isinstance(done, ReplyDone)
         assert (done.reason, len(started)) == ("tool_calls", 2)
-        # What is held is what the model goes on from: its own form of the call, and none of the JSON that it began.
+        # The session's rows are those that the model continues from: its own form of the call, without the JSON it
+        # began.
         assert "kelvin" not in model.tokenizer.decode([r for r in chat.rows if isinstance(r, int)])
 
     asyncio.run(main())
@@ -508,7 +509,7 @@ def test_a_call_that_is_written_as_json_is_written_again_as_its_schema_says(mode
 
 @pytest.mark.parametrize("before", ["", "Well."])
 def test_a_call_that_has_nothing_of_what_was_said_is_answered_in_words(model: CausalLm, before: str) -> None:
-    """Small models call a tool whatever is said; the city is then any."""
+    """Small models call a tool whatever the user says, with an arbitrary city."""
 
     async def main() -> None:
         chat, started = await model.open(), list[Sampling]()
@@ -526,7 +527,7 @@ def test_a_call_that_has_nothing_of_what_was_said_is_answered_in_words(model: Ca
         assert "tool_call" not in held.partition("Good morning!")[2]
         done = parts[-1]
         assert isinstance(done, ReplyDone)
-        # All of it counts, once.
+        # All attempts count, each once.
         assert (done.completion_tokens < 90) == (done.reason == "stop")
 
     asyncio.run(main())
@@ -627,7 +628,7 @@ WORD = "x" * 4000
 async def test_when_a_conversation_is_too_long_to_be_rendered_then_its_oldest_messages_go(
     model: CausalLm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # 16 characters a token: far beyond the context, however well the text packs.
+    # 16 characters for each token: far beyond the context, however well the text packs.
     turns = 16 * model.profile.context_tokens // len(WORD) + 2
     long = [m for _ in range(turns) for m in (Message("user", WORD), Message("assistant", "ok"))]
     messages = [Message("system", "Be brief."), *long, Message("user", "hello")]
@@ -648,7 +649,7 @@ async def test_when_a_conversation_is_too_long_to_be_rendered_then_its_oldest_me
     assert given[0] == head[0] == messages[0]
     assert given[-1] == messages[-1]
     assert given[1].role == "user"
-    # Room is left for some turns, so that not each of them has all rows computed anew.
+    # Room is left for some turns, so that not every turn computes all rows again.
     assert text_size(given) <= 8 * model.profile.context_tokens < text_size(given) + 2 * len(WORD)
 
 
@@ -697,7 +698,7 @@ def test_while_a_long_word_is_encoded_other_threads_run(model: CausalLm) -> None
     other = threading.Thread(target=lambda: begun.wait() and ran.set())
     other.start()
     interval = sys.getswitchinterval()
-    # Only a call that lets the interpreter's lock go lets another thread run.
+    # Another thread runs only if the call releases the GIL.
     sys.setswitchinterval(100)
     try:
         begun.set()

@@ -1,4 +1,4 @@
-"""Frames made within the engine's steps, and the text that they are given while they are made."""
+"""Frames made within the engine's steps, and the text that they read meanwhile."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_whatever_joins_leaves_and_waits_frames_are_those_made_one_after_another
             wanted[text, seed] = await one_after_another(model, vocabulary.plain(text), seed, 30)
 
         async def spoken(text: str, seed: int) -> None:
-            # Some wait before they join, some for words, some leave before their end.
+            # Some wait before they join, some wait for words, some leave before their end.
             for _ in range(drawn.randint(0, 40)):
                 await asyncio.sleep(0)
             ids, more, leaves = vocabulary.plain(text), None, drawn.choice((30, 30, drawn.randint(1, 20)))
@@ -149,7 +149,7 @@ def test_a_step_makes_one_frame_of_every_text_and_needs_no_event_loop_for_it(fol
 
     counts, steps = run(folder, act, LAYOUTS["bucketed"])
     assert counts == [40] * 8
-    # One for each frame, and a few in which the texts join.
+    # One step for each frame, and a few in which the texts join.
     assert 40 <= steps <= 40 + 8
 
 
@@ -181,7 +181,7 @@ def test_one_more_text_adds_no_operator_to_a_frame(folder: Path) -> None:
 
 
 def taken(program: FrameProgram) -> int | None:
-    """The text token that the next frame takes, where a token's row is its number; None: the frame waits."""
+    """The text token that the next frame takes, if a token's row is its number; None: the frame waits."""
     program.row, program.row_has_text = torch.zeros(1, 1), False
     row = program.next_row()
     return None if row is None else int(row)
@@ -207,7 +207,7 @@ class Text:
         return torch.tensor(ids)[:, None].float()
 
     async def frame(self) -> int:
-        """The text token of the next frame, which is then read."""
+        """Read the next frame, and return its text token."""
         while (token := taken(self.program)) is None:  # noqa: ASYNC110 - rows come from a thread.
             await asyncio.sleep(0.001)
         self.feed.read_frame()
@@ -266,7 +266,7 @@ def test_words_are_read_only_a_little_ahead_of_the_frames() -> None:
         text = Text([5], written())
         for taken, expected in enumerate((5, *range(10, 40), EOS, PAD)):
             assert await text.frame() == expected
-            # Those that were taken, those that are ready, and one that was read beyond.
+            # The tokens taken, those that are ready, and one that was read in addition.
             assert len(read) <= taken + TEXT_TOKENS_AHEAD + 1
         await text.close()
 
@@ -289,7 +289,7 @@ def test_words_that_no_frame_took_are_given_back_whole() -> None:
         return left
 
     assert asyncio.run(act(1)) == [[10, 11], [12], [13, 14], [15]]
-    # Of a word that was begun, nothing is said again.
+    # No word that was begun is repeated.
     assert asyncio.run(act(2)) == [[12], [13, 14], [15]]
     assert asyncio.run(act(3)) == [[12], [13, 14], [15]]
     assert asyncio.run(act(4)) == [[13, 14], [15]]
@@ -360,11 +360,11 @@ def test_when_the_audio_ends_before_the_text_then_the_rest_is_spoken_as_another(
 
         async for _ in model.speak_live(written(), VoiceOptions("ada", language="en")):
             pass
-        told = [model.parts.vocabulary.plain(f" {word}") for word in WORDS[:9]]
+        tokens = [model.parts.vocabulary.plain(f" {word}") for word in WORDS[:9]]
         # Each is spoken once, or was begun where the audio ended.
-        assert given[0] == told[0]
-        assert all(ids in told for ids in given)
+        assert given[0] == tokens[0]
+        assert all(ids in tokens for ids in given)
         assert len(given) > 2
-        assert [told.index(ids) for ids in given] == sorted({told.index(ids) for ids in given})
+        assert [tokens.index(ids) for ids in given] == sorted({tokens.index(ids) for ids in given})
 
     run(folder, act)

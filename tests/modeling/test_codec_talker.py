@@ -42,7 +42,7 @@ def predictor(request: pytest.FixtureRequest) -> CodePredictor:
     )
     tables = nn.ModuleList(nn.Embedding(200, WIDTH) for _ in range(NUM_CODES))
     heads = nn.ModuleList(nn.Linear(32, 200, bias=False) for _ in range(NUM_CODES))
-    # Logits of a trained model's spread.
+    # Logits with the spread of a trained model's.
     for head in heads:
         nn.init.normal_(head.weight, std=0.5)
     return CodePredictor(model, tables, heads, WIDTH).to(getattr(torch, request.param)).eval()
@@ -52,7 +52,7 @@ def predictor(request: pytest.FixtureRequest) -> CodePredictor:
 def frame_by_growing_cache(
     predictor: CodePredictor, thoughts: torch.Tensor, first: torch.Tensor, randoms: Sequence[RandomNumbers]
 ) -> tuple[list[list[int]], torch.Tensor]:
-    """A frame with keys and values that are concatenated, each code sampled by itself."""
+    """A frame with keys and values that are concatenated, each code sampled separately."""
     past, rows, codes, summed = DynamicCache(config=predictor.model.config), [thoughts, first], [], first.clone()
     for head, table in zip(predictor.lm_head, predictor.codec_embedding, strict=True):
         given = predictor.small_to_mtp_projection(torch.stack(rows, 1))
@@ -94,7 +94,7 @@ def test_with_fused_norms_a_predictor_has_the_same_codes_and_fewer_operators(pre
 
 
 def test_no_value_of_a_frame_is_read_before_its_end(predictor: CodePredictor) -> None:
-    # Tensors of the meta device have no values: whatever would be read on the host raises.
+    # Tensors of the meta device have no values: reading one on the host raises.
     device = torch.device("meta")
     shapes = {name: p.to(device) for name, p in predictor.state_dict().items()}
     given = torch.empty(2, WIDTH, device=device)

@@ -1,4 +1,4 @@
-"""Many streams of a vocoder together, against each of them alone."""
+"""Many streams of a vocoder together, compared with each of them alone."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_streams_that_join_and_leave_have_the_audio_of_each_alone(vocoder: Strea
     chance = random.Random(seed)
     slots = VocoderSlots(vocoder, 64 if way == "slots" else 5, captures=False) if way != "gathered" else None
     if slots:
-        # What is in a free slot is nobody's.
+        # A free slot may hold any values.
         slots.table.fill_(torch.nan)
     # Each as the state alone, and the state together.
     streams: list[tuple[VocoderState, VocoderState]] = []
@@ -83,7 +83,7 @@ def test_streams_that_join_and_leave_have_the_audio_of_each_alone(vocoder: Strea
         if streams and chance.random() < 0.2:
             streams.pop(chance.randrange(len(streams)))
         if streams and chance.random() < 0.2:
-            # What was kept of a voice is gone on with more than once.
+            # The state of a voice may be continued by several streams.
             alone, together = chance.choice(streams)
             streams.append((alone.copy(), together.copy()))
         count, begins = chance.choice((1, 2, 8)), chance.random() < 0.5
@@ -108,7 +108,7 @@ def test_a_call_has_as_many_operators_for_64_streams_as_for_two_and_reads_once(v
         states = [VocoderState() for _ in range(count)]
         for frames in (3, 1):
             vocoder([some_frames(chance, frames)] * count, states)
-        # Of other ages, and in another order.
+        # With other ages, and in another order.
         vocoder([some_frames(chance, 2)], states[:1])
         states.reverse()
         with Operators() as operators:
@@ -118,7 +118,7 @@ def test_a_call_has_as_many_operators_for_64_streams_as_for_two_and_reads_once(v
     again = vocoder.state_dict()
     with Operators() as operators:
         vocoder([some_frames(chance, 1)] * 64, states)
-    # The same streams as in the call before: nothing is gathered.
+    # The same streams as in the previous call: nothing is gathered.
     assert len(operators.names) < len(lists[1])
     assert again.keys() == vocoder.state_dict().keys()
 
@@ -135,9 +135,9 @@ def test_with_slots_a_call_has_as_many_operators_for_64_streams_as_for_one_whate
                 # A chunk of two pieces.
                 slots.vocode([some_frames(chance, 5)] * count, states)
             lists.append(operators.names)
-            # Others come in the place of half of them.
+            # New streams replace half of them.
             states[::2] = [VocoderState() for _ in states[::2]]
-    # The first call of a size makes its tensors.
+    # The first call of a size creates its tensors.
     assert lists[1] == lists[2] == lists[4] == lists[5]
 
 
@@ -147,7 +147,7 @@ def test_a_slot_is_free_again_when_its_stream_is_gone(vocoder: StreamVocoder) ->
         one, other = VocoderState(), VocoderState()
         assert slots.vocode([some_frames(chance, 1)] * 2, [one, other]) is not None
         assert slots.vocode([some_frames(chance, 1)], [VocoderState()]) is None
-        # A copy needs a slot of its own once one of the two goes on.
+        # A copy needs a slot of its own when one of the two continues.
         copied = one.copy()
         assert slots.vocode([some_frames(chance, 1)], [copied]) is None
         del other
@@ -180,7 +180,7 @@ def test_requests_that_come_before_a_step_are_served_together_and_one_that_fails
         calls.clear()
         states = [*(VocoderState() for _ in range(5)), begun]
         requests = [batch.audio(frames, s) for frames, s in zip((one, two, wrong, one, one, one), states, strict=True)]
-        # They all come while the thread is held.
+        # All requests arrive while the thread is blocked.
         gate = asyncio.Event()
         loop = asyncio.get_running_loop()
         held = asyncio.ensure_future(thread.call(lambda: asyncio.run_coroutine_threadsafe(gate.wait(), loop).result()))
@@ -196,7 +196,7 @@ def test_requests_that_come_before_a_step_are_served_together_and_one_that_fails
     single = asyncio.run(act(together=False))
     assert calls == [(1, 1), (1, 2), (1, 3), (1, 1), (1, 1), (1, 1)]
     joint = asyncio.run(act(together=True))
-    # A stream that has begun goes along with those that begin, unless these are to be trimmed.
+    # A stream that has begun is batched with those that begin, unless the latter are trimmed.
     assert calls == ([(3, 1), (1, 2), (1, 3), (1, 1)] if vocoder.trims_start else [(4, 1), (1, 2), (1, 3)])
     for found in (single, joint):
         assert isinstance(found[2], ModelError)

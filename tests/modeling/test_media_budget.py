@@ -1,4 +1,4 @@
-"""What a model keeps of sound and images: keys have their shares of it."""
+"""The memory for encoded sound and images of a model: keys have equal shares of it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def test_when_a_key_holds_all_of_the_budget_then_others_have_their_parts_still()
     modest.put(AudioWindow("b", 1, b""), MediaRows(torch.zeros(400, dtype=torch.uint8)))
     with pytest.raises(Refused, match="conversations hold 0 of 0 MB"):
         modest.make_room(LIMIT, modest.rows)
-    # A key that comes has its part, too.
+    # A new key gets its share, too.
     held_by("c", budget, 0).make_room(LIMIT, ())
     modest.make_room(0, ())
-    # What is not used makes room.
+    # Unused parts are dropped to make room.
     greedy.make_room(LIMIT, ())
     assert (greedy.rows, budget.num_bytes) == ({}, 500)
     modest.close()

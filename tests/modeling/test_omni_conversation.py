@@ -1,4 +1,4 @@
-"""How a thinker and a talker make one response, with scripted ones: what is spoken, what is held, what is closed."""
+"""One response by a scripted thinker and talker: what is spoken, what is held, what is closed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Thread:
 
 
 class Session:
-    """Notes what it is asked; `lost`: rows before this one have left the context."""
+    """Records its calls. `lost`: rows before this one have left the context."""
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -50,7 +50,7 @@ class Session:
 
 
 def made(run: Run, start: int) -> torch.Tensor:
-    """Tokens as they are; rows of media by 100 and their place in the clip, and by 1000 the place in the rows."""
+    """Tokens unchanged; a row of media as 100 plus its place in the clip, plus 1000 for each row before the run."""
     if run.part is None:
         return torch.tensor(run.ids)[:, None]
     return torch.arange(run.start, run.stop)[:, None] + 100 + 1000 * start
@@ -150,7 +150,7 @@ def test_behind_the_end_and_behind_a_call_nothing_is_spoken() -> None:
 
 
 class Chat:
-    """Writes two words, and tells its tokens."""
+    """Writes two words, and reports its tokens."""
 
     media_rows: Mapping[Any, Any] = {}
     hidden: Any = None
@@ -173,7 +173,7 @@ class Chat:
 
 
 class Talker:
-    """Its own side. Half a second of audio for each token."""
+    """A model and its side of a conversation. Half a second of audio for each token."""
 
     def __init__(self) -> None:
         self.opened = self.closed = 0

@@ -1,4 +1,4 @@
-"""Conversations as rows: what is left out once they have outgrown the context, and where rows of media stand."""
+"""Conversations as rows: which messages are left out beyond the context, and the places of media rows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACEHOLDER, OPENING = 1000, 9
 
 
 def encode(messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool) -> list[int]:
-    """Ten tokens a message, which say which it is, then the reply's opening."""
+    """Ten tokens for each message, which identify it, then the reply's opening."""
     ids = [token for m in messages for token in [len(m.text)] * (10 - len(m.parts)) + [PLACEHOLDER] * len(m.parts)]
     return ids + [OPENING] * answer
 
@@ -80,7 +80,7 @@ def test_what_was_dropped_stays_away_while_the_conversation_begins_alike() -> No
     assert (lengths(ids), dropped) == ([9, 24, 25, 26], 4)
     other = [SYSTEM, *turns(8)[1:]]
     assert list(prompts.kept(other)) == other
-    # As many as there are: another conversation.
+    # With only as many messages as were dropped it counts as another conversation.
     assert list(prompts.kept(messages[:5])) == messages[:5]
     prompts.drop(messages, 0)
     assert list(prompts.kept(messages)) == messages
@@ -96,7 +96,7 @@ def test_when_the_text_is_too_long_to_be_rendered_then_its_older_half_goes() -> 
 
 def test_text_that_can_be_rendered_is_not_cut_and_where_nothing_may_be_dropped_longer_text_is_refused() -> None:
     prompts = PromptRenderer(encode, None, 10)
-    # 136 of 160 characters, of which each message takes 16 for itself.
+    # 136 of 160 characters, where each message itself takes 16.
     assert prompts.fitting([SYSTEM, *turns(3)], (), ReplyOptions(truncation="auto"), {})[2] == 0
     with pytest.raises(RemoteProtocolError, match="more than 160 characters"):
         prompts.fitting([SYSTEM, *turns(11)], (), ReplyOptions(truncation="disabled"), {})
@@ -119,5 +119,5 @@ def test_rows_of_media_stand_for_their_placeholders() -> None:
         answer=False,  # type: ignore[list-item]
     )
     assert ids == [2] * 8 + [("a", 0), ("a", 1), ("b", 0), ("c", 0)]
-    # A model that neither hears nor sees is given the tokens.
+    # A model that neither hears nor sees gets the tokens.
     assert PromptRenderer(encode, None, 100).rendered([message], (), {}, answer=False)[0] == [2] * 8 + [1000] * 2

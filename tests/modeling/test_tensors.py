@@ -1,4 +1,4 @@
-"""The configuration files of checkpoints: what is read of them, and the errors of files that lack something."""
+"""The configuration files of checkpoints: the fields that are read, and the errors for missing ones."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from antiphon.modeling.text_decoder import QwenTextConfig
 
 
 class Sizes(msgspec.Struct):
-    """A configuration with a field that has to be there and one that has a default."""
+    """A configuration with a required field and one with a default."""
 
     hidden_size: int
     eps: float = 1e-6

@@ -1,4 +1,4 @@
-"""The order of a video's rows where frames are sparse, late or wait for sound."""
+"""The order of a video's rows if frames are sparse, late or wait for sound."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def order(layout: VideoLayout, video: VideoPart, num_sound: int) -> str:
     ("times", "sound_at_s", "expected"),
     [
         ((0.0, 1.0, 2.0), 0.0, "<ab1c2>"),
-        # Nothing is seen in the second chunk: the frame of the third one comes behind its sound.
+        # The second chunk has no frame; the frame of the third one follows its sound.
         ((0.0, 1.0, 4.5), 0.0, "<ab12c>"),
-        # Sound that begins within the first chunk goes on into the third.
+        # Sound that begins within the first chunk continues into the third.
         ((0.0, 2.5, 4.0), 1.0, "<a1b12c2>"),
     ],
 )

@@ -1,4 +1,4 @@
-"""A cache in which keys have their shares."""
+"""A cache in which keys have equal shares."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The order in which owners have their turns, without a lane."""
+"""The order in which owners take turns, without a lane."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places and threads of which every key has its share: turns, bounds, and tasks that leave."""
+"""Places and threads that keys share equally: turns, bounds, and tasks that leave."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from antiphon.shares.threads import in_thread
 
 
 class Bench:
-    """Tasks that hold a place each until they are let go, and in which order they got it."""
+    """Tasks that each hold a place until they are released, and the order in which they got it."""
 
     def __init__(self, places: Places) -> None:
         self.places, self.order = places, list[str]()
@@ -45,7 +45,7 @@ class Bench:
 
 
 async def settle() -> None:
-    """Let all tasks go on as far as they can without one another."""
+    """Let all tasks run as far as they can without one another."""
     for _ in range(10):
         await asyncio.sleep(0)
 
@@ -74,7 +74,7 @@ def test_when_a_key_has_its_share_then_a_free_place_is_for_others() -> None:
     async def work(bench: Bench) -> None:
         await bench.add("a1", "a2", "a3", "b1")
         assert bench.order == ["a1", "a2", "b1"]
-        # Nor does its turn hold up others behind it.
+        # Nor does its turn delay those behind it.
         await bench.let_go("b1")
         await bench.add("c1")
         assert bench.order == ["a1", "a2", "b1", "c1"]
@@ -95,7 +95,7 @@ def test_when_tasks_leave_while_they_wait_or_hold_then_their_places_are_free_aga
         await settle()
         assert bench.order == ["a1", "c1"]
         await bench.add("d1", "e1")
-        # One is cancelled in the very moment in which it gets the place.
+        # One is cancelled at the very moment when it gets the place.
         bench.gates["c1"].set()
         bench.tasks["c1"].cancel()
         bench.tasks["d1"].cancel()

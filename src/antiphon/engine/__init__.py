@@ -1,1 +1,1 @@
-"""The session engine: language-model sessions whose KV lasts as long as the conversation."""
+"""The session engine: it runs language-model sessions whose KV lives as long as the conversation."""

@@ -1,8 +1,8 @@
-"""The contract of an engine: what steps one model, the sessions it opens, and what both take and give.
+"""The contract of an engine: the engine, the sessions it opens, and the values that both take and return.
 
-`Engine` and `Session` are all that a model's adapter knows of the engine it runs on; `Capabilities` says which of it an
-engine can do. This module knows no tensor library: embeddings, logits and hidden states are opaque here, and the engine
-that runs the model says what they are (`engine/local/` takes and gives torch tensors).
+`Engine` and `Session` are all that a model's adapter knows of the engine it runs on. `Capabilities` lists what an
+engine supports. This module uses no tensor library: embeddings, logits and hidden states are opaque here, and each
+engine defines their types (`engine/local/` takes and returns torch tensors).
 """
 
 from __future__ import annotations
@@ -16,34 +16,35 @@ from antiphon.errors import CapabilityError
 
 
 class Capabilities(Flag):
-    """What an engine can do for its sessions, and what an adapter needs of an engine. An adapter that needs more than
-    an engine has cannot run on it. A session that is asked for what its engine cannot do raises CapabilityError.
+    """The optional features of an engine, and those that an adapter requires of one.
 
-    `EMBEDDING_ROWS`: rows are given as embeddings, not only as tokens, and rows have positions of the caller's.
-    `EXACT_ROLLBACK`: after a rollback to any row, nothing before that row is computed again. Every engine rolls back;
-    without this flag some of the rows that stay are computed again.
-    `EVICT`: rows in the middle are dropped, and the keys of those behind them are moved to their new positions; where
-    a model's keys cannot be moved, these rows are computed anew.
-    `FORK`: a session is branched, and both branches share the KV of the rows before.
-    `HIDDEN_STATES`: tokens carry the hidden state that they were sampled from, and a sink gets those of rows.
-    `CHOOSER`: the adapter's own code chooses each token from its logits (`Chooser`, `StepProgram`).
-    `GRAMMAR`: tokens keep to a grammar.
-    `PREFILL_AHEAD`: rows are computed as they are appended, before a generation asks for them.
-    `PARK`: the KV of an idle session is moved out of the budgeted memory and back.
+    An adapter cannot run on an engine that lacks a feature it requires. A session raises CapabilityError when it is
+    asked for a feature that its engine lacks.
     """
 
+    # Rows can be given as embeddings, not only as tokens, and the caller can set the positions of rows.
     EMBEDDING_ROWS = auto()
+    # After a rollback to any row, no row before it is computed again. Every engine can roll back; without this flag
+    # some of the remaining rows are computed again.
     EXACT_ROLLBACK = auto()
+    # Rows in the middle can be dropped. The keys of the later rows move to their new positions; if the model's keys
+    # cannot be moved, those rows are computed again.
     EVICT = auto()
+    # A session can be branched. Both branches share the KV of the rows before the fork.
     FORK = auto()
+    # Tokens carry the hidden state that they were sampled from, and a sink receives the hidden states of rows.
     HIDDEN_STATES = auto()
+    # The adapter's own code chooses each token from its logits (`Chooser`, `StepProgram`).
     CHOOSER = auto()
+    # Sampled tokens can be constrained by a grammar.
     GRAMMAR = auto()
+    # Rows are computed as they are appended, before a generation asks for them.
     PREFILL_AHEAD = auto()
+    # The KV of an idle session can be moved out of the budgeted memory and back.
     PARK = auto()
 
 
-# How the KV lies in memory, and which sizes decode steps have; see EngineSettings.
+# The layout of the KV in memory and the sizes of decode steps; see EngineSettings.
 KvLayout = Literal["auto", "session", "paged"]
 DecodeShaping = Literal["auto", "exact", "bucketed", "captured"]
 # The parts of models that a GPU replays as CUDA graphs; see EngineSettings.
@@ -52,38 +53,36 @@ GRAPHS = ("decode", "codes", "vocoder")
 
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
-    """How much memory an engine may use, and how many rows it computes in one step.
+    """An engine's memory budgets and the sizes of its steps."""
 
-    `kv_bytes`: memory for the KV of the sessions that are not parked, on the model's device.
-    `host_bytes`, `disk_bytes`: host memory and disk for the KV of parked sessions; past both, nothing is parked.
-    `context_rows`: most rows a session has in its context; 0: as many as the model was made for.
-    `reserve_rows`: room that a session is promised when it opens.
-    `prefill_rows`: most pending rows of a step in which some session generates. A step's time grows with it, and so
-    does the gap between that session's tokens.
-    `prefill_only_rows`: most pending rows of a step in which no session generates.
-    `decode_rows`: most sessions that get a token in one step.
-    `park_after_s`: seconds without work after which a session is parked.
-    `kv_layout`: `session` keeps a session's KV in a tensor of its own, which grows by being copied; `paged` keeps all
-    sessions' KV in one pool of pages, which takes `kv_bytes` from the start. `auto`: `paged` on a CUDA device, and
-    where decode steps are padded.
-    `decode_shapes`: `exact` computes just the rows there are; `bucketed` pads steps in which every session has one row
-    to one of a few sizes, and chooses tokens on the device; `captured` also replays such a step as one CUDA graph. The
-    last two need `paged`. `auto`: `captured` on a CUDA device, else `exact`.
-    `graphs`: which parts of a model a CUDA device replays as graphs, of GRAPHS: decode steps that are `captured`, the
-    codes of a frame of speech, and calls of the vocoder.
-    """
-
+    # Memory for the KV of the sessions that are not parked, in bytes, on the model's device.
     kv_bytes: int = 2 << 30
+    # Host memory for the KV of parked sessions, in bytes.
     host_bytes: int = 1 << 30
+    # Disk space for the KV of parked sessions, in bytes, used after `host_bytes`. If both are full, nothing is parked.
     disk_bytes: int = 8 << 30
+    # The most rows of a session that stay in its context; 0: the limit that the model was trained with.
     context_rows: int = 0
+    # Rows that a session is promised room for when it opens.
     reserve_rows: int = 512
+    # The most pending rows in a step in which a session generates. More rows lengthen the gaps between its tokens.
     prefill_rows: int = 64
+    # The most pending rows in a step in which no session generates.
     prefill_only_rows: int = 256
+    # The most sessions that sample a token in one step.
     decode_rows: int = 64
+    # Seconds without work after which a session is parked.
     park_after_s: float = 120.0
+    # `session` keeps each session's KV in its own tensor, which is copied when it grows. `paged` keeps the KV of all
+    # sessions in one pool of pages and allocates `kv_bytes` at the start. `auto`: `paged` on a CUDA device or if decode
+    # steps are padded, else `session`.
     kv_layout: KvLayout = "auto"
+    # `exact` computes only the rows that are due. `bucketed` pads a step in which every session has one row to one of a
+    # few sizes, and samples on the device. `captured` also replays such a step as one CUDA graph. The last two need
+    # `paged`. `auto`: `captured` on a CUDA device, else `exact`.
     decode_shapes: DecodeShaping = "auto"
+    # The parts of a model that a CUDA device replays as graphs, a subset of GRAPHS: decode steps that are `captured`,
+    # the codes of a frame of speech, and calls of the vocoder.
     graphs: frozenset[str] = frozenset(GRAPHS)
 
     def __post_init__(self) -> None:
@@ -91,9 +90,9 @@ class EngineSettings:
             raise ValueError(f"decode steps that are {self.decode_shapes} need a paged KV layout")
 
     def kv_on(self, device: str) -> tuple[KvLayout, DecodeShaping]:
-        """Return the layout and the shapes on a type of device ("cpu", "cuda"), neither of them `auto`.
+        """Return the layout and the shapes, neither of them `auto`, for a type of device ("cpu", "cuda").
 
-        On a GPU the limit is the host, which else launches the kernels of each session.
+        A GPU gets `paged` and `captured`: otherwise the host limits it, which launches the kernels of each session.
         """
         layout, shapes = self.kv_layout, self.decode_shapes
         if shapes == "auto":
@@ -105,24 +104,25 @@ class EngineSettings:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """How full an engine is, as it was between two steps.
+    """An engine's use of its memory, measured between two steps."""
 
-    `sessions`: open sessions, parked ones included; `generating` and `parked` are counted among them.
-    `kv_bytes`: KV in the budgeted memory, kept prefixes included; `kv_total_bytes`: the budget, in whole pages.
-    `promised_bytes`: what sessions that are not parked hold or were promised. `parked_bytes`: KV in host memory and on
-    disk.
-    """
-
+    # Open sessions, parked ones included.
     sessions: int = 0
+    # Of `sessions`, those with a generation under way.
     generating: int = 0
+    # Of `sessions`, those whose KV is parked.
     parked: int = 0
+    # KV in the budgeted memory, kept prefixes included.
     kv_bytes: int = 0
+    # The budget for `kv_bytes`, rounded to whole pages.
     kv_total_bytes: int = 0
+    # Memory that the sessions that are not parked hold or were promised.
     promised_bytes: int = 0
+    # KV of parked sessions, in host memory and on disk.
     parked_bytes: int = 0
 
 
-# The id of a row that was given as an embedding and not as a token.
+# The id of a row that was given as an embedding instead of a token.
 EMBEDDED: None = None
 Row = int | None
 # One coordinate for each axis of the model's positions: one, or three for M-RoPE (time, height, width).
@@ -130,7 +130,7 @@ Position = tuple[int, ...]
 
 
 class Finish(Enum):
-    """Why a generation ended: a stop token, the limit of tokens, or the reader, which closed it before its end."""
+    """Why a generation ended: a stop token, the token limit, or a reader that closed it early."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -139,13 +139,13 @@ class Finish(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """A rule that the text of a generation keeps to, as text that any engine can be sent.
+    """A rule that the text of a generation must match, in a form that can be sent to any engine.
 
-    `kind`: what `text` is. A `json_schema` allows JSON that fits it. A `lark` grammar is in the form of the llguidance
-    library, with `%json` for a schema and `<[ID]>` for a token by its id.
-    `trigger`: where it is empty, the rule holds from the first token on, and once the text is all that the rule asks
-    for, a stop token of the generation ends it. Otherwise any text is allowed until it ends in `trigger`; then the rule
-    holds until the text is complete, and any text is allowed again.
+    `kind`: the language of `text`. `json_schema` allows JSON that matches the schema. `lark` is llguidance's dialect of
+    Lark, with `%json` for a schema and `<[ID]>` for a token by its id.
+    `trigger`: if empty, the rule holds from the first token on, and the generation ends with a stop token when the text
+    is complete. Otherwise any text is allowed until it ends in `trigger`. The rule then holds until its text is
+    complete, after which any text is allowed again.
     """
 
     kind: Literal["lark", "json_schema"]
@@ -153,58 +153,67 @@ class Grammar:
     trigger: str = ""
 
 
-# In place of a token, where logits are not numbers or leave none: the row fails when its token is read.
+# Stands for a token if the logits are NaN or every token is masked. The row fails when this token is read.
 NO_TOKEN = -1
 
 
 class Chooser(Protocol):
-    """A model's own way from logits to a token, in place of everything else that `Sampling` offers.
+    """A model's own way from logits to a token. It replaces all other options of `Sampling`.
 
-    One object is the state of one session, which the host keeps; the tokens of all sessions are chosen at once, on the
-    device of their logits. Both methods are called in the thread that runs the model, in turn, once for each token.
+    One object holds the state of one session, on the host. The tokens of all sessions are chosen in one call, on the
+    device of their logits. The model's thread calls both methods in turn, once for each token. Both may raise
+    ModelError.
     """
 
     @staticmethod
     def choose(choosers: Sequence[Any], logits: Any) -> Any:
-        """Return what is chosen for each session, int64 [n], on the device of the logits and without waiting for it.
+        """Choose for each session at once, on the device of the logits and without synchronizing with it.
 
-        `choosers`: objects of one class. `logits`: float32 [n, vocabulary], a row for each, not to be changed. NO_TOKEN
-        stands for logits that are not numbers. Raises ModelError.
+        Args:
+            choosers: Objects of one class, one for each session.
+            logits: float32 [n, vocabulary], one row for each session. Must not be changed.
+
+        Returns:
+            int64 [n]. NO_TOKEN stands for a row whose logits are NaN.
         """
         ...
 
     def accept(self, chosen: int) -> int:
-        """Return the token that `chosen`, once it is read, stands for, and remember it. Raises ModelError for none."""
+        """Return the token that `chosen` stands for, and remember it. Called after `chosen` is read from the device."""
         ...
 
 
 class StepProgram(Protocol):
     """A model's own way from the decoder's output to a token, and from there to the session's next input row.
 
-    For decoders whose tokens are a part of what the next row is made of, such as the first code of a frame of audio. It
-    runs within the step, so no event loop lies between two rows of a session. One object is the state of one
-    generation. All methods are called in the thread that runs the model: `run` and `accept` in turn, once for each
-    token, then `next_row` until it returns a row.
+    It serves decoders whose token is only one part of the next row, such as the first code of a frame of audio. It runs
+    within the step, so the event loop is not involved between two rows of a session. One object holds the state of one
+    generation. The model's thread calls all methods: `run` and `accept` in turn, once for each token, then `next_row`
+    until it returns a row. `run` and `accept` may raise ModelError; `accept` does for NO_TOKEN.
     """
 
     @staticmethod
     def run(programs: Sequence[Any], logits: Any, hidden: Any) -> Any:
-        """Return the numbers that a step chooses for each session, int64 [n, k], without waiting for the device.
+        """Choose the numbers of this step for each session, without synchronizing with the device.
 
-        `programs`: objects of one class. `logits`: float32 [n, vocabulary]. `hidden`: the hidden states [n, width] that
-        they were made of. Neither is to be changed. NO_TOKEN stands for numbers that cannot be chosen. Raises
-        ModelError.
+        Args:
+            programs: Objects of one class, one for each session.
+            logits: float32 [n, vocabulary]. Must not be changed.
+            hidden: The hidden states [n, width] that the logits were computed from. Must not be changed.
+
+        Returns:
+            int64 [n, k]. NO_TOKEN stands for a number that cannot be chosen.
         """
         ...
 
     def accept(self, numbers: Sequence[int]) -> int:
-        """Return the token of the numbers, once they are read, and remember them. Raises ModelError for NO_TOKEN."""
+        """Return the token of these numbers, and remember them. Called after they are read from the device."""
         ...
 
     def next_row(self) -> Any | None:
-        """Return the row that follows the token, float [1, width].
+        """Return the row that follows the token, float [1, width], or None if its input has not arrived yet.
 
-        None: it needs something that has not come. The session waits, and is asked again before each step.
+        After None the session waits, and `next_row` is called again before each step.
         """
         ...
 
@@ -219,36 +228,38 @@ class Sampling:
     temperature: float = 0.0
     # The number of likeliest tokens that may be sampled; 0: all.
     top_k: int = 0
-    # The share of probability, among what `top_k` leaves, that may be sampled; 1: all.
+    # The share of probability, among the tokens that `top_k` leaves, that may be sampled; 1: all.
     top_p: float = 1.0
-    # The least probability of a token, relative to the likeliest one; 0 leaves every token in.
+    # The least probability of a token, relative to the likeliest one; 0: every token may be sampled.
     min_p: float = 0.0
-    # Divides positive and multiplies negative logits of the tokens among the last `repetition_window` rows, the
-    # prompt's included (CTRL, arXiv:1909.05858).
+    # Divides the positive logits, and multiplies the negative ones, of the tokens among the last `repetition_window`
+    # rows, including the prompt (CTRL, arXiv:1909.05858). 1: off.
     repetition_penalty: float = 1.0
+    # The number of newest rows that `repetition_penalty` considers.
     repetition_window: int = 64
-    # Subtracted from the logits of tokens of this generation, once and for each occurrence (OpenAI's API).
+    # Subtracted once from the logits of each token that this generation has sampled (OpenAI's API).
     presence_penalty: float = 0.0
+    # Subtracted from the logits of such a token once for each occurrence (OpenAI's API).
     frequency_penalty: float = 0.0
-    # Of the random numbers; None draws one from the system's entropy.
+    # Seed of the random numbers; None draws one from the system's entropy.
     seed: int | None = None
-    # A token of these ends the generation, and stays its last row.
+    # Tokens that end the generation. The one that was sampled stays as the session's last row.
     stop: frozenset[int] = frozenset()
     # Tokens that are never sampled.
     forbid: tuple[int, ...] = ()
-    # Where given, no other token is sampled.
+    # The only tokens that may be sampled; None: no restriction.
     allow: tuple[int, ...] | None = None
-    # Added to the logits of its tokens.
+    # Values added to the logits, by token.
     bias: Mapping[int, float] = field(default_factory=dict)
-    # A rule that the text keeps to. Needs GRAMMAR.
+    # A rule that the text must match. Needs GRAMMAR.
     grammar: Grammar | None = None
-    # Tokens carry their log-probability.
+    # Whether tokens carry their log-probability.
     logprobs: bool = False
-    # Tokens carry the hidden state that they were sampled from. Needs HIDDEN_STATES.
+    # Whether tokens carry the hidden state that they were sampled from. Needs HIDDEN_STATES.
     hidden: bool = False
-    # Where given, it chooses, and nothing of the above shapes the logits. Needs CHOOSER.
+    # If given, it chooses the tokens, and no option above shapes the logits. Needs CHOOSER.
     chooser: Chooser | None = None
-    # Where given, it chooses likewise, and makes the row that follows each token but the last. Needs CHOOSER.
+    # If given, it chooses the tokens likewise, and makes the row after each token except the last. Needs CHOOSER.
     program: StepProgram | None = None
 
 
@@ -256,9 +267,9 @@ class Sampling:
 class Token:
     """One sampled token.
 
-    `logprob`: its natural log-probability under the model's own distribution, before any shaping; None where
-    `Sampling.logprobs` is off. `hidden`: the decoder's last hidden state, float [width]; None where `hidden` is off.
-    `numbers`: all that `Sampling.program` chose with it; empty without one.
+    `logprob`: its natural log-probability under the model's own distribution, before any option shapes the logits; None
+    unless `Sampling.logprobs` is set. `hidden`: the decoder's last hidden state, float [width]; None unless
+    `Sampling.hidden` is set. `numbers`: all that `Sampling.program` chose with it; empty without a program.
     """
 
     id: int
@@ -267,128 +278,144 @@ class Token:
     numbers: Sequence[int] = ()
 
 
-# Receives what the decoder's tapped layer made of embedding rows: the offset of the first among the rows that were
-# given together, and float [n, width], which it has to copy if it keeps it. Called in the thread that runs the model,
-# before any token that follows these rows is delivered, and again for rows that are computed again.
+# Receives the output of the decoder's tapped layer for embedding rows. Arguments: the offset of the first row among the
+# rows of one `append_embeddings` call, and float [n, width], which the sink must copy to keep. Called in the model's
+# thread, before any token that follows these rows is delivered, and again if the rows are computed again.
 Sink = Callable[[int, Any], None]
 
 
 class Session(Protocol):
-    """One sequence of rows that lives as long as a conversation, with its KV. Closed by its owner.
+    """One sequence of rows and its KV, which lives as long as a conversation. Its owner closes it.
 
-    Rows are counted from its start. It is used from one event loop. Everything but `settle`, `generate` and `fork`
-    returns at once, and takes effect in the order of the calls. While a generation is under way, every call but `close`
-    and `settle` raises EngineError; once the session is closed, every call but `close` does. Once the engine is closed,
-    they raise Refused.
+    Rows are counted from the session's start. A session is used from one event loop. All methods except `settle`,
+    `generate` and `fork` return at once and take effect in the order of the calls.
+
+    While a generation is under way, every method except `close` and `settle` raises EngineError. After the session is
+    closed, every method except `close` does. After the engine is closed, they raise Refused. A method raises
+    CapabilityError if it needs a capability that the engine lacks.
     """
 
     @property
     def length(self) -> int:
-        """Rows given, and sampled and read, so far; rows that left the context are counted too."""
+        """The number of rows given, or sampled and read, so far. Includes rows that left the context."""
         ...
 
     @property
     def cached(self) -> int:
-        """Rows at the head whose KV was there when the session came to them: those of another session, or kept ones.
-
-        Known once the first rows are computed, and 0 before.
-        """
+        """The number of first rows whose KV was kept or came from another session; 0 until they are computed."""
         ...
 
     @property
     def context_start(self) -> int:
-        """The first row behind the pinned ones that is still in the context.
+        """The first row after the pinned ones that is still in the context, as of the last step.
 
-        Equal to the number of pinned rows until a cut or an eviction. Of the last step: rows given since may move it.
+        Equal to the number of pinned rows until a cut or an eviction. Rows given since the last step may move it.
         """
         ...
 
     @property
     def finish(self) -> Finish | None:
-        """Why the last generation ended; None before the first, while one is under way, and after one that failed."""
+        """Why the last generation ended. None before the first, while one is under way, and after one that failed."""
         ...
 
     def append(self, ids: Sequence[int], positions: Sequence[Position] | None = None) -> None:
-        """Add tokens at the end. With PREFILL_AHEAD they are computed at once, but for the newest one.
+        """Add tokens at the end. With PREFILL_AHEAD all of them except the newest are computed at once.
 
-        `positions`: one for each token, counted from the first free one; None: each follows the one before it. Raises
-        ValueError where their number differs, CapabilityError for positions without EMBEDDING_ROWS.
+        Args:
+            ids: The tokens.
+            positions: One for each token, counted from the first free one. Needs EMBEDDING_ROWS. None: consecutive.
+
+        Raises:
+            ValueError: The numbers of tokens and positions differ.
         """
         ...
 
     def append_embeddings(
         self, rows: Any, positions: Sequence[Position] | None = None, sink: Sink | None = None
     ) -> None:
-        """Add embeddings, float [n, width], at the end, as `append` adds tokens. Needs EMBEDDING_ROWS.
+        """Add embeddings at the end, as `append` adds tokens. Needs EMBEDDING_ROWS.
 
-        `sink` receives what the decoder's tapped layer makes of them, before any token that follows is delivered; it
-        needs HIDDEN_STATES, and a decoder without such a layer fails the session then. Raises ValueError for another
-        shape, CapabilityError.
+        Args:
+            rows: float [n, width].
+            positions: As for `append`.
+            sink: Receives the tapped layer's output for these rows before any token that follows is delivered. Needs
+                HIDDEN_STATES. If the decoder has no tapped layer, the session fails.
+
+        Raises:
+            ValueError: The rows have another shape.
         """
         ...
 
     def pin(self) -> None:
-        """Keep all rows so far (the system prompt) whenever the context is cut."""
+        """Keep all rows given so far (the system prompt) in every later context cut."""
         ...
 
     def start_turn(self) -> None:
-        """Mark the next row as the beginning of a turn, where a context cut falls if one is in reach."""
+        """Mark the next row as the beginning of a turn. A context cut falls on such a row if one is near enough."""
         ...
 
     def rollback(self, position: int) -> None:
-        """Take back all rows from `position` on. With EXACT_ROLLBACK it costs nothing: the KV before it stays.
+        """Take back all rows from `position` on. With EXACT_ROLLBACK this is free: the KV before `position` stays.
 
-        Raises EngineError for a row that is not there or has left the context.
+        Raises EngineError if the row does not exist or has left the context.
         """
         ...
 
     def evict(self, count: int) -> None:
-        """Drop the `count` oldest rows after the pinned ones; `length` still counts them. Needs EVICT.
+        """Drop the `count` oldest rows after the pinned ones. `length` still counts them. Needs EVICT.
 
-        The KV of the rows behind them stays. So, unlike after a context cut, these rows still carry what was dropped:
-        their keys and values were computed with it. Raises CapabilityError. Fewer rows than `count` are a mistake of
-        the caller, which is logged, and nothing is dropped.
+        The KV of the later rows stays. Unlike after a context cut, these rows still carry traces of the dropped ones,
+        because their keys and values were computed with them. If `count` exceeds the rows that can be dropped, the
+        engine logs the caller's mistake and drops nothing.
         """
         ...
 
     async def settle(self, *, include_newest: bool = False) -> None:
-        """Wait until the rows given so far are in the KV. Without PREFILL_AHEAD it returns at once.
+        """Wait until the KV of the rows given so far is computed. Returns at once without PREFILL_AHEAD.
 
-        The newest row is left for the generation that needs its logits, unless `include_newest`. Raises ModelError
-        where a step failed, EngineError where the session or the engine was closed meanwhile.
+        Args:
+            include_newest: Compute the newest row too. By default it is left for the generation that needs its logits.
+
+        Raises:
+            ModelError: A step failed.
+            EngineError: The session or the engine was closed meanwhile.
         """
         ...
 
     def generate(self, params: Sampling) -> AsyncGenerator[Token, None]:
-        """Sample tokens after the last row and yield them as they come; each becomes a row of the session.
+        """Sample tokens after the last row and yield each as it is sampled. Each becomes a row of the session.
 
-        `finish` says why it ended. Closing the generator, or cancelling its task, ends the generation within a step and
-        leaves the session with just the tokens that were yielded. The engine may be a few dozen tokens ahead of the
-        reader, and no more. Raises ModelError where a step failed, EngineError where there are no rows, CapabilityError
-        for what the engine cannot do, GrammarError for a grammar that it does not accept.
+        `finish` says afterwards why the generation ended. Closing the generator, or cancelling its task, ends the
+        generation within one step; the session keeps exactly the tokens that were yielded. The engine runs at most a
+        few dozen tokens ahead of the reader.
+
+        Raises:
+            ModelError: A step failed.
+            EngineError: The session has no rows.
+            GrammarError: The engine does not accept the grammar.
         """
         ...
 
     async def fork(self) -> Session:
         """Return another session with the same rows, which the caller closes. Needs FORK.
 
-        Its KV is shared until one of the two writes. Raises Refused where there is no room for another session,
-        CapabilityError.
+        The two share their KV until one of them writes. Raises Refused if there is no room for another session.
         """
         ...
 
     def close(self, *, keep: bool = False) -> None:
-        """Give back the session's KV. Closing it again, or after the engine, changes nothing.
+        """Give back the session's KV. A no-op if the session or the engine is closed already.
 
-        `keep`: leave the KV to later sessions that begin with the same tokens, while there is room for it.
+        Args:
+            keep: Leave the KV to later sessions that begin with the same tokens, while there is room for it.
         """
         ...
 
 
 class Capable(Protocol):
-    """What says what it can do.
+    """An object with a name and capabilities, such as an engine.
 
-    `name`: of this kind of engine, in errors and in settings. `capabilities`: they do not change while it lives.
+    `name`: the kind of engine, in errors and in settings. `capabilities`: constant for the object's lifetime.
     """
 
     @property
@@ -401,10 +428,10 @@ class Capable(Protocol):
 class DecoderFacts(Protocol):
     """Facts of a decoder, or of an engine that steps it.
 
-    `context_rows`: the most rows of a session that are in the KV: the model's, the settings', or what the memory holds.
-    `vocabulary_size`: tokens of the model's head, which may be more than its tokenizer knows. `width`: numbers of an
-    embedding that is given as a row. `eos_tokens`: the tokens that end a text by the model's configuration; they end a
-    generation only if `Sampling.stop` has them.
+    `context_rows`: the most rows of a session that the KV holds: the least of the model's limit, the settings' and the
+    memory's. `vocabulary_size`: tokens of the model's head, which may exceed the tokenizer's. `width`: length of an
+    embedding row. `eos_tokens`: the tokens that end a text by the model's configuration. They end a generation only if
+    they are in `Sampling.stop`.
     """
 
     @property
@@ -421,45 +448,53 @@ class DecoderFacts(Protocol):
 
 
 class Engine(Capable, DecoderFacts, Protocol):
-    """What steps one model for all its sessions, from its construction until `close`. Used from any event loop."""
+    """Steps one model for all its sessions, from construction until `close`. Used from any event loop."""
 
     @property
     def last_state(self) -> EngineState:
-        """How full the engine was after its last step. Read without waiting."""
+        """The engine's state after its last step. Returns without waiting."""
         ...
 
     async def state(self) -> EngineState:
-        """Return how full the engine is now. Waits for the step under way. Raises Refused after `close`."""
+        """Return the engine's state now, after the step under way. Raises Refused if the engine is closed."""
         ...
 
     async def open(self, reserve_rows: int | None = None, *, owner: Hashable | None = None) -> Session:
-        """Return a session without rows, with room promised for `reserve_rows` (None: as the settings say).
+        """Return a new session without rows, which the caller closes. Waits for the step under way.
 
-        `owner`: whose rows they are, by any value. Sessions that begin alike share their KV only where their owners are
-        equal, so that neither `Session.cached` nor the time of a step tells what others have said; None: with nobody.
-        The caller closes it. Waits for the step under way. A caller that is cancelled meanwhile leaves no session
-        behind. Raises Refused where there is no room, or after `close`.
+        A caller that is cancelled while it waits leaves no session behind.
+
+        Args:
+            reserve_rows: Rows that the session is promised room for. None: `EngineSettings.reserve_rows`.
+            owner: Identifies the owner of the rows. Only sessions of equal owners share KV, so neither `Session.cached`
+                nor the time of a step reveals another owner's text. None: the session shares KV with no other.
+
+        Raises:
+            Refused: There is no room, or the engine is closed.
         """
         ...
 
     async def prepare_grammar(self, grammar: Grammar, stop: frozenset[int]) -> None:
-        """Have a grammar ready, so that a generation with it and the stop tokens `stop` begins at once. Needs GRAMMAR.
+        """Compile a grammar, so that a generation with it and the stop tokens `stop` begins at once. Needs GRAMMAR.
 
-        A generation prepares what was not prepared. Raises CapabilityError, and GrammarError for a grammar that the
-        engine does not accept; an engine that learns of that later raises it with the generation.
+        Optional: a generation compiles a grammar that was not prepared.
+
+        Raises:
+            CapabilityError: The engine lacks GRAMMAR.
+            GrammarError: The engine does not accept the grammar. Some engines raise it only when a generation begins.
         """
         ...
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the engine after the step under way, and block until it ended or `timeout_s` passed.
+        """End the engine after the step under way, and block until it has ended or `timeout_s` has passed.
 
-        Generations that are read and calls that wait get an EngineError; later calls raise Refused.
+        Generations under way and calls that wait raise EngineError; later calls raise Refused.
         """
         ...
 
 
 def require(engine: Capable, needed: Capabilities) -> None:
-    """Raise CapabilityError where `engine` cannot do all of `needed`; it names the engine and what is missing."""
+    """Raise CapabilityError unless `engine` can do all of `needed`. The message names it and what is missing."""
     if missing := needed & ~engine.capabilities:
         names = ", ".join(str(capability.name) for capability in missing)
         raise CapabilityError(f"the engine {engine.name!r} has no {names}")

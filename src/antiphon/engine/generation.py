@@ -1,6 +1,7 @@
-"""A generation that is under way: what an engine's thread and the reader of the tokens share.
+"""A generation under way: the state that the model's thread and the reader of its tokens share.
 
-Engines use it inside; the contract in `api.py` does not have it. It knows neither tensors nor how tokens are chosen.
+For use inside engines only; the contract in `api.py` does not mention it. This module knows neither tensors nor how
+tokens are chosen.
 """
 
 from __future__ import annotations
@@ -15,38 +16,38 @@ from antiphon.engine.api import Finish, Sampling, Token
 class Constraint(Protocol):
     """A rule about which tokens may follow, such as a compiled grammar. One object serves one generation.
 
-    Both methods are called in the model's thread, between steps: what they take delays every session.
+    The model's thread calls both methods between steps, so their time delays every session.
     """
 
     def allowed(self) -> Any:
         """Return the tokens that may come next as uint32 [ceil(vocabulary / 32)], bit t % 32 of word t // 32.
 
-        None allows all tokens. Raises GrammarError for a rule that takes too long to follow.
+        None allows all tokens. Raises GrammarError if the rule takes too long to evaluate.
         """
         ...
 
     def accept(self, token: int) -> None:
-        """Advance past a token that was sampled. Raises ValueError where the rule does not allow that token."""
+        """Advance past a sampled token. Raises ValueError if the rule does not allow that token."""
         ...
 
 
 @dataclass(slots=True)
 class Generation:
-    """A generation that is under way, shared by the model's thread and its reader.
+    """A generation under way, shared by the model's thread and its reader."""
 
-    `deliver`: called in the model's thread with each token, then with one Finish or the error that ended it; it must
-    not block. `start`: the session's rows when it began. `constraint`: what `params.grammar` was compiled to.
-    `produced`: tokens sampled, counted by the model's thread. `consumed`: tokens read, counted by the reader; the
-    engine waits for a reader that falls too far behind. `waits_for_row`: `params.program` has no row yet for the newest
-    token, whose own row stands in for it.
-    """
-
+    # The options that the tokens are chosen by.
     params: Sampling
+    # Called in the model's thread with each token, then with one Finish or the error that ended it. Must not block.
     deliver: Callable[[Token | Finish | Exception], None]
+    # The session's number of rows when the generation began.
     start: int
+    # The compiled form of `params.grammar`; None without a grammar.
     constraint: Constraint | None = None
+    # Tokens sampled. Only the model's thread writes it.
     produced: int = 0
+    # Tokens read. Only the reader writes it; the engine waits for a reader that falls too far behind.
     consumed: int = 0
+    # Whether `params.program` has no row yet for the newest token. The token's own row holds its place meanwhile.
     waits_for_row: bool = False
-    # The runner's own state of the generation (a random number generator); opaque here.
+    # The runner's own state of the generation (a random number generator), opaque here.
     sampler: Any = None

@@ -1,7 +1,7 @@
-"""Grammars, which are text, compiled into what holds sampled tokens to them.
+"""Compilation of grammars into objects that constrain sampled tokens.
 
-A `GrammarCompiler` has the tokenizer of one model; what it makes serves one generation. It uses the llguidance library,
-and knows neither sessions nor steps.
+A `GrammarCompiler` holds the tokenizer of one model. Each object it returns serves one generation. This module uses the
+llguidance library, and knows neither sessions nor steps.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from antiphon.engine.generation import Constraint
 from antiphon.engine.grammar_trial import TRIALS
 from antiphon.errors import GrammarError
 
-# Compiled grammars that are kept, for the generations to come with the same schema or tools. Together they have no more
+# The most compiled grammars to keep for later generations with the same schema or tools. Together they take no more
 # memory than one grammar may take (GrammarLimits.memory_mb).
 MAX_KEPT = 16
-# A mask is made in the model's step, which all sessions share: a grammar whose masks take more than MAX_MASK_S of
-# processor time in the mean of MIN_MASKS or more is refused. Those of ordinary tools take 0.1 ms.
+# Masks are computed in the model's step, which all sessions share. A grammar is refused if its masks take more than
+# MAX_MASK_S of processor time on average, over at least MIN_MASKS. Masks of ordinary tools take 0.1 ms.
 MAX_MASK_S, MIN_MASKS = 0.020, 8
-# Refused grammars that are remembered.
+# The number of refused grammars to remember.
 MAX_SLOW = 64
-# Between two tokens of JSON: a small model that may would go on with line breaks for ever.
+# The whitespace allowed between two tokens of JSON. Without a limit, a small model may emit line breaks forever.
 WHITESPACE = r"\n? {0,16}"
 
-# The symbols that a grammar may have, of which the library can number 65,536, and those of one schema: objects of some
-# 1,500 properties, which take it 0.5 s.
+# The most symbols of a grammar (the library can number 65,536), and of one schema: objects of some 1,500 properties,
+# which take the library 0.5 s.
 MAX_SYMBOLS, MAX_SCHEMA_SYMBOLS = 60_000, 20_000
 
 
 def fault_of(grammar: Grammar) -> str:
-    """Return why no engine could keep to a grammar, whatever its tokenizer, in one line; "" where one can.
+    """Return why no engine can enforce a grammar, whatever its tokenizer, in one line; "" if one can.
 
-    A JSON schema may have MAX_SCHEMA_SYMBOLS. Takes as much time and memory as the grammar wants: `grammar_trial.py`
-    calls it where both have an end.
+    A JSON schema may have MAX_SCHEMA_SYMBOLS. Time and memory are not limited here: `grammar_trial.py` calls this in a
+    process that limits both.
     """
     try:
         is_schema = grammar.kind == "json_schema"
         matcher = _matcher(_byte_tokenizer(), grammar, MAX_SCHEMA_SYMBOLS if is_schema else MAX_SYMBOLS)
         matcher.compute_bitmask()
         if matcher.is_stopped():
-            return "no text fits it"
+            return "no text matches it"
     except ValueError as error:
         return _reason(str(error))
     return ""
@@ -60,7 +60,7 @@ def _byte_tokenizer() -> LLTokenizer:
 
 
 def _matcher(tokenizer: LLTokenizer, grammar: Grammar, max_symbols: int) -> LLMatcher:
-    """A matcher at the start of the grammar. Raises ValueError."""
+    """A matcher at the start of the grammar. Raises ValueError if the grammar does not compile."""
     if grammar.kind == "json_schema":
         text = LLMatcher.grammar_from_json_schema(grammar.text, defaults={"whitespace_pattern": WHITESPACE})
     else:
@@ -80,41 +80,41 @@ def _reason(text: str) -> str:
 
 
 class GrammarFollower(Constraint, Protocol):
-    """What holds one generation to a grammar, and says where in it the text is."""
+    """A constraint of one generation that also reports its progress in the grammar."""
 
     @property
     def num_tokens(self) -> int | None:
-        """How many tokens of the grammar there are so far; None where any text is allowed."""
+        """The number of tokens matched by the grammar so far; None while any text is allowed."""
         ...
 
 
 class GrammarCompiler:
     """Compiles grammars for one model, and keeps the newest. May be used from any thread.
 
-    `tokenizer`: the model's. `vocabulary_size`: how many tokens its head has, which may be more than the tokenizer
-    knows. `clock`: seconds of processor time of the calling thread.
+    `tokenizer`: the model's tokenizer. `vocabulary_size`: tokens of the model's head, which may exceed the tokenizer's.
+    `clock`: seconds of processor time of the calling thread.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, vocabulary_size: int, *, clock: Callable[[], float] = time.thread_time
     ) -> None:
         self._tokenizer, self._vocabulary_size, self._clock = tokenizer, vocabulary_size, clock
-        # The library's copies of the tokenizer, by the tokens that may follow a whole text. Bound: a model's
-        # conversations have the same stop tokens, so there is one.
+        # The library's copies of the tokenizer, by the stop tokens. Bound: all conversations of a model have the same
+        # stop tokens, so there is one copy.
         self._copies: dict[frozenset[int], LLTokenizer] = {}
         # Matchers at the start of their grammar and their memory in MiB, the oldest first. Bound: MAX_KEPT, and the
-        # memory of one grammar; the oldest goes.
+        # memory of one grammar; the oldest is dropped.
         self._kept: dict[tuple[Grammar, frozenset[int]], tuple[LLMatcher, float]] = {}
-        # Grammars whose masks take too long, and why. Bound: MAX_SLOW; the oldest goes.
+        # Grammars whose masks take too long, and why. Bound: MAX_SLOW; the oldest is dropped.
         self._slow: dict[Grammar, str] = {}
         self._lock = threading.Lock()
 
     def compile(self, grammar: Grammar, stop: frozenset[int]) -> GrammarFollower:
-        """Return what holds one generation to `grammar`; `stop` are its stop tokens, one of which ends a whole text.
+        """Return a constraint that enforces `grammar` in one generation. One of the tokens `stop` ends a complete text.
 
-        Blocks for milliseconds, and for about a second with stop tokens that are new, for the library's copy of the
-        tokenizer; otherwise as `GrammarTrials.check_all`. Raises GrammarError for what the library does not accept,
-        whether or not the trigger ever comes, and for what takes more than the limits of a grammar.
+        Blocks for milliseconds, or for about a second with new stop tokens, to copy the tokenizer; a new grammar blocks
+        as long as `GrammarTrials.check_all`. Raises GrammarError if the library does not accept the grammar, even if
+        its trigger never occurs, or if it exceeds the limits.
         """
         if reason := self._slow.get(grammar):
             raise GrammarError(reason)
@@ -130,7 +130,7 @@ class GrammarCompiler:
         return self._constraint(grammar, matcher)
 
     def kept(self, grammar: Grammar, stop: frozenset[int]) -> GrammarFollower | None:
-        """Return what `compile` does for a grammar that is kept, without blocking; None for others."""
+        """Return the result of `compile` without blocking if the grammar is kept, else None."""
         with self._lock:
             found = self._kept.get((grammar, stop))
         return None if found is None else self._constraint(grammar, found[0])
@@ -139,7 +139,7 @@ class GrammarCompiler:
         return sum(memory_mb for _, memory_mb in self._kept.values())
 
     def _refuse(self, grammar: Grammar, reason: str) -> None:
-        """Compile a grammar no more."""
+        """Remember that a grammar is refused, and drop its compiled forms."""
         with self._lock:
             self._slow[grammar] = reason
             if len(self._slow) > MAX_SLOW:
@@ -148,7 +148,7 @@ class GrammarCompiler:
                 del self._kept[key]
 
     def _compiled(self, grammar: Grammar, stop: frozenset[int]) -> LLMatcher:
-        """A matcher at the start of the grammar. Raises ValueError."""
+        """A matcher at the start of the grammar. Raises ValueError if the grammar does not compile."""
         copy = self._copies.get(stop)
         if copy is None:
             copy = LLTokenizer(self._tokenizer.to_str(), n_vocab=self._vocabulary_size, eos_token=sorted(stop))
@@ -168,7 +168,7 @@ class GrammarCompiler:
 
 
 class GrammarMatcher:
-    """Allows only text that a grammar allows, then one of the stop tokens. A GrammarFollower."""
+    """Allows only text that matches a grammar, then one of the stop tokens. A GrammarFollower."""
 
     def __init__(
         self,
@@ -177,8 +177,10 @@ class GrammarMatcher:
         refuse: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        """`matcher`: at the start of the grammar; it is this object's own from here on. `refuse`: called with the
-        reason where its masks take too long. `clock`: as in GrammarCompiler.
+        """Begin at the start of a grammar.
+
+        `matcher`: at the start of the grammar; this object owns it from now on. `refuse`: called with the reason if its
+        masks take too long. `clock`: as in GrammarCompiler.
         """
         self._matcher, self._refuse, self._clock = matcher, refuse, clock
         self._bits = np.zeros(-(-vocabulary_size // 32), np.uint32)
@@ -187,33 +189,32 @@ class GrammarMatcher:
 
     @property
     def complete(self) -> bool:
-        """Whether the text is all that the grammar asks for, so that nothing but a stop token may follow."""
+        """Whether the text is complete, so that only a stop token may follow."""
         return bool(self._matcher.is_stopped())
 
     def allowed(self) -> Any:
         """Return the tokens that may come next, as a bit mask that is valid until the next call.
 
-        Raises GrammarError where the masks so far took more than MAX_MASK_S in the mean.
+        Raises GrammarError if the masks so far took more than MAX_MASK_S on average.
         """
         started_s = self._clock()
         self._matcher.unsafe_compute_mask_ptr(self._bits.ctypes.data, self._bits.nbytes)
         self._masks, self._masks_s = self._masks + 1, self._masks_s + self._clock() - started_s
         if self._masks_s > MAX_MASK_S * max(self._masks, MIN_MASKS):
-            reason = f"following it takes more than {MAX_MASK_S * 1e3:.0f} ms a token"
+            reason = f"evaluating it takes more than {MAX_MASK_S * 1e3:.0f} ms a token"
             self._refuse(reason)
             raise GrammarError(reason)
         return self._bits
 
     def accept(self, token: int) -> None:
-        """Advance past a sampled token. Raises ValueError where the grammar does not allow it."""
+        """Advance past a sampled token. Raises ValueError if the grammar does not allow it."""
         if not self._matcher.is_stopped() and not self._matcher.consume_token(token):
             raise ValueError(self._matcher.get_error() or f"token {token}")
         self.num_tokens = (self.num_tokens or 0) + 1
 
 
 class TriggeredMatcher:
-    """Allows any text until it ends in a trigger, then what a grammar allows until that is complete. A
-    GrammarFollower.
+    """Allows any text until a trigger, then only text that matches a grammar until that is complete. A GrammarFollower.
 
     `begin`: returns a new matcher of the grammar. `token_text`: returns a token's text.
     """
@@ -225,15 +226,15 @@ class TriggeredMatcher:
 
     @property
     def num_tokens(self) -> int | None:
-        """How many tokens of the grammar there are since the last trigger; None where any text is allowed."""
+        """The number of tokens matched since the last trigger; None while any text is allowed."""
         return self._inside.num_tokens if self._inside else None
 
     def allowed(self) -> Any:
-        """Return what the grammar allows behind the trigger; None, which allows all, elsewhere."""
+        """Return the tokens that the grammar allows after the trigger; None, which allows all, elsewhere."""
         return self._inside.allowed() if self._inside else None
 
     def accept(self, token: int) -> None:
-        """Advance past a sampled token. Raises ValueError where the grammar behind the trigger forbids it."""
+        """Advance past a sampled token. Raises ValueError if the grammar is active and forbids it."""
         if self._inside:
             self._inside.accept(token)
             if self._inside.complete:

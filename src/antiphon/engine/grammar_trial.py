@@ -1,9 +1,9 @@
-"""Grammars of clients, tried in a process of their own before anything else compiles them.
+"""Trial compilation of clients' grammars in a separate process, before any other code compiles them.
 
-A grammar library is native code, which nothing in its own process can stop, and the intersection of a few patterns can
-take it gigabytes and hours. So each grammar is compiled once in a child of a small process (`python -m` this module),
-which the kernel ends after `GrammarLimits.cpu_s` of processor time or at `GrammarLimits.memory_mb` of memory. What
-passes costs the server no more than that.
+A grammar library is native code, which cannot be stopped from within its own process. Intersecting a few patterns can
+take it gigabytes and hours. So each grammar is first compiled in a forked child of a small process (`python -m` this
+module). The kernel ends the child after `GrammarLimits.cpu_s` of processor time or at `GrammarLimits.memory_mb` of
+memory. A grammar that passes takes no more than that in the server.
 """
 
 from __future__ import annotations
@@ -28,27 +28,25 @@ from typing import NamedTuple
 from antiphon.engine.api import Grammar
 from antiphon.errors import EngineError, GrammarError
 
-# Results that are remembered, by the digest of the grammar: sessions that begin alike have the same tools.
+# The number of cached results, by the grammar's digest. Sessions that begin alike have the same tools.
 MAX_REMEMBERED = 1024
-# A child that is stopped, or starved of its processor, is ended after this many times its processor time, and a second.
+# A child that is stopped or starved of processor time is killed after STARVED times its processor time plus a second.
 STARVED = 10
-# A token by its id, which the tokenizer of a trial does not have. 257 is one of the tokens that it has.
+# A token by its id. The tokenizer of a trial does not have that token; 257 is one that it has.
 _TOKEN_BY_ID, _ANY_TOKEN = re.compile(r"<\[\d+\]>"), "<[257]>"
 
 
 @dataclass(frozen=True, slots=True)
 class GrammarLimits:
-    """What a client's grammars may take: the processor time of compiling what one message has, in seconds, and the
-    memory of it, in MiB.
-    """
+    """The limits for the grammars of one message: processor time in seconds, and memory in MiB, to compile them."""
 
     cpu_s: float = 2.0
     memory_mb: int = 512
 
 
 class TriedGrammar(NamedTuple):
-    """A trial's result. `fault`: why no engine can keep to the grammar, in one line; "" where one can. `memory_mb`: of
-    compiling it, in MiB.
+    """The result of a trial. `fault`: why no engine can enforce the grammar, in one line; "" if one can. `memory_mb`:
+    the memory that compiling it takes, in MiB.
     """
 
     fault: str
@@ -56,27 +54,27 @@ class TriedGrammar(NamedTuple):
 
 
 class GrammarTrials:
-    """Tries grammars, in as many processes as threads ask at once; they start when they are needed. From any thread.
+    """Tries grammars, in a process for each thread that asks at the same time. May be used from any thread.
 
-    `limits`: of the trials to come.
+    Processes start on demand. `limits`: the limits of later trials.
     """
 
     def __init__(self, limits: GrammarLimits | None = None) -> None:
         self.limits = limits or GrammarLimits()
-        # Bound: MAX_REMEMBERED; the oldest goes.
+        # Bound: MAX_REMEMBERED; the oldest is dropped.
         self._remembered: dict[bytes, TriedGrammar] = {}
-        # Bound: one for each thread that asks at once; the lane that asks has few.
+        # Bound: one for each thread that asks at the same time. The grammar lane has few threads.
         self._idle: list[_TrialProcess] = []
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start a process, so that the first trial finds one. Does not wait for it; does nothing where there is one."""
+        """Start a process ahead of the first trial, without waiting for it. A no-op if one exists."""
         with self._lock:
             if not self._idle:
                 self._idle.append(_TrialProcess())
 
     def close(self) -> None:
-        """End the processes that try nothing now; a later trial starts another one."""
+        """End the idle processes. A later trial starts another one."""
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:
@@ -84,20 +82,20 @@ class GrammarTrials:
 
     @property
     def pids(self) -> list[int]:
-        """The ids of the processes that try nothing now."""
+        """The ids of the idle processes."""
         with self._lock:
             return [process.pid for process in self._idle]
 
     def check(self, grammar: Grammar) -> float:
-        """Return the memory that compiling the grammar takes, in MiB. Raises as `check_all` does."""
+        """Return the memory that compiling the grammar takes, in MiB. Raises the errors of `check_all`."""
         return self.check_all([grammar])[0]
 
     def check_all(self, grammars: Sequence[Grammar]) -> list[float]:
-        """Return the memory that compiling each grammar takes, in MiB. All of them share the limits.
+        """Return the memory that compiling each grammar takes, in MiB. All of them together share the limits.
 
-        Blocks for milliseconds, at once for grammars that were tried of late, and for GrammarLimits.cpu_s at most on a
-        processor that is free. Raises GrammarError for a grammar that no engine can keep to, whatever its tokenizer, or
-        that exceeds the limits: `index` says which. Raises EngineError where no process starts.
+        Returns at once for grammars that were tried recently. Otherwise blocks for milliseconds, and for at most
+        GrammarLimits.cpu_s if a processor is free. Raises GrammarError, with the grammar's `index`, if no engine can
+        enforce a grammar, whatever its tokenizer, or if it exceeds the limits. Raises EngineError if no process starts.
         """
         digests = [_digest(grammar) for grammar in grammars]
         with self._lock:
@@ -116,17 +114,17 @@ class GrammarTrials:
         return [known[digest].memory_mb for digest in digests]
 
     def _try(self, grammars: Sequence[Grammar]) -> list[TriedGrammar]:
-        """The results of grammars, up to the first that has a fault."""
+        """The results of the grammars, up to the first with a fault."""
         with self._lock:
             process = self._idle.pop() if self._idle else None
         if process:
-            # It may have ended meanwhile, as where the machine had no memory left.
+            # The process may have ended meanwhile, for example because the machine ran out of memory.
             with suppress(OSError, ValueError):
                 return self._attempt(process, grammars)
         try:
             return self._attempt(_TrialProcess(), grammars)
         except (OSError, ValueError) as error:
-            raise EngineError(f"no process tries grammars: {error}") from error
+            raise EngineError(f"the process that tries grammars failed: {error}") from error
 
     def _attempt(self, process: _TrialProcess, grammars: Sequence[Grammar]) -> list[TriedGrammar]:
         try:
@@ -141,18 +139,18 @@ class GrammarTrials:
 
 
 class _TrialProcess:
-    """The process whose children try grammars, one batch after the other. Used by one thread at a time."""
+    """The process whose children try grammars, one batch after another. Used by one thread at a time."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", __name__]
-        # In a session of its own: a Ctrl-C in the server's terminal is the server's.
+        # In a session of its own, so that a Ctrl-C in the server's terminal does not reach it.
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
         )
         self.pid, self.is_alive = self._process.pid, True
 
     def attempt(self, grammars: Sequence[Grammar], limits: GrammarLimits) -> list[TriedGrammar]:
-        """Return the results, up to the first that has a fault. Raises OSError, ValueError where the process ended."""
+        """Return the results, up to the first with a fault. Raises OSError or ValueError if the process ended."""
         assert self._process.stdin
         asked = {
             "cpu_s": limits.cpu_s,
@@ -168,7 +166,7 @@ class _TrialProcess:
         return [TriedGrammar(fault, memory_mb) for fault, memory_mb in json.loads(line)]
 
     def end(self) -> None:
-        """End it and its children."""
+        """Kill the process and its children, and wait for it."""
         self.is_alive = False
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -176,7 +174,7 @@ class _TrialProcess:
             self._process.communicate()
 
     def _line(self, timeout_s: float) -> bytes | None:
-        """Its next line; None where none comes in time. Raises OSError where it ended."""
+        """The process's next line; None if it does not arrive in time. Raises OSError if the process ended."""
         assert self._process.stdout
         out, line, until_s = self._process.stdout, b"", time.monotonic() + timeout_s
         while not line.endswith(b"\n"):
@@ -184,7 +182,7 @@ class _TrialProcess:
                 return None
             piece = os.read(out.fileno(), 1 << 16)
             if not piece:
-                raise OSError("it ended")
+                raise OSError("the process ended")
             line += piece
         return line
 
@@ -202,8 +200,8 @@ def _digest(grammar: Grammar) -> bytes:
 
 
 def _serve() -> None:
-    """Answer batches, one line each, until the server closes the pipe or is gone."""
-    # Loaded once, before any child: a child begins within milliseconds.
+    """Answer batches, one line each, until the server closes the pipe or ends."""
+    # Loaded once, before the first fork, so that a child begins within milliseconds.
     from antiphon.engine.grammar import fault_of
 
     fault_of(Grammar("json_schema", "{}"))
@@ -216,7 +214,7 @@ def _serve() -> None:
 
 
 def _tried(grammars: Sequence[Grammar], limits: GrammarLimits) -> list[tuple[str, float]]:
-    """The faults and the memory of grammars, up to the first that has one, found in a child."""
+    """Try the grammars in a child. Returns each one's fault and memory, up to the first with a fault."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -235,7 +233,7 @@ def _tried(grammars: Sequence[Grammar], limits: GrammarLimits) -> list[tuple[str
 
 
 def _try_here(grammars: Sequence[Grammar], limits: GrammarLimits, writing: int) -> None:
-    """Write a line for each grammar up to the first that has a fault, and end this process."""
+    """Write a line for each grammar, up to the first with a fault, and end this process."""
     from antiphon.engine.grammar import fault_of
 
     status = 1
@@ -244,7 +242,7 @@ def _try_here(grammars: Sequence[Grammar], limits: GrammarLimits, writing: int) 
         if (size := _address_space()) is not None:
             limit = size + (limits.memory_mb << 20)
             resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        # Its signal ends the process. It counts processor time: a busy machine refuses no grammar.
+        # The timer's signal ends the process. It counts processor time, so a busy machine refuses no grammar.
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
         before = _peak_mb()
         for grammar in grammars:
@@ -259,7 +257,7 @@ def _try_here(grammars: Sequence[Grammar], limits: GrammarLimits, writing: int) 
 
 
 def _address_space() -> int | None:
-    """The bytes of this process's address space; None where the system does not tell, nor limits it."""
+    """The size of this process's address space in bytes; None if the system neither reports nor limits it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[0]) * resource.getpagesize()
@@ -268,11 +266,11 @@ def _address_space() -> int | None:
 
 
 def _peak_mb() -> float:
-    """The most memory that this process has had, in MiB."""
+    """This process's peak memory, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1 << 20)
 
 
 if __name__ == "__main__":
-    # The terminal's Ctrl-C is the server's, which closes the pipe.
+    # A Ctrl-C in the terminal is meant for the server, which closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _serve()

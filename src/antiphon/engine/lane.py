@@ -1,14 +1,14 @@
 """A lane: the bounded queue of one model and the worker threads that empty it.
 
-Many sessions share one copy of the weights through it. Jobs wait by priority, 0 first; among equals, owners (API keys)
-have turns, and an owner's jobs run by their deadlines, the earliest first. `workers` threads run them in batches of at
-most `max_batch` jobs with equal keys. A job whose caller was cancelled is dropped before it runs; one that is running
-finishes, and its result is discarded.
+Many sessions share one copy of the weights through a lane. Jobs are ordered by priority, 0 first. Within a priority,
+owners (API keys) take turns, and each owner's jobs run by their deadlines, the earliest first. `workers` threads run
+them in batches of at most `max_batch` jobs with equal keys. A job whose caller was cancelled is dropped before it runs.
+A running job finishes, and its result is discarded.
 
-A worker that ends starts anew, and only the jobs that it was running fail. A lane is *lost* when its workers end too
-often, or when a watch declares it so (`fail`): all its jobs fail then, and it takes no more.
+A worker that ends is restarted, and only the jobs that it was running fail. A lane is *lost* if its workers end too
+often, or if a watchdog declares it lost (`fail`). All its jobs then fail, and it accepts no more.
 
-The lane knows no model and no audio: jobs and results are opaque.
+The lane knows neither models nor audio: jobs and results are opaque.
 """
 
 from __future__ import annotations
@@ -35,56 +35,64 @@ Job = TypeVar("Job")
 Result = TypeVar("Result")
 # Priorities are 0, 1 and 2: finals, partials, files.
 NUM_PRIORITIES = 3
-# Jobs that nobody waits for live. At most half of the workers run them at once, so that the models of live sessions
-# find a free core: with all cores taken, a step of a model that computes on several takes ten times as long.
+# The priority of jobs without a live listener. At most half of the workers run such jobs at once, so that the models of
+# live sessions find a free core. With all cores taken, a step of a model that computes on several takes ten times as
+# long.
 BULK = 2
-# A job without a deadline is due so many seconds after it came, so that jobs without run in the order they came.
+# The deadline of a job without one, in seconds after it was queued. Such jobs run in the order of their arrival.
 DEFAULT_DUE_S = 1.0
-# How often the workers of a lane may start anew within RESTART_WINDOW_S. Beyond that, the fault is not in one job.
+# The most restarts of a lane's workers within RESTART_WINDOW_S. Beyond that, the fault is not in one job.
 MAX_RESTARTS, RESTART_WINDOW_S = 3, 3600.0
 
 
 @dataclass(slots=True)
 class LaneStats:
-    """What a lane has done since it started, as `/metrics` reports it. Written in the worker threads.
+    """A lane's counters since it started, as `/metrics` reports them. Written in the worker threads."""
 
-    `jobs`, `batches`: those that succeeded; `failures`: jobs that failed; `restarts`: workers that started anew.
-    `busy_s`: wall-clock seconds in `work`, summed over workers. `waited_s`: seconds that the longest waiting job of
-    each batch had waited, summed.
-    """
-
+    # Jobs that succeeded.
     jobs: int = 0
+    # Batches that succeeded.
     batches: int = 0
+    # Jobs that failed.
     failures: int = 0
+    # Workers that were restarted.
     restarts: int = 0
+    # Wall-clock seconds spent in `work`, summed over workers.
     busy_s: float = 0.0
+    # Seconds that the longest-waiting job of each batch had waited, summed.
     waited_s: float = 0.0
 
 
-# Compared by identity: jobs may hold arrays, whose comparison is no truth value.
+# Compared by identity: jobs may hold arrays, whose comparison is not a truth value.
 @dataclass(slots=True, eq=False)
 class _QueuedJob(Generic[Job, Result]):
+    # The caller's job, passed to `work`.
     job: Job
+    # Jobs with equal keys may share a batch.
     key: Hashable
+    # The owner (API key) whose turn the job takes.
     owner: Hashable
+    # When the job was queued, in monotonic seconds.
     since_s: float
+    # When the result is due, in monotonic seconds.
     deadline_s: float
+    # The caller's future.
     result: Future[Result] = field(default_factory=Future)
 
     def resolve(self, result: Result) -> None:
-        """Give the caller its result, unless the job failed with its lane meanwhile."""
+        """Set the caller's result, unless the job already failed with its lane."""
         with suppress(InvalidStateError):
             self.result.set_result(result)
 
     def fail(self, error: Exception) -> None:
-        """Give the caller an error, unless the job is cancelled or failed with its lane already."""
+        """Set the caller's error, unless the job was cancelled or already failed with its lane."""
         with suppress(InvalidStateError):
             self.result.set_exception(error)
 
 
 @dataclass(slots=True, eq=False)
 class _Batch(Generic[Job, Result]):
-    """What one worker is running, and since when, in monotonic seconds."""
+    """A batch that one worker is running, and its start in monotonic seconds."""
 
     priority: int
     jobs: list[_QueuedJob[Job, Result]]
@@ -94,11 +102,12 @@ class _Batch(Generic[Job, Result]):
 class Lane(Generic[Job, Result]):
     """Runs jobs of one model in `workers` threads, which start at once and end with `close`.
 
-    `name`: of the threads, and in errors. `work`: gets a batch of jobs and returns as many results, in a worker thread.
-    `max_queue`: jobs that may wait; more are refused, first those of owners that hold more than an equal part of it,
-    waiting ones too. `observe`: called after each batch that succeeded, in the worker's thread, with its priority, the
-    seconds its oldest job waited and the seconds the batch took; what it raises is logged. `lost`: why the lane
-    computes nothing any more; None while it is alive.
+    `name`: the threads' name, also used in errors. `work`: takes a batch of jobs and returns a result for each, in a
+    worker thread. `max_queue`: the most jobs that may wait. When the queue is full, jobs are refused, first those of
+    owners that hold more than an equal share of it, including jobs already waiting.
+    `observe`: called in the worker's thread after each batch that succeeded, with its priority, the seconds its oldest
+    job waited and the seconds the batch took. Its exceptions are logged. `lost`: why the lane no longer runs jobs; None
+    while it is alive.
     """
 
     def __init__(
@@ -118,12 +127,13 @@ class Lane(Generic[Job, Result]):
         self._max_batch = max_batch
         self._max_queue = max_queue
         self._observe = observe
-        # Bound: max_queue jobs in all; past it `_make_room` refuses one, with the seconds that the queue needs.
+        # Bound: max_queue jobs in all. If it is exceeded, `_make_room` refuses one, with an estimate of when to try
+        # again.
         self._queues = tuple(FairQueue[_QueuedJob[Job, Result]]() for _ in range(NUM_PRIORITIES))
         self._changed = threading.Condition()
         self._closed = False
         self.lost: str | None = None
-        # When workers last started anew, in monotonic seconds.
+        # When workers were last restarted, in monotonic seconds.
         self._restarts_s: deque[float] = deque(maxlen=MAX_RESTARTS)
         # At most one for each worker.
         self._batches: list[_Batch[Job, Result]] = []
@@ -138,21 +148,22 @@ class Lane(Generic[Job, Result]):
     ) -> Result:
         """Queue a job and wait for its result. Jobs with equal `key` may share a batch.
 
-        `priority`: 0 (first) to 2. `deadline_s`: by when the result is wanted, in monotonic seconds; it decides the
-        order among the owner's jobs of this priority, and a job that misses it runs all the same. None:
-        DEFAULT_DUE_S from now. The job is that of `current_owner`. A caller that is cancelled takes the job back
-        unless it is running. Raises Refused where the lane is closed, or the queue is full and the owner holds its part
-        of it or, while the job waits, more than that; ModelError where `work` fails, ModelLost where the lane is lost
-        or is so before the result is there, CancelledError where the lane is closed while the job waits.
+        `priority`: 0 (first) to 2. `deadline_s`: when the result is due, in monotonic seconds; None: DEFAULT_DUE_S from
+        now. The deadline orders the owner's jobs of one priority. A job that misses it still runs. The job's owner is
+        `current_owner`. If the caller is cancelled, the job is dropped unless it is running.
+
+        Raises Refused if the lane is closed. Also raises Refused if the queue is full and the owner holds its share of
+        it, or comes to hold more than that while the job waits. Raises ModelError if `work` fails, ModelLost if the
+        lane is lost before the result is available, CancelledError if the lane is closed while the job waits.
         """
         return await asyncio.wrap_future(self.submit(job, priority, key, deadline_s=deadline_s))
 
     def submit(
         self, job: Job, priority: int = 0, key: Hashable = None, *, deadline_s: float | None = None
     ) -> Future[Result]:
-        """Queue a job from any thread and return its future at once. The future is cancelled by `close`.
+        """Queue a job from any thread and return its future at once. `close` cancels the future.
 
-        Raises Refused and ModelLost as `run` does; a failing `work` sets ModelError on the future.
+        Raises Refused and ModelLost as `run` does. If `work` fails, the future gets a ModelError.
         """
         now_s = time.monotonic()
         due_s = now_s + DEFAULT_DUE_S if deadline_s is None else deadline_s
@@ -172,9 +183,10 @@ class Lane(Generic[Job, Result]):
         return waiting.result
 
     def replace(self, future: Future[Result], job: Job, key: Hashable = None) -> bool:
-        """Put a job in place of the one whose future `submit` returned, unless that one has begun to run.
+        """Replace the job whose future `submit` returned, unless it is running already.
 
-        The new job keeps the old one's place in the queue, its deadline and its future. Returns whether it will be run.
+        The new job takes over the old one's place in the queue, its deadline and its future. Returns whether the new
+        job will run.
         """
         with self._changed:
             for waiting in (job for queue in self._queues for job in queue):
@@ -185,39 +197,40 @@ class Lane(Generic[Job, Result]):
 
     @property
     def depth(self) -> int:
-        """How many jobs wait, without those that a worker is running. Read without the lock, so of this moment only."""
+        """The number of waiting jobs, not counting running ones. Read without the lock, so it may be outdated."""
         return sum(queue.num_waiting for queue in self._queues)
 
     @property
     def running(self) -> int:
-        """How many jobs the workers are running now; a batch counts with all its jobs. Takes the queue's lock."""
+        """The number of jobs that the workers are running now, counting each job of a batch. Takes the queue's lock."""
         with self._changed:
             return sum(len(batch.jobs) for batch in self._batches)
 
     def oldest_age_s(self) -> float:
-        """Return how many seconds the job that waits longest has waited; 0 where none waits. Takes the queue's lock."""
+        """Return the age of the job that has waited longest, in seconds; 0 if none waits. Takes the queue's lock."""
         with self._changed:
             since_s = min((job.since_s for queue in self._queues for job in queue), default=None)
             return 0.0 if since_s is None else time.monotonic() - since_s
 
     def overdue_s(self) -> float:
-        """Return how many seconds past its deadline a job of the first priority waits; 0 where none does. Takes the
-        lock.
+        """Return how far the most overdue job of the first priority is past its deadline, in seconds.
+
+        0 if none is overdue. Takes the queue's lock.
         """
         with self._changed:
             deadline_s = min((job.deadline_s for job in self._queues[0]), default=math.inf)
         return max(0.0, time.monotonic() - deadline_s)
 
     def busy_s(self) -> float:
-        """Return for how many seconds the batch that is running longest has run; 0 where none is. Takes the lock."""
+        """Return how long the longest-running batch has been running, in seconds; 0 if none runs. Takes the lock."""
         with self._changed:
             return max((time.monotonic() - batch.since_s for batch in self._batches), default=0.0)
 
     def fail(self, reason: str) -> None:
-        """Declare the lane lost: jobs that wait or are running fail with ModelLost now, later ones at once.
+        """Declare the lane lost: waiting and running jobs fail with ModelLost now, later ones when they are queued.
 
-        From any thread. `reason`: a clause for the error and the log. A worker that hangs is left to the process's end;
-        one that comes back ends, and its results are discarded. Does nothing for a lane that is lost already.
+        May be called from any thread. `reason`: a clause for the error and the log. A hanging worker is left until the
+        process ends. A worker that returns ends, and its results are discarded. A no-op if the lane is already lost.
         """
         with self._changed:
             if self.lost:
@@ -236,8 +249,8 @@ class Lane(Generic[Job, Result]):
     def close(self, timeout_s: float = 10.0) -> None:
         """Refuse new jobs, cancel the waiting ones, and block until the running ones are done.
 
-        `timeout_s`: the longest wait for each worker; one that is still running then is left to the process's end. The
-        workers of a lane that is lost are not waited for.
+        `timeout_s`: the longest wait for each worker. A worker that still runs then is left until the process ends.
+        Does not wait for the workers of a lost lane.
         """
         with self._changed:
             self._closed = True
@@ -256,10 +269,10 @@ class Lane(Generic[Job, Result]):
         return Refused(f"{self.name} has {self.depth} jobs waiting", self._drain_estimate_s())
 
     def _make_room(self, owner: Hashable) -> _QueuedJob[Job, Result]:
-        """Take the job out of the full queue that is refused in favour of this owner's next one, and return it.
+        """Make room in the full queue for this owner's next job: remove another owner's job and return it.
 
-        It is the least urgent job of the owner that holds most, by priority and then by deadline. Raises Refused
-        where this owner holds its equal part already, or no other one holds more than that.
+        Chooses the least urgent job, by priority and then by deadline, of the owner that holds the most jobs. Raises
+        Refused if this owner already holds an equal share, or if no other owner holds more than that.
         """
         held = Counter(job.owner for queue in self._queues for job in queue)
         share = self._max_queue // len(held | {owner: 1})
@@ -287,13 +300,13 @@ class Lane(Generic[Job, Result]):
                             self._batches.remove(batch)
                 return
             except BaseException as error:
-                # Jobs that wait for a thread that is gone would wait for ever.
+                # The jobs of a dead thread would otherwise wait forever.
                 log.critical("a worker of the lane %s ended", self.name, exc_info=True)
                 if not self._restart(batch, f"its worker ended with {type(error).__name__}: {error}"):
                     return
 
     def _restart(self, batch: _Batch[Job, Result] | None, reason: str) -> bool:
-        """Fail the batch that ended a worker, and return whether the worker goes on; else the lane is lost."""
+        """Fail the batch that ended a worker. Returns whether the worker continues; otherwise the lane is lost."""
         with self._changed:
             now_s = time.monotonic()
             too_often = len(self._restarts_s) == MAX_RESTARTS and now_s - self._restarts_s[0] < RESTART_WINDOW_S
@@ -306,12 +319,12 @@ class Lane(Generic[Job, Result]):
         if too_often:
             self.fail(reason)
         for waiting in batch.jobs if batch else ():
-            # Does nothing for those that failed with the lane.
+            # A no-op for jobs that failed with the lane.
             waiting.fail(ModelError(f"{self.name}: {reason}"))
         return not self.lost
 
     def _next_batch(self) -> _Batch[Job, Result] | None:
-        """Wait for jobs and return the next batch, marked as running; None once the lane is closed or lost."""
+        """Wait for jobs and return the next batch, marked as running; None if the lane is closed or lost."""
         with self._changed:
             while True:
                 while not self._closed and not self.lost and self._next_priority() is None:
@@ -325,13 +338,13 @@ class Lane(Generic[Job, Result]):
                     return batch
 
     def _next_priority(self) -> int | None:
-        """The first priority with a job that a worker may run now; None where there is none."""
+        """The first priority with a job that a worker may run now; None if no job may run."""
         num_bulk = sum(batch.priority == BULK for batch in self._batches)
         has_bulk_room = num_bulk < max(1, self.workers // 2)
         return next((p for p, q in enumerate(self._queues) if q.num_waiting and (p != BULK or has_bulk_room)), None)
 
     def _take_jobs(self) -> tuple[int, list[_QueuedJob[Job, Result]]]:
-        """The job of the first priority that has any whose turn it is, and those after it that share its key."""
+        """The next job of the first priority that has a runnable one, followed by jobs that share its key."""
         priority = self._next_priority()
         assert priority is not None
         queue, batch = self._queues[priority], list[_QueuedJob[Job, Result]]()
@@ -353,7 +366,7 @@ class Lane(Generic[Job, Result]):
             if len(results) != len(jobs):
                 raise ModelError(f"{self.name}: {len(results)} results for {len(jobs)} jobs")
         except Exception as error:
-            # The edge of a model: whatever a library raises fails these jobs and nothing else.
+            # The boundary of a model: any exception of a library fails these jobs only.
             self.stats.failures += len(jobs)
             wrapped = error if isinstance(error, AntiphonError) else ModelError(f"{self.name}: {error}")
             wrapped.__cause__ = None if wrapped is error else error
@@ -362,7 +375,7 @@ class Lane(Generic[Job, Result]):
             return
         took = time.monotonic() - started
         waited = started - min(w.since_s for w in jobs)
-        # Counted before the callers wake, so that a caller with a result finds it in the stats.
+        # Updated before the callers wake, so that a caller with a result finds it in the stats.
         with self._changed:
             self.stats.jobs += len(jobs)
             self.stats.batches += 1

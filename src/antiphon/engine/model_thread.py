@@ -1,13 +1,13 @@
 """The one thread of a model that may run its torch code.
 
-An engine steps its model in such a thread, and a model's other parts (encoders, vocoders, a talker's code predictor)
-run in the same one, between two steps. There is one because OpenMP keeps a team of workers for every thread that ever
-ran a product, and with more workers than cores every product is slower (`threads.py`).
+An engine steps its model in this thread. The model's other parts (encoders, vocoders, a talker's code predictor) run in
+the same thread, between two steps. One thread is enough, and better: OpenMP keeps a team of workers for every thread
+that ever ran a matrix product, and with more workers than cores every product is slower (`threads.py`).
 
-The thread is *lost* when it ends without being closed, or when a watch declares it so (`fail`): whatever waits for it
-fails then, and it takes no more.
+The thread is *lost* if it ends without being closed, or if a watchdog declares it lost (`fail`). All calls that wait
+for it then fail, and it accepts no more.
 
-This module knows neither sessions nor models, and no tensor library.
+This module knows neither sessions, models nor tensors.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ T = TypeVar("T")
 
 
 class ModelThread:
-    """Runs the calls that are posted to it one after another, and a step of its owner's between them.
+    """Runs posted calls one after another, and its owner's `step` between them.
 
-    The thread starts at once and ends with `close`. `name`: of the thread, and in errors.
-    `step`: called in the thread after all posted calls; True where there may be more to do at once. Must not raise:
-    the thread is lost where it does.
-    `pause_s`: called after a step that found nothing to do: seconds until the next one if nothing is posted before,
-    None for no limit. It is called with the thread's lock held, so that no `wake` is missed, and must not post.
+    The thread starts at once and ends with `close`. `name`: the thread's name, also used in errors.
+    `step`: called in the thread after all posted calls. Returns True if there may be more to do at once. Must not
+    raise: an exception loses the thread. Without `step` the thread only runs calls.
+    `pause_s`: called after a step that found nothing to do. Returns the seconds until the next step if no call is
+    posted before; None: no limit. Called with the thread's lock held, so that no `wake` is missed; must not post.
     `on_close`: called in the thread when it ends, before the calls that were posted last.
-    A thread without steps runs nothing but calls. `lost`: why it runs nothing any more; None while it is alive.
+    `lost`: why the thread no longer runs calls; None while it is alive.
     """
 
     def __init__(
@@ -51,23 +51,23 @@ class ModelThread:
     ) -> None:
         self.name = name
         self._step, self._pause_s, self._on_close = step, pause_s, on_close
-        # Bound: a few small calls for each session and step; the thread makes all of them before each step.
+        # Bound: a few small calls for each session and step. The thread runs all of them before each step.
         self._posted: deque[Callable[[], None]] = deque()
         self._results: list[tuple[asyncio.AbstractEventLoop, Callable[[], None]]] = []
         self._changed = threading.Condition()
         self._closed = False
         self.lost: str | None = None
-        # What has to be told where the thread is lost: one for each call and generation under way.
+        # Callbacks for the thread's loss: one for each call and generation under way.
         self._waiting: set[Callable[[ModelLost], None]] = set()
-        # When the call or step that runs now began; None while nothing runs.
+        # When the running call or step began; None while nothing runs.
         self._since_s: float | None = None
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
         self._thread.start()
 
     async def call_model(self, function: Callable[[], T]) -> T:
-        """Do as `call` does, for a function that runs a part of the model beside the decoder, such as an encoder.
+        """Like `call`, for a function that runs a part of the model other than the decoder, such as an encoder.
 
-        Whatever it raises becomes a ModelError, but for the project's own errors.
+        Turns every exception into a ModelError, except the project's own errors.
         """
 
         def guarded() -> T:
@@ -83,14 +83,14 @@ class ModelThread:
     async def call(self, function: Callable[[], T]) -> T:
         """Run `function` in this thread between two steps, and return its result or raise its error.
 
-        It delays every session while it runs. Waits for the step under way. A caller that is cancelled before it began
-        has it skipped. Raises Refused once the thread is closed, ModelLost where it is lost or is so before the result
-        is there.
+        Waits for the step under way. `function` delays every session while it runs. If the caller is cancelled before
+        it began, it is skipped. Raises Refused after the thread is closed, ModelLost if the thread is lost before the
+        result is available.
         """
         future: Future[T] = Future()
 
         def fail(error: Exception) -> None:
-            # Whichever comes first, the result or the thread's loss, is what the caller gets.
+            # The caller gets the first of the two: the result or the loss of the thread.
             with suppress(InvalidStateError):
                 future.set_exception(error)
 
@@ -112,10 +112,10 @@ class ModelThread:
             return await asyncio.wrap_future(future)
 
     def post(self, function: Callable[[], None]) -> None:
-        """Have `function` run in this thread before its next step, and return at once. From any thread.
+        """Run `function` in this thread before its next step, and return at once. May be called from any thread.
 
-        Functions run in the order they were posted; what one raises is logged. Raises Refused once the thread is
-        closed, ModelLost where it is lost.
+        Functions run in the order they were posted; their exceptions are logged. Raises Refused after the thread is
+        closed, ModelLost if it is lost.
         """
         with self._changed:
             if self.lost:
@@ -127,9 +127,9 @@ class ModelThread:
 
     @contextmanager
     def waiting(self, on_lost: Callable[[ModelLost], None]) -> Iterator[None]:
-        """Have `on_lost` called, from any thread, if this thread is lost while the block runs.
+        """Call `on_lost`, in any thread, if this thread is lost while the block runs.
 
-        For whoever waits for something that this thread delivers. Raises ModelLost where it is lost already.
+        For callers that wait for something that this thread delivers. Raises ModelLost if the thread is lost already.
         """
         with self._changed:
             if self.lost:
@@ -142,15 +142,15 @@ class ModelThread:
                 self._waiting.discard(on_lost)
 
     def busy_s(self) -> float:
-        """Return for how many seconds the call or step under way has run; 0 where none is."""
+        """Return how long the call or step under way has run, in seconds; 0 if none runs."""
         since_s = self._since_s
         return 0.0 if since_s is None else time.monotonic() - since_s
 
     def fail(self, reason: str) -> None:
-        """Declare the thread lost: what waits for it gets a ModelLost now, later calls at once. From any thread.
+        """Declare the thread lost: waiting calls get a ModelLost now, later calls when they are made. From any thread.
 
-        `reason`: a clause for the error and the log. A thread that hangs is left to the process's end; one that comes
-        back ends. Does nothing for a thread that is lost already.
+        `reason`: a clause for the error and the log. A hanging thread is left until the process ends; one that returns
+        ends. A no-op if the thread is already lost.
         """
         with self._changed:
             if self.lost:
@@ -166,21 +166,21 @@ class ModelThread:
         return ModelLost(f"the {self.name} is lost: {self.lost}")
 
     def deliver(self, loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-        """Have `function` run in `loop` after this step, together with the step's other results for that loop.
+        """Run `function` in `loop` after this step, together with the step's other results for that loop.
 
-        To be called in this thread: one wake-up of a loop for all its sessions costs less than one for each.
+        Must be called in this thread. Waking a loop once for all its sessions costs less than once for each.
         """
         self._results.append((loop, function))
 
     def wake(self) -> None:
-        """Have the next step begin now, since what it waited for may have come. From any thread."""
+        """Begin the next step now, because its input may have arrived. May be called from any thread."""
         with self._changed:
             self._changed.notify()
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the thread after the call or step under way, and block until it ended or `timeout_s` passed.
+        """End the thread after the call or step under way, and block until it has ended or `timeout_s` has passed.
 
-        Calls that were posted before are still made; later ones raise Refused. A thread that is lost is not waited for.
+        Calls that were posted before still run; later ones raise Refused. Does not wait for a lost thread.
         """
         with self._changed:
             self._closed = True
@@ -193,7 +193,7 @@ class ModelThread:
         try:
             self._run()
         except BaseException as error:
-            # Calls that wait for a thread that is gone would wait for ever.
+            # The calls of a dead thread would otherwise wait forever.
             log.critical("the thread %s ended", self.name, exc_info=True)
             self.fail(f"its thread ended with {type(error).__name__}: {error}")
 
@@ -238,7 +238,7 @@ class ModelThread:
                 loop.call_soon_threadsafe(_run_all, functions)
             except RuntimeError:
                 # The loop was closed while its sessions were open: their results have no receiver.
-                log.info("results of %d sessions had no loop to go to", len(functions))
+                log.info("dropped %d results: their event loop is closed", len(functions))
 
 
 def _run_all(functions: list[Callable[[], None]]) -> None:

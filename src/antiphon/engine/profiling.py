@@ -1,4 +1,4 @@
-"""A trace of what the models' threads compute, by PyTorch's profiler. One at a time in a process."""
+"""Traces of the models' threads by PyTorch's profiler, one trace at a time in each process."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from antiphon.errors import EngineError, StoreError
 
 
 class Profiler:
-    """Records all threads' operations and writes them into `folder`, as Chrome traces.
+    """Records the operations of all threads and writes them into `folder`, as Chrome traces.
 
-    PyTorch's profiler is started and stopped in one thread of its own. The methods block and may be called from any
-    thread; `running` says whether a trace is being recorded. What a trace holds grows until it is stopped.
+    PyTorch's profiler is started and stopped in a thread of its own. The methods block and may be called from any
+    thread. A trace keeps growing in memory until it is stopped.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -29,11 +29,11 @@ class Profiler:
         return self._profile is not None
 
     def start(self) -> None:
-        """Begin a trace. Raises EngineError where one is being recorded, StoreError where the folder cannot be had."""
+        """Begin a trace. Raises EngineError if one is under way, StoreError if the folder cannot be created."""
         self._thread.submit(self._start).result()
 
     def stop(self) -> Path:
-        """End the trace and return its file. Raises EngineError where none is being recorded, StoreError."""
+        """End the trace and return its file. Raises EngineError if none is under way, StoreError if writing fails."""
         return self._thread.submit(self._stop).result()
 
     def _start(self) -> None:
@@ -43,7 +43,7 @@ class Profiler:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(f"{self._folder}: {error.strerror}") from None
-        # A server without a model on PyTorch does not load it before it is asked to.
+        # Imported here, so that a server whose models do not use PyTorch loads it only on demand.
         import torch
         from torch._C._profiler import _ExperimentalConfig
 

@@ -1,8 +1,8 @@
-"""The rows of one session: what the model was given and what it sampled, and how much of that is in the KV.
+"""The rows of one session: given to the model or sampled from it, and the number of them that are in the KV.
 
 A *row* is one position of the model's input: a token, or an embedding that an adapter made of audio or of an image.
-`length` counts rows from the session's start, and goes on counting those that a context cut dropped. Pure bookkeeping:
-it knows neither where the KV lies nor when it is computed.
+`length` counts rows from the session's start, including those that a context cut dropped. Pure bookkeeping: this module
+knows neither where the KV lies nor when it is computed.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from antiphon.errors import EngineError
 class EmbeddingSpan:
     """Neighbouring rows that were given as embeddings in one call.
 
-    `start`, `count`: the rows they occupy, in local indices. `rows`: the embeddings, float [count, width], opaque here
-    but for slicing and length. `sink`: receives what the tapped layer makes of them. `sink_offset`: how many rows of
-    that call came before the first of these, which is not 0 once a cut took the head of the span.
+    `start`, `count`: the rows they occupy, in local indices. `rows`: the embeddings, float [count, width]. They are
+    opaque here except for slicing and length. `sink`: receives the tapped layer's output for them. `sink_offset`: the
+    number of rows of that call before the first of these; not 0 after a cut removed the head of the span.
     """
 
     start: int
@@ -44,39 +44,40 @@ class SinkRange:
 
 @dataclass(slots=True, eq=False)
 class Rows:
-    """The rows of one session. Indices are *local*: rows that a context cut dropped are not counted.
+    """The rows of one session. Indices are *local*: rows that a context cut dropped are not counted."""
 
-    `ids`: one token for each row, or EMBEDDED. `spans`: the embeddings of the EMBEDDED rows, in order.
-    `positions`: None where row i is at position i; else one tuple for each row, three axes of M-RoPE (time, height,
-    width). Positions that a caller gives count from the first free one.
-    `computed`: rows from the head whose KV is there; the others are pending.
-    `dropped`: rows that left the context. `pinned`: rows at the head that a cut keeps (the system prompt).
-    `turn_starts`: rows that begin a turn, where a cut preferably falls.
-    `exact_rows`: rows at the head whose KV is what a fresh session with these rows would have. The rows after them were
-    computed when rows that are evicted now were still visible. None: the KV of all rows is exact.
-    `epoch`: raised whenever rows are taken back, so that the results of a step that was under way can be discarded.
-    `compute_newest`: the newest row is to be computed too, without a generation that asks for it.
-    `owner`: whose they are. Only rows of the same owner may share KV; None: they share with no others.
-    `generation`: the generation under way. `last_used_s`: when a step last worked on these rows, on the engine's clock.
-    """
-
+    # One token for each row, or EMBEDDED.
     ids: list[Row] = field(default_factory=list)
+    # The embeddings of the EMBEDDED rows, in order.
     spans: list[EmbeddingSpan] = field(default_factory=list)
+    # One tuple for each row, three axes of M-RoPE (time, height, width); None if row i is at position i. Positions that
+    # a caller gives count from the first free one.
     positions: list[Position] | None = None
+    # The number of rows from the head whose KV is computed; the others are pending.
     computed: int = 0
+    # The number of rows that left the context.
     dropped: int = 0
+    # The number of rows at the head whose KV is what a fresh session with these rows would have. The rows after them
+    # were computed when rows that are now evicted were still visible. None: the KV of all rows is exact.
     exact_rows: int | None = None
+    # The number of rows at the head that a cut keeps (the system prompt).
     pinned: int = 0
+    # Rows that begin a turn. A cut prefers to fall on one of them.
     turn_starts: list[int] = field(default_factory=list)
+    # Incremented whenever rows are taken back, so that the results of a step under way can be discarded.
     epoch: int = 0
+    # Whether to compute the newest row too, even if no generation asks for it.
     compute_newest: bool = False
+    # The owner of the rows. Only rows of the same owner may share KV; None: they share with no others.
     owner: Hashable | None = None
+    # The generation under way, if any.
     generation: Generation | None = None
+    # The time when a step last worked on these rows, on the engine's clock.
     last_used_s: float = 0.0
 
     @property
     def length(self) -> int:
-        """Rows since the session's start, those that left the context included; only `rollback` makes it smaller."""
+        """Rows since the session's start, including those that left the context. Only `rollback` makes it smaller."""
         return len(self.ids) + self.dropped
 
     @property
@@ -86,14 +87,14 @@ class Rows:
 
     @property
     def busy(self) -> bool:
-        """Whether the engine has something to do for these rows: some are due, or a generation can go on."""
+        """Whether the engine has work for these rows: some are due, or a generation can continue."""
         return self.due > 0 or self._generates
 
     @property
     def due(self) -> int:
-        """Rows whose KV is to be computed now.
+        """The number of rows whose KV is to be computed now.
 
-        The newest row is left for the generation that follows, which needs its logits, unless `compute_newest` is set.
+        The newest row is left for the next generation, which needs its logits, unless `compute_newest` is set.
         """
         return self.pending if self.compute_newest or self._generates else max(0, self.pending - 1)
 
@@ -102,7 +103,7 @@ class Rows:
         return self.generation is not None and not self.generation.waits_for_row
 
     def copy(self, now_s: float) -> Rows:
-        """Return the same rows, none of which is in the KV. They are last used at `now_s`."""
+        """Return the same rows, none of them in the KV. Their `last_used_s` is `now_s`."""
         return Rows(
             ids=list(self.ids),
             spans=list(self.spans),
@@ -116,16 +117,16 @@ class Rows:
         )
 
     def append(self, ids: Sequence[int], positions: Sequence[Position] | None = None) -> None:
-        """Add token rows at the end, pending. Raises ValueError where there are not as many positions as tokens."""
+        """Add token rows at the end, pending. Raises ValueError if the numbers of positions and tokens differ."""
         self._place(len(ids), positions)
         self.ids.extend(ids)
 
     def append_embeddings(
         self, rows: Any, count: int, positions: Sequence[Position] | None = None, sink: Sink | None = None
     ) -> None:
-        """Add `count` embedding rows at the end, pending. `rows`: float [count, width], kept and not copied.
+        """Add `count` embedding rows at the end, pending. `rows`: float [count, width], not copied.
 
-        Raises ValueError where there are not as many positions as rows.
+        Raises ValueError if the numbers of positions and rows differ.
         """
         if count:
             self._place(count, positions)
@@ -133,24 +134,24 @@ class Rows:
             self.ids.extend([EMBEDDED] * count)
 
     def replace_newest(self, row: Any) -> None:
-        """Put an embedding row, float [1, width], in the place of the newest row, which is pending."""
+        """Replace the newest row, which must be pending, by an embedding row, float [1, width]."""
         self.ids[-1] = EMBEDDED
         self.spans.append(EmbeddingSpan(len(self.ids) - 1, 1, row))
 
     def start_turn(self) -> None:
-        """Mark the next row as the beginning of a turn, where a cut may fall. Marking it twice changes nothing."""
+        """Mark the next row as the beginning of a turn, where a cut may fall. Idempotent."""
         if not self.turn_starts or self.turn_starts[-1] != len(self.ids):
             self.turn_starts.append(len(self.ids))
 
     def pin(self) -> None:
-        """Have every later cut and eviction keep all rows that are there now. A rollback still takes them back."""
+        """Keep all current rows in every later cut and eviction. A rollback can still take them back."""
         self.pinned = len(self.ids)
 
     def rollback(self, position: int) -> None:
-        """Take back all rows from `position` on, which counts from the session's start.
+        """Take back all rows from `position` on, counted from the session's start.
 
-        A rollback into the pinned rows forgets that others were ever dropped. Raises EngineError for a position that is
-        not there or has left the context.
+        A rollback into the pinned rows also resets the count of dropped rows. Raises EngineError if `position` does not
+        exist or has left the context.
         """
         local = position if position <= self.pinned else position - self.dropped
         if not 0 <= position <= self.length:
@@ -164,16 +165,16 @@ class Rows:
         self._truncate(local)
 
     def cut(self, keep: int) -> int:
-        """Drop the oldest rows after the pinned ones so that at most `keep` rows stay; return how many were dropped.
+        """Drop the oldest rows after the pinned ones so that at most `keep` rows stay. Returns the number dropped.
 
-        The cut falls where a turn starts, unless that would leave less than half of what may stay. The rows behind it
-        are pending again, since their KV was computed with the dropped rows in sight.
+        The cut falls where a turn starts, unless fewer than half of the rows that may stay would be left. The rows
+        after it are pending again, because their KV was computed with the dropped rows visible.
         """
         excess = len(self.ids) - keep
         if excess <= 0:
             return 0
         first = self.pinned + excess
-        # A turn is kept whole where that still leaves half of what may stay.
+        # A cut at the start of a turn must leave at least half of the rows that may stay.
         reach = len(self.ids) - (keep - self.pinned) // 2
         end = next((t for t in self.turn_starts if first <= t <= reach), first)
         self._drop(end)
@@ -183,8 +184,8 @@ class Rows:
     def evict(self, count: int, *, moved: bool) -> None:
         """Drop `count` rows after the pinned ones.
 
-        `moved`: the KV of the rows behind them was moved to their new places and still counts; else these rows are
-        pending again. Raises EngineError where there are fewer than `count` rows to drop.
+        `moved`: whether the KV of the later rows was moved to their new places and remains valid; otherwise these rows
+        are pending again. Raises EngineError if there are fewer than `count` rows to drop.
         """
         end = self.pinned + count
         if not 0 < count <= len(self.ids) - self.pinned:
@@ -201,7 +202,7 @@ class Rows:
         return [(low, span.rows[low - span.start : high - span.start]) for span, low, high in found]
 
     def sinks(self, start: int, stop: int) -> list[SinkRange]:
-        """Return the ranges among rows start .. stop whose tapped outputs some sink receives, in order."""
+        """Return the ranges among rows start .. stop whose tapped outputs a sink receives, in order."""
         return [
             SinkRange(low, high - low, span.sink, span.sink_offset + low - span.start)
             for span, low, high in self._spans_between(start, stop)
@@ -209,10 +210,10 @@ class Rows:
         ]
 
     def common_prefix(self, other: Rows, limit: int) -> int:
-        """Return how many rows at the head are the same tokens at the same positions as in `other`.
+        """Return the number of rows at the head that are the same tokens at the same positions as in `other`.
 
-        Only the first `limit` rows of `other` and those whose KV is exact are compared. Embeddings never compare equal,
-        and neither do rows of different owners.
+        Compares only the first `limit` rows of `other`, and only those whose KV is exact. Embeddings never compare
+        equal, nor do rows of different owners.
         """
         if self.owner is None or self.owner != other.owner:
             return 0
@@ -225,11 +226,11 @@ class Rows:
         return limit
 
     def position(self, row: int) -> Position:
-        """Return where a row stands on the three axes; (i, i, i) for row i where no positions were ever given."""
+        """Return a row's position on the three axes; (i, i, i) for row i if no positions were ever given."""
         return (row,) * 3 if self.positions is None else self.positions[row]
 
     def _spans_between(self, start: int, stop: int) -> list[tuple[EmbeddingSpan, int, int]]:
-        """The spans with rows among start .. stop, and which of these are theirs, in order. Steps take the newest."""
+        """The spans that overlap rows start .. stop, each with its overlap, in order. Fast for the newest rows."""
         found: list[tuple[EmbeddingSpan, int, int]] = []
         for span in reversed(self.spans):
             if span.start + span.count <= start:
@@ -249,7 +250,7 @@ class Rows:
             self.positions.extend(tuple(first + i for i in p) for p in positions or [(i,) * 3 for i in range(count)])
 
     def _drop(self, end: int) -> None:
-        """Remove the rows from the pinned ones up to `end`, and move the local indices of the others down."""
+        """Remove the rows from the pinned ones up to `end`, and shift the local indices of the later rows."""
         count = end - self.pinned
         if self.positions is not None:
             self._close_position_gap(end)
@@ -273,7 +274,7 @@ class Rows:
         self.epoch += 1
 
     def _close_position_gap(self, end: int) -> None:
-        """Remove the positions of the rows up to `end`, and have the positions behind them follow the pinned rows'."""
+        """Remove the positions of the rows up to `end`, and shift the later ones to follow the pinned rows."""
         assert self.positions is not None
         head, tail = self.positions[: self.pinned], self.positions[end:]
         start = max(head[-1]) + 1 if head else 0
@@ -281,7 +282,7 @@ class Rows:
         self.positions = head + [tuple(p - shift for p in position) for position in tail]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the bookkeeping contradicts itself. Costs a pass over all rows; for tests."""
+        """Raise AssertionError if the bookkeeping contradicts itself. Costs a pass over all rows; for tests."""
         assert 0 <= self.computed <= len(self.ids)
         assert 0 <= self.pinned <= len(self.ids)
         assert self.positions is None or len(self.positions) == len(self.ids)
@@ -292,7 +293,7 @@ class Rows:
 
 
 def _without(span: EmbeddingSpan, low: int, high: int) -> list[EmbeddingSpan]:
-    """What is left of the span once rows low .. high are removed and the rows behind them have moved down."""
+    """The rest of the span after rows low .. high are removed and the later rows have moved down."""
     end, removed = span.start + span.count, high - low
     out: list[EmbeddingSpan] = []
     if span.start < low:

@@ -1,7 +1,6 @@
-"""JSON schemas as grammars: made such that a grammar library takes them, and checked before anything is generated.
+"""JSON schemas as grammars: adapted to the grammar library, and checked before any text is generated.
 
-A grammar holds a text to what it can. Keywords that no grammar can hold a text to, such as `not`, `if` and
-`uniqueItems`, hold it to nothing; nor does a pattern that looks around.
+A grammar cannot enforce every keyword: `not`, `if`, `uniqueItems` and patterns with lookaround are ignored.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from antiphon.errors import GrammarError
 
 Json: TypeAlias = "bool | float | str | Sequence[Json] | Mapping[str, Json] | None"
 Schema: TypeAlias = Mapping[str, Json]
-# Of a grammar in `%json`: keywords that no grammar can hold a text to are passed over.
+# An option of `%json` grammars: the library ignores keywords that no grammar can enforce.
 _LENIENT = {"x-guidance": {"lenient": True}}
-# Keywords whose value has schemas by names of its own, and those whose value is no schema.
+# Keywords whose value maps arbitrary names to schemas, and keywords whose value is not a schema.
 _NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"})
 _VALUES = frozenset({"const", "default", "enum", "example", "examples"})
-# The patterns of a schema, the characters of one, and how many of them one text may have to fit: the library's work
-# doubles with each.
+# The most patterns in one schema, characters in one pattern, and patterns that one text has to match at the same time.
+# The library's work doubles with each of the latter.
 MAX_PATTERNS, MAX_PATTERN_CHARS, MAX_INTERSECTED = 512, 4096, 6
-# What a pattern may have and no grammar can: assertions about what stands around, and references to groups.
+# Features of a pattern that no grammar supports: lookaround, word boundaries and backreferences.
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!]|\\[bB1-9]|\\k<")
 
 
 def json_grammar(schema: Schema) -> Grammar:
-    """Return the grammar of JSON text that fits a schema, which the engine checks. Its references are to itself."""
+    """Return a grammar for JSON text that matches `schema`, unchecked. Its references may only point into itself."""
     return Grammar("json_schema", json.dumps({**_compilable(schema), **_LENIENT}))
 
 
 def check_schemas(schemas: Sequence[Schema], *, together: bool = False) -> None:
-    """Raise GrammarError, with the reason, for a schema that no engine can keep to: `index` says which.
+    """Raise GrammarError, with the reason and the schema's `index`, for the first schema that no engine can enforce.
 
-    `together`: one grammar has to offer them all; where it is too large, `index` is the number of schemas.
-    Blocks as `GrammarTrials.check_all`.
+    `together`: the schemas are the alternatives of one grammar. If that grammar is too large, `index` is the number of
+    schemas. Blocks like `GrammarTrials.check_all`.
     """
     for i, schema in enumerate(schemas):
         if reason := _fault_of_patterns(schema):
@@ -53,19 +52,19 @@ def check_schemas(schemas: Sequence[Schema], *, together: bool = False) -> None:
 
 
 def _fault_of_patterns(schema: Schema) -> str:
-    """Why the patterns of a schema are too many or too long to be tried, "" where they are not."""
+    """Why the patterns of a schema are too many or too long to be tried; "" if they are not."""
     patterns = [p for inner in _schemas_in(schema) if isinstance(p := inner.get("pattern"), str)]
     if len(patterns) > MAX_PATTERNS:
-        return f"it has {len(patterns)} patterns, and at most {MAX_PATTERNS} are taken"
+        return f"it has {len(patterns)} patterns; at most {MAX_PATTERNS} are accepted"
     if (longest := max(map(len, patterns), default=0)) > MAX_PATTERN_CHARS:
-        return f"a pattern has {longest} characters, and at most {MAX_PATTERN_CHARS} are taken"
+        return f"a pattern has {longest} characters; at most {MAX_PATTERN_CHARS} are accepted"
     if (most := max(map(_num_intersected, _schemas_in(schema)))) > MAX_INTERSECTED:
-        return f"a text has to fit {most} patterns at once, and at most {MAX_INTERSECTED} are taken"
+        return f"a text must match {most} patterns at once; at most {MAX_INTERSECTED} are accepted"
     return ""
 
 
 def _num_intersected(schema: Schema) -> int:
-    """How many patterns one text has to fit, without those behind references."""
+    """The number of patterns that one text has to match, not counting those in referenced schemas."""
     both, either = schema.get("allOf"), [schema.get("anyOf"), schema.get("oneOf")]
     count = int(isinstance(schema.get("pattern"), str))
     count += sum(_num_intersected(one) for one in both if isinstance(one, Mapping)) if isinstance(both, list) else 0
@@ -74,7 +73,7 @@ def _num_intersected(schema: Schema) -> int:
 
 
 def _schemas_in(value: Json) -> Iterator[Schema]:
-    """A schema and all schemas in it."""
+    """The schema itself and all schemas nested in it."""
     if isinstance(value, Mapping):
         yield value
         for key, inner in value.items():
@@ -86,8 +85,10 @@ def _schemas_in(value: Json) -> Iterator[Schema]:
 
 
 def _compilable(schema: Schema) -> Schema:
-    """A schema without what a grammar library refuses and its writer need not mean: a pattern that looks around, null
-    for a keyword that is not there, and references that are not quoted as a URI's fragment.
+    """The schema in a form that the grammar library accepts.
+
+    Drops patterns with lookaround, and keywords whose value is null, which their writer hardly means. Quotes references
+    as URI fragments.
     """
     compilable = dict[str, Json]()
     for key, value in schema.items():
@@ -105,7 +106,7 @@ def _compilable(schema: Schema) -> Schema:
 
 
 def _inner(value: Json) -> Json:
-    """The schemas in the value of a keyword, as `_compilable` has them."""
+    """Apply `_compilable` to the schemas in a keyword's value."""
     if isinstance(value, Mapping):
         return _compilable(value)
     return [_inner(one) for one in value] if isinstance(value, list) else value

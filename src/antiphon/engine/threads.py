@@ -1,7 +1,6 @@
-"""Where the weights of a model are loaded, and how many cores its products use.
+"""Loading the weights of a model in a thread of its own, and the number of cores that torch uses.
 
-Every model that computes with torch goes through here, whatever its architecture. This module knows nothing of
-checkpoints.
+Every model that computes with torch loads through this module, whatever its architecture or checkpoint format.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ Loaded = TypeVar("Loaded")
 
 
 def available_cores() -> int:
-    """The number of cores that this process may run on: those of its affinity mask, which a container may narrow."""
+    """The number of cores in this process's affinity mask, which a container may narrow."""
     return max(1, len(os.sched_getaffinity(0)))
 
 
 def load_in_own_thread(build: Callable[[], Loaded], *, device: str = "cpu", threads: int = 0) -> Loaded:
-    """Call `build` in a thread that ends with it, block until it has, and return its result or raise its error.
+    """Call `build` in a temporary thread, block until it returns, and return its result or raise its error.
 
-    On the device `cpu`, torch is set to compute with `threads` threads from here on, in the whole process; 0 is one
-    thread for each core this process may use. On other devices the setting is left as it is.
+    On the device `cpu`, sets the number of torch's compute threads to `threads`, for the whole process from now on; 0
+    means one thread for each available core. On other devices the setting is left as it is.
 
-    The thread has to end because OpenMP keeps a team of workers for every thread that ever ran a product, and where
-    there are more workers than cores, no team stays awake between products any more. With a team of the caller's beside
-    the engine's, steps of the 0.5B default model on two cores take 78 ms for one session instead of 65, and twice as
-    long for eight.
+    The thread has to end because OpenMP keeps a team of workers for every thread that ever ran a matrix product. If the
+    workers outnumber the cores, no team stays awake between products. Measured with the 0.5B default model on two
+    cores: with a second team, that of the caller, a step takes 78 ms for one session instead of 65, and twice as long
+    for eight.
     """
 
     def load() -> Loaded:
@@ -48,9 +47,9 @@ def load_in_own_thread(build: Callable[[], Loaded], *, device: str = "cpu", thre
 
 @contextmanager
 def load_errors(model_id: str, source: object) -> Iterator[None]:
-    """Turn what libraries raise over a checkpoint that does not load into a ModelError with the model and its folder.
+    """Turn the errors that libraries raise for a broken checkpoint into a ModelError with the model and its folder.
 
-    `source` is the checkpoint's folder. Parts that were built already have no folder, and are named by their type.
+    `source` is the checkpoint's folder. Parts that are built already have no folder, and are named by their type.
     """
     try:
         yield

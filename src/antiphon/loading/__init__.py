@@ -1,1 +1,1 @@
-"""From settings to loaded models: which models are named, how each is made, and which ones a process has."""
+"""From settings to loaded models: their selection, their loading, and the set that a process holds."""

@@ -1,4 +1,4 @@
-"""The loaded models of a process, and the conversation and video models that they make together."""
+"""The loaded models of a process, and the conversation and video models composed of them."""
 
 from __future__ import annotations
 
@@ -39,58 +39,65 @@ from antiphon.pipelines.conversation_video import ConversationVideoModel
 from antiphon.pipelines.observer import Observer
 from antiphon.roles import ModelRole, shown_role
 
-# Units that a native model is warmed with at most.
+# The most units for warming a native model.
 MAX_WARM_UNITS = 4
 
 
 class ModelWorker(Protocol):
-    """What a model runs in, a lane or an engine's thread, as a watch of its progress sees it.
+    """A worker that runs a model (a lane, or an engine's thread), as its watchdog sees it.
 
-    `lost`: why it computes nothing any more; None while it is alive.
+    `lost`: why it no longer computes; None while it is alive.
     """
 
     lost: str | None
 
     def busy_s(self) -> float:
-        """Return for how many seconds the step under way has run; 0 where none is."""
+        """Return how long the step under way has run, in seconds; 0 if none runs."""
         ...
 
     def fail(self, reason: str) -> None:
-        """Declare it lost: whatever waits for it fails with ModelLost now, and later calls at once."""
+        """Declare the worker lost: waiting calls fail with ModelLost now, later calls at once."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedModels:
-    """The models that all sessions share; None for a role that was not asked for.
+    """The models that all sessions share; None for a role that was not requested."""
 
-    - `transcriber`, `vad`, `turn_detector`, `language_model`, `synthesizer`, `image_reader`, `conversation_model`,
-      `video_model`, `speaker_model`: the model of that role.
-    - `names`: the ids under which clients may name the models.
-    - `lanes`: the models' lanes, for metrics.
-    - `failure_line`: what is said where a language model fails in an answer; "": nothing.
-    - `eager_frames`: a conversation model that accepts media computes frames as they come, not when a question is
-      asked.
-    """
-
+    # Transcribes speech.
     transcriber: Transcriber | None
+    # Detects speech.
     vad: VoiceActivityDetector | None
+    # Judges whether a turn has ended.
     turn_detector: TurnDetector | None
+    # Writes the text of answers.
     language_model: LanguageModel | None
+    # Speaks text.
     synthesizer: Synthesizer | None
+    # Reads the text on images.
     image_reader: ImageReader | None
+    # Answers in conversations by itself, in place of the language model and the synthesizer.
     conversation_model: ConversationModel | None
+    # Answers questions about video frames.
     video_model: VideoModel | None
+    # The ids by which clients may name the models.
     names: tuple[str, ...]
+    # The models' lanes, for metrics.
     lanes: tuple[Lane[Any, Any], ...]
+    # Whether a conversation model that accepts media computes frames as they arrive, rather than when a question is
+    # asked.
     eager_frames: bool = True
+    # The text that is spoken if a language model fails in an answer; "": none.
     failure_line: str = ""
+    # Compares voices.
     speaker_model: SpeakerModel | None = None
 
     @property
     def workers(self) -> dict[str, ModelWorker]:
-        """What the models run in: lanes by their names, and the threads of local engines by their model's role. The
-        second engine of a model is ROLE-2.
+        """The workers that run the models.
+
+        Lanes have their own names, and the threads of local engines the role of their model. The second engine of a
+        model is named ROLE-2.
         """
         workers: dict[str, ModelWorker] = {lane.name: lane for lane in self.lanes}
         conversation_model = getattr(self.conversation_model, "native", None) or self.conversation_model
@@ -108,42 +115,42 @@ class LoadedModels:
         return workers
 
     def lost(self) -> dict[str, str]:
-        """Return the workers that compute nothing any more, and why; empty while all are alive."""
+        """Return the lost workers, each with the reason; empty while all are alive."""
         return {name: worker.lost for name, worker in self.workers.items() if worker.lost}
 
     def degraded(self) -> dict[str, str]:
-        """Return the models that cannot be reached now, by their role, and why; empty while all can."""
+        """Return the models that are unreachable now, by their role, each with the reason; empty if there are none."""
         language = self.language_model
         is_away = language is not None and language.load().is_away
-        return {"language": "its server did not answer when it was asked last"} if is_away else {}
+        return {"language": "its server did not answer the last request"} if is_away else {}
 
     @property
     def required_transcriber(self) -> Transcriber:
-        """The transcriber, for callers that cannot do without. Raises LookupError where none was asked for."""
+        """The transcriber, for callers that cannot do without. Raises LookupError if none was requested."""
         if self.transcriber is None:
             raise LookupError("no transcriber is loaded")
         return self.transcriber
 
     @property
     def required_vad(self) -> VoiceActivityDetector:
-        """The voice activity detector, for callers that cannot do without. Raises LookupError where
-        none was asked for.
-        """
+        """The voice activity detector, for callers that cannot do without. Raises LookupError if none was requested."""
         if self.vad is None:
             raise LookupError("no speech detector is loaded")
         return self.vad
 
     @property
     def required_synthesizer(self) -> Synthesizer:
-        """The synthesizer, for callers that cannot do without. Raises LookupError where none was asked for."""
+        """The synthesizer, for callers that cannot do without. Raises LookupError if none was requested."""
         if self.synthesizer is None:
             raise LookupError("no synthesizer is loaded")
         return self.synthesizer
 
     @property
     def for_conversations(self) -> ConversationModel | None:
-        """What answers in conversations: the conversation model, or a cascade of the language model and the
-        synthesizer. None where there is neither. A cascade is made on each call and holds nothing.
+        """The model that answers in conversations: the conversation model, or else a cascade with the language model.
+
+        The cascade uses the synthesizer, if there is one. Each access creates a new cascade, which holds no state. None
+        without a conversation model and a language model.
         """
         if self.conversation_model:
             return self.conversation_model
@@ -154,9 +161,10 @@ class LoadedModels:
 
     @property
     def for_video(self) -> VideoModel | None:
-        """What answers questions about frames: the video model, a conversation model that accepts media, or an observer
-        that tells the language model what can be read on them. None where there is none of them. Made on each call but
-        for the video model.
+        """The model that answers questions about frames. None if there is none.
+
+        It is the video model, a conversation or language model that accepts media, or an observer that passes the text
+        on the frames to the language model. All except the video model are created on each access.
         """
         if self.video_model:
             return self.video_model
@@ -169,8 +177,10 @@ class LoadedModels:
         return Observer(self._cascade(self.language_model), self.image_reader, self.transcriber, self.synthesizer)
 
     async def warm(self) -> None:
-        """Run one small step of each model, all at the same time. A first step is slow, because pages are read and
-        kernels chosen, and no user should wait for it. Takes seconds. Raises ModelError for a model that fails at it.
+        """Run one small step of each model, all at the same time.
+
+        A first step is slow, because pages are read and kernels chosen, and no user should wait for it. Takes seconds.
+        Raises ModelError if a model fails.
         """
         async with anyio.create_task_group() as group:
             if self.transcriber:
@@ -191,10 +201,10 @@ class LoadedModels:
                 group.start_soon(_warm_conversation_model, self.conversation_model)
 
     def close(self) -> None:
-        """Stop the workers of all models. Steps that are running finish first; what waits in the lanes is dropped."""
+        """Stop the workers of all models. Running steps finish first; jobs that wait in the lanes are dropped."""
         for lane in self.lanes:
             lane.close()
-        # Models that are stepped by an engine have no lane.
+        # Models that an engine steps have no lane.
         for model in (
             self.language_model,
             self.conversation_model,
@@ -241,7 +251,7 @@ async def _warm_conversation_model(conversation_model: ConversationModel) -> Non
 
 
 async def _warm_native(native: NativeModel) -> None:
-    """A unit that listens, one that speaks, and those up to the end of what is said, of which there are few."""
+    """Warm with one unit that listens, one that speaks, and the few until the end of its speech."""
     stream = await native.open(NativeOptions(listen_only_units=1))
     silence = Unit(np.zeros(int(native.profile.unit_s * SAMPLE_RATE_HZ), np.float32))
     try:
@@ -255,7 +265,7 @@ async def _warm_native(native: NativeModel) -> None:
 
 
 async def _warm_synthesizer(synthesizer: Synthesizer) -> None:
-    # A few frames: a voice that decides by itself when a text has ended may go on for minutes.
+    # A few frames only: a voice that decides by itself when a text has ended may continue for minutes.
     voice = VoiceOptions(synthesizer.profile.voices[0], max_frames=8)
     async for _ in synthesizer.speak("Good morning.", voice, lambda: Urgency.BULK):
         pass

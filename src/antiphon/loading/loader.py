@@ -45,13 +45,13 @@ from antiphon.store import Model, Store
 
 log = logging.getLogger(__name__)
 
-# Called after each step of a model: the lane's name, the priority, the seconds it waited, the seconds it took.
+# Called after each step of a model with the lane's name, the priority, the seconds it waited and the seconds it took.
 ObserveLaneStep = Callable[[str, int, float, float], None]
-# The most rows of a step: pending ones beside generating sessions, pending ones alone, and sessions that get a token.
-# A GPU takes a thousand rows in the time of one (docs/gpu.md); there the host's launches are the limit.
+# The most rows in a step: pending rows next to generating sessions, pending rows alone, and sessions that sample a
+# token. A GPU takes a thousand rows in the time of one (docs/gpu.md); its limit is the host's launches.
 CPU_STEPS = {"prefill_rows": 64, "prefill_only_rows": 256, "decode_rows": 64}
 GPU_STEPS = {"prefill_rows": 512, "prefill_only_rows": 4096, "decode_rows": 256}
-# What each engine can do, by its name.
+# The capabilities of each engine, by its name.
 ENGINES: dict[str, Capabilities] = {
     "local": CAPABILITIES,
     "vllm": SERVER_CAPABILITIES,
@@ -60,42 +60,53 @@ ENGINES: dict[str, Capabilities] = {
 
 
 class ModelsByRole(TypedDict, total=False):
-    """The models that are loaded already, by role. The image reader and the fallback voice, which no other model is
-    given, are loaded last.
+    """The models loaded so far, by role.
+
+    The image reader and the fallback voice are loaded last, because no other model uses them.
     """
 
+    # Transcribes speech.
     transcriber: Transcriber
+    # Detects speech.
     vad: VoiceActivityDetector
+    # Judges whether a turn has ended.
     turn: TurnDetector
+    # Compares voices.
     speaker: SpeakerModel
+    # Writes the text of answers.
     language: LanguageModel
+    # Speaks text.
     synthesizer: Synthesizer
+    # Answers in conversations by itself.
     conversation_model: ConversationModel
+    # Answers questions about video frames.
     video_model: VideoModel
+    # Reads the text on images.
     image_reader: ImageReader
+    # Speaks languages that the synthesizer does not.
     fallback: Synthesizer
 
 
 def store_of(settings: ModelSettings) -> Store:
-    """The store that the settings describe. Nothing is read or created before the first model is asked for."""
+    """The store that the settings describe. Nothing is read or created before the first model is requested."""
     local = Path(settings.models_from).expanduser() if settings.models_from else None
     return Store(Path(settings.home), local=local, offline=settings.offline)
 
 
 def num_workers(settings: ModelSettings) -> int:
-    """The number of worker threads of a model: as set, otherwise one for each core that this process may use."""
+    """The number of worker threads of a model: the setting, or one for each available core."""
     return settings.workers or max(1, len(os.sched_getaffinity(0)))
 
 
 def prepare(settings: Settings, store: Store, model: Model | LocalModel) -> Path:
     """The folder that a model is loaded from, complete and verified.
 
-    What an adapter has to make of the files first, such as converted weights, is made on the first call, which may take
-    minutes, and kept under the store's home. Raises StoreError for files that are missing or damaged.
+    If the adapter has to convert the files first, such as the weights, the first call does so, which may take minutes.
+    The result is kept in the store's home. Raises StoreError if files are missing or damaged.
     """
     spec = spec_of(model)
     source = model.path if isinstance(model, LocalModel) else store.require(model)
-    # What servers compute has no weights here.
+    # Models that a server computes have no weights here.
     if not spec.prepare or (model.role == "language" and engine_servers(settings)):
         return source
     name = model.id
@@ -116,10 +127,11 @@ def load(
 ) -> LoadedModels:
     """Load the models of these roles. Blocks for seconds to minutes, so callers on an event loop run it in a thread.
 
-    `observe` is called in the models' own threads after each step. `engine`: the one of ENGINES that steps the models
-    which need one, but for a language model on servers (`--engine`). The caller closes the result. Raises SettingsError
-    for a name of no model, StoreError for a missing file, ModelError for a model that does not load; for one that the
-    engine cannot run, before any is loaded.
+    `observe` is called in the models' own threads after each step. `engine`: the one of ENGINES for models that need an
+    engine, except a language model on servers (`--engine`). The caller closes the result.
+
+    Raises SettingsError for an unknown model name, StoreError for a missing file, ModelError for a model that does not
+    load. Also raises ModelError, before any model is loaded, for a model that the engine cannot run.
     """
     everything = selected_models(settings, roles)
     selected = [m for m in everything if not isinstance(m, RemoteModel)]
@@ -135,10 +147,10 @@ def load(
                 remote.address, read_key(settings.remote), settings.remote, settings.engine.context_tokens
             )
             names.append(remote.id)
-    # Models that are given others come last.
+    # Models that use others are loaded last.
     for model in sorted(selected, key=lambda m: bool(spec_of(m).uses)):
         if model.role in by_role:
-            # One more voice of the synthesizer that is loaded, or the transcriber's model for partials.
+            # An additional voice of the loaded synthesizer, or the transcriber's model for partials.
             continue
         spec = spec_of(model)
         loaded = _load_model(settings, store, model, selected, by_role, observe)
@@ -162,7 +174,7 @@ def load(
 
 
 def _check_engine(model: Model | LocalModel, engine: str) -> None:
-    """Raise ModelError for a model whose adapter needs what the engine cannot do."""
+    """Raise ModelError if the model's adapter requires a capability that the engine lacks."""
     spec = spec_of(model)
     missing = spec.requires & ~ENGINES[engine]
     if spec.runs_on == "engine" and missing:
@@ -202,8 +214,10 @@ def _load_model(
     by_role: ModelsByRole,
     observe: ObserveLaneStep | None,
 ) -> Any:
-    """One model, made by its adapter's class. `selected`: all models that are loaded; those of its role are further
-    voices of it. `by_role`: the models that are loaded already.
+    """Load one model by its adapter's class.
+
+    `selected`: all models to load; others of the same role are additional voices of it. `by_role`: the models loaded so
+    far.
     """
     spec = spec_of(model)
     used = {name: by_role.get(role_named(name)) for name in spec.uses}
@@ -219,7 +233,7 @@ def _load_model(
 
 
 def _load_reader(settings: Settings, observe: ObserveLaneStep | None) -> Any:
-    """The image reader. No setting names it: there is one, with its weights in a library, which may be missing."""
+    """The image reader. No setting names it: there is only one. Its weights are in a library, which may be missing."""
     spec = next(s for s in SPECS.values() if s.role == "image_reader")
     if missing_packages(spec.extra):
         return None
@@ -227,7 +241,7 @@ def _load_reader(settings: Settings, observe: ObserveLaneStep | None) -> Any:
 
 
 def fallback_profile(settings: Settings) -> SynthesizerProfile:
-    """What the fallback voice speaks, whether a setting turns it on or not. Raises ModelError where it is missing."""
+    """The profile of the fallback voice, even if a setting turns it off. Raises ModelError if it is not installed."""
     voice = _imported(next(s for s in SPECS.values() if s.role == "fallback").model)(
         _lane_options(settings, "fallback", None)
     )
@@ -238,7 +252,10 @@ def fallback_profile(settings: Settings) -> SynthesizerProfile:
 def _with_fallback(
     settings: Settings, main: Synthesizer, observe: ObserveLaneStep | None
 ) -> tuple[Synthesizer, Lane[Any, Any] | None]:
-    """The synthesizer, with another one for languages that it does not speak, and the lane of that; None without."""
+    """The synthesizer, with a fallback voice for languages that it does not speak, and the fallback's lane.
+
+    The lane is None without a fallback voice.
+    """
     how = settings.speech.fallback_voice
     spec = next((s for s in SPECS.values() if s.role == "fallback"), None)
     if spec is None or how == "off" or main.profile.streams_text:
@@ -246,10 +263,10 @@ def _with_fallback(
     try:
         fallback = _imported(spec.model)(_lane_options(settings, "fallback", observe))
     except ModelError:
-        # A setting asks for it, or it is used where it is.
+        # With `auto` it is used only if it is installed. Any other value requires it.
         if how != "auto":
             raise
-        # Alone, it refuses what it cannot speak.
+        # Without a fallback, it refuses languages that the synthesizer does not speak.
         return VoiceByLanguage(main, None), None
     more = ", ".join(code for code in fallback.profile.languages if code not in main.profile.languages)
     log.debug("%s is the fallback voice, for %s", fallback.profile.id, more)
@@ -275,14 +292,14 @@ def _engine_options(settings: Settings, role: ModelRole, observe: ObserveLaneSte
         kv_bytes=engine.kv_mb << 20,
         host_bytes=engine.kv_host_mb << 20,
         disk_bytes=engine.kv_disk_mb << 20,
-        # Half a minute of audio, and a text that is spoken, have a bounded length of their own.
+        # Half a minute of audio, or a text to speak, has a limited length of its own.
         context_rows=0 if role in ("transcriber", "synthesizer") else engine.context_tokens,
         reserve_rows=engine.reserve_tokens,
         prefill_rows=engine.prefill_tokens or steps["prefill_rows"],
         prefill_only_rows=engine.prefill_only_tokens or steps["prefill_only_rows"],
         decode_rows=engine.decode_sessions or steps["decode_rows"],
         park_after_s=engine.park_after_s,
-        # The settings have checked which values there are.
+        # The settings have checked the value.
         kv_layout=cast(KvLayout, engine.kv_layout),
         decode_shapes=cast(DecodeShaping, engine.decode_shapes),
         graphs=frozenset(GRAPHS) - frozenset(engine.no_graphs),
@@ -306,13 +323,13 @@ def _observe_lane(observe: ObserveLaneStep | None, lane: str) -> Callable[[int, 
 
 
 def _observe_engine(observe: ObserveLaneStep | None, lane: str) -> Callable[[int, int, float], None] | None:
-    """An engine's steps are reported as a lane's steps without priority and waiting."""
+    """Report an engine's steps as a lane's steps, without priority and waiting time."""
     if observe is None:
         return None
     return lambda num_rows, num_sessions, took_s: observe(lane, 0, 0.0, took_s)
 
 
 def _imported(name: str) -> Callable[..., Any]:
-    """What `module:attribute` names; the module is imported only now, because it may import torch."""
+    """Import and return the attribute `module:attribute`. Imports late, because the module may import torch."""
     module, attribute = name.split(":")
     return getattr(import_module(module), attribute)  # type: ignore[no-any-return]

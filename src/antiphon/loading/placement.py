@@ -1,4 +1,4 @@
-"""Where models are computed: on which device of this machine, or on servers that `--engine` names."""
+"""Where models run: on a device of this machine, or on servers that `--engine` names."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from antiphon.remote.engine import EngineServers, ServerKind
 from antiphon.roles import OTHER_NAMES
 from antiphon.settings import WEIGHTS, Settings
 
-# Roles whose models can be put on a device of their own; a talker is a part of a conversation model.
+# Roles whose models can be placed separately. A talker is a part of a conversation model.
 PLACEABLE_ROLES = ("transcriber", "language", "synthesizer", "conversation_model", "video_model", "talker")
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where models run: `--placement`, parsed, over `--device` and `--weights`.
+    """Where models run: `--device` and `--weights`, with the exceptions in `--placement`.
 
-    `device`, `weights`: of the roles that are not placed. `placed`: of the others, the device and the type of weights,
-    "" where it is that of the rest.
+    `device`, `weights`: for the roles that are not placed. `placed`: for the others, the device and the type of
+    weights; "" means the same as for the rest.
     """
 
     device: str
@@ -34,7 +34,7 @@ class Placement:
     def of(self, role: str, like: str = "") -> tuple[str, str]:
         """Return a role's device ("cpu", "cuda:1") and type of weights ("auto", "int8").
 
-        `like`: the role whose device and weights it has where it is not placed; "": those of the rest.
+        `like`: the role whose device and weights apply unless the role is placed itself; "": those of the rest.
         """
         device, weights = self.of(like) if like else (self.device, self.weights)
         own_device, own_weights = self.placed.get(role, ("", ""))
@@ -43,9 +43,9 @@ class Placement:
 
 @cache
 def placement(settings: Settings) -> Placement:
-    """Return where the settings put models; parsed once for each value of the settings.
+    """Return the placement in the settings, parsed once for each value of the settings.
 
-    Raises SettingsError where `--placement` does not parse or names a role that cannot be placed.
+    Raises SettingsError if `--placement` does not parse or names a role that cannot be placed.
     """
     placed: dict[str, tuple[str, str]] = {}
     for given in filter(None, (part.strip() for part in settings.models.placement.split(","))):
@@ -70,8 +70,8 @@ def placement(settings: Settings) -> Placement:
 def engine_servers(settings: Settings) -> EngineServers | None:
     """The servers that `--engine` names; None for `local`.
 
-    Raises SettingsError for what is neither, for a URL with a name, a password, a query or a path, and where the key's
-    file cannot be read.
+    Raises SettingsError if it is neither, if a URL has a name, a password, a query or a path, or if the key's file
+    cannot be read.
     """
     name = settings.engine.engine
     if name == "local":
@@ -96,7 +96,7 @@ def _check(kind: str, url: str) -> None:
     try:
         parts = urlsplit(url)
         host = parts.hostname
-        # An impossible port raises.
+        # An invalid port raises ValueError.
         _ = parts.port
     except ValueError:
         host = None

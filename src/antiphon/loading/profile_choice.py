@@ -1,4 +1,4 @@
-"""Chooses a profile for this machine, where the settings leave that open (`--profile auto`)."""
+"""Chooses a profile for this machine if the settings do not name one (`--profile auto`)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ from antiphon.store.registry import PROFILES
 log = logging.getLogger(__name__)
 
 AUTO = "auto"
-# What a machine was measured to do, in the models' folder.
+# The file with this machine's measured speed, in the models' folder.
 SPEED_FILE = "machine-speed.json"
 
 
 @dataclass(frozen=True, slots=True)
 class ProfileChoice:
-    """A profile, and why it was chosen, in words that follow its name. `without`: its models of these roles are left
-    out, since the packages that they need are not installed.
+    """A profile, and the reason for it, in words that follow its name.
+
+    `without`: roles whose models are left out, because the packages they need are not installed.
     """
 
     profile: str
@@ -35,7 +36,7 @@ class ProfileChoice:
     without: Collection[ModelRole] = ()
 
     def applied(self, settings: Settings) -> Settings:
-        """The settings with this profile."""
+        """Return the settings with this profile, and without the models that are left out."""
         engine, speech = settings.engine, settings.speech
         if "language" in self.without:
             engine = replace(engine, language_model="none")
@@ -45,33 +46,34 @@ class ProfileChoice:
 
 
 def choose_profile(settings: Settings, measure: Callable[[], float] | None = None) -> ProfileChoice:
-    """The profile to load: what the settings name, or the largest that this machine answers in time with.
+    """The profile to load: the one in the settings, or the largest that answers in time on this machine.
 
-    The machine is measured once, for about a second, and the result is kept in the models' folder. Where nothing may be
-    fetched, only profiles that are there are chosen from. `measure`: in place of the measurement, for tests; seconds
-    for a row's product with a billion weights.
+    The machine is measured once, for about a second, and the result is kept in the models' folder. In offline mode,
+    only profiles whose files are available are considered. `measure`: replaces the measurement, for tests; returns the
+    seconds for a row's product with a billion weights.
     """
     if settings.models.profile != AUTO:
-        return ProfileChoice(settings.models.profile, "as --profile says")
+        return ProfileChoice(settings.models.profile, "set by --profile")
     engine = settings.engine
     if without := _beyond_what_is_installed(settings):
         left_out = " and ".join(without)
         return ProfileChoice("default", f"without {left_out} model: {install_command('talk')} adds it", without)
     if engine.language_model or engine.conversation_model:
-        return ProfileChoice("default", "for all but the model that the settings name")
+        return ProfileChoice("default", "with the model that the settings name")
     among = _available(settings)
     if settings.models.device != "cpu":
         return ProfileChoice("large" if "large" in among else "default", f"for --device {settings.models.device}")
     speed, memory_gb = estimated(_seconds_a_billion(settings, measure), "default"), free_gb()
     if memory_gb >= MEMORY_GB["default"] and "default" in among:
-        # Other work may have slowed the measurement, and `light` hears English only: it is chosen for memory alone.
+        # Other work may have slowed the measurement, and `light` hears English only. So it is chosen only for lack of
+        # memory.
         among = among - {"light"}
     name, why = recommended("default", speed, memory_gb, among)
     return ProfileChoice(name, why)
 
 
 def free_gb() -> float:
-    """Memory that this process has or may still take, in GB; what the system does not tell counts as enough."""
+    """Memory that this process holds or may still take, in GB; infinity if the system does not report it."""
     try:
         lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
         held = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -81,7 +83,7 @@ def free_gb() -> float:
 
 
 def _container_gb(folder: Path = Path("/sys/fs/cgroup")) -> float:
-    """Memory that a container's limit leaves, in GB; infinity where there is none."""
+    """Memory left by a container's limit, in GB; infinity without a limit."""
     try:
         limit, used = ((folder / name).read_text().strip() for name in ("memory.max", "memory.current"))
         return float("inf") if limit == "max" else (int(limit) - int(used)) / 1e9
@@ -90,7 +92,7 @@ def _container_gb(folder: Path = Path("/sys/fs/cgroup")) -> float:
 
 
 def _beyond_what_is_installed(settings: Settings) -> tuple[ModelRole, ...]:
-    """The roles that no setting names a model for, and whose models in the profiles need packages that are missing."""
+    """The roles without a model in the settings, whose models in the profiles need packages that are missing."""
     named: dict[ModelRole, str] = {
         "language": settings.engine.language_model or settings.engine.conversation_model,
         "synthesizer": settings.speech.synthesizer,
@@ -100,7 +102,7 @@ def _beyond_what_is_installed(settings: Settings) -> tuple[ModelRole, ...]:
 
 
 def _available(settings: Settings) -> set[str]:
-    """The profiles that can be loaded: all, or, where nothing may be fetched, those whose files are there."""
+    """The profiles that can be loaded: all, or, in offline mode, those whose files are available."""
     if not settings.models.offline:
         return set(SIZES)
     store = store_of(settings.models)
@@ -108,7 +110,7 @@ def _available(settings: Settings) -> set[str]:
 
 
 def _seconds_a_billion(settings: Settings, measure: Callable[[], float] | None) -> float:
-    """As measured now, or before on this machine."""
+    """The seconds for a row's billion products, measured now or earlier on this machine."""
     from antiphon.engine.local.packed import machine_key
     from antiphon.engine.local.weights import seconds_a_billion
 

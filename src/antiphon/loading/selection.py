@@ -28,14 +28,15 @@ VIDEO_ROLES: tuple[ModelRole, ...] = ("video_model",)
 ALL_ROLES = (
     TRANSCRIPTION_ROLES + TURN_ROLES + SPEAKER_ROLES + LANGUAGE_ROLES + SPEECH_ROLES + CONVERSATION_ROLES + VIDEO_ROLES
 )
-# What stands for every voice of the registry's, in `--voice`.
+# The value of `--voice` that stands for every voice in the registry.
 ALL_VOICES = "all"
 
 
 @dataclass(frozen=True, slots=True)
 class LocalModel:
-    """A model of the user's own: the folder of a checkpoint, or a .gguf file. Its files are not verified. `id` is the
-    name of the folder or file, which clients then use; `adapter` is found by the folder's config.json.
+    """A model of the user's own: the folder of a checkpoint, or a .gguf file. Its files are not verified.
+
+    `id`: the name of the folder or file, which clients use. `adapter`: determined by the folder's config.json.
     """
 
     id: str
@@ -46,8 +47,9 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class RemoteModel:
-    """A model that another server runs. Nothing of it is here: there are no files to fetch, and no adapter. `id` is the
-    model's name there, by which clients may name it too.
+    """A model on another server. It has no files to fetch and no adapter.
+
+    `id`: the model's name on that server, which clients may also use.
     """
 
     id: str
@@ -59,7 +61,7 @@ Selected = Model | LocalModel | RemoteModel
 
 
 def spec_of(model: Model | LocalModel) -> Spec:
-    """Return the spec of the adapter that loads a model. Raises StoreError for an adapter that is not in the table."""
+    """Return the spec of the adapter that loads a model. Raises StoreError if the adapter is unknown."""
     if model.adapter not in SPECS:
         raise StoreError(f"{model.id}: there is no adapter named {model.adapter}")
     return SPECS[model.adapter]
@@ -71,12 +73,12 @@ def local_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -
 
 
 def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES) -> tuple[Selected, ...]:
-    """The models of these roles that the settings name, in the order in which they are loaded, each once.
+    """The models of these roles that the settings name, each once, in the order of loading.
 
-    What is named replaces the profile's model of the same role, "none" removes it. Raises SettingsError for a name that
-    is no model of its role, and for a placement that cannot be.
+    A named model replaces the profile's model of the same role; "none" removes it. Raises SettingsError if a name is
+    not a model of its role, or if the placement is invalid.
     """
-    # A placement that cannot be is refused at once, whatever is loaded.
+    # An invalid placement is refused at once, whichever models are loaded.
     placement(settings)
     models: list[Selected] = [m for m in profile(settings.models.profile) if m.role in roles]
     language = settings.engine.language_model
@@ -101,7 +103,7 @@ def selected_models(settings: Settings, roles: Collection[ModelRole] = ALL_ROLES
     if settings.engine.conversation_model and "conversation_model" in roles:
         conversation_model = _checkpoint("conversation_model", settings.engine.conversation_model)
         if spec_of(conversation_model).language_model and not language:
-            # The conversation model is the language model too.
+            # The conversation model also serves as the language model.
             models = _without(models, "language")
         models.append(conversation_model)
     if settings.engine.video_model and "video_model" in roles:
@@ -114,7 +116,7 @@ def _without(models: list[Selected], role: ModelRole) -> list[Selected]:
 
 
 def _with_synthesizers(models: list[Selected], settings: Settings) -> list[Selected]:
-    """The models with the synthesizer and the further voices that the settings name."""
+    """The models with the synthesizer and the additional voices that the settings name."""
     synthesizer, voices = settings.speech.synthesizer, settings.speech.voices
     if synthesizer:
         models = _without(models, "synthesizer")
@@ -139,7 +141,7 @@ def _transcriber(name: str) -> Model | LocalModel:
 
 
 def _partials(name: str, transcriber: Model | LocalModel) -> Model:
-    """The model that decodes partials beside a transcriber. Both run in one lane, so they have one adapter."""
+    """The model that decodes a transcriber's partials. Both run in one lane, so they must have the same adapter."""
     model = _registered("transcriber", name, "--partials")
     if model.adapter != transcriber.adapter or not spec_of(model).takes_partials:
         raise SettingsError(f"--partials {name}: it cannot decode for {transcriber.id}, which is of another kind")
@@ -153,7 +155,7 @@ def _synthesizer(name: str) -> Model | LocalModel:
 
 
 def _registered(role: ModelRole, name: str, flag: str) -> Model:
-    """The registry's model of this name. Raises SettingsError, with the names there are, where it has no such role."""
+    """The registry's model of this name. Raises SettingsError, with the known names, if the role has no such model."""
     if name not in MODELS or MODELS[name].role != role:
         known = ", ".join(m.id for m in MODELS.values() if m.role == role)
         raise SettingsError(f"{flag}: there is no {role} {name}; there are {known}")
@@ -177,7 +179,7 @@ def _language_model(name: str) -> Selected:
 
 
 def _checkpoint(role: ModelRole, name: str) -> LocalModel:
-    """The checkpoint in a folder of the user's. Raises SettingsError where there is no config.json."""
+    """The checkpoint in a user's folder. Raises SettingsError if the folder has no config.json."""
     path = Path(name).expanduser().resolve()
     if not (path / "config.json").is_file():
         raise SettingsError(f"--{role.replace('_', '-')} {name}: no checkpoint's folder (it has no config.json)")
@@ -185,14 +187,14 @@ def _checkpoint(role: ModelRole, name: str) -> LocalModel:
 
 
 def _adapter(role: ModelRole, path: Path) -> str:
-    """The adapter whose spec names the type of a checkpoint, or else the role's first one in the table."""
+    """The adapter whose spec names the checkpoint's type, or else the role's first adapter in the table."""
     types = {name: s.model_types for name, s in SPECS.items() if s.role == role and s.model_types is not None}
     model_type = _model_type(path)
     return next((name for name, own in types.items() if model_type in own), next(iter(types)))
 
 
 def _model_type(path: Path) -> Any:
-    """The `model_type` of a folder's config.json. None where it does not say: the adapter's error will."""
+    """The `model_type` in a folder's config.json; None if it is missing, which the adapter's error then reports."""
     try:
         return json.loads((path / "config.json").read_text(encoding="utf-8")).get("model_type")
     except (OSError, ValueError, AttributeError):

@@ -1,1 +1,1 @@
-"""Parts that several models are made of: decoders, tokenizers, chat templates, grammars, codecs."""
+"""Building blocks shared by several models: decoders, tokenizers, chat templates, grammars, codecs."""

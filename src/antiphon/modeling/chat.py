@@ -1,12 +1,12 @@
 """Conversations that keep their KV: language models of `transformers` (Llama, Qwen2, Qwen3, Gemma …) on the engine.
 
-A conversation's tokens are rendered whole each time and compared with the rows its session holds: what differs is
-rolled back, and what is new is appended. So the template decides what a conversation looks like, and the KV of all that
-stayed the same is used again. A model with a media encoder has rows of audio and images where the template has a
-placeholder for each.
+Each request renders the whole conversation as tokens and compares them with the session's rows. Rows that differ are
+rolled back, and new ones are appended. So the template alone decides the form of a conversation, and the KV of every
+unchanged row is used again. For a model with a media encoder, rows of audio and images replace the template's
+placeholders.
 
-This module knows templates, and of engines only their contract (`engine/api.py`). Which checkpoints it serves, on which
-engine, and where they come from, adapters know.
+This module knows templates, and of engines only their contract (`engine/api.py`). The adapters choose the checkpoints
+and the engines.
 """
 
 from __future__ import annotations
@@ -65,19 +65,19 @@ from antiphon.text.written_calls import has_what_was_said
 
 log = logging.getLogger(__name__)
 
-# Bound: encoded parts that are kept after they left the conversation, for when they come back.
+# Bound: encoded parts that are kept after they left the conversation, in case they return.
 MAX_SPARE_PARTS = 8
-# Bound: the encoded parts of all conversations take at most one byte for so many of the KV's budget.
+# Bound: the encoded parts of all conversations take at most one byte for each KV_PER_MEDIA bytes of the KV's budget.
 KV_PER_MEDIA = 4
 
 
 class ChatModel:
     """A decoder that holds conversations: an engine, a tokenizer and a chat template. A LanguageModel.
 
-    `folder`: the checkpoint's, for its generation configuration. `engine`: steps the decoder; it is the model's from
-    here on, and `close` ends it. `tokenizer`: of `transformers`, with a chat template.
+    `folder`: the checkpoint's folder, for its generation configuration. `engine`: steps the decoder. The model owns it
+    from now on, and `close` ends it. `tokenizer`: of `transformers`, with a chat template.
     `media_encoder`: set by an adapter whose model hears or sees. `stop_tokens`: those that end a reply. `profile`: its
-    context is what the engine allows.
+    context is the engine's limit.
     """
 
     def __init__(self, folder: Path, model_id: str, engine: Engine, tokenizer: Any) -> None:
@@ -91,40 +91,40 @@ class ChatModel:
         self.stop_tokens = self.template.stop_tokens | engine.eos_tokens
 
     async def open(self, owner: Hashable | None = None) -> ChatStream:
-        """Return a new conversation, which the caller closes. Raises Refused where there is no room for its KV."""
+        """Return a new conversation, which the caller closes. Raises Refused if there is no room for its KV."""
         return ChatStream(self, await self.engine.open(owner=owner))
 
     def load(self) -> LanguageLoad:
-        """Return how full the engine was after its last step; does not wait."""
+        """Return the engine's use of its memory after its last step. Does not wait."""
         state = self.engine.last_state
         kv = (state.kv_bytes, state.kv_total_bytes, state.parked_bytes, state.promised_bytes)
         return LanguageLoad(state.sessions, state.generating, state.parked, *kv)
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """The engine that steps the model, for whoever watches its thread."""
+        """The engine that steps the model, for the watchdog of its thread."""
         return (self.engine,)
 
     def close(self) -> None:
-        """End the engine after the step under way, and block until it ended; see Engine.close."""
+        """End the engine after the step under way, and block until it has ended. See Engine.close."""
         self.engine.close()
 
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool) -> list[int]:
-        """Return the conversation's tokens; `answer`: with the opening of the reply that is to come.
+        """Return the conversation's tokens. `answer`: also include the opening of the coming reply.
 
-        Raises RemoteProtocolError where the model's template does not accept these messages.
+        Raises RemoteProtocolError if the model's template does not accept the messages.
         """
         try:
             return self.template.encode(messages, tools, answer=answer)
         except Exception as error:
-            # A template is a program of the model's makers: whatever it raises is about these messages.
+            # A template is a program of the model's makers: any exception of it is about these messages.
             raise RemoteProtocolError("invalid_value", f"The model's chat template: {error}", "messages") from error
 
     async def grammar(self, options: ReplyOptions, *, begun: bool) -> Grammar | None:
-        """Return the rule that the options hold a reply to, by a schema or tools; None where they hold it to none.
+        """Return the rule that the options' schema or tools impose on a reply; None if they impose none.
 
-        `begun`: the prompt ends in a call's opening tag. Waits for the engine to prepare the rule. Raises
-        RemoteProtocolError for a schema that the engine does not accept, CapabilityError.
+        `begun`: whether the prompt ends in a call's opening tag. Waits for the engine to prepare the rule. Raises
+        RemoteProtocolError if the engine does not accept the schema, CapabilityError.
         """
         if options.schema is not None:
             rule = json_grammar(options.schema)
@@ -145,37 +145,42 @@ class ChatModel:
 
 @dataclass(slots=True)
 class _Attempt:
-    """One time that the model is asked for a reply, or for the rest of one.
+    """One request to the model for a reply, or for the rest of one."""
 
-    - `ids`: the rows that are followed; no context cut drops the first `head`. `rule`: holds what is written.
-    - `tools`: those that may be called. `prose`: what earlier attempts have said. `before`: for a call that is written
-      again, the rows up to the call.
-    - Results: `held` rows were there, `count` tokens were written, and `is_stopped`: a stop string was among them.
-    """
-
+    # The options of the reply.
     options: ReplyOptions
+    # The rows that the reply follows.
     ids: list[ChatRow]
+    # The number of first rows that no context cut drops.
     head: int
+    # The tools that may be called.
     tools: Sequence[Tool]
+    # The rule that the written text must match, if any.
     rule: Grammar | None
+    # Splits the written text into prose and calls.
     reader: CallReader | ProseReader
+    # The prose of earlier attempts.
     prose: str = ""
+    # If a call is written again: the rows before the call.
     before: list[ChatRow] = field(default_factory=list)
+    # Result: the number of rows that the session held already.
     held: int = 0
+    # Result: the number of tokens that were written.
     count: int = 0
+    # Result: whether a stop string was found.
     is_stopped: bool = False
 
     @property
     def is_full(self) -> bool:
-        """Whether it has written all tokens that it may."""
+        """Whether the attempt has written all tokens that it may."""
         return self.options.max_tokens == self.count
 
 
 class ChatStream:
     """One conversation on an engine session, with its KV. A LanguageStream, used from one event loop.
 
-    `rows`: what the session holds, prompt and reply. `on_token`: where set, called with each token of a reply as it
-    comes. `hidden`: may be set before the first request, to keep what the decoder's tapped layer makes of each row.
+    `rows`: the session's rows, prompt and reply. `on_token`: if set, called with each token of a reply as it arrives.
+    `hidden`: may be set before the first request, to keep the output of the decoder's tapped layer for each row.
     """
 
     def __init__(self, model: ChatModel, session: Session) -> None:
@@ -186,7 +191,7 @@ class ChatStream:
         self.rows: list[ChatRow] = []
         self._media = ConversationMedia(model.media_budget)
         self._prompts = PromptRenderer(model.encode, model.media_encoder, model.profile.context_tokens)
-        # The number of the newest request: a prefill that another request overtakes does nothing.
+        # The number of the newest request. A prefill that another request overtakes becomes a no-op.
         self._request = 0
         self._call_ids = (f"call_{secrets.token_hex(12)}" for _ in itertools.count())
 
@@ -197,15 +202,15 @@ class ChatStream:
 
     @property
     def media_rows(self) -> Mapping[MediaPiece, MediaRows]:
-        """The encoded audio clips and images that are in the conversation, or were of late."""
+        """The encoded audio clips and images that are in the conversation, or were recently."""
         return self._media.rows
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Have the conversation's rows computed ahead of the reply that is expected to follow.
+        """Compute the conversation's rows ahead of the expected reply.
 
-        Of audio that grows, the rows of its finished windows are the last. Waits for encoders and the template, not for
-        the rows. Does nothing where another prefill or a reply overtakes it. Raises RemoteProtocolError for messages
-        that cannot be rendered, ModelError where an encoder fails.
+        If the audio is still growing, computes rows up to the end of its finished windows. Waits for encoders and the
+        template, not for the rows. A no-op if another prefill or a reply overtakes it. Raises RemoteProtocolError if
+        the messages cannot be rendered, ModelError if an encoder fails.
         """
         self._request = request = self._request + 1
         kept = self._prompts.kept(messages)
@@ -222,12 +227,12 @@ class ChatStream:
             self._align(ids, head)
 
     async def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
-        """Yield the reply to a conversation: prose and calls as they come, then one ReplyDone.
+        """Yield the reply to a conversation: prose and calls as they are written, then one ReplyDone.
 
-        Closing the generator ends the reply within a step; the session keeps what was sampled, for the case that the
-        conversation goes on with it. Raises RemoteProtocolError for messages or schemas that cannot be, or where the
-        conversation does not fit and may not be truncated, or where a bias is of no token; ModelError, EngineError
-        where the engine fails.
+        Closing the generator ends the reply within one step. The session keeps the sampled tokens, in case the
+        conversation continues with them. Raises RemoteProtocolError if the messages or schemas are invalid, if the
+        conversation does not fit and may not be truncated, or if a bias names an unknown token. Raises ModelError or
+        EngineError if the engine fails.
         """
         attempt = await self._first_attempt(messages, options)
         num_prompt, count, cached = len(attempt.ids), 0, None
@@ -247,7 +252,7 @@ class ChatStream:
         yield ReplyDone(reason, num_prompt, cached, count)  # type: ignore[arg-type]
 
     async def _generate(self, attempt: _Attempt) -> AsyncGenerator[Reply, None]:
-        """Yield what one attempt writes; sets its results."""
+        """Yield the parts that one attempt writes, and set its results."""
         model, session, reader, options = self._model, self._session, attempt.reader, attempt.options
         params = self._sampling(options, len(attempt.ids), attempt.rule)
         attempt.held = self._align(attempt.ids, attempt.head)
@@ -288,7 +293,7 @@ class ChatStream:
         return _Attempt(options, ids, head, tools, rule, reader)
 
     async def _next_attempt(self, made: _Attempt, messages: Sequence[Message]) -> _Attempt | None:
-        """How the model is asked again after a call in a form that is not its own; None where the reply is over."""
+        """The next attempt after a call in a foreign form; None if the reply is complete."""
         reader, limit = made.reader, made.options.max_tokens
         answers_call = messages[-1].role == "tool"
         if reader.written is None or made.is_full or made.is_stopped or (answers_call and reader.prose.strip()):
@@ -304,47 +309,49 @@ class ChatStream:
         return await self._attempt_to_call(replace(made, options=options, ids=ids, prose=prose), messages)
 
     async def _attempt_from_results(self, messages: Sequence[Message], options: ReplyOptions) -> _Attempt:
-        """The model has what its call gave, and repeats the call: it reads it in plain words, and has to say it."""
+        """The model repeats a call whose result it has. Show it the result in plain words; it must reply in prose."""
         ids, head = await self._prompt(told_plainly(messages), (), options)
         return _Attempt(options, ids, head, (), await self._model.prepared(prose_grammar()), ProseReader())
 
     async def _attempt_in_words(self, made: _Attempt) -> _Attempt:
-        """There is no such tool, or the call has nothing of what was said: the model has to go on in words."""
+        """The tool does not exist, or the call contains nothing of what was said: the model must continue in words."""
         rule = await self._model.prepared(prose_grammar(begun=bool(made.prose)))
         return _Attempt(made.options, made.ids, made.head, (), rule, ProseReader(), made.prose)
 
     async def _attempt_to_call(self, made: _Attempt, messages: Sequence[Message]) -> _Attempt:
-        """The model has to write the call again, in the form that is held to the tool's schema."""
+        """The model must write the call again, in the form that the tool's schema constrains."""
         ids = [*made.ids, *self._model.template.encode_opening(CALL_OPENING)]
         rule = await self._model.grammar(made.options, begun=True)
         reader = self._reader(made.tools, messages, begun=True)
         return _Attempt(made.options, ids, made.head, made.tools, rule, reader, made.prose, before=made.ids)
 
     def _reader(self, tools: Sequence[Tool], doubted_in: Sequence[Message], *, begun: bool) -> CallReader | ProseReader:
-        """What tells prose and calls apart. A model whose tokens somebody follows writes calls as it was trained to.
+        """The reader that separates prose and calls.
 
-        `doubted_in`: the conversation that a call has to have something of; empty: it need not.
+        Calls in other forms are not recognized if the reply must be a call (`begun`), or if its tokens are observed
+        (`on_token`, `hidden`). `doubted_in`: the conversation that a call has to contain something of; empty: no such
+        requirement.
         """
         if not tools:
             return ProseReader()
         is_followed = begun or self.on_token or self.hidden
         names = () if is_followed else [tool.name for tool in tools]
-        # What is heard or seen cannot be compared with words.
+        # Audio and images cannot be compared with words.
         is_judged = doubted_in and not any(m.parts for m in doubted_in)
         is_meant = partial(has_what_was_said, tools, [(m.role, m.text) for m in doubted_in]) if is_judged else None
         return CallReader(self._call_ids, begun=begun, names=names, is_meant=is_meant)
 
     def close(self, *, keep: bool = False) -> None:
-        """Give back the conversation's KV; `keep`: leave it to later conversations that begin alike."""
+        """Give back the conversation's KV. `keep`: leave it to later conversations that begin alike."""
         self._session.close(keep=keep)
         self._media.close()
 
     async def _prompt(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions
     ) -> tuple[list[ChatRow], int]:
-        """The rows that a reply follows, and how many of them no context cut drops; overtakes every prefill."""
+        """Return the rows that a reply follows, and the number that no context cut drops. Overtakes every prefill."""
         self._request = request = self._request + 1
-        # What was dropped already is dropped again, unless nothing may be.
+        # Messages that were dropped before are dropped again, unless truncation is disabled.
         kept = messages if options.truncation == "disabled" else self._prompts.kept(messages)
         sizes = await self._encode_media(kept)
         ids, head, dropped = await in_thread(self._prompts.fitting, messages, tools, options, sizes)
@@ -376,7 +383,7 @@ class ChatStream:
         )
 
     async def _encode_media(self, messages: Sequence[Message]) -> MediaSizes:
-        """Encode the messages' audio and images; see ConversationMedia.encode, which raises."""
+        """Encode the messages' audio and images. Raises the errors of ConversationMedia.encode."""
         model = self._model
         if model.media_encoder is None:
             return {}
@@ -386,7 +393,7 @@ class ChatStream:
         )
 
     def _align(self, ids: list[ChatRow], head: int) -> int:
-        """Make the session hold just `ids`; return how many of them it held before."""
+        """Make the session hold exactly `ids`. Returns the number of these rows that it held before."""
         held = common_prefix(self.rows, ids)
         if self.hidden:
             held = min(held, self.hidden.known)
@@ -394,7 +401,7 @@ class ChatStream:
             if held < len(self.rows):
                 self._session.rollback(held)
         except EngineError:
-            # Those rows left the context in a cut: all rows are given anew.
+            # Those rows left the context in a cut: all rows are given again.
             self._session.rollback(0)
             held = 0
         if self.hidden:
@@ -409,11 +416,11 @@ class ChatStream:
         return held
 
     def _used(self, rows: Sequence[ChatRow]) -> set[MediaPiece]:
-        """The pieces that some of these rows belong to."""
+        """The media pieces that these rows belong to."""
         return {row[0] for row in rows if not isinstance(row, int)} if self.media_rows else set()
 
     def _append(self, rows: Sequence[ChatRow], begin: int) -> None:
-        """Give the session the rows from `begin` on; it holds those before."""
+        """Append the rows from `begin` on to the session, which holds those before."""
         encoder, hidden = self._model.media_encoder, self.hidden
         for run in runs(rows, begin, self.media_rows, encoder.joined if encoder else ()):
             if run.part is None and hidden:

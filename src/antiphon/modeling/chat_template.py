@@ -1,9 +1,8 @@
-"""From messages to tokens by a model's own chat template, so that nothing a user writes becomes a control token.
+"""Renders messages as tokens by a model's own chat template, so that a user's text never becomes a control token.
 
-The template's text and the users' text are told apart by marks around the latter. Where the plain encoding of the whole
-has just the control tokens that the template itself put there, it is used: that is the spelling the model was trained
-on. Where it has others (a user wrote `<|im_end|>`), users' text is encoded by itself, by a tokenizer that knows no
-control tokens.
+Marks around the users' text distinguish it from the template's text. If the plain encoding of the whole conversation
+contains exactly the template's control tokens, it is used: the model was trained on that spelling. If it contains
+others (a user wrote `<|im_end|>`), the users' text is encoded separately, by a tokenizer without control tokens.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from tokenizers import Tokenizer
 from antiphon.contracts import AudioPart, ImagePart, Message, MessagePart, VideoPart
 from antiphon.events.tools import Tool
 
-# The marks around users' text: Unicode noncharacters, which are never interchanged, and are taken out of that text.
+# The marks around users' text: Unicode noncharacters, which are never interchanged, and are removed from that text.
 USER_TEXT_START, USER_TEXT_END = "\ufdd0", "\ufdd1"
-# Bound: the characters that are rendered and encoded for each token of the context. English has four or five a token;
-# what has more than this does not fit into the context, and is not worth the time that encoding it takes.
+# Bound: the most characters that are rendered and encoded for each token of the context. English has four or five
+# characters for each token. Longer text does not fit into the context, and is not worth the time of encoding it.
 MAX_CHARS_PER_TOKEN = 16
 
 
@@ -50,7 +49,7 @@ class _TemplateCall(TypedDict):
 
 
 class _TemplateTurn(TypedDict):
-    """A message as chat templates read it; `tool_call_id` and `name` are those of a tool's result."""
+    """A message in the form that chat templates read. `tool_call_id` and `name` are those of a tool's result."""
 
     role: str
     content: str | list[dict[str, str]]
@@ -60,16 +59,16 @@ class _TemplateTurn(TypedDict):
 
 
 def token_ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    """Return the tokens of a text, without any that the tokenizer would add at its ends.
+    """Return the tokens of a text, without those that the tokenizer would add at its ends.
 
-    `Tokenizer.encode` keeps the interpreter's lock, so that no other thread of the process runs meanwhile (0.5 s for a
-    word of 256 Ki characters); `encode_batch_fast` lets it go, and takes less time.
+    `Tokenizer.encode` holds the GIL, so that all other threads of the process wait (0.5 s for a word of 256 Ki
+    characters). `encode_batch_fast` releases it, and is faster.
     """
     return list(tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
 
 def plain_tokenizer(tokenizer: Tokenizer) -> Tokenizer:
-    """Return a copy of a tokenizer that knows no control tokens and adds none. Takes about a second for a large one."""
+    """Return a copy of a tokenizer without control tokens. Takes about a second for a large vocabulary."""
     spec = json.loads(tokenizer.to_str())
     spec["added_tokens"], spec["post_processor"] = [], None
     return Tokenizer.from_str(json.dumps(spec))
@@ -79,8 +78,8 @@ class ChatTemplate:
     """Renders conversations as tokens, by the chat template of a fast tokenizer of `transformers`.
 
     `takes_media`: the template has placeholders for audio and images. `control`: the tokenizer's control tokens.
-    `source`: the template's text. `knows_tools`: whether the template shows tools; else they are put into its system
-    turn.
+    `source`: the template's text. `knows_tools`: whether the template shows tools; otherwise they are added to its
+    system turn.
     """
 
     def __init__(self, tokenizer: Any, *, takes_media: bool = False) -> None:
@@ -92,14 +91,14 @@ class ChatTemplate:
 
     @cached_property
     def _plain(self) -> Tokenizer:
-        """Made when it is first needed, since that takes a second."""
+        """Created on first use, because that takes a second."""
         return plain_tokenizer(self._tokenizer.backend_tokenizer)
 
     @property
     def stop_tokens(self) -> frozenset[int]:
-        """The tokens that end a reply: the tokenizer's end, and the control token that the template puts behind one.
+        """The tokens that end a reply: the tokenizer's end token, and the template's control token after a reply.
 
-        Renders a conversation each time, so the caller should keep them.
+        Renders a conversation on every access, so the caller should keep the result.
         """
         ends = {i for i in (self._tokenizer.eos_token_id,) if i is not None}
         probe = self._marked([Message("user", "a"), Message("assistant", "b")], (), False)
@@ -110,8 +109,8 @@ class ChatTemplate:
     def encode(self, messages: Sequence[Message], tools: Sequence[Tool], *, answer: bool) -> list[int]:
         """Return the whole conversation's tokens.
 
-        `answer`: with the opening of the reply that is to come. Raises what the template raises; it is a program of the
-        model's makers.
+        `answer`: also include the opening of the coming reply. Raises any exception of the template, which is a program
+        of the model's makers.
         """
         marked = self._marked(messages, tools, answer)
         ids = self._encode(marked.replace(USER_TEXT_START, "").replace(USER_TEXT_END, ""))
@@ -123,9 +122,9 @@ class ChatTemplate:
         return [i for text, is_users in parts for i in (self.encode_text(text) if is_users else self._encode(text))]
 
     def encode_text(self, text: str) -> list[int]:
-        """Return the tokens of a user's text, none of which is a control token.
+        """Return the tokens of a user's text, none of them a control token.
 
-        Text whose plain tokens still include one is encoded character by character.
+        If the plain tokens still include a control token, the text is encoded character by character.
         """
         ids = token_ids(self._plain, text)
         if not self.control.isdisjoint(ids):
@@ -134,7 +133,7 @@ class ChatTemplate:
         return ids
 
     def encode_opening(self, text: str) -> list[int]:
-        """Return the tokens of the server's own text, control tokens included: what a reply is made to begin with."""
+        """Return the tokens of the server's own text, including control tokens. Used to force a reply's beginning."""
         return self._encode(text)
 
     def _encode(self, text: str) -> list[int]:
@@ -147,7 +146,7 @@ class ChatTemplate:
         try:
             return self._render(messages, given, answer)
         except TemplateError:
-            # Gemma's template, for one, has no system turn: its text goes before the first user's words.
+            # Gemma's template, for example, has no system turn: the system text goes before the first user's text.
             return self._render(_without_system(messages), given, answer)
 
     def _render(self, messages: Sequence[Message], tools: list[_TemplateTool] | None, answer: bool) -> str:
@@ -162,7 +161,7 @@ def _mark(text: str) -> str:
 
 
 def _mark_all(value: Any) -> Any:
-    """Mark every string inside, keys too: schemas and arguments are users' text."""
+    """Mark every string in the value, including keys: schemas and arguments are users' text."""
     match value:
         case str():
             return _mark(value)
@@ -223,9 +222,9 @@ def _tool(tool: Tool) -> _TemplateTool:
 
 
 def _with_tools_in_system(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """Put tools, calls and results into messages, for templates that know none.
+    """Put tools, calls and results into messages, for templates without tools.
 
-    In the Hermes form, which most small models have seen.
+    Uses the Hermes form, which most small models were trained on.
     """
     lines = [
         "You may call functions. Their signatures are in <tools></tools>:",
@@ -257,7 +256,7 @@ def _with_tools_in_system(messages: Sequence[Message], tools: Sequence[Tool]) ->
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the system's text before the first user's, for templates without a system turn."""
+    """Move the system text before the first user's text, for templates without a system turn."""
     instructions = "\n\n".join(m.text for m in messages if m.role == "system")
     rest = [m for m in messages if m.role != "system"]
     first = next((i for i, m in enumerate(rest) if m.role == "user"), None)
@@ -279,7 +278,7 @@ def _split_marked(marked: str) -> list[tuple[str, bool]]:
 
 
 def text_size(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
-    """Return about how many characters a conversation has when it is rendered; each message has a token of its own."""
+    """Return the approximate length of the rendered conversation in characters, with a token's for each message."""
     num_chars = sum(len(t.name) + len(t.description) + len(json.dumps(t.parameters)) for t in tools)
     for message in messages:
         parts = sum(len(part) for part in message.parts if isinstance(part, str))
@@ -289,9 +288,9 @@ def text_size(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
 
 
 def told_plainly(messages: Sequence[Message]) -> list[Message]:
-    """Return a conversation whose last turn has what its functions gave as words of the user, and no calls.
+    """Return a conversation in which the results of the last turn's functions are words of the user, without calls.
 
-    Models that were not trained on calls understand it so.
+    Models that were not trained on calls understand this form.
     """
     at = max((i for i, m in enumerate(messages) if m.role == "user"), default=-1) + 1
     names = {call.id: call.name for m in messages for call in m.tool_calls}

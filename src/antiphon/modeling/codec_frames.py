@@ -1,8 +1,8 @@
-"""Utterances as frames of audio codes: one generation of the talker's engine each, whose rows are whole frames.
+"""Utterances as frames of audio codes: each is one generation of the talker's engine, whose rows are whole frames.
 
-A frame's input row is the sum of its codes' embeddings and of one text token's: text is read while it is spoken, one
-token a frame. The frame and its row are made within the engine's step (`FrameProgram`), for all utterances at once. The
-event loop only supplies text ahead of the frames (`TextFeed`) and reads the codes.
+A frame's input row is the sum of its codes' embeddings and of one text token's. So the text is read while it is spoken,
+one token for each frame. The frame and its row are made within the engine's step (`FrameProgram`), for all utterances
+at once. The event loop only supplies text ahead of the frames (`TextFeed`) and reads the codes.
 """
 
 from __future__ import annotations
@@ -24,20 +24,21 @@ from antiphon.errors import ModelError
 from antiphon.modeling.codec_talker import CapturedFrames, CodecSampling, CodePredictor, FirstCodeChooser
 from antiphon.modeling.gathered import GatheredCalls
 
-# Frames of 80 ms in the successive chunks of audio: the first audio comes soon, then the vocoder runs fewer steps.
+# The numbers of frames (of 80 ms) in the successive chunks of audio. Small first chunks make the first audio early;
+# larger ones later make the vocoder run fewer steps.
 CHUNK_FRAMES = (1, 2, 4, 8, 12)
-# The most frames that the vocoder is given at once: the sessions that share its thread wait for it.
+# The most frames in one call of the vocoder. The sessions that share its thread wait for the call.
 MAX_VOCODER_FRAMES = 25
-# Of a text that is still being written, the next word is read when fewer of its tokens than this are left for frames:
-# so the step that makes a frame waits for the writer, and not for the event loop.
+# If a text is still being written, its next word is read when fewer of its tokens than this are left for frames. So the
+# step that makes a frame waits for the writer only, not for the event loop.
 TEXT_TOKENS_AHEAD = 4
 
 
 class FrameMaker:
     """Makes a frame each for all utterances of a step.
 
-    `first_codes`: the embedding table of the first codes. `usual`: how the codes after these are chosen unless a client
-    asks for another way; on a GPU, such frames are captured at once. None: none are.
+    `first_codes`: the embedding table of the first codes. `usual`: the default sampling of the codes after the first.
+    On a GPU, frames with this sampling are captured in the constructor; None: no frames are captured.
     """
 
     def __init__(self, predictor: CodePredictor, first_codes: torch.nn.Module, usual: Sampling | None) -> None:
@@ -52,7 +53,7 @@ class FrameMaker:
                 self._captured.warm()
 
     def frames(self, programs: Sequence[FrameProgram], logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Return a frame's codes for each program, int64 [n, codes], and set their rows; see `StepProgram.run`."""
+        """Return a frame's codes for each program, int64 [n, codes], and set their rows. See `StepProgram.run`."""
         like: Any = self._first_codes.weight
         first = FirstCodeChooser.choose([p.first_codes for p in programs], logits)
         uniforms = torch.tensor([p.random.take(self._predictor.num_codes) for p in programs], dtype=torch.float64)
@@ -60,7 +61,7 @@ class FrameMaker:
         made = self._captured.call(thoughts, given, params, uniforms) if self._captured else None
         if made is None:
             choices = RowChoices.of(params, like.device)
-            # A copy that blocks would also wait for all the work that the device was given before.
+            # A blocking copy would also wait for all work queued on the device.
             uniforms = uniforms.to(like.device, non_blocking=True)
             made = self._predictor(thoughts, self._first_codes(given), choices, uniforms)
         codes, summed = made
@@ -72,20 +73,20 @@ class FrameMaker:
 
 
 class FrameProgram:
-    """The state of one utterance in the steps that make its frames; a StepProgram of the engine.
+    """The state of one utterance in the steps that make its frames. A StepProgram of the engine.
 
-    `end`, `size`: as in FirstCodeChooser. Raises ValueError where the codes behind the first are not sampled plainly
-    (`is_plain`). `row`, float [1, width]: of the newest frame, which its text is added to where `row_has_text` is
-    False. `num_taken`: how many text rows the frames so far took, padding included.
+    `end`, `size`: as in FirstCodeChooser. `row`, float [1, width]: the newest frame's row; its text still has to be
+    added if `row_has_text` is False. `num_taken`: the number of text rows that the frames so far took, including
+    padding. Raises ValueError unless the codes after the first are sampled plainly (`is_plain`).
     """
 
     def __init__(self, maker: FrameMaker, sampling: CodecSampling, end: int, size: int) -> None:
         if not is_plain(sampling.rest):
-            raise ValueError("the code predictor has no penalties, biases or exclusions")
+            raise ValueError("the code predictor does not support penalties, biases or exclusions")
         self._maker = maker
         self.first_codes = FirstCodeChooser(sampling.first, end, size, sampling.min_frames)
         self.params, self.random = sampling.rest, RandomNumbers(sampling.rest)
-        # Bound: a text's rows, or TEXT_TOKENS_AHEAD and a word of a text that is still being written.
+        # Bound: a text's rows, or TEXT_TOKENS_AHEAD and a word if the text is still being written.
         self._texts: deque[torch.Tensor] = deque()
         self._padding: torch.Tensor | None = None
         self.row: torch.Tensor | None = None
@@ -93,28 +94,28 @@ class FrameProgram:
         self.num_taken = 0
 
     def give(self, rows: Sequence[torch.Tensor], padding: torch.Tensor | None = None) -> None:
-        """Add text rows [1, width] for the next frames. `padding`: the row of all frames after these, at the end."""
+        """Add text rows [1, width] for the next frames. `padding`, at the text's end: the row of all later frames."""
         self._texts.extend(rows)
         self._padding = padding
 
     @property
     def text(self) -> torch.Tensor | None:
-        """The text row [1, width] of the next frame; None where it has not come."""
+        """The text row [1, width] of the next frame; None if it has not arrived."""
         return self._texts[0] if self._texts else self._padding
 
     @staticmethod
     def run(programs: Sequence[FrameProgram], logits: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the codes of a frame for each utterance, as `StepProgram.run`."""
+        """Return the codes of a frame for each utterance. See `StepProgram.run`."""
         return programs[0]._maker.frames(programs, logits, hidden)
 
     def accept(self, numbers: Sequence[int]) -> int:
-        """Return the first code of a frame. Raises ModelError where codes could not be chosen."""
+        """Return the first code of a frame. Raises ModelError if a code could not be chosen."""
         if NO_TOKEN in numbers:
             raise ModelError("the model's output is not a number")
         return self.first_codes.accept(numbers[0])
 
     def next_row(self) -> torch.Tensor | None:
-        """Return the newest frame's row; None while its text has not come."""
+        """Return the newest frame's row; None while its text has not arrived."""
         assert self.row is not None
         if not self.row_has_text:
             if self.text is None:
@@ -127,17 +128,17 @@ class FrameProgram:
 
 
 class TextRows:
-    """Text tokens as the talker reads them, made for all utterances that ask before the next step of its thread.
+    """Maps text tokens to the talker's input rows, for all utterances that ask before the next step of its thread.
 
-    `rows`: from tokens to rows [n, width]; called in the thread. `eos`, `pad`: the tokens of a text's end and of what
-    follows it.
+    `rows`: maps tokens to rows [n, width]; called in the thread. `eos`, `pad`: the tokens for the end of a text and for
+    the padding after it.
     """
 
     def __init__(self, thread: ModelThread, rows: Callable[[Sequence[int]], torch.Tensor], eos: int, pad: int) -> None:
         self.thread, self.eos = thread, eos
         self._rows, self._pad = rows, pad
         self._calls = GatheredCalls[Sequence[int], Sequence[torch.Tensor]](thread, self._made)
-        # Of `pad`, once it was made.
+        # The row of `pad`, after it was made.
         self.padding: torch.Tensor | None = None
 
     async def of(self, ids: Sequence[int]) -> Sequence[torch.Tensor]:
@@ -145,7 +146,7 @@ class TextRows:
         return await self._calls.call(ids) if ids else ()
 
     async def make_padding(self) -> torch.Tensor:
-        """Return `padding`, and make it if it is not there. Raises ModelError, Refused."""
+        """Return `padding`, making it first if necessary. Raises ModelError, Refused."""
         if self.padding is None:
             (self.padding,) = await self.of([self._pad])
         return self.padding
@@ -158,26 +159,26 @@ class TextRows:
 class TokenPieces:
     """The tokens of a text that is still being written, piece by piece, for one reader at a time.
 
-    A piece is read from `source` when it is asked for. It stays for the next reader where the one that asked is
-    cancelled. Closed by its owner.
+    A piece is read from `source` on demand. If the reader is cancelled while it waits, the piece stays for the next
+    reader. Closed by its owner.
     """
 
     def __init__(self, source: AsyncIterator[list[int]]) -> None:
         self._source = source
         self._wanted = asyncio.Semaphore(0)
         self._is_wanted = False
-        # Bound: one; a piece is read when the one before it was taken.
+        # Bound: one; a piece is read only after the previous one was taken.
         self._read: asyncio.Queue[list[int] | Exception | None] = asyncio.Queue()
         # Bound: TEXT_TOKENS_AHEAD and a word.
         self._given_back: deque[list[int]] = deque()
-        # One task reads them all, as a generator that holds a cancel scope requires.
+        # A single task reads all pieces, as required for a generator that holds a cancel scope.
         self._reader = asyncio.create_task(self._read_pieces())
 
     def __aiter__(self) -> TokenPieces:
         return self
 
     async def __anext__(self) -> list[int]:
-        """Return the next piece. Raises StopAsyncIteration at the end of the text, and what the source raises."""
+        """Return the next piece. Raises StopAsyncIteration at the end of the text, and the source's exceptions."""
         if self._given_back:
             return self._given_back.popleft()
         if not self._is_wanted:
@@ -187,16 +188,16 @@ class TokenPieces:
         if isinstance(piece, list):
             self._is_wanted = False
             return piece
-        # It stays what every later call gets.
+        # Every later call gets it too.
         self._read.put_nowait(piece)
         raise StopAsyncIteration if piece is None else piece
 
     def give_back(self, pieces: Sequence[list[int]]) -> None:
-        """Have these pieces come next, in order."""
+        """Return these pieces to the front, in order."""
         self._given_back.extendleft(reversed(pieces))
 
     async def aclose(self) -> None:
-        """Stop reading the source."""
+        """Cancel the task that reads the source, and wait for it."""
         self._reader.cancel()
         with suppress(asyncio.CancelledError):
             await self._reader
@@ -210,7 +211,7 @@ class TokenPieces:
                 if piece is None:
                     return
         except Exception as error:
-            # The reader of the pieces raises it.
+            # Raised again by the reader of the pieces.
             self._read.put_nowait(error)
 
 
@@ -218,20 +219,20 @@ class TextFeed:
     """The text of one utterance: gives its program the rows of its tokens, its end mark and then padding.
 
     `ids`: the first tokens; None: the text and its end mark are in the session already. `more`: the tokens that follow,
-    as they come; they are read TEXT_TOKENS_AHEAD of the frames that were read.
+    as they arrive. They are read at most TEXT_TOKENS_AHEAD ahead of the frames that were read.
     """
 
     def __init__(self, rows: TextRows, ids: Sequence[int] | None, more: TokenPieces | None = None) -> None:
         self._rows, self._ids, self._more = rows, ids, more
         self._pieces = list[list[int]]()
-        # Tokens that were given, less frames that were read.
+        # The number of tokens given minus the number of frames read.
         self._left = 0
         self._few_left = asyncio.Event()
 
     def start(self, program: FrameProgram) -> asyncio.Task[None] | None:
-        """Begin to give rows to a program that runs in no step yet; return the task that goes on with it, if one does.
+        """Begin to give rows to a program that no step runs yet. Returns the task that continues this, if needed.
 
-        The task ends with the text. It raises ModelError, Refused, and whatever `more` raises.
+        The task ends with the text. It raises ModelError, Refused, and any exception of `more`.
         """
         if self._ids is None and (padding := self._rows.padding) is not None:
             program.give((), padding)
@@ -239,13 +240,13 @@ class TextFeed:
         return asyncio.create_task(self._feed(program))
 
     def read_frame(self) -> None:
-        """Note that one more frame was read."""
+        """Record that one more frame was read."""
         self._left -= 1
         if self._left < TEXT_TOKENS_AHEAD:
             self._few_left.set()
 
     def give_back(self, num_taken: int) -> None:
-        """Give the words of `more` back that no frame took a token of, where `num_taken` rows were taken in all."""
+        """Give back the words of `more` that no frame took a token of. `num_taken`: the number of rows taken in all."""
         if self._more is None:
             return
         unspoken, tokens = list[list[int]](), len(self._ids or ())
@@ -288,9 +289,9 @@ async def generate_frames(
     size: int,
     max_frames: int | None = None,
 ) -> AsyncGenerator[list[int], None]:
-    """Yield frames of codes, one code for each codebook, after the rows that the session holds, until the audio ends.
+    """Yield frames of codes, one code for each codebook, after the session's rows, until the audio ends.
 
-    Each frame takes one token of `text`, and waits for it. `end`, `size`: as in FirstCodeChooser. `max_frames`: a bound
+    Each frame takes one token of `text`, and waits for it. `end`, `size`: as in FirstCodeChooser. `max_frames`: a limit
     below that of `sampling`. The session gets a row for each frame. Raises ModelError, EngineError, Refused.
     """
     program = FrameProgram(maker, sampling, end, size)
@@ -313,7 +314,7 @@ async def generate_frames(
 
 
 async def _unless_fails(token: Awaitable[Token | None], feeding: asyncio.Task[None] | None) -> Token | None:
-    """The token; or the error of the task that feeds the text, which the token would wait for without end."""
+    """Return the token, or raise the error of the task that feeds the text, for which the token would wait forever."""
     if feeding is None or (feeding.done() and feeding.exception() is None):
         return await token
     waiting = asyncio.ensure_future(token)
@@ -330,9 +331,10 @@ async def _unless_fails(token: Awaitable[Token | None], feeding: asyncio.Task[No
 
 
 def chunk_sizes(first: int | None = None) -> Iterator[int]:
-    """Yield without end how many frames the successive chunks of an utterance's audio have.
+    """Yield the numbers of frames in the successive chunks of an utterance's audio. Never ends.
 
-    `first`: of the first chunk, at most MAX_VOCODER_FRAMES; the others are larger, up to the last of CHUNK_FRAMES.
+    `first`: the size of the first chunk, at most MAX_VOCODER_FRAMES. The others are larger, up to the last of
+    CHUNK_FRAMES.
     """
     if first:
         first = min(first, MAX_VOCODER_FRAMES)

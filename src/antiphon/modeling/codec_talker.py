@@ -1,8 +1,7 @@
-"""How the codes of a frame of audio are chosen, in Qwen3-TTS and Qwen3-Omni.
+"""Chooses the codes of a frame of audio, in Qwen3-TTS and Qwen3-Omni.
 
 A decoder on the engine samples the first code of each frame, and a small code predictor the other fifteen, for all
-sessions at once. How frames become an utterance is in `codec_frames.py`; what turns codes into audio is in
-`codec_vocoder.py`.
+sessions at once. `codec_frames.py` turns frames into an utterance, and `codec_vocoder.py` turns codes into audio.
 """
 
 from __future__ import annotations
@@ -25,9 +24,10 @@ from antiphon.errors import ModelError
 
 log = logging.getLogger(__name__)
 
-# The last codes of the talker's vocabulary are control codes, and no audio.
+# The number of last codes in the talker's vocabulary that are control codes, not audio.
 SPECIAL_CODES = 1024
-# Frames of up to so many sessions are captured when the model is loaded; larger ones when they come.
+# The most sessions whose frames are captured when the model is loaded. Larger frames are captured when they first
+# occur.
 WARMED_SESSIONS = 64
 # The most frames of one utterance (generation_config.json, max_new_tokens).
 MAX_FRAMES = 2048
@@ -35,10 +35,10 @@ MAX_FRAMES = 2048
 
 @dataclass(frozen=True, slots=True)
 class CodecSampling:
-    """How the codes of one utterance are chosen, and how many frames it has.
+    """How the codes of one utterance are chosen, and its number of frames.
 
-    `first`: of the first code of a frame; `rest`: of its other codes. `min_frames`, `max_frames`: the code that ends
-    the audio is not chosen before the first, and the audio is cut at the second.
+    `first`: for the first code of a frame. `rest`: for its other codes. `min_frames`: the end code is not chosen
+    earlier. `max_frames`: the audio is cut there.
     """
 
     first: Sampling
@@ -47,7 +47,7 @@ class CodecSampling:
     max_frames: int = MAX_FRAMES
 
 
-# What the makers of Qwen3-TTS sample with (generation_config.json).
+# The sampling of the makers of Qwen3-TTS (generation_config.json).
 DEFAULT_CODEC_SAMPLING = CodecSampling(
     Sampling(temperature=0.9, top_k=50, repetition_penalty=1.05, repetition_window=MAX_FRAMES),
     Sampling(temperature=0.9, top_k=50),
@@ -62,16 +62,17 @@ class TextProjection(nn.Module):
         self.linear_fc1, self.linear_fc2 = nn.Linear(in_width, in_width), nn.Linear(in_width, out_width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [n, out_width] of x, [n, in_width]."""
+        """Return [n, out_width] for x, [n, in_width]."""
         out: torch.Tensor = self.linear_fc2(silu(self.linear_fc1(x)))
         return out
 
 
 class FrameKv:
-    """The keys and values of one frame of the code predictor, for all sessions; what its attention calls as a cache.
+    """The keys and values of one frame of the code predictor, for all sessions: the cache of its attention.
 
-    They lie in one tensor whose size the first frame of so many sessions sets, and attention reads its beginning: each
-    frame runs the same kernels on the same shapes, as a CUDA graph requires. A pass writes the positions of its rows.
+    They lie in one tensor with room for a whole frame, and attention reads its beginning. So each frame with the same
+    number of sessions runs the same kernels on the same shapes, as a CUDA graph requires. A pass writes the positions
+    of its rows.
     """
 
     def __init__(self, config: Any, sessions: int, positions: int, like: torch.Tensor) -> None:
@@ -82,7 +83,7 @@ class FrameKv:
         self.rows = slice(0, 0)
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep a layer's keys and values [n, heads, rows, head_dim], and return all up to theirs."""
+        """Keep a layer's keys and values [n, heads, rows, head_dim], and return all up to these rows."""
         held_keys, held_values = self._held[layer]
         held_keys[:, :, self.rows] = keys
         held_values[:, :, self.rows] = values
@@ -90,16 +91,16 @@ class FrameKv:
 
 
 class CodePredictor(nn.Module):
-    """Samples the codes of a frame behind the first, one after another, by a small decoder of its own.
+    """Samples the codes of a frame after the first, one after another, by a small decoder of its own.
 
-    `model`: a Qwen3Model, or what is called as one; it is changed to use torch's attention. `tables`, `heads`: an
+    `model`: a Qwen3Model, or a module called like one; it is changed to use torch's attention. `tables`, `heads`: an
     embedding and a head for each of these codes. `width`: of the talker's rows. Parameters have the checkpoint's names.
     """
 
     def __init__(self, model: Any, tables: nn.ModuleList, heads: nn.ModuleList, width: int) -> None:
         super().__init__()
         self.model, self.codec_embedding, self.lm_head = model, tables, heads
-        # Its rule for a pass without a mask is the one needed here: several rows are causal, one row sees all.
+        # Without a mask, sdpa does what is needed here: several rows are causal, one row sees all.
         model.set_attn_implementation("sdpa")
         inner = int(model.config.hidden_size)
         # The larger talkers are wider than their predictor.
@@ -107,7 +108,7 @@ class CodePredictor(nn.Module):
 
     @property
     def num_codes(self) -> int:
-        """How many codes it samples for a frame: all but the first."""
+        """The number of codes it samples for a frame: all except the first."""
         return len(self.lm_head)
 
     @torch.inference_mode()
@@ -117,10 +118,12 @@ class CodePredictor(nn.Module):
         """Sample the other codes of one frame each for n sessions, without waiting for the device.
 
         `thoughts`: the hidden states [n, width] that the first codes were chosen from. `first`: the embeddings of the
-        first codes [n, width]. `choices`: how the sessions' codes are chosen. `uniforms`: the random numbers they are
-        chosen with, float64 [n, num_codes]. All are on the model's device, and so are the results: the codes, int64
-        [n, num_codes], and the sum of all the frame's embeddings [n, width]. A code is NO_TOKEN where the logits are
-        not numbers; what follows it in its row means nothing. To be called in the model's thread.
+        first codes [n, width]. `choices`: the sessions' sampling parameters. `uniforms`: their random numbers, float64
+        [n, num_codes]. All are on the model's device.
+
+        Returns the codes, int64 [n, num_codes], and the sum [n, width] of all the frame's embeddings, on the same
+        device. A code is NO_TOKEN if its logits are NaN; the values after it in its row are meaningless. Must be called
+        in the model's thread.
         """
         dtype = self.model.norm.weight.dtype
         rows, codes, summed = torch.stack((thoughts, first), 1).to(dtype), list[torch.Tensor](), first.clone()
@@ -131,13 +134,13 @@ class CodePredictor(nn.Module):
             hidden = self.model(
                 inputs_embeds=self.small_to_mtp_projection(rows),
                 position_ids=positions[:, past.rows],
-                # No mask, and none to be made: a frame is shorter than any window.
+                # A frame is shorter than any window, so no mask has to be made.
                 attention_mask=dict.fromkeys(("full_attention", "sliding_attention")),
                 past_key_values=past,
                 use_cache=True,
             ).last_hidden_state
             codes.append(draw_tokens(head(hidden[:, -1]).float(), choices, uniforms[:, number]))
-            # A row that failed goes on with any code.
+            # A failed row continues with an arbitrary code.
             embedded = table(codes[-1].clamp(min=0))
             summed += embedded
             rows = embedded[:, None].to(dtype)
@@ -145,9 +148,9 @@ class CodePredictor(nn.Module):
 
 
 class CapturedFrames:
-    """A CodePredictor whose frames a CUDA device replays: 15 passes are some thousand launches, and one with this.
+    """A CodePredictor whose frames a CUDA device replays: one launch instead of some thousand for its 15 passes.
 
-    `usual`: how codes are chosen in them. Each graph is for a power of two of sessions.
+    `usual`: the sampling in the captured frames. Each graph is for a power of two of sessions.
     """
 
     def __init__(self, predictor: CodePredictor, first_codes: nn.Module, usual: Sampling) -> None:
@@ -167,12 +170,12 @@ class CapturedFrames:
     def call(
         self, thoughts: torch.Tensor, first: torch.Tensor, params: Sequence[Sampling], uniforms: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return what CodePredictor.forward does for n sessions, in tensors that hold until the next call; None where
-        codes are to be chosen in another way than the usual, or nothing can be captured.
+        """Return the result of CodePredictor.forward for n sessions, in tensors that are valid until the next call.
 
-        `first`: the first codes, int64 [n]. `uniforms`: float64 [n, num_codes], on the host.
+        None if the codes need another sampling than the usual, or if capturing failed. `first`: the first codes, int64
+        [n]. `uniforms`: float64 [n, num_codes], on the host.
         """
-        # What clients choose otherwise is not worth the seconds in which nobody speaks.
+        # Other sampling of clients is not worth a capture, which would silence every session for seconds.
         if any(_way(p) != _way(self._usual) for p in params):
             return None
         frame = self._frame(1 << (len(params) - 1).bit_length(), thoughts)
@@ -184,7 +187,7 @@ class CapturedFrames:
             try:
                 self._frames[count] = _CapturedFrame(self._predictor, self._first_codes, params, like, self._memory)
             except RuntimeError as error:
-                # The frames are computed as they are, and slower.
+                # The frames are computed without a graph, which is slower.
                 log.warning("frames of codes are not captured as CUDA graphs: %s", error)
                 self._works = False
         return self._frames.get(count)
@@ -195,7 +198,7 @@ def _way(params: Sampling) -> tuple[float, int, float, float]:
 
 
 class _CapturedFrame:
-    """The passes of one frame for sessions that choose by `params`, over tensors that stay where they are."""
+    """The passes of one frame for sessions with sampling `params`, over tensors with fixed addresses."""
 
     def __init__(
         self,
@@ -209,7 +212,7 @@ class _CapturedFrame:
         self._thoughts = like.new_zeros(count, like.shape[1])
         self._first = torch.zeros(count, dtype=torch.int64, device=device)
         self._uniforms = torch.zeros(count, predictor.num_codes, dtype=torch.float64, device=device)
-        # Kept, as the graph reads its tensors.
+        # Kept, because the graph reads its tensors.
         self._choices = RowChoices.of(params, device)
 
         def frame() -> tuple[torch.Tensor, torch.Tensor]:
@@ -233,10 +236,10 @@ class _CapturedFrame:
 
 
 class FirstCodeChooser:
-    """Chooses the first codes of one utterance's frames; a Chooser of the engine.
+    """Chooses the first codes of one utterance's frames. A Chooser of the engine.
 
-    `params`: penalties look back on the codes of this utterance only. `end`: the code that ends the audio, which is not
-    chosen before `min_frames`. `size`: of the talker's vocabulary, of whose control codes none but `end` is chosen.
+    `params`: the sampling; penalties consider the codes of this utterance only. `end`: the code that ends the audio,
+    not chosen before `min_frames`. `size`: of the talker's vocabulary. Of its control codes only `end` is chosen.
     """
 
     def __init__(self, params: Sampling, end: int, size: int, min_frames: int) -> None:
@@ -251,12 +254,12 @@ class FirstCodeChooser:
         ends = torch.tensor([[c._end, c._may_end] for c in choosers]).to(device, non_blocking=True)
         is_end, may_end = codes == ends[:, :1], ends[:, 1:] > 0
         barred = (is_end & ~may_end) | ((codes >= len(codes) - SPECIAL_CODES) & ~is_end)
-        # No penalty brings a logit back from minus infinity, so they may come first.
+        # No penalty raises a logit from minus infinity, so these may come first.
         left = logits.masked_fill(barred, -torch.inf)
         return sample_rows(left, [c._sampler for c in choosers], [c._edits() for c in choosers])
 
     def accept(self, chosen: int) -> int:
-        """Remember a code that was chosen. Raises ModelError where none was."""
+        """Remember a chosen code. Raises ModelError if it is NO_TOKEN."""
         if chosen == NO_TOKEN:
             raise ModelError("the model's output is not a number")
         self._codes.append(chosen)

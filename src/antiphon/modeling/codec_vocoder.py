@@ -1,9 +1,9 @@
-"""A vocoder from frames of codes to audio, 1920 samples a frame (12.5 frames a second at 24 kHz).
+"""A vocoder from frames of codes to audio, 1920 samples for each frame (12.5 frames a second at 24 kHz).
 
 It is causal: a stream that keeps the last inputs of each layer gives the same samples as the whole sequence at once,
-however it is cut into chunks. Streams are vocoded together, a row each: one call has as many operators for 64 streams
-as for two. Parameter names are those of Qwen3-TTS checkpoints (`speech_tokenizer/`, under
-`decoder.`), and sizes come from its config.json. Knows no model that makes codes.
+however it is cut into chunks. Streams are vocoded together, one row each: a call has the same number of operators for
+64 streams as for two. Parameter names are those of Qwen3-TTS checkpoints (`speech_tokenizer/`, under `decoder.`), and
+sizes come from their config.json. Knows no model that produces codes.
 """
 
 from __future__ import annotations
@@ -19,27 +19,34 @@ import torch
 from torch import nn
 from torch.nn.functional import embedding, gelu, scaled_dot_product_attention, silu
 
-# Of the residual blocks behind each upsampling.
+# The dilations of the residual blocks after each upsampling.
 DILATIONS = (1, 3, 9)
 
 
 class VocoderTransformerConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The sizes of a vocoder's transformer, by their names in config.json.
+    """The sizes of a vocoder's transformer, by their names in config.json."""
 
-    `head_dim`: None for hidden_size / num_attention_heads. `sliding_window`: the frames that attention sees.
-    `latent_dim`: the width outside of a transformer that projects.
-    """
-
+    # The width of the rows between layers.
     hidden_size: int
+    # The width inside the feed-forward part.
     intermediate_size: int
+    # The number of layers.
     num_hidden_layers: int
+    # The number of query heads of a layer.
     num_attention_heads: int
+    # The number of key heads of a layer.
     num_key_value_heads: int
+    # The number of frames that attention sees, including the frame itself.
     sliding_window: int
+    # The width of an attention head; None: hidden_size / num_attention_heads.
     head_dim: int | None = None
+    # The width of the transformer's input and output, if it projects.
     latent_dim: int = 1024
+    # Whether the attention's projections have biases.
     attention_bias: bool = False
+    # The epsilon of the RMS norms.
     rms_norm_eps: float = 1e-5
+    # The base of the rotary positions.
     rope_theta: float = 10000.0
 
     @property
@@ -49,17 +56,19 @@ class VocoderTransformerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class VocoderConfig(VocoderTransformerConfig, frozen=True, kw_only=True):
-    """The sizes of a vocoder, by their names in the `decoder_config` of speech_tokenizer/config.json.
+    """The sizes of a vocoder, by their names in the `decoder_config` of speech_tokenizer/config.json."""
 
-    `decoder_dim`: channels before the first of `upsample_rates`, each of which halves them. `upsampling_ratios`: those
-    of the upsampling before that, which keeps `latent_dim` channels.
-    """
-
+    # The number of codebooks, which is the number of codes in a frame.
     num_quantizers: int
+    # The number of codes in a codebook.
     codebook_size: int
+    # The width of the quantizer's output; a codebook's vectors have half of it.
     codebook_dim: int
+    # Channels before the first of `upsample_rates`, each of which halves them.
     decoder_dim: int
+    # The factors of the final upsampling.
     upsample_rates: tuple[int, ...]
+    # The factors of the upsampling before that, which keeps `latent_dim` channels.
     upsampling_ratios: tuple[int, ...]
 
 
@@ -67,10 +76,9 @@ class VocoderConfig(VocoderTransformerConfig, frozen=True, kw_only=True):
 class VocoderState:
     """The state of one stream. A stream begins with an empty one, and belongs to one vocoder.
 
-    `frames`: that it has had. `kept`: what the vocoder's layers keep of the streams that were vocoded together last,
-    [streams, StreamVocoder.state_size]; None at the start. `row`: this stream's. `slot`: that it holds in the table
-    `kept`, where its row is written in place (`vocoder_batch.py`); None where `kept` is not written any more.
-    `is_shared`: another state has the same row, so that it is not to be written.
+    `frames`: the number so far. `kept`: the layers' states of all streams of the last call, one row each; None at the
+    start. `row`: this stream's row. `slot`: its slot in `kept`, whose row is updated in place (`vocoder_batch.py`);
+    None if `kept` is no longer written to. `is_shared`: another state uses the row, which must not be written to.
     """
 
     frames: int = 0
@@ -80,16 +88,16 @@ class VocoderState:
     is_shared: bool = False
 
     def copy(self) -> VocoderState:
-        """Return the state of another stream that goes on from here. Nothing is copied before one of them does."""
+        """Return the state of another stream that continues from here. Nothing is copied before one continues."""
         self.is_shared = self.slot is not None
         return replace(self)
 
 
 class VocoderStreams:
-    """What the layers kept of the streams of one call, and what they keep of it.
+    """The layers' state of the streams of one call, before and after it.
 
-    `layout`: by the layer's id, where its part of a stream's row begins, and its shape. `before`: the streams' rows,
-    [streams, size]. `frames`: that each has had. `is_start`: whether they begin.
+    `layout`: by the layer's id, the start of its part in a stream's row, and its shape. `before`: the streams' rows,
+    [streams, size]. `frames`: the number of frames of each stream so far. `is_start`: whether the streams begin.
     """
 
     def __init__(
@@ -101,17 +109,15 @@ class VocoderStreams:
         self._seen: tuple[int, torch.Tensor] | None = None
 
     def before(self, layer: nn.Module) -> torch.Tensor:
-        """Return what the layer kept of each stream, [streams, ...]; zeros at the start."""
+        """Return the layer's state of each stream, [streams, ...]; zeros at the start."""
         return self._part(self._before, layer)
 
     def keep(self, layer: nn.Module, end: torch.Tensor) -> None:
-        """Keep the end of what the layer was given, [streams, ...]."""
+        """Keep the end of the layer's input, [streams, ...]."""
         self._part(self.after, layer).copy_(end)
 
     def positions(self, count: int) -> torch.Tensor:
-        """Return the positions of the next `count` frames, float32: [count], or [streams, 1, count] where the streams
-        have had different numbers of frames.
-        """
+        """Return the positions of the next frames, float32 [count], or [streams, 1, count] if they differ by stream."""
         device = self._before.device
         if len(set(self._frames)) == 1:
             return torch.arange(self._frames[0], self._frames[0] + count, device=device).float()
@@ -119,15 +125,16 @@ class VocoderStreams:
         return (first[:, None, None] + torch.arange(count, device=device)).float()
 
     def window(self, held: int, count: int) -> tuple[int, torch.Tensor]:
-        """Return how many of the `held` frames before are looked at, and which of these and of the next `count` each of
-        the next sees: bool [count, frames], or [streams, 1, count, frames].
+        """Return the number of visible earlier frames, at most `held`, and the mask of the frames that each next sees.
+
+        The mask is bool [count, frames], or [streams, 1, count, frames], where frames are the visible and the next.
         """
         if self._seen is None:
             self._seen = self._window(held, count)
         return self._seen
 
     def _window(self, held: int, count: int) -> tuple[int, torch.Tensor]:
-        # Frames that any of the streams has had.
+        # The most frames that any of the streams has had.
         most, device = min(max(self._frames), held), self._before.device
         seen = in_reach(most, held, count, device)
         if len(set(self._frames)) > 1:
@@ -141,7 +148,7 @@ class VocoderStreams:
 
 
 def in_reach(before: int, held: int, count: int, device: torch.device) -> torch.Tensor:
-    """Which of `before` frames and the next `count` each of the next may see: bool [count, before + count]."""
+    """A mask, bool [count, before + count], of the earlier and next frames that each next frame may see."""
     distance = torch.arange(before, before + count, device=device)[:, None] - torch.arange(
         before + count, device=device
     )
@@ -149,12 +156,12 @@ def in_reach(before: int, held: int, count: int, device: torch.device) -> torch.
 
 
 def has_been(before: int, had: torch.Tensor, count: int) -> torch.Tensor:
-    """Which of `before` frames and the next `count` are of streams that have had `had` frames: [streams, 1, 1, ...]."""
+    """A mask of the frames that exist in streams that have had `had` frames: [streams, 1, 1, before + count]."""
     return torch.arange(before + count, device=had.device) >= before - had[:, None, None, None]
 
 
 class CausalConv(nn.Module):
-    """A convolution that sees no later frames: the stream's state, or zeros at its start, stand before the input."""
+    """A convolution that sees no later frames: the stream's state, or zeros at its start, precedes the input."""
 
     def __init__(self, in_channels: int, out_channels: int, kernel: int, dilation: int = 1, groups: int = 1) -> None:
         super().__init__()
@@ -163,7 +170,7 @@ class CausalConv(nn.Module):
         self.state_shape = (in_channels, self._reach)
 
     def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
-        """Return [n, out_channels, frames] of x, [n, in_channels, frames], and keep x's end."""
+        """Return [n, out_channels, frames] for x, [n, in_channels, frames], and keep x's end."""
         if self._reach:
             x = torch.cat((streams.before(self), x), 2)
             streams.keep(self, x[..., -self._reach :])
@@ -174,8 +181,8 @@ class CausalConv(nn.Module):
 class CausalUpsample(nn.Module):
     """A transposed convolution whose output is cut to the input's frames.
 
-    `trim_start`: the first samples of a stream, which only some of the inputs within the kernel made, are left out; the
-    stream is then shorter by kernel - stride samples.
+    `trim_start`: leave out the first samples of a stream, which only some of the inputs within the kernel contribute
+    to. The stream is then shorter by kernel - stride samples.
     """
 
     def __init__(
@@ -188,7 +195,7 @@ class CausalUpsample(nn.Module):
         self.state_shape = (in_channels, self._reach)
 
     def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
-        """Return [n, out_channels, frames * stride] of x, [n, in_channels, frames]; fewer at a trimmed start."""
+        """Return [n, out_channels, frames * stride] for x, [n, in_channels, frames]; fewer at a trimmed start."""
         count, trim = x.shape[2], 0
         if self._reach:
             trim = self._trim if streams.is_start else 0
@@ -200,14 +207,14 @@ class CausalUpsample(nn.Module):
 
 
 class Snake(nn.Module):
-    """The activation x + sin²(x·e^alpha) / e^beta, with alpha and beta learnt for each channel (arXiv:2006.08195)."""
+    """The activation x + sin²(x·e^alpha) / e^beta, with alpha and beta learned for each channel (arXiv:2006.08195)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.alpha, self.beta = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(width))
 
     def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
-        """Return [n, width, frames] of x, which has the same shape."""
+        """Return [n, width, frames] for x of the same shape."""
         alpha, beta = self.alpha.exp()[None, :, None], self.beta.exp()[None, :, None]
         return x + torch.sin(x * alpha).square() / (beta + 1e-9)
 
@@ -223,14 +230,14 @@ class ConvNext(nn.Module):
         self.gamma = nn.Parameter(torch.ones(width))
 
     def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
-        """Return [n, width, frames] of x, which has the same shape."""
+        """Return [n, width, frames] for x of the same shape."""
         inner = self.norm(self.dwconv(x, streams).transpose(1, 2))
         out: torch.Tensor = self.gamma * self.pwconv2(gelu(self.pwconv1(inner)))
         return x + out.transpose(1, 2)
 
 
 class Residual(nn.Module):
-    """A residual block: two causal convolutions, the first dilated, each behind a Snake activation."""
+    """A residual block: two causal convolutions, the first dilated, each after a Snake activation."""
 
     def __init__(self, width: int, dilation: int) -> None:
         super().__init__()
@@ -238,13 +245,13 @@ class Residual(nn.Module):
         self.act2, self.conv2 = Snake(width), CausalConv(width, width, 1)
 
     def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
-        """Return [n, width, frames] of x, which has the same shape."""
+        """Return [n, width, frames] for x of the same shape."""
         out: torch.Tensor = self.conv2(self.act2(self.conv1(self.act1(x, streams), streams), streams), streams)
         return out + x
 
 
 class UpsampleBlock(nn.Module):
-    """`rate` times as many frames of fewer channels, then residual blocks. `trim_start`: as in CausalUpsample."""
+    """Upsamples by `rate` to fewer channels, then applies residual blocks. `trim_start`: as in CausalUpsample."""
 
     def __init__(self, in_channels: int, out_channels: int, rate: int, *, trim_start: bool = False) -> None:
         super().__init__()
@@ -253,21 +260,21 @@ class UpsampleBlock(nn.Module):
         self.block = nn.ModuleList(parts)
 
     def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
-        """Return [n, out_channels, frames * rate] of x, [n, in_channels, frames]; fewer at a trimmed start."""
+        """Return [n, out_channels, frames * rate] for x, [n, in_channels, frames]; fewer at a trimmed start."""
         for part in self.block:
             x = part(x, streams)
         return x
 
 
 class RmsNorm(nn.Module):
-    """Root mean square normalization (arXiv:1910.07467), computed in float32 whatever the input's type."""
+    """Root mean square normalization (arXiv:1910.07467), computed in float32 for every input type."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
         self.weight, self._eps = nn.Parameter(torch.ones(width)), eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return [..., width] of x, which has the same shape and type."""
+        """Return [..., width] for x of the same shape and type."""
         wide = x.float()
         return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self._eps)).to(x.dtype)
 
@@ -287,11 +294,11 @@ class WindowAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], streams: VocoderStreams
     ) -> torch.Tensor:
-        """Return [n, frames, width] of x, which has the same shape.
+        """Return [n, frames, width] for x of the same shape.
 
-        `rotary`: cosines and sines of the frames' positions, each [frames, head_dim], or [n, 1, frames, head_dim] where
-        the streams have had different numbers of frames. Keys and values of the window are kept, zeros where a stream
-        has had fewer frames.
+        `rotary`: cosines and sines of the frames' positions, each [frames, head_dim], or [n, 1, frames, head_dim] if
+        the streams have had different numbers of frames. Keeps keys and values of the window, with zeros for frames
+        that a stream has not had.
         """
         streams_count, count = x.shape[:2]
         projections = (self.q_proj, self.k_proj, self.v_proj)
@@ -312,7 +319,7 @@ def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Ten
 
 
 class LayerScale(nn.Module):
-    """The parameter of a learnt scale for each channel; the layer that has it multiplies."""
+    """The parameter of a learned scale for each channel. The layer that owns it multiplies."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -320,7 +327,7 @@ class LayerScale(nn.Module):
 
 
 class GatedMlp(nn.Module):
-    """The parameters of a gated feed-forward part; the layer that has it computes down(silu(gate(x)) * up(x))."""
+    """The parameters of a gated feed-forward part. The layer that owns it computes down(silu(gate(x)) * up(x))."""
 
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
@@ -329,7 +336,7 @@ class GatedMlp(nn.Module):
 
 
 class TransformerLayer(nn.Module):
-    """One layer: window attention and a gated feed-forward part, each normalized before and scaled behind."""
+    """One layer: window attention and a gated feed-forward part, each normalized before and scaled afterwards."""
 
     def __init__(self, config: VocoderTransformerConfig) -> None:
         super().__init__()
@@ -341,7 +348,7 @@ class TransformerLayer(nn.Module):
     def forward(
         self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], streams: VocoderStreams
     ) -> torch.Tensor:
-        """Return [n, frames, width] of x, which has the same shape; `rotary` as in WindowAttention."""
+        """Return [n, frames, width] for x of the same shape; `rotary` as in WindowAttention."""
         x = x + self.self_attn_layer_scale.scale * self.self_attn(self.input_layernorm(x), rotary, streams)
         inner, mlp = self.post_attention_layernorm(x), self.mlp
         made: torch.Tensor = mlp.down_proj(silu(mlp.gate_proj(inner)) * mlp.up_proj(inner))
@@ -349,10 +356,7 @@ class TransformerLayer(nn.Module):
 
 
 class Transformer(nn.Module):
-    """The layers between the codes and the convolutions.
-
-    `projects`: they are `latent_dim` wide outside and `hidden_size` inside; else `hidden_size` throughout.
-    """
+    """The layers between codes and convolutions, `hidden_size` wide; with `projects`, `latent_dim` wide outside."""
 
     def __init__(self, config: VocoderTransformerConfig, *, projects: bool = True) -> None:
         super().__init__()
@@ -364,7 +368,7 @@ class Transformer(nn.Module):
         self._size, self._theta = config.head_size, config.rope_theta
 
     def forward(self, x: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
-        """Return [n, frames, latent] of x, which has the same shape."""
+        """Return [n, frames, latent] for x of the same shape."""
         frequencies = self._theta ** -(torch.arange(0, self._size, 2, device=x.device).float() / self._size)
         positions = streams.positions(x.shape[1])
         angles = (positions[..., None] * frequencies).repeat(*(1 for _ in positions.shape), 2)
@@ -377,7 +381,7 @@ class Transformer(nn.Module):
 
 
 class Codebook(nn.Module):
-    """A table from codes to vectors, stored as sums of what each code was given in training, and how often it was."""
+    """A table from codes to vectors, stored as the sum and the count of the vectors that training assigned to each."""
 
     def __init__(self, size: int, width: int) -> None:
         super().__init__()
@@ -389,7 +393,7 @@ class Codebook(nn.Module):
 
 
 class Quantizer(nn.Module):
-    """A residual quantizer's decoding half: `count` codebooks, whose vectors are summed and projected."""
+    """The decoding half of a residual quantizer: `count` codebooks, whose vectors are summed and projected."""
 
     def __init__(self, count: int, size: int, width: int, out_channels: int) -> None:
         super().__init__()
@@ -399,7 +403,7 @@ class Quantizer(nn.Module):
         self.output_proj = nn.Conv1d(width, out_channels, 1, bias=False)
 
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
-        """Return [n, out_channels, frames] of codes, int [codebooks, n, frames]."""
+        """Return [n, out_channels, frames] for codes, int [codebooks, n, frames]."""
         books: Any = self.vq["layers"]
         summed = sum(books[i]["_codebook"](row) for i, row in enumerate(codes))
         out: torch.Tensor = self.output_proj(summed.transpose(1, 2))
@@ -407,10 +411,9 @@ class Quantizer(nn.Module):
 
 
 class StreamVocoder(nn.Module):
-    """A vocoder of many streams, of which each has a VocoderState.
+    """A vocoder of many streams, each with a VocoderState. `num_codebooks`: the number of codes in a frame.
 
-    `trims_start`: a stream's first chunk is shorter than the others, so that it is vocoded in calls of its own.
-    `num_codebooks`: codes of a frame.
+    `trims_start`: a stream's first chunk is shorter than the others, and so is vocoded in a separate call.
     """
 
     trims_start = False
@@ -418,7 +421,7 @@ class StreamVocoder(nn.Module):
 
     @cached_property
     def layout(self) -> Mapping[int, tuple[int, tuple[int, ...]]]:
-        """By a layer's id, where what it keeps of a stream begins in the stream's row, and its shape."""
+        """By a layer's id: the start of its state in a stream's row, and its shape."""
         found, at = dict[int, tuple[int, tuple[int, ...]]](), 0
         for layer in self.modules():
             shape: Any = getattr(layer, "state_shape", None)
@@ -429,20 +432,20 @@ class StreamVocoder(nn.Module):
 
     @cached_property
     def state_size(self) -> int:
-        """How many numbers are kept of a stream."""
+        """The length of a stream's row of state."""
         return sum(prod(shape) for _, shape in self.layout.values())
 
     def vocode(self, codes: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
-        """Return the audio [n, samples] of the streams' next frames: codes, int [n, frames, codebooks]."""
+        """Return the audio [n, samples] of the streams' next frames. `codes`: int [n, frames, codebooks]."""
         raise NotImplementedError
 
     @torch.inference_mode()
     def forward(self, frames: Sequence[Sequence[Sequence[int]]], states: Sequence[VocoderState]) -> torch.Tensor:
         """Return the audio of the next frames of n streams: float32 [n, samples] in [-1, 1] on the CPU, 24 kHz.
 
-        `frames`: of each stream as many, each with one code for each codebook. `states`: the streams', which are
-        advanced; with `trims_start`, all of them begin, or none does. Waits for the device once. Runs the model, so it
-        has to be called in the model's thread.
+        `frames`: the same number for each stream, each frame with one code for each codebook. `states`: the streams'
+        states, which are advanced. With `trims_start`, either all streams begin or none does. Waits for the device
+        once. Must be called in the model's thread.
         """
         like = next(self.parameters())
         streams = VocoderStreams(self.layout, self._together(states), [state.frames for state in states])
@@ -454,7 +457,7 @@ class StreamVocoder(nn.Module):
         return audio
 
     def _together(self, states: Sequence[VocoderState]) -> torch.Tensor:
-        """The rows of all streams. Nothing is copied where these are the streams of the last call."""
+        """The rows of all streams. Nothing is copied if these are the streams of the last call."""
         kept = states[0].kept
         if kept is not None and all(s.kept is kept and s.row == row for row, s in enumerate(states)):
             return kept[: len(states)]
@@ -463,7 +466,7 @@ class StreamVocoder(nn.Module):
 
 
 class CodecVocoder(StreamVocoder):
-    """The whole vocoder. Its parameters have the checkpoint's names under `decoder.`."""
+    """The complete vocoder. Its parameters have the checkpoint's names under `decoder.`."""
 
     def __init__(self, config: VocoderConfig) -> None:
         super().__init__()
@@ -487,7 +490,7 @@ class CodecVocoder(StreamVocoder):
         self.decoder = nn.ModuleList([CausalConv(latent, width, 7), *uppers, Snake(last), CausalConv(last, 1, 7)])
 
     def vocode(self, codes: torch.Tensor, streams: VocoderStreams) -> torch.Tensor:
-        """Return the audio [n, samples] of the streams' next frames: codes, int [n, frames, codebooks]."""
+        """Return the audio [n, samples] of the streams' next frames. `codes`: int [n, frames, codebooks]."""
         codes = codes.permute(2, 0, 1)
         x: torch.Tensor = self.quantizer["rvq_first"](codes[:1]) + self.quantizer["rvq_rest"](codes[1:])
         x = self.pre_transformer(self.pre_conv(x, streams).transpose(1, 2), streams).transpose(1, 2)

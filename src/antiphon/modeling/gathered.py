@@ -1,4 +1,4 @@
-"""Requests of many sessions to one part of a model, served together in the model's thread."""
+"""Requests of many sessions to one part of a model, served in batches in the model's thread."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ Result = TypeVar("Result")
 
 
 class GatheredCalls(Generic[Request, Result]):
-    """Serves all requests that have come before the next step of a model's thread at once.
+    """Serves all requests that arrive before the next step of a model's thread in one batch.
 
-    `serve`: called in the thread with the requests; returns a result or an error for each. What it raises fails all.
+    `serve`: called in the thread with the requests; returns a result or an error for each. Its exceptions fail all of
+    them.
     """
 
     def __init__(
@@ -30,8 +31,9 @@ class GatheredCalls(Generic[Request, Result]):
         self._waiting: deque[tuple[Request, asyncio.AbstractEventLoop, asyncio.Future[Result]]] = deque()
 
     async def call(self, request: Request) -> Result:
-        """Return the result of a request. Waits for the model's thread. Raises ModelError where it fails or the thread
-        is lost, Refused once the thread is closed.
+        """Return the result of a request. Waits for the model's thread.
+
+        Raises ModelError if the request fails or the thread is lost, Refused after the thread is closed.
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[Result] = loop.create_future()
@@ -46,7 +48,7 @@ class GatheredCalls(Generic[Request, Result]):
             return await done
 
     def _serve_all(self) -> None:
-        # A caller that was cancelled needs nothing any more.
+        # Skips the requests of callers that were cancelled.
         batch = [each for each in (self._waiting.popleft() for _ in range(len(self._waiting))) if not each[2].done()]
         if not batch:
             return
@@ -54,7 +56,7 @@ class GatheredCalls(Generic[Request, Result]):
         try:
             results = self._serve([request for request, _, _ in batch])
         except Exception as error:
-            # The edge of the model: whatever it raises fails these requests, never the engine.
+            # The boundary of the model: any exception of its code fails these requests, never the engine.
             failure = error if isinstance(error, ModelError) else ModelError(f"{type(error).__name__}: {error}")
             results = [failure] * len(batch)
         for (_, loop, done), result in zip(batch, results, strict=True):

@@ -1,7 +1,7 @@
-"""What a model hears and sees, as rows of its decoder's input.
+"""Audio and images as rows of a decoder's input.
 
-The types between encoders, which adapters have, and conversations, which put these rows where the template has a
-placeholder. Nothing here encodes.
+These types connect encoders, which belong to adapters, with conversations, which insert the rows at the template's
+placeholders. This module encodes nothing.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from antiphon.engine.api import Position
 from antiphon.errors import EngineError, MediaError, Refused, RemoteProtocolError
 from antiphon.shares.places import current_owner
 
-# Of callers that have to wait until other conversations hold fewer rows.
+# For callers that have to wait until other conversations hold fewer rows, in seconds.
 RETRY_AFTER_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class AudioWindow:
-    """A window of an audio clip, which is encoded by itself.
+    """A window of an audio clip, which is encoded separately.
 
-    `source`: the clip, or the turn that it is of. `number`: counted from its beginning. `digest`: of what the encoder
-    is given, so that equal windows have equal rows, also where later audio has changed the features of earlier.
+    `source`: the clip, or the turn that it belongs to. `number`: counted from its beginning. `digest`: a hash of the
+    encoder's input. So equal windows have equal rows, and a window whose features later audio has changed differs.
     """
 
     source: object
@@ -36,12 +36,12 @@ class AudioWindow:
     digest: bytes
 
 
-# What has rows of its own: an image, an audio clip, or a window of one.
+# An object with rows of its own: an image, an audio clip, or a window of one.
 MediaPiece = MediaPart | AudioWindow
-# The pieces that each audio clip or image has, with how many rows each of them has.
+# The pieces of each audio clip or image, each with its number of rows.
 MediaSizes = dict[MediaPart, list[tuple[MediaPiece, int]]]
 # A row of a conversation: a token, or a row of an audio clip or image by its number. A row of a video's frame or sound
-# also has the position in time of its frame or window, since the video began.
+# also has the time position of its frame or window, counted from the beginning of the video.
 ChatRow = int | tuple[MediaPiece, int] | tuple[MediaPiece, int, int]
 EncodedPieces = Sequence[tuple[MediaPiece, "MediaRows"]]
 
@@ -49,8 +49,8 @@ EncodedPieces = Sequence[tuple[MediaPiece, "MediaRows"]]
 class MediaRows:
     """An audio clip or an image as the decoder's input: `rows`, float [n, width].
 
-    `positions`: one for each row, counted from the first free one; None where they follow one another. `hidden`: what
-    the decoder's tapped layer made of the rows, float [n, its width]; None until some were computed.
+    `positions`: one for each row, counted from the first free one; None if they are consecutive. `hidden`: the output
+    of the decoder's tapped layer for the rows, float [n, its width]; None until some were computed.
     """
 
     def __init__(self, rows: Any, positions: Sequence[Position] | None = None) -> None:
@@ -58,16 +58,16 @@ class MediaRows:
         self.hidden: Any = None
 
     def sink(self, offset: int, hidden: Any, start: int = 0) -> None:
-        """Keep what the tapped layer made of rows from `start` + `offset` on; a Sink, called in the engine's thread."""
+        """Keep the tapped layer's output for rows from `start` + `offset` on. A Sink, called in the engine's thread."""
         offset += start
         if self.hidden is None:
-            # Rows that leave the context before they are computed stay zeros.
+            # Rows that leave the context before they are computed stay zero.
             self.hidden = hidden.new_zeros(len(self.rows), hidden.shape[1])
         self.hidden[offset : offset + len(hidden)] = hidden
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of `rows`. What a tapped layer makes of them has about as many again."""
+        """The size of `rows` in bytes. The tapped layer's output for them has about the same size."""
         return int(self.rows.numel() * self.rows.element_size())
 
 
@@ -75,8 +75,8 @@ class MediaRows:
 class Run:
     """Neighbouring rows of one kind: tokens, or rows `start` .. `stop` of an audio clip, an image or a window of sound.
 
-    `part`: None for tokens, which are `ids`. `positions`: one for each row, counted from the first free one; None: they
-    follow one another.
+    `part`: None for tokens, which are `ids`. `positions`: one for each row, counted from the first free one; None if
+    they are consecutive.
     """
 
     part: MediaPiece | None
@@ -92,9 +92,9 @@ def runs(
     media: Mapping[MediaPiece, MediaRows],
     joined: Collection[tuple[int, int]] = (),
 ) -> Iterator[Run]:
-    """Yield the runs of rows from `begin` on; the row before says where a video that has begun goes on.
+    """Yield the runs of rows from `begin` on. The row before `begin` determines the positions within a running video.
 
-    `media`: the rows of all parts. `joined`: pairs of tokens of which the second has the position of the first.
+    `media`: the rows of all parts. `joined`: pairs of tokens in which the second has the position of the first.
     """
     before: ChatRow | None = rows[begin - 1] if begin else None
     for part, group in itertools.groupby(rows[begin:], lambda row: None if isinstance(row, int) else row[0]):
@@ -126,13 +126,13 @@ def _media_positions(
     assert not isinstance(first, int)
     if len(first) == 2:
         return media[first[0]].positions
-    # The first free position, counted from the video's beginning: behind its rows so far, if there are any.
+    # The first free position, counted from the video's beginning: after its rows so far, if there are any.
     free = 0 if before is None or isinstance(before, int) else max(_in_video(before, media)) + 1
     return [tuple(p - free for p in _in_video(row, media)) for row in run]
 
 
 def _in_video(row: ChatRow, media: Mapping[MediaPiece, MediaRows]) -> Position:
-    """The position of a video's row since the video began."""
+    """The position of a video's row, counted from the video's beginning."""
     part, number, at = row  # type: ignore[misc]
     positions = media[part].positions
     if positions is None:
@@ -142,15 +142,15 @@ def _in_video(row: ChatRow, media: Mapping[MediaPiece, MediaRows]) -> Position:
 
 
 def common_prefix(a: Sequence[ChatRow], b: Sequence[ChatRow]) -> int:
-    """Return how many rows at the head of the two are the same; rows of audio and images compare by their part."""
+    """Return the number of equal rows at the head of the two. Rows of audio and images compare by their part."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 class MediaBudget:
-    """The bytes of encoded sound and images that all conversations of a model hold, and each key with its own.
+    """The memory that encoded sound and images take in all conversations of a model, and for each API key.
 
-    These rows lie on the model's device, beside the KV. The engine refers to the same rows, which it needs to compute
-    what has left its memory anew, so they are counted once. Used from one event loop.
+    These rows lie on the model's device, next to the KV. The engine refers to the same rows, to compute KV again that
+    has left its memory, so they are counted once. Used from one event loop.
     """
 
     def __init__(self) -> None:
@@ -158,25 +158,25 @@ class MediaBudget:
 
     @property
     def num_bytes(self) -> int:
-        """What all conversations hold."""
+        """The bytes that all conversations hold together."""
         return sum(self._by_owner.values())
 
     def add(self, owner: Hashable, num_bytes: int) -> None:
-        """Count more, or less, for a key."""
+        """Add to the bytes of a key; a negative `num_bytes` subtracts."""
         self._by_owner[owner] = self._by_owner.get(owner, 0) + num_bytes
         if not self._by_owner[owner]:
             del self._by_owner[owner]
 
     def is_full(self, owner: Hashable, limit_bytes: int) -> bool:
-        """Whether so many bytes are held, and an equal part of them by this key; 0: there is no limit."""
+        """Return whether `limit_bytes` are held in all, and an equal share of them by this key; 0 means no limit."""
         share = limit_bytes // len({*self._by_owner, owner})
         return 0 < limit_bytes <= self.num_bytes and self._by_owner.get(owner, 0) >= share
 
     def check(self, owner: Hashable, limit_bytes: int) -> None:
-        """Raise Refused where so many bytes are held, and an equal part of them by this key.
+        """Raise Refused if `limit_bytes` are held in all, and an equal share of them by this key.
 
-        To be called before anything is encoded, whose size nobody knows: the limit is exceeded by that, and by the part
-        of a key that comes when others hold all.
+        Must be called before a part is encoded, when its size is still unknown. So the limit can be exceeded by that
+        part, and by the share of a key that arrives when other keys hold everything.
         """
         if self.is_full(owner, limit_bytes):
             held, most = self.num_bytes >> 20, limit_bytes >> 20
@@ -185,7 +185,7 @@ class MediaBudget:
 
 class HeldMedia:
     """The encoded audio clips and images of one conversation, counted in its model's budget for `current_owner`.
-    `rows`: not to be changed by others.
+    `rows`: must not be changed by other code.
     """
 
     def __init__(self, budget: MediaBudget) -> None:
@@ -195,13 +195,13 @@ class HeldMedia:
         self._closed = False
 
     def make_room(self, limit_bytes: int, used: Collection[MediaPiece]) -> None:
-        """Raise Refused where the budget is full, even without the parts that the conversation does not use."""
+        """Raise Refused if the budget is full even without the parts that the conversation does not use."""
         if self._budget.is_full(self._owner, limit_bytes):
             self.keep(used)
         self._budget.check(self._owner, limit_bytes)
 
     def put(self, part: MediaPiece, rows: MediaRows) -> None:
-        """Hold a part, unless it is held. Raises EngineError where the conversation is closed."""
+        """Hold a part, unless it is held already. Raises EngineError if the conversation is closed."""
         if self._closed:
             raise EngineError("the conversation is closed")
         if part not in self.rows:
@@ -209,13 +209,13 @@ class HeldMedia:
             self._budget.add(self._owner, rows.num_bytes)
 
     def keep(self, used: Collection[MediaPiece], spare: int = 0) -> None:
-        """Drop the parts that are not used, but for so many of the newest."""
+        """Drop the parts that are not used, except the newest `spare` of them."""
         unused = [part for part in self.rows if part not in used]
         for part in unused[: len(unused) - spare] if len(unused) > spare else ():
             self._budget.add(self._owner, -self.rows.pop(part).num_bytes)
 
     def close(self) -> None:
-        """Drop all parts, for good."""
+        """Drop all parts, and accept no more."""
         self._closed = True
         self.keep(())
 
@@ -223,10 +223,10 @@ class HeldMedia:
 class MediaEncoder(Protocol):
     """The encoders of a model that hears or sees.
 
-    `placeholder_ids`: the tokens that stand for one audio clip, image or video each in a rendered conversation.
-    `joined`: pairs of tokens of which the second has the position of the first. `has_tap`: the model's decoder has a
-    tapped layer, whose output `MediaRows.hidden` is to hold. `window_s`: how many seconds of a video's sound it encodes
-    at once.
+    `placeholder_ids`: the tokens that each stand for one audio clip, image or video in a rendered conversation.
+    `joined`: pairs of tokens in which the second has the position of the first. `has_tap`: whether the model's decoder
+    has a tapped layer, whose output `MediaRows.hidden` keeps. `window_s`: the length of a window of a video's sound, in
+    seconds.
     """
 
     placeholder_ids: frozenset[int]
@@ -235,13 +235,13 @@ class MediaEncoder(Protocol):
     has_tap: bool
 
     def video_rows(self, video: VideoPart, sizes: Mapping[MediaPart, int]) -> list[ChatRow]:
-        """Return the rows of a video in order, whose frames and windows of sound have so many rows each."""
+        """Return the rows of a video in order. `sizes`: the number of rows of each frame and window of sound."""
         ...
 
     async def encode(self, part: MediaPart) -> MediaRows:
         """Return the rows of one audio clip, image or window of sound. Waits for the encoder.
 
-        Raises MediaError for what is no image, ModelError where the encoder fails, Refused where the engine is closed.
+        Raises MediaError if the data is not an image, ModelError if the encoder fails, Refused if the engine is closed.
         """
         ...
 
@@ -253,9 +253,9 @@ class WindowedMediaEncoder(MediaEncoder, Protocol):
     async def encode_windows(
         self, part: AudioPart, held: Mapping[MediaPiece, MediaRows]
     ) -> Sequence[tuple[AudioWindow, MediaRows]]:
-        """Return the windows of an audio clip with their rows, in order; those in `held` are taken from there.
+        """Return the windows of an audio clip with their rows, in order. Those in `held` are taken from there.
 
-        Of a part that grows, only the windows that are finished: audio that follows does not change them, unless it is
+        If the part is still growing, returns only the finished windows: later audio does not change them, unless it is
         louder than all before. Waits and raises as `encode`.
         """
         ...
@@ -263,18 +263,18 @@ class WindowedMediaEncoder(MediaEncoder, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PictureRows:
-    """A picture as the decoder sees it: `rows`, float [n, width], and one of `positions` for each (None: in a line)."""
+    """A picture as the decoder's input: `rows`, float [n, width], and a position for each (None: consecutive)."""
 
     rows: torch.Tensor
     positions: tuple[Position, ...] | None = None
 
 
 class ConversationMedia(HeldMedia):
-    """The encoded media of one conversation, and the encodings that are under way for it. Used from one event loop."""
+    """The encoded media of one conversation, and its encodings under way. Used from one event loop."""
 
     def __init__(self, budget: MediaBudget) -> None:
         super().__init__(budget)
-        # The pieces of each part that is encoded, but for those that grow.
+        # The pieces of each encoded part, except parts that are still growing.
         self._pieces: dict[MediaPart, list[MediaPiece]] = {}
         self._encoding: dict[MediaPart, asyncio.Future[EncodedPieces]] = {}
         # The parts that the newest request asks for.
@@ -287,11 +287,11 @@ class ConversationMedia(HeldMedia):
         limit_bytes: int,
         in_use: Callable[[], set[MediaPiece]],
     ) -> MediaSizes:
-        """Encode what is not held of these parts, and return the pieces of all of them.
+        """Encode those of these parts that are not held, and return the pieces of all of them.
 
-        `limit_bytes`: of the budget. `in_use`: returns the pieces that are not dropped to make room. Raises
-        RemoteProtocolError for what is no image, ModelError where the encoder fails, Refused where the model's
-        conversations hold as much as they may, EngineError where this one is closed meanwhile.
+        `limit_bytes`: of the budget. `in_use`: returns the pieces that must not be dropped to make room. Raises
+        RemoteProtocolError if the data is not an image, ModelError if the encoder fails, Refused if the model's
+        conversations are at their limit, EngineError if this conversation is closed meanwhile.
         """
         self._wanted = wanted = set(parts)
         sizes = MediaSizes()
@@ -305,7 +305,7 @@ class ConversationMedia(HeldMedia):
         return sizes
 
     def keep(self, used: Collection[MediaPiece], spare: int = 0) -> None:
-        """As HeldMedia.keep. Frames that the newest request asks for stay: they may wait for the sound before them."""
+        """See HeldMedia.keep. Keeps frames of the newest request, which may wait for the sound before them."""
         wanted = () if self._closed else self._wanted
         ahead = {part for part in wanted if isinstance(part, ImagePart) and part.in_video}
         super().keep({*used, *ahead}, spare)
@@ -315,17 +315,18 @@ class ConversationMedia(HeldMedia):
         self, encoder: MediaEncoder, part: MediaPart, limit_bytes: int, in_use: Callable[[], set[MediaPiece]]
     ) -> list[MediaPiece]:
         for other in [p for p in self._encoding if p is not part and _turn(p) is not None and _turn(p) == _turn(part)]:
-            # It makes windows that this part begins with. Where it fails, they are encoded with this part.
+            # The other encoding produces windows that this part begins with. If it fails, they are encoded with this
+            # part.
             before = self._encoding[other]
             await asyncio.wait([before])
             if not before.cancelled() and before.exception() is None:
                 self._put_all(before.result())
-        # Requests for the same part share one encoding, which goes on where one of them is cancelled.
+        # Requests for the same part share one encoding, which continues if one of them is cancelled.
         encoding = self._encoding.get(part)
         if encoding is None:
             self.make_room(limit_bytes, in_use())
             encoding = self._encoding[part] = asyncio.ensure_future(_encoded(encoder, part, self.rows))
-            # Retrieves an error that no request waits for any more, so that asyncio does not report it.
+            # Retrieves an error that no request waits for any longer, so that asyncio does not report it.
             encoding.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
             made = await asyncio.shield(encoding)
@@ -342,7 +343,7 @@ class ConversationMedia(HeldMedia):
             self.put(piece, rows)
 
     def _pieces_of(self, parts: Collection[MediaPart]) -> set[MediaPiece]:
-        """The pieces of these parts and of those of the newest request; of a turn, all windows that are held."""
+        """The pieces of these parts and of the newest request's; for a turn, all its held windows."""
         wanted = {*parts, *self._wanted}
         turns = {_turn(part) for part in wanted} - {None}
         windows = {piece for piece in self.rows if isinstance(piece, AudioWindow) and piece.source in turns}
@@ -356,7 +357,7 @@ async def _encoded(encoder: MediaEncoder, part: MediaPart, held: Mapping[MediaPi
 
 
 def media_of(messages: Sequence[Message]) -> list[MediaPart]:
-    """Return all that is encoded of these messages, in order, with the frames and the sound of videos."""
+    """Return everything in these messages that is encoded, in order, including the frames and the sound of videos."""
     out: list[MediaPart] = []
     for part in (p for m in messages for p in m.parts if not isinstance(p, str)):
         out += [*(image for _, image in part.frames), *part.sound] if isinstance(part, VideoPart) else [part]
@@ -364,7 +365,7 @@ def media_of(messages: Sequence[Message]) -> list[MediaPart]:
 
 
 def grows(part: MediaPart) -> bool:
-    """Return whether more of an audio clip is to come."""
+    """Return whether more of an audio clip is expected."""
     return isinstance(part, AudioPart) and part.grows
 
 

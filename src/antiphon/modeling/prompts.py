@@ -1,4 +1,4 @@
-"""Renders a conversation as rows, and leaves messages out where it has outgrown the context."""
+"""Renders a conversation as rows, and leaves out messages if it exceeds the context."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from antiphon.modeling.media_rows import ChatRow, MediaEncoder, MediaSizes, comm
 
 
 class PromptRenderer:
-    """Renders one conversation, and remembers what a truncation dropped of it, which then stays away.
+    """Renders one conversation, and remembers the messages that truncation dropped, which stay dropped.
 
-    `encode`: from messages and tools to tokens; with `answer` also those that open the reply. `encoder`: of the model,
-    where it hears or sees. `context_tokens`: what the model takes.
+    `encode`: maps messages and tools to tokens; with `answer` also those that open the reply. `encoder`: the model's
+    media encoder, if it hears or sees. `context_tokens`: the model's limit.
     """
 
     def __init__(self, encode: Callable[..., list[int]], encoder: MediaEncoder | None, context_tokens: int) -> None:
         self._encode, self._encoder, self._context_tokens = encode, encoder, context_tokens
         self._max_chars = MAX_CHARS_PER_TOKEN * context_tokens
-        # How many messages behind the system's a truncation dropped, and the first of these: the number holds for a
-        # conversation with that message only.
+        # The number of messages that truncation dropped after the system message, and the first of them. The number
+        # applies only to a conversation with that message.
         self._dropped: tuple[int, Message | None] = (0, None)
-        # The system's message and the tools of the last prompt, and the tokens of a conversation with only these.
+        # The system message and the tools of the last prompt, and the tokens of a conversation with only these.
         self._head: tuple[Message, Sequence[Tool], list[int]] | None = None
 
     def kept(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the messages without those that a truncation has dropped before."""
+        """Return the messages without those that truncation dropped before."""
         system, rest = _split_system(messages)
         return (*system, *rest[self._num_dropped(rest) :])
 
     def drop(self, messages: Sequence[Message], count: int) -> None:
-        """Remember that a truncation dropped so many messages, counted from the first behind the system's."""
+        """Remember that truncation dropped `count` messages, from the first after the system message on."""
         _, rest = _split_system(messages)
         self._dropped = (count, rest[0]) if count else (0, None)
 
@@ -44,10 +44,10 @@ class PromptRenderer:
     def fitting(
         self, messages: Sequence[Message], tools: Sequence[Tool], options: ReplyOptions, sizes: MediaSizes
     ) -> tuple[list[ChatRow], int, int]:
-        """`rendered`, under the policy for conversations that have outgrown the context.
+        """Like `rendered`, with the truncation policy applied if the conversation exceeds the context.
 
-        Also returns how many messages that drops, for `drop`. Raises RemoteProtocolError where the policy is not to
-        truncate, or the last message alone is too long to be rendered.
+        Also returns the number of dropped messages, for `drop`. Raises RemoteProtocolError if the policy forbids
+        truncation, or if the last message alone is too long to be rendered.
         """
         policy, limit = options.truncation, self._context_tokens
         system, rest = _split_system(messages)
@@ -73,10 +73,10 @@ class PromptRenderer:
     def _without_excess_text(
         self, system: Sequence[Message], rest: Sequence[Message], tools: Sequence[Tool], dropped: int
     ) -> int:
-        """How many messages of `rest` to drop, `dropped` or more, so that the others may be rendered.
+        """The number of messages of `rest` to drop, at least `dropped`, so that the others may be rendered.
 
-        Once one has to go, so do those beyond half of what may be rendered, or else each turn would drop another one
-        and have all rows computed anew. The last message is never dropped.
+        If any more must go, drops messages until at most half of the permitted text remains. Otherwise each turn would
+        drop another one, and all rows would be computed again. The last message is never dropped.
         """
         num_chars = text_size((*system, *rest[dropped:]), tools)
         if num_chars <= self._max_chars:
@@ -89,9 +89,9 @@ class PromptRenderer:
     def rendered(
         self, messages: Sequence[Message], tools: Sequence[Tool], sizes: MediaSizes, *, answer: bool
     ) -> tuple[list[ChatRow], int]:
-        """Return the conversation's rows, and how many of them are the system turn, which no context cut drops.
+        """Return the conversation's rows, and the number of rows of the system turn, which no context cut drops.
 
-        Raises RemoteProtocolError (`context_length_exceeded`) for text that is too long to be rendered.
+        Raises RemoteProtocolError (`context_length_exceeded`) if the text is too long to be rendered.
         """
         if text_size(messages, tools) > self._max_chars:
             raise RemoteProtocolError(
@@ -109,7 +109,7 @@ class PromptRenderer:
         return ids, common_prefix(ids, self._head[2])
 
     def _rows_of(self, messages: Sequence[Message], ids: Sequence[int], sizes: MediaSizes) -> list[ChatRow]:
-        """Tokens with the rows of audio clips and images in the place of their placeholders."""
+        """The tokens, with placeholders replaced by the rows of audio clips and images."""
         if self._encoder is None:
             return list(ids)
         parts, out = (p for m in messages for p in m.parts if not isinstance(p, str)), list[ChatRow]()
@@ -124,6 +124,6 @@ class PromptRenderer:
 
 
 def _split_system(messages: Sequence[Message]) -> tuple[Sequence[Message], Sequence[Message]]:
-    """The system's message, which no truncation drops, and the rest."""
+    """The system message, which truncation never drops, and the rest."""
     count = int(bool(messages) and messages[0].role == "system")
     return messages[:count], messages[count:]

@@ -1,6 +1,6 @@
 """A checkpoint's configuration, its tensors by name, and modules that are filled with them.
 
-For models that are built from their configuration here, and not by `transformers`. Knows safetensors files, and no
+For models that antiphon builds from their configuration, rather than `transformers`. Knows safetensors files, but no
 model's architecture.
 """
 
@@ -26,16 +26,16 @@ Value = TypeVar("Value")
 
 
 class CheckpointType(msgspec.Struct, frozen=True):
-    """What config.json says of the kind of its model: read first, since the other fields differ between kinds."""
+    """The model type in config.json. Read first, because the other fields depend on it."""
 
     model_type: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """How the model's makers sample it, from the generation_config.json of its checkpoint.
+    """The sampling defaults of the model's makers, from the generation_config.json of its checkpoint.
 
-    Fields are as in Sampling, and take the place of what a request leaves open.
+    The fields are those of Sampling. They replace the options that a request leaves open.
     """
 
     temperature: float
@@ -46,7 +46,7 @@ class SamplingDefaults:
 
     @classmethod
     def read(cls, folder: Path) -> SamplingDefaults:
-        """Return the defaults of a checkpoint's folder: greedy sampling where the file does not ask for another."""
+        """Return the defaults of a checkpoint's folder: greedy sampling unless the file asks for another."""
         try:
             config = GenerationConfig.from_pretrained(folder)
         except OSError:
@@ -60,7 +60,7 @@ class SamplingDefaults:
         )
 
     def unless(self, options: ReplyOptions) -> SamplingDefaults:
-        """Return how a reply is sampled: as its options say, and where they leave it open, as the makers do."""
+        """Return the options of a reply, with the makers' defaults for those that it leaves open."""
         return SamplingDefaults(
             temperature=_or(options.temperature, self.temperature),
             top_p=_or(options.top_p, self.top_p),
@@ -77,8 +77,8 @@ def _or(value: float | None, default: float) -> float:
 def read_config(path: Path, kind: type[Config]) -> Config:
     """Decode a JSON file of a checkpoint, such as config.json, as `kind`, a msgspec.Struct.
 
-    Fields that `kind` does not have are ignored. Raises OSError for a file that cannot be read, and ValueError, which
-    names the file and the field, where a field is missing or of another type.
+    Ignores fields that `kind` lacks. Raises OSError if the file cannot be read. Raises ValueError, which names the file
+    and the field, if a field is missing or has another type.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
@@ -87,20 +87,20 @@ def read_config(path: Path, kind: type[Config]) -> Config:
 
 
 def own_config(config: Mapping[str, Value], *exclude: str) -> dict[str, Value]:
-    """Return what a configuration says of its own part of a model.
+    """Return the fields of a configuration that describe its own part of a model.
 
-    Left out are the keys that name its class or its file, those that begin with an underscore, and `exclude`, for keys
-    that belong to other parts.
+    Leaves out keys that name its class or its file, keys that begin with an underscore, and `exclude`, the keys of
+    other parts.
     """
     left_out = {"model_type", "architectures", "auto_map", "torch_dtype", "transformers_version", "version", *exclude}
     return {k: v for k, v in config.items() if k not in left_out and not k.startswith("_")}
 
 
 class Tensors:
-    """A checkpoint's tensors by name, in one safetensors file or several; read when they are asked for.
+    """A checkpoint's tensors by name, in one safetensors file or several, each read on access.
 
-    `files`: keeps the files open; the tensors are to be had until it is closed. Each tensor is copied to `device` and
-    converted to `dtype`. Asking for one that is not there raises ValueError. Raises OSError for a folder without them.
+    `files`: keeps the files open; the tensors are available until it is closed. Each tensor is copied to `device` and
+    converted to `dtype`. Reading a missing tensor raises ValueError. Raises OSError if the folder has no such file.
     """
 
     def __init__(self, folder: Path, files: ExitStack, device: torch.device, dtype: torch.dtype) -> None:
@@ -132,11 +132,11 @@ def _files(folder: Path) -> Iterator[Path]:
 def fill(
     module: nn.Module, tensors: Tensors, prefixes: dict[str, str], made: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """Give a module its parameters and persistent buffers from a checkpoint, in place, and put it in eval mode.
+    """Set a module's parameters and persistent buffers from a checkpoint, in place, and put it in eval mode.
 
-    `prefixes`: from prefixes of the module's names to those of the checkpoint; the first that fits is replaced. `made`:
-    tensors by the module's names that take the place of the checkpoint's. The module may be on the meta device. Raises
-    ValueError for a tensor that is missing or has another shape.
+    `prefixes`: maps prefixes of the module's names to those of the checkpoint; the first that matches is replaced.
+    `made`: tensors by the module's names, which override the checkpoint's. The module may be on the meta device. Raises
+    ValueError if a tensor is missing or has another shape.
     """
     made = made or {}
     for name in list(module.state_dict()):

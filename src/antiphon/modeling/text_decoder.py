@@ -1,7 +1,7 @@
-"""The text model of a model that takes more than text, as the engine's runner steps it.
+"""The text model of a multimodal model, in the form that the engine's runner steps.
 
-The runner expects a causal language model of `transformers`; here one is put together from a text model and its head,
-with the two things that such models need besides: features of pictures, and a layer whose output is kept.
+The runner expects a causal language model of `transformers`. This module builds one from a text model and its head. It
+adds two things that multimodal models need: features of pictures, and a layer whose output is kept.
 """
 
 from __future__ import annotations
@@ -16,29 +16,39 @@ from torch import nn
 
 
 class QwenTextConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """A text model of Qwen3's kind in a released config.json. A field that is absent there is `transformers`' default.
+    """The text model of a Qwen3 model in a released config.json. Absent fields mean the defaults of `transformers`."""
 
-    `rope_theta`: the base of the rotary positions.
-    """
-
+    # Tokens of the table of embeddings.
     vocab_size: int | UnsetType = UNSET
+    # The width of the rows between layers.
     hidden_size: int | UnsetType = UNSET
+    # The width inside the feed-forward part.
     intermediate_size: int | UnsetType = UNSET
+    # The number of decoder layers.
     num_hidden_layers: int | UnsetType = UNSET
+    # The number of query heads of a layer.
     num_attention_heads: int | UnsetType = UNSET
+    # The number of key heads of a layer.
     num_key_value_heads: int | UnsetType = UNSET
+    # The width of an attention head.
     head_dim: int | UnsetType = UNSET
+    # The name of the feed-forward part's activation.
     hidden_act: str | UnsetType = UNSET
+    # The number of positions that the model supports.
     max_position_embeddings: int | UnsetType = UNSET
+    # The epsilon of the RMS norms.
     rms_norm_eps: float | UnsetType = UNSET
+    # Whether the attention's projections have biases.
     attention_bias: bool | UnsetType = UNSET
+    # The base of the rotary positions.
     rope_theta: float | UnsetType = UNSET
 
-    # Keyword arguments of a configuration class of `transformers`, which takes a value of any type.
+    # Returns keyword arguments of a configuration class of `transformers`, whose values have any type.
     def keywords(self, default_theta: float, *, tied: bool) -> dict[str, Any]:
-        """Return the fields as a configuration class of `transformers` takes them.
+        """Return the fields as keyword arguments of a configuration class of `transformers`.
 
-        `default_theta`: for a config.json without `rope_theta`. `tied`: the output head is the table of embeddings.
+        `default_theta`: used if config.json lacks `rope_theta`. `tied`: whether the output head is the table of
+        embeddings.
         """
         named = {name: getattr(self, name) for name in QwenTextConfig.__struct_fields__ if name != "rope_theta"}
         theta = default_theta if self.rope_theta is UNSET else self.rope_theta
@@ -49,18 +59,18 @@ class QwenTextConfig(msgspec.Struct, frozen=True, kw_only=True):
         }
 
 
-# The `tap` of the last hidden states.
+# The value of `tap` for the last hidden states.
 LAST = -1
 
 
 class TextDecoder(nn.Module):
-    """A text model and its head, with the methods that the engine's Runner calls of a causal language model.
+    """A text model and its head, with the methods of a causal language model that the engine's Runner calls.
 
-    `features`: how many of the first layers are given features of pictures (DeepStack, arXiv:2406.04334); an input row
-    is then the embedding followed by so many rows of features.
-    `tap`: after how many layers the rows are kept in `tapped`, for the sinks they were given with; 0: they are not;
-    LAST: behind the last layer and its norm, as `Sampling.hidden` has them.
-    `has_tap`: whether they are. `tapped`: float [rows, width] of the last pass.
+    `features`: the number of first layers that get features of pictures (DeepStack, arXiv:2406.04334). An input row is
+    then the embedding followed by one row of features for each of these layers.
+    `tap`: the number of layers after which rows are kept in `tapped`, for their sinks. 0: none are kept. LAST: after
+    the last layer and its norm, like `Sampling.hidden`.
+    `has_tap`: whether rows are kept. `tapped`: float [rows, width] of the last pass.
     """
 
     def __init__(self, text: Any, head: Any, features: int = 0, tap: int = 0) -> None:
@@ -76,30 +86,30 @@ class TextDecoder(nn.Module):
 
     @property
     def input_width(self) -> int:
-        """How many numbers an input row has: the decoder's width, and as much again for each layer with features."""
+        """The length of an input row: the decoder's width, plus the same again for each layer with features."""
         return self._width * (1 + self._features)
 
     def _tap(self, _: Any, inputs: Any, output: Any) -> None:
         self.tapped = (output[0] if isinstance(output, tuple) else output)[0]
 
     def get_input_embeddings(self) -> Any:
-        """Return the module that turns token ids, int [n], into input rows; without features, those are zeros."""
+        """Return the module that maps token ids, int [n], to input rows, with zeros in place of features."""
         table = self.text.get_input_embeddings()
         return _PaddedEmbedding(table, self._width * self._features) if self._features else table
 
     def get_output_embeddings(self) -> Any:
-        """Return the head, from the last hidden states to logits; its input is what `Sampling.hidden` asks for."""
+        """Return the head, which maps the last hidden states to logits. Its input is what `Sampling.hidden` returns."""
         return self.head
 
     def set_attn_implementation(self, name: str) -> None:
-        """Set the attention of the text model alone: encoders beside it keep their own."""
+        """Set the attention of the text model only: the model's encoders keep their own."""
         self.text.set_attn_implementation(name)
 
     def forward(self, inputs_embeds: Any, logits_to_keep: Any, **more: Any) -> Any:
-        """Compute logits as a causal language model of `transformers` does.
+        """Compute logits like a causal language model of `transformers`.
 
         `inputs_embeds`: float [1, rows, input_width]. `logits_to_keep`: int [n], the rows whose logits are wanted.
-        Returns an object with `logits` [1, n, vocabulary]. `more` goes to the text model.
+        `more`: passed to the text model. Returns an object with `logits` [1, n, vocabulary].
         """
         if self._features:
             inputs_embeds, *deep = inputs_embeds.split(self._width, -1)
@@ -114,12 +124,12 @@ class TextDecoder(nn.Module):
 
 
 class _PaddedEmbedding(nn.Module):
-    """A table of embeddings whose rows end in zeros where features of pictures would be."""
+    """A table of embeddings whose rows end in zeros, in place of features of pictures."""
 
     def __init__(self, table: Any, padding: int) -> None:
         super().__init__()
         self._table, self._padding = table, padding
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return float [n, width + padding] of token ids, int [n]."""
+        """Return float [n, width + padding] for token ids, int [n]."""
         return nn.functional.pad(self._table(ids), (0, self._padding))

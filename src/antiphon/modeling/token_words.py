@@ -1,6 +1,6 @@
-"""From the tokens of a transcript to words, spelled as the model spelled them, with probabilities and rough times.
+"""Joins the tokens of a transcript to words, with the model's spelling, probabilities and rough times.
 
-Pure: knows arrays and words, and no tokenizer but a function that decodes.
+Pure: uses arrays and words. Of the tokenizer it needs only a function that decodes.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from antiphon.events.words import TokenLogprob, Word
 
 # Scripts without spaces between words (faster_whisper/tokenizer.py, split_to_word_tokens).
 UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
-# Frames of 20 ms, whose energy says where there is speech.
+# Frames of 20 ms, whose energy indicates speech.
 FRAME_SAMPLES = SAMPLE_RATE_HZ // 50
 
 
 def characters(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple[list[str], list[list[int]]]:
-    """Return the texts of the tokens and, for each, the tokens it takes: one, or several that make one character.
+    """Return the texts of the tokens and, for each, its tokens: one, or several that form one character.
 
-    `decode`: the tokenizer's. Half a character at the end is in neither list.
+    `decode`: the tokenizer's. An incomplete character at the end is in neither list.
     """
     texts, groups, held = list[str](), list[list[int]](), list[int]()
     for token in ids:
@@ -42,8 +42,8 @@ def words(
 ) -> list[HypothesisWord]:
     """Join the texts that `characters` returns to words.
 
-    A word begins at a leading space, or at each character of a script without spaces; punctuation joins the word before
-    it. `probabilities`: of each token; a word has that of its least likely one. `language`: an ISO 639 code.
+    A word begins at a leading space, or at each character of a script without spaces. Punctuation joins the word before
+    it. `probabilities`: one for each token; a word gets that of its least likely token. `language`: an ISO 639 code.
     """
     pieces: list[HypothesisWord] = []
     at = 0
@@ -66,8 +66,8 @@ def with_logprobs(
 ) -> list[HypothesisWord]:
     """Return the words with the log-probability of each of their tokens.
 
-    `logprobs`: of all their tokens, in order; more at the end are ignored. `token_text`: a token as a byte-level BPE
-    vocabulary spells it.
+    `logprobs`: for all their tokens, in order; excess values are ignored. `token_text`: returns a token in the spelling
+    of a byte-level BPE vocabulary.
     """
     out, at = list[HypothesisWord](), 0
     for piece in pieces:
@@ -79,8 +79,9 @@ def with_logprobs(
 
 
 def token_bytes(spelling: str) -> bytes:
-    """Return the bytes of a token that is given as a byte-level BPE vocabulary spells it: one character a byte.
-    Characters that stand for no byte, as those of control tokens may, are left out.
+    """Return the bytes of a token in the spelling of a byte-level BPE vocabulary: one character for each byte.
+
+    Skips characters that stand for no byte, which control tokens may have.
     """
     table = _bytes_of_characters()
     return bytes(table[c] for c in spelling if c in table)
@@ -95,10 +96,10 @@ def _bytes_of_characters() -> dict[str, int]:
 
 
 def spread(pieces: Sequence[HypothesisWord], pcm: Pcm) -> list[Word]:
-    """Return the words with estimated times, in seconds from the start of `pcm`, where no model aligned them.
+    """Return the words with estimated times, in seconds from the start of `pcm`. For models that do not align words.
 
-    Words share the frames of 20 ms that are at most 30 dB softer than the loudest, by their numbers of letters. The
-    times are good enough to tell which of two turns a word is in, and for nothing finer.
+    Words share the frames of 20 ms that are at most 30 dB below the loudest, in proportion to their numbers of letters.
+    The times suffice to assign a word to one of two turns, and for nothing finer.
     """
     frames = pcm[: len(pcm) // FRAME_SAMPLES * FRAME_SAMPLES].reshape(-1, FRAME_SAMPLES)
     energy = np.square(frames, dtype=np.float64).sum(1)

@@ -1,7 +1,7 @@
-"""From text to tokens, and back: which tokens control a model, and which text may be shown of sampled ones.
+"""Tokenization and detokenization: a model's control tokens, and the displayable text of sampled tokens.
 
-No text that a user or a client wrote becomes a control token. Of a reply, only whole characters are shown, up to a stop
-string; nothing is held back longer than it has to be. Conversations with a template have `chat_template.py`.
+Text from users and clients never becomes a control token. Of a reply, only whole characters are shown, up to a stop
+string; no text is held back longer than necessary. Conversations with a template use `chat_template.py`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from antiphon.modeling.chat_template import plain_tokenizer, token_ids
 class Vocabulary:
     """The tokenizer of a checkpoint's folder. `end`: the name of the control token that ends a turn.
 
-    `special`: tokens that are no text. `stop`: tokens that end a generation: `end`, and those that the checkpoint's
-    generation configuration names. `tokenizer`: knows control tokens by their names.
+    `special`: tokens that are not text. `stop`: tokens that end a generation: `end`, and those in the checkpoint's
+    generation configuration. `tokenizer`: encodes the names of control tokens as these tokens.
     """
 
     def __init__(self, folder: Path, end: str) -> None:
-        """Read the tokenizer of a folder. Raises OSError or ValueError where there is none; nothing is downloaded."""
+        """Read the tokenizer of a folder. Downloads nothing. Raises OSError or ValueError if there is none."""
         loaded: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         self.tokenizer: Tokenizer = loaded.backend_tokenizer
         self._plain = plain_tokenizer(self.tokenizer)
@@ -34,7 +34,7 @@ class Vocabulary:
         self.stop = frozenset(int(i) for i in ends if isinstance(i, int))
 
     def plain(self, text: str) -> list[int]:
-        """Encode a text that a user or a client wrote: what it says becomes no control token, whatever it says."""
+        """Encode text from a user or a client. No part of it becomes a control token."""
         return token_ids(self._plain, text)
 
     def control(self, text: str) -> list[int]:
@@ -42,7 +42,7 @@ class Vocabulary:
         return token_ids(self.tokenizer, text)
 
     def text(self, ids: list[int]) -> str:
-        """Decode tokens, with control tokens by their names. Half a character at the end becomes U+FFFD."""
+        """Decode tokens, with control tokens as their names. An incomplete character at the end becomes U+FFFD."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=False))
 
 
@@ -55,9 +55,9 @@ def _ends(folder: Path) -> list[int]:
 
 
 class Detokenizer:
-    """Turns the tokens of one reply into text as they come. Control tokens give no text.
+    """Turns the tokens of one reply into text as they arrive. Control tokens give no text.
 
-    `stops`: strings that end the text; neither the one found nor what follows it is given out. `stopped`: the stop
+    `stops`: strings that end the text. Neither the one found nor any text after it is returned. `stopped`: the stop
     string that was found, or None so far.
     """
 
@@ -69,9 +69,9 @@ class Detokenizer:
         self.stopped: str | None = None
 
     def feed(self, token: int) -> str:
-        """Feed one token and return the text that it settles.
+        """Feed one token and return the text that it completes.
 
-        That is "" while a character, or what may become a stop string, is incomplete, and after a stop string.
+        Returns "" while a character, or a possible stop string, is incomplete, and after a stop string.
         """
         if self.stopped is not None:
             return ""
@@ -86,13 +86,13 @@ class Detokenizer:
         return text
 
     def flush(self) -> str:
-        """Return what was held back as the possible beginning of a stop string, once no more tokens come."""
+        """Return the text held back as the possible beginning of a stop string. Called after the last token."""
         text, self._held = self._held, ""
         return text
 
 
 def held_back(text: str, marks: Sequence[str]) -> int:
-    """Return how many characters at the end of `text` may be the beginning of one of `marks`, but not all of it."""
+    """Return the length of the longest end of `text` that is a proper prefix of one of `marks`."""
     longest = 0
     for mark in marks:
         for size in range(min(len(mark) - 1, len(text)), longest, -1):

@@ -1,6 +1,6 @@
-"""Function calls in a model's text: grammars that hold them to their schema, and a reader that finds them.
+"""Function calls in a model's text: grammars that enforce their schema, and a reader that finds them.
 
-A grammar, which is text, constrains what an engine samples; the reader tells calls and prose apart as the text streams.
+A grammar, which is text, constrains what an engine samples. The reader separates calls and prose as the text streams.
 Pure; knows no model and no grammar library.
 
 The form of a call is that of Hermes, which Qwen and most small models were trained on:
@@ -9,8 +9,8 @@ The form of a call is that of Hermes, which Qwen and most small models were trai
     {"name": NAME, "arguments": {...}}
     </tool_call>
 
-Many small models write calls as JSON of one form or another instead, bare or fenced. Where that names a tool, it is a
-call, and no prose; it is for the caller to have it written again in the form above.
+Many small models instead write calls as JSON in various forms, bare or fenced. If such JSON names a tool, it counts as
+a call, not as prose. The caller then has it written again in the form above.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ from antiphon.text.written_calls import WrittenCallFinder
 
 # The tags around a call.
 CALL_OPENING, CALL_CLOSING = "<tool_call>", "</tool_call>"
-# What a schema of arguments has that lists them, and says nothing else of them.
+# The keywords of a schema that only lists its arguments.
 _LISTING = frozenset({"type", "properties", "required", "title", "description", "$defs", "definitions", "$schema"})
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*')
 
 
 def offered_tools(options: ReplyOptions) -> tuple[Tool, ...]:
-    """Return the tools that a reply may call: all, the one that was chosen, or none."""
+    """Return the tools that a reply may call: all, the chosen one, or none."""
     if options.tool_choice in ("auto", "required"):
         return options.tools
     return tuple(t for t in options.tools if t.name == options.tool_choice)
 
 
 def call_grammar(tools: Sequence[Tool], closing: int | None, *, begun: bool) -> Grammar:
-    """Return the grammar of calls of any of `tools`, from behind an opening tag to the closing tag.
+    """Return the grammar of calls of any of `tools`, from after an opening tag to the closing tag.
 
-    `closing`: the token of the closing tag, where the tokenizer has one. `begun`: the prompt ends in an opening tag,
-    and the reply is that one call: small models that are asked for one call go on calling. Otherwise the reply is
-    prose, and wherever a call is opened in it, it keeps to the grammar. The engine checks the tools' schemas, to which
-    a call keeps as in `json_grammar`.
+    `closing`: the token of the closing tag, if the tokenizer has one. `begun`: the prompt ends in an opening tag, and
+    the reply is that one call, because small models that are asked for one call continue with more. Otherwise the reply
+    is prose, and every call opened in it must match the grammar. The engine checks the tools' schemas, which are
+    enforced as by `json_grammar`.
     """
     end = f'"{CALL_CLOSING}"' if closing is None else f"<[{closing}]>"
     calls = [f"call_{i}" for i in range(len(tools))]
     lines = [f'start: "\\n{{" ({" | ".join(calls)}) "}}\\n" {end}']
-    # Each tool's schema is a document of its own, since its references are to itself.
+    # Each tool's schema is a document of its own, because its references point into itself.
     for call, tool in zip(calls, tools, strict=True):
         head = f'"name": {json.dumps(tool.name, ensure_ascii=False)}, "arguments": '
         lines += [
@@ -67,7 +67,7 @@ def arguments_grammar(tool: Tool) -> Grammar:
 
 
 def _arguments(tool: Tool) -> JsonSchema:
-    """The schema of a tool's arguments. Where it does no more than to list them, a model may write no others."""
+    """The schema of a tool's arguments. If it only lists them, it is closed, so that a model cannot write others."""
     listed, required = tool.parameters.get("properties"), tool.parameters.get("required") or []
     is_list = isinstance(listed, Mapping) and isinstance(required, list) and all(name in listed for name in required)
     if is_list and set(tool.parameters) <= _LISTING:
@@ -76,15 +76,15 @@ def _arguments(tool: Tool) -> JsonSchema:
 
 
 def prose_grammar(*, begun: bool = False) -> Grammar:
-    """Return the grammar of a reply that is no call: it begins with a word, and has no brackets, tags or fences.
-    `begun`: it goes on behind prose.
+    """Return the grammar of a reply without calls: it begins with a word, and has no brackets, tags or fences. `begun`:
+    the text continues earlier prose.
     """
     space = r"\s*" if begun else ""
     return Grammar("lark", rf"start: /{space}[\p{{L}}\p{{N}}'\x22][^{{}}\[\]<>`]*/" + "\n")
 
 
 class ProseReader:
-    """In the place of a CallReader, for a reply that may hold no calls."""
+    """Replaces a CallReader for a reply that may not contain calls."""
 
     calls = 0
     called = False
@@ -92,27 +92,28 @@ class ProseReader:
     prose = ""
 
     def feed(self, text: str) -> Iterator[Reply]:
-        """Yield the text."""
+        """Yield the text unchanged, as one TextDelta."""
         if text:
             yield TextDelta(text)
 
     def flush(self) -> Iterator[Reply]:
-        """Yield nothing: all was given out."""
+        """Yield nothing: no text is held back."""
         return iter(())
 
 
 class CallReader:
     """Splits a reply's text into prose and calls as it streams.
 
-    `ids`: gives each call its id. `begun`: the text begins behind an opening tag. `calls`: how many calls have begun.
-    A call's name is given out as soon as it is known, and its arguments as they come, without the brace that closes the
-    call. What is no call behind an opening tag gives nothing.
+    `ids`: yields the id of each call. `begun`: the text begins after an opening tag. `calls`: the number of calls
+    begun. A call's name is yielded as soon as it is known, and its arguments as they arrive, without the brace that
+    closes the call. Text after an opening tag that is not a call yields nothing.
 
-    `names`: of the tools; where JSON in the prose begins to call one of them, `written` is its name, and neither the
-    JSON nor what follows it is given out. It is "" where what it calls is no tool. `prose` is all that was before.
+    `names`: the names of the tools. If JSON in the prose begins to call one of them, `written` is its name, and neither
+    the JSON nor the text after it is yielded. `written` is "" if the JSON calls an unknown tool. `prose` is all text
+    before it.
 
-    `is_meant`: asked of a call's name and arguments; until it is asked, nothing of the call is given out. Where it is
-    not meant, `written` is "" and nothing of it is given out.
+    `is_meant`: called with a complete call's name and arguments; until then no part of the call is yielded. If it
+    returns False, `written` is "" and the call is dropped.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ class CallReader:
         self.calls = 0
 
     def feed(self, text: str) -> Iterator[Reply]:
-        """Feed the text's next part; yield what it adds: prose, beginnings of calls, parts of their arguments."""
+        """Feed the text's next part. Yields the additions: prose, beginnings of calls, parts of their arguments."""
         self._text += text
         while self.written is None:
             if self._inside:
@@ -147,7 +148,7 @@ class CallReader:
                 self._inside, self._open, self._text, self._fresh = False, False, rest, True
             else:
                 if self._fresh:
-                    # So does the line break after it.
+                    # The line break after a call also belongs to its form.
                     self._text = self._text.lstrip("\n")
                     self._fresh = not self._text
                 prose, start, rest = self._text.partition(CALL_OPENING)
@@ -166,7 +167,7 @@ class CallReader:
                     return
 
     def flush(self) -> Iterator[Reply]:
-        """Yield what was held back, once no more text comes: the prose, or the rest of a call that was never closed."""
+        """Yield the text held back, after the last feed: prose, or the rest of a call that was never closed."""
         if self._inside:
             yield from self._call(self._text, done=True)
         elif self._text and self.written is None:
@@ -175,12 +176,12 @@ class CallReader:
 
     @property
     def called(self) -> bool:
-        """Whether a call is complete, and no other has begun."""
+        """Whether a call is complete and no other has begun."""
         return self.calls > 0 and not self._open
 
     def _written(self, prose: str) -> int:
-        """Return how many characters at the end of the prose are, or may become, the beginning of a call as JSON."""
-        # Behind a call that was made in its own form, JSON is what the model says of it.
+        """Return the length of the end of the prose that is, or may become, the beginning of a JSON call."""
+        # After a call in the proper form, JSON is part of what the model says about it.
         if not self._finder or self.calls:
             return 0
         start, self.written = self._finder.find(self.prose[-1:], prose)
@@ -198,7 +199,7 @@ class CallReader:
             self.calls += 1
             yield ToolCallStarted(next(self._ids), json.loads(head[1]))
         arguments = body[head.end() :].rstrip()
-        # The last brace closes the call, not the arguments: it is known to be the last when the call is done.
+        # Only the brace before the closing tag closes the call. Any other last brace may belong to the arguments.
         ready = arguments.removesuffix("}").rstrip()
         if len(ready) > self._sent:
             yield ToolCallDelta(ready[self._sent :])

@@ -1,8 +1,8 @@
-"""Vocodes many streams together; on a GPU in a table of all streams, so that a call can be replayed as a CUDA graph.
+"""Vocodes many streams together. On a GPU, a table holds their states, so that a CUDA graph can replay a call.
 
-Each stream has a slot, a row of the table. One call reads the rows of its streams, vocodes a few frames of each, and
-writes the rows back. Nothing in it depends on which streams these are or how old they are: the host copies the numbers
-of a call at once, and launches one graph. A chunk is vocoded in pieces of PIECE_FRAMES frames.
+Each stream has a slot, which is a row of the table. One call reads the rows of its streams, vocodes a few frames of
+each, and writes the rows back. The call does not depend on which streams these are or on their age: the host copies a
+call's numbers in one go, and launches one graph. A chunk is vocoded in pieces of PIECE_FRAMES frames.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from antiphon.modeling.gathered import GatheredCalls
 
 log = logging.getLogger(__name__)
 
-# Streams that have a slot at the same time; the others are vocoded without one, and slower.
+# The most streams that have a slot at the same time. Other streams are vocoded without one, which is slower.
 NUM_SLOTS = 128
-# The sizes of the pieces that a chunk is vocoded in, in frames. Each is a graph for each number of streams.
+# The sizes of the pieces of a chunk, in frames. Each has a graph for each number of streams.
 PIECE_FRAMES = (4, 2, 1)
-# Calls of up to so many streams are captured when the model is loaded; larger ones when they come.
+# The most streams of a call that is captured when the model is loaded. Larger calls are captured when they first occur.
 WARMED_STREAMS = 64
 
 
@@ -35,17 +35,17 @@ _Frames = tuple[Sequence[Sequence[int]], VocoderState]
 
 
 class _Slot:
-    """A stream's place in the table. It is free again once no state refers to it."""
+    """A stream's place in the table. It is free again when no state refers to it."""
 
     def __init__(self, row: int) -> None:
         self.row = row
 
 
 class _SlotStreams(VocoderStreams):
-    """The streams of one call whose number of frames, int64 [streams], is on the device."""
+    """The streams of one call, with their numbers of frames, int64 [streams], on the device."""
 
     def __init__(self, layout: Any, before: torch.Tensor, had: torch.Tensor) -> None:
-        # A slot that was another stream's may hold anything.
+        # A slot that another stream used before may hold any values.
         super().__init__(layout, torch.where(had[:, None] == 0, 0.0, before), (1,))
         self._had = had
 
@@ -57,9 +57,9 @@ class _SlotStreams(VocoderStreams):
 
 
 class VocoderCall:
-    """A call of `count` streams with `frames` frames each: its tensors, and its graph where there is one.
+    """A call of `count` streams with `frames` frames each: its tensors, and its graph, if captured.
 
-    `numbers` int64 [count, frames * codebooks + 2]: each stream's codes, its slot, and the frames that it has had.
+    `numbers` int64 [count, frames * codebooks + 2]: each stream's codes, its slot, and its number of frames so far.
     """
 
     def __init__(self, slots: VocoderSlots, count: int, frames: int) -> None:
@@ -71,11 +71,11 @@ class VocoderCall:
         self._audio: torch.Tensor | None = None
 
     def capture(self, memory: Any) -> None:
-        """Capture the call. Raises RuntimeError as `capture` does."""
+        """Capture the call as a CUDA graph. Raises RuntimeError as `graphs.capture` does."""
         self._graph, self._audio = capture(self.compute, self.numbers.device, memory)
 
     def run(self, numbers: Sequence[Sequence[int]]) -> torch.Tensor:
-        """Return the audio [n, samples] of n streams, in a tensor that holds until the next run."""
+        """Return the audio [n, samples] of n streams, in a tensor that is valid until the next run."""
         spare = [0] * (self.numbers.shape[1] - 2)
         padded = [*numbers, *[[*spare, self._slots.spare, 0]] * (len(self.numbers) - len(numbers))]
         self.numbers.copy_(torch.tensor(padded), non_blocking=True)
@@ -86,7 +86,7 @@ class VocoderCall:
         return self._audio[: len(numbers)]
 
     def compute(self) -> torch.Tensor:
-        """Vocode the frames of `numbers`, and return float32 [count, samples]."""
+        """Vocode the frames in `numbers`, and return float32 [count, samples]."""
         vocoder, table, count = self._slots.vocoder, self._slots.table, len(self.numbers)
         rows = self.numbers[:, -2]
         streams = _SlotStreams(vocoder.layout, table.index_select(0, rows), self.numbers[:, -1])
@@ -98,8 +98,8 @@ class VocoderCall:
 class VocoderSlots:
     """A StreamVocoder whose streams have slots.
 
-    `table`, [num_slots + 1, StreamVocoder.state_size]: their rows, and in row `spare` what fills a call up.
-    `captures`: whether calls are captured. Belongs to the model's thread.
+    `table`, [num_slots + 1, StreamVocoder.state_size]: their rows; the row `spare` pads a call. `captures`: whether
+    calls are captured. Belongs to the model's thread.
     """
 
     def __init__(self, vocoder: StreamVocoder, num_slots: int = NUM_SLOTS, *, captures: bool = True) -> None:
@@ -119,9 +119,9 @@ class VocoderSlots:
 
     @torch.inference_mode()
     def vocode(self, frames: Sequence[Sequence[Sequence[int]]], states: Sequence[VocoderState]) -> torch.Tensor | None:
-        """Return what StreamVocoder.forward does for streams that do not begin with a trimmed chunk.
+        """Return the result of StreamVocoder.forward for streams that do not begin with a trimmed chunk.
 
-        None: there are not as many slots. A stream that had none has one from then on.
+        None if there are not enough slots. A stream without a slot gets one.
         """
         if not self._have_slots(states):
             return None
@@ -133,7 +133,7 @@ class VocoderSlots:
                 [*(code for frame in own[at : at + size] for code in frame), state.row, state.frames + at]
                 for own, state in zip(frames, states, strict=True)
             ]
-            # The graph's next run writes where the audio of this one is.
+            # The graph's next run overwrites the audio of this one.
             made.append(self._call(count, size).run(numbers).clone())
             at += size
         for state in states:
@@ -141,7 +141,7 @@ class VocoderSlots:
         return torch.cat(made, 1).cpu()
 
     def _have_slots(self, states: Sequence[VocoderState]) -> bool:
-        """Whether every stream has a slot of its own now. What was kept of it elsewhere is copied there."""
+        """Give every stream its own slot, and copy its state there. Returns False if there are not enough slots."""
         without = [s for s in states if s.kept is not self.table or s.is_shared]
         if len(without) > len(self._free):
             return False
@@ -162,17 +162,19 @@ class VocoderSlots:
                 try:
                     call.capture(self._memory)
                 except RuntimeError as error:
-                    # The calls are the same, and slower.
+                    # The calls are the same, only slower.
                     log.warning("the vocoder is not captured as CUDA graphs: %s", error)
                     self._captures = False
         return call
 
 
 class VocoderBatch:
-    """Runs a vocoder in the model's thread, for all streams that ask before the next step: on a GPU those with as many
-    frames together, on a CPU, where that would keep the thread for long, one by one.
+    """Runs a vocoder in the model's thread for all streams that ask before the next step.
 
-    `graphs`: on a GPU, streams have `slots`, and calls are captured now, which takes seconds.
+    On a GPU, streams with equal numbers of frames are vocoded together. On a CPU they are vocoded one by one, because a
+    joint call would occupy the thread too long.
+
+    `graphs`: on a GPU, streams have `slots`, and calls are captured in the constructor, which takes seconds.
     """
 
     def __init__(self, thread: ModelThread, vocoder: StreamVocoder, *, graphs: bool = True) -> None:
@@ -187,8 +189,8 @@ class VocoderBatch:
     async def audio(self, frames: Sequence[Sequence[int]], state: VocoderState) -> Pcm:
         """Return the audio of a stream's next frames: float32 [num_samples] in [-1, 1], 24 kHz.
 
-        `frames`: one code for each codebook in each. `state`: the stream's, which is advanced. Waits for the model's
-        thread. Raises ModelError, Refused once the thread is closed.
+        `frames`: one code for each codebook in each. `state`: the stream's state, which is advanced. Waits for the
+        model's thread. Raises ModelError, and Refused after the thread is closed.
         """
         return await self._calls.call((frames, state))
 
@@ -205,7 +207,7 @@ class VocoderBatch:
                 if audio is None:
                     audio = self._vocoder(frames, states)
             except Exception as error:
-                # The edge of the model. The other groups have their audio.
+                # The boundary of the model. The other groups still get their audio.
                 made |= dict.fromkeys(members, ModelError(f"{type(error).__name__}: {error}"))
             else:
                 made |= dict(zip(members, audio.numpy(), strict=True))

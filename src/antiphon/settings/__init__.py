@@ -1,8 +1,8 @@
-"""One frozen tree of settings: defaults < TOML file < environment < flags. The only reader of any of them.
+"""One frozen tree of settings: defaults < TOML file < environment < flags. No other module reads any of these sources.
 
-Each field states its default and its help once (`sections.py`); the flag (`--max-backlog-s`), the variable
-(`ANTIPHON_MAX_BACKLOG_S`), the TOML key (`[audio] max_backlog_s`) and docs/settings.md follow from it.
-A name or value that is not known fails at start and names the key.
+Each field states its default and its help once (`sections.py`). The flag (`--max-backlog-s`), the variable
+(`ANTIPHON_MAX_BACKLOG_S`), the TOML key (`[audio] max_backlog_s`) and docs/settings.md are derived from it. An unknown
+name or an invalid value stops the start with an error that names the key.
 """
 
 from antiphon.settings.sections import (

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-# A setting's value. A tuple is given as a list by the command line and by a TOML file.
+# A setting's value. On the command line and in a TOML file, a tuple is given as a list.
 Value = str | int | float | bool | tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a text has to look like: the whole of it matches `pattern`, else the error is `says`, without the value."""
+    """The form of a text. If `pattern` does not match the whole text, the error is `says`, without the value."""
 
     pattern: str
     says: str
@@ -30,22 +30,26 @@ ORIGIN = Form(
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A setting's limits, inclusive, and its flag and variable where those names differ from the field's, else "".
+    """A setting's limits and its alternative names."""
 
-    `also`: another name of the setting, which is accepted wherever its own is; "": there is none.
-    `no_blanks`: an empty value is an error, where other settings take it for one that was not given. `secret`: it has
-    no flag, because other users of the machine can read flags, and no error repeats its value. `form`: of each of its
-    values, without the white space around it.
-    """
-
+    # The least value, inclusive; None: no limit.
     low: float | None = None
+    # The greatest value, inclusive; None: no limit.
     high: float | None = None
+    # The accepted values; empty: any value.
     choices: tuple[str, ...] = ()
+    # The flag's name, if it differs from the field's.
     flag: str = ""
+    # The environment variable's name, if it does not follow from the field's.
     variable: str = ""
+    # Another name of the setting, accepted wherever its own is; "": none.
     also: str = ""
+    # Whether an empty value is an error. Other settings treat it as not given.
     no_blanks: bool = False
+    # Whether the setting has no flag, because other users of the machine can read flags, and its value is left out of
+    # errors.
     secret: bool = False
+    # The form of each of its values, after surrounding white space is removed.
     form: Form | None = None
 
 
@@ -63,7 +67,7 @@ def option(
     secret: bool = False,
     form: Form | None = None,
 ) -> Any:
-    """Return a field of the settings with its default, its help, and its checks, which are those of `Check`."""
+    """Return a field of the settings with its default, its help, and its checks, which are the fields of `Check`."""
     if also:
         help += f" Also named `--{also.replace('_', '-')}`."
     check = Check(low, high, choices, flag, variable, also, no_blanks, secret, form)

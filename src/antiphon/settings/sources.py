@@ -16,56 +16,64 @@ from antiphon.settings.option import Check, Value
 from antiphon.settings.sections import Settings
 
 PREFIX = "ANTIPHON_"
-# Variables that are no settings: a key of `antiphon certify`, and what the project's own tests and benchmarks tell the
-# programs that they start.
+# Variables that are not settings: a key of `antiphon certify`, and variables that the project's tests and benchmarks
+# pass to the programs they start.
 _NO_SETTINGS = ("ANTIPHON_CERTIFY_KEY", "ANTIPHON_TALK_KEY")
 _NO_SETTINGS_PREFIXES = ("ANTIPHON_TEST_", "ANTIPHON_BENCH_")
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One setting as the command line, the environment and the docs see it. `type` is its Python type."""
+    """One setting as the command line, the environment and the docs see it."""
 
+    # The section of the TOML file.
     section: str
+    # The name of the field.
     name: str
+    # The field's Python type.
     type: Any
+    # The value if no source sets it.
     default: Any
+    # The help text.
     help: str
+    # The limits and alternative names.
     check: Check
 
     @property
     def flag(self) -> str:
-        """The flag with its leading dashes. A tuple's flag is given once for each value, a boolean's has a `--no-`
-        form.
+        """The flag with its leading dashes.
+
+        For a tuple it is given once for each value; for a boolean it also has a `--no-` form.
         """
         return "--" + (self.check.flag or self.name.replace("_", "-"))
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The flag, and the one of its other name where it has one."""
+        """The flag, and that of the setting's other name, if it has one."""
         return (self.flag, *(["--" + self.check.also.replace("_", "-")] if self.check.also else []))
 
     @property
     def variable(self) -> str:
-        """The environment variable, which starts with ANTIPHON_ unless it is another server's. A tuple's values are
-        separated by commas in it.
+        """The environment variable, which starts with ANTIPHON_ unless another server defines it.
+
+        It separates a tuple's values by commas.
         """
         return self.check.variable or PREFIX + self.name.upper()
 
     @property
     def singular(self) -> str:
-        """The name of a tuple's one value (`api_key` of `api_keys`), by which it may be given as well, or ""."""
+        """The name of one value of a tuple (`api_key` of `api_keys`), which is accepted as well, or ""."""
         name = self.check.flag.replace("-", "_")
         return name if name + "s" == self.name else ""
 
     @property
     def other_names(self) -> tuple[str, ...]:
-        """The names by which variables and files may give it as well."""
+        """The additional names that variables and files accept."""
         return tuple(filter(None, (self.singular, self.check.also)))
 
 
 def options() -> tuple[Option, ...]:
-    """Every setting, in the order of the tree. Their names are unique across the sections."""
+    """Every setting, in the order of the tree. Names are unique across the sections."""
     out: list[Option] = []
     for part in fields(Settings):
         section = get_type_hints(Settings)[part.name]
@@ -78,8 +86,9 @@ def options() -> tuple[Option, ...]:
 
 
 def parse(opt: Option, value: Any, where: str) -> Any:
-    """Convert `value` to the option's type and check it. It is a string from the environment or a flag, or a TOML
-    value. Raises SettingsError, beginning with `where`, which names the flag, variable or key.
+    """Convert `value`, a string from the environment or a flag, or a TOML value, to the option's type, and check it.
+
+    Raises SettingsError, whose message begins with `where`, the name of the flag, variable or key.
     """
     if opt.check.no_blanks and _has_blank(value):
         raise SettingsError(f"{where}: a value is empty; set it, or leave it out altogether")
@@ -146,10 +155,11 @@ def load(
 ) -> Settings:
     """The settings from all sources: defaults, then the TOML `file`, then `environment`, then `flags`.
 
-    `flags` maps field names to values; None and an empty list are flags that were not given. A setting of several
-    values may be given by its singular, too, and one with another name by that. Raises SettingsError, which names the
-    key, for a name that is no setting (a variable that begins with ANTIPHON_ among them), a bad value, values that
-    contradict each other, or a file that cannot be read.
+    `flags` maps field names to values; None and an empty list mean that the flag was not given. A setting with several
+    values is also accepted by its singular, and a setting with another name by that name.
+
+    Raises SettingsError, which names the key, for an unknown name (including variables that begin with ANTIPHON_), an
+    invalid value, contradictory values, or a file that cannot be read.
     """
     known = {o.name: o for o in options()}
     chosen: dict[str, Value] = {}
@@ -172,7 +182,7 @@ def load(
 
 
 def environment_of(settings: Settings) -> dict[str, str]:
-    """Return the environment variables by which `load` gives the same settings; those of defaults are left out."""
+    """Return the environment variables from which `load` returns the same settings, without those at their defaults."""
     out = {}
     for o in options():
         value = getattr(getattr(settings, o.section), o.name)
@@ -189,7 +199,7 @@ def _from_environment(environment: Mapping[str, str], known: Mapping[str, Option
     for name, given in environment.items():
         if (found := names.get(name)) is None:
             if name.startswith(PREFIX) and name not in _NO_SETTINGS and not name.startswith(_NO_SETTINGS_PREFIXES):
-                raise SettingsError(f"{name}: no such setting{_meant(name, names)} (docs/settings.md has them all)")
+                raise SettingsError(f"{name}: no such setting{_meant(name, names)} (see docs/settings.md)")
             continue
         if given or found.check.no_blanks:
             if found.name in chosen:
@@ -200,7 +210,7 @@ def _from_environment(environment: Mapping[str, str], known: Mapping[str, Option
 
 
 def _meant(name: str, names: Iterable[str]) -> str:
-    """The known name that is most like `name`, as a question, or "" where none is."""
+    """The known name that is most similar to `name`, as a question, or "" if none is similar."""
     close = get_close_matches(name, list(names), 1, 0.75)
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -230,7 +240,7 @@ def _from_toml(file: Path, known: Mapping[str, Option]) -> dict[str, Value]:
 
 
 def _elsewhere(name: str, section: str, known: Mapping[str, Option]) -> str:
-    """What is wrong with a key that its section of a file does not have."""
+    """The error for a key that its section of a file lacks."""
     if name in known:
         return f"it belongs to the section [{known[name].section}]"
     return "no such setting" + _meant(name, [o.name for o in known.values() if o.section == section])
@@ -241,12 +251,12 @@ def markdown() -> str:
     lines = [
         "# Settings",
         "",
-        "Generated from `antiphon/settings/`. Later sources win: default, TOML file (`--config FILE`), environment,",
-        "flag. An unknown name or a bad value stops the start and names the key: any variable that begins with",
-        "`ANTIPHON_` and is none of these, too. What takes several values may be named in the singular as well",
-        "(`ANTIPHON_API_KEY`).",
+        "Generated from `antiphon/settings/`. Later sources override earlier ones: default, TOML file",
+        "(`--config FILE`), environment, flag. An unknown name or an invalid value stops the start with an error that",
+        "names the key. This includes any other variable that begins with `ANTIPHON_`. A setting with several values",
+        "is also accepted by its singular (`ANTIPHON_API_KEY`).",
         "",
-        "Behind each flag are the environment variable and the TOML key with its default. The headings are the",
+        "Each flag is followed by its environment variable and by its TOML key with the default. The headings are the",
         "sections of the TOML file.",
     ]
     section = ""

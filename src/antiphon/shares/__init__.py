@@ -1,1 +1,1 @@
-"""What keys share equally: places, threads, and entries of caches. Owners are API keys, and have turns."""
+"""Resources shared equally between owners, which are API keys: places, threads and cache entries."""

@@ -1,4 +1,4 @@
-"""A cache of which every key has its share: what one puts in cannot drive out what others have put in."""
+"""A cache with a fair share for each owner: one owner's entries cannot evict all those of another."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ Value = TypeVar("Value")
 
 
 class FairCache(Generic[Key, Value]):
-    """At most `max_entries` values by owner and key. For any threads.
+    """At most `max_entries` values by owner and key. Thread-safe.
 
-    Where there is one too many, the owner that holds most loses the one that it has used longest ago.
+    If the cache is full, the owner with the most entries loses its least recently used one.
     """
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
-        # Of each owner, in the order of their use.
+        # Each owner's entries, the least recently used first.
         self._by_owner: dict[Hashable, dict[Key, Value]] = {}
         self._num_entries = 0
         self._lock = Lock()
@@ -27,7 +27,7 @@ class FairCache(Generic[Key, Value]):
         return self._num_entries
 
     def get(self, owner: Hashable, key: Key) -> Value | None:
-        """Return a value that this owner has put in, None where there is none; it counts as used."""
+        """Return the owner's value for a key, or None if there is none. The value counts as used."""
         with self._lock:
             own = self._by_owner.get(owner, {})
             if key not in own:
@@ -36,7 +36,7 @@ class FairCache(Generic[Key, Value]):
             return value
 
     def put(self, owner: Hashable, key: Key, value: Value) -> None:
-        """Keep a value, in the place of the one that this owner has with the same key. It counts as used."""
+        """Store a value, replacing the owner's value with the same key. It counts as used."""
         with self._lock:
             own = self._by_owner.setdefault(owner, {})
             self._num_entries += key not in own

@@ -1,7 +1,7 @@
-"""Jobs that wait, shared equally between owners: those of one priority of a lane, those that wait for a place.
+"""Waiting jobs, shared equally between owners: the jobs of one priority of a lane, or those that wait for a place.
 
-Owners have their turns one after another, and each has its own jobs run by their deadlines, the earliest first. No
-locks: whatever has the queue has one.
+Owners take turns, and each owner's jobs run by their deadlines, the earliest first. The queue has no lock: its user
+holds one.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Generic, Protocol, TypeVar
 
 
 class OwnedJob(Protocol):
-    """A job, whose it is and by when it is wanted. Jobs are compared by identity."""
+    """A job with its owner and its deadline. Jobs are compared by identity."""
 
     @property
     def owner(self) -> Hashable:
-        """Whose job it is, by any value; jobs that are nobody's have the owner None, and count as those of one."""
+        """The job's owner, any value. Jobs without an owner have None, and together count as those of one owner."""
         ...
 
     @property
     def deadline_s(self) -> float:
-        """By when its result is wanted, in seconds of any clock that is the same for all jobs. It never changes."""
+        """When the result is due, in seconds of a clock that is the same for all jobs. Never changes."""
         ...
 
 
@@ -30,13 +30,13 @@ Owned = TypeVar("Owned", bound=OwnedJob)
 
 
 class FairQueue(Generic[Owned]):
-    """The waiting jobs of one priority. `num_waiting`: how many there are."""
+    """The waiting jobs of one priority. `num_waiting`: their number."""
 
     def __init__(self) -> None:
         self.num_waiting = 0
         self._by_owner: dict[Hashable, list[Owned]] = {}
-        # The number of each owner's last turn. It is kept while an owner has no job, so that one with a single job at
-        # a time does not pass those with many. Owners are API keys, and few.
+        # The number of each owner's last turn. Kept while the owner has no job, so that an owner with one job at a time
+        # does not overtake those with many. Bound: owners are API keys, of which there are few.
         self._last_turn: dict[Hashable, int] = {}
         self._num_turns = 0
 
@@ -45,12 +45,12 @@ class FairQueue(Generic[Owned]):
         return (job for jobs in self._by_owner.values() for job in jobs)
 
     def append(self, job: Owned) -> None:
-        """Add a job behind those of its owner whose deadlines are not later."""
+        """Add a job after those of its owner whose deadlines are not later."""
         insort_right(self._by_owner.setdefault(job.owner, []), job, key=lambda waiting: waiting.deadline_s)
         self.num_waiting += 1
 
     def remove(self, job: Owned) -> None:
-        """Take a job out, whether it runs or not. Raises KeyError or ValueError for one that is not there."""
+        """Remove a job, for example to run it. Raises KeyError or ValueError if it is not in the queue."""
         jobs = self._by_owner[job.owner]
         jobs.remove(job)
         self.num_waiting -= 1
@@ -58,19 +58,19 @@ class FairQueue(Generic[Owned]):
             del self._by_owner[job.owner]
 
     def clear(self) -> None:
-        """Take all jobs out."""
+        """Remove all waiting jobs of all owners."""
         self._by_owner.clear()
         self.num_waiting = 0
 
     def take_turn(self, owner: Hashable) -> None:
-        """Note that a job of this owner runs: its next one comes after a job of each other owner."""
+        """Record that a job of this owner runs. Its next job follows a job of each other owner."""
         self._num_turns += 1
         self._last_turn[owner] = self._num_turns
 
     def in_turns(self) -> list[Owned]:
-        """Return all jobs in the order they are to run: the first of each owner, then the next of each, and so on.
+        """Return all jobs in the order in which they are to run: the first of each owner, then the next of each, etc.
 
-        The owner whose last turn is longest ago comes first.
+        The owner whose last turn is longest ago is first.
         """
         owners = sorted(self._by_owner, key=lambda owner: self._last_turn.get(owner, 0))
         turns = zip_longest(*(self._by_owner[owner] for owner in owners))

@@ -1,4 +1,4 @@
-"""Places for work of clients, of which every key has its share: those that wait have turns, key by key."""
+"""A limit of concurrent work with a fair share for each API key: keys that wait for a place take turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from functools import partial
 
 from antiphon.shares.fair_queue import FairQueue
 
-# The API key of a request or session, "" without one: set once, and inherited by its tasks and threads. None: the
+# The API key of a request or session, "" without one. Set once, and inherited by its tasks and threads. None: the
 # server's own work.
 current_owner: ContextVar[Hashable] = ContextVar("owner", default=None)
 
@@ -22,18 +22,19 @@ current_owner: ContextVar[Hashable] = ContextVar("owner", default=None)
 @dataclass(slots=True, eq=False)
 class _Waiting:
     owner: Hashable
-    # All are equally urgent: an owner's come in their order.
+    # All are equally urgent, so an owner's requests keep their order.
     deadline_s: float = 0.0
     has_place: bool = False
     granted: Future[None] = field(default_factory=Future)
 
 
 class Places:
-    """`num_places` places, of which one owner holds at most `per_owner` (default: all) at the same time.
+    """A fair semaphore of `num_places`, of which one owner holds at most `per_owner` (default: all) at the same time.
 
-    Where some wait, the owner whose last turn is longest ago is next: one that comes waits for one place of each other
-    owner, however many of theirs wait. `per_owner` is for work that may last: it leaves places free for others. For
-    tasks of any event loops. Waits are bounded by the work that clients may have under way (`--sessions-per-key`).
+    The owner whose last turn is longest ago is next. So a new owner waits for at most one place of each other owner,
+    however many requests those have waiting. `per_owner` leaves places free for others, for work that may take long.
+    Tasks of any event loop may use it. The number of waiting requests is bounded by the clients' permitted work
+    (`--sessions-per-key`).
     """
 
     def __init__(self, num_places: int, per_owner: int | None = None) -> None:
@@ -45,14 +46,14 @@ class Places:
 
     @property
     def num_waiting(self) -> int:
-        """How many wait for a place now."""
+        """The number of requests that wait for a place now."""
         return self._queue.num_waiting
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Hold a place for `current_owner` while the block runs. Waits for one; a task that is cancelled waits no more.
+        """Hold a place for `current_owner` while the block runs. Waits for one; cancelling the task ends the wait.
 
-        A task that holds a place must not ask for another of the same.
+        A task that holds a place must not ask for another one.
         """
         release = await self.take()
         try:
@@ -61,10 +62,10 @@ class Places:
             release()
 
     async def take(self) -> Callable[[], None]:
-        """Wait for a place of `current_owner`, and return what gives it back, once, from any thread."""
+        """Wait for a place of `current_owner`. Returns a function that gives it back once, from any thread."""
         waiting = _Waiting(current_owner.get())
         with self._lock:
-            # A place that is free for this owner is for none of those that wait: they would have it.
+            # If a place is free for this owner, no waiting request can use it: otherwise that request would hold it.
             if self._is_free_for(waiting.owner):
                 self._hold(waiting)
             else:
@@ -78,7 +79,7 @@ class Places:
         return partial(self._leave, waiting)
 
     def _leave(self, waiting: _Waiting) -> None:
-        """Give back a place, or wait for none any more."""
+        """Give back the place, or stop waiting for one."""
         with self._lock:
             if waiting.has_place:
                 self._held[waiting.owner] -= 1
@@ -89,13 +90,13 @@ class Places:
             self._grant()
 
     def _grant(self) -> None:
-        """Give free places to those that wait. Needs the lock."""
+        """Give free places to waiting requests. Must be called with the lock held."""
         if not self._queue.num_waiting:
             return
         for waiting in self._queue.in_turns():
             if self._held.total() >= self.num_places:
                 return
-            # A task that is cancelled takes itself out.
+            # A cancelled task removes itself.
             if self._is_free_for(waiting.owner) and waiting.granted.set_running_or_notify_cancel():
                 self._queue.remove(waiting)
                 self._hold(waiting)

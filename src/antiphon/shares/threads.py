@@ -1,6 +1,6 @@
-"""Threads for the work of clients.
+"""Threads for clients' work.
 
-anyio's own threads are for the server's work, such as a host's lease: no client can fill them.
+The server's own work, such as a host's lease, uses anyio's default threads, so clients cannot occupy those.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from antiphon.shares.places import Places
 T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
-# What is quick, or waits for a disk or the session store. A key that is alone has half.
+# For work that is quick, or that waits for a disk or the session store. A single key gets at most half.
 THREADS = Places(40, per_owner=20)
-# Pictures that are decoded at the same time; vision/images.py has the reason. None takes longer than a second.
+# Pictures decoded at the same time; see vision/images.py for the reason. None takes longer than a second.
 IMAGE_THREADS = Places(2)
-# Sound files that are decoded at the same time. One may take seconds, so that one place is always another key's.
+# Sound files decoded at the same time. One may take seconds, so one place is always left for another key.
 FILE_THREADS = Places(3, per_owner=2)
-# Messages with JSON schemas, and grammars made of these: each may take `--grammar-s`.
+# Messages with JSON schemas, and grammars made from these. Each may take `--grammar-s`.
 GRAMMAR_THREADS = Places(2, per_owner=1)
 
 
 async def in_thread(function: Callable[[*Args], T], *args: *Args, places: Places = THREADS) -> T:
-    """Return what `function` returns in a thread, which holds one of `places` for `current_owner` until it ends.
+    """Call `function` in a thread and return its result. The thread holds one of `places` for `current_owner`.
 
-    Waits for a place, and then until the function returns, whether the task's cancel scope is cancelled meanwhile or
-    not. A task that is cancelled by itself leaves the function to its end.
+    Waits for a place, and then for the function, even if the task's cancel scope is cancelled meanwhile. If the task
+    itself is cancelled, it stops waiting, and the function runs to its end. The place is given back when the function
+    ends.
     """
     release = await places.take()
     begun = Future[None]()

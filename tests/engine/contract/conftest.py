@@ -1,4 +1,4 @@
-"""The engine that a test of the contract runs against, and its model's answers."""
+"""The engine that a contract test runs against, and the expected tokens of its model."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The engines that the contract's suite runs against. Another engine is one more entry of `ENGINES`.
+"""The engines that the contract tests run against. To test another engine, add an entry to `ENGINES`.
 
-Each has a model whose likeliest tokens are known without the engine, so that every test can say what has to come.
+Each engine has a model whose likeliest tokens are known without the engine, so that every test knows the expected
+output.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ SMALL_CONTEXT = 128
 
 @dataclass(frozen=True)
 class EngineUnderTest:
-    """An engine, and its model's answers.
+    """An engine, and the expected tokens of its model.
 
-    `make(context_rows)`: a new engine; 0 rows: as many as the model has. `likeliest(rows, count)`: the tokens that
-    follow these tokens at temperature 0. `embed(ids)`: these tokens' embeddings. `tokenizer`: None where the engine has
-    no text. `end`: a token that ends a text, and `words` tokens that the model knows.
+    `make(context_rows)`: a new engine; 0 rows: the model's own limit. `likeliest(rows, count)`: the tokens that follow
+    these tokens at temperature 0. `embed(ids)`: these tokens' embeddings. `tokenizer`: None if the engine has no text.
+    `end`: a token that ends a text. `words`: tokens that the model knows.
     """
 
     make: Callable[[int], Engine]
@@ -51,7 +52,7 @@ class EngineUnderTest:
 
 
 def needs(engine: Engine, capability: Capabilities) -> None:
-    """Skip the test for an engine that lacks the capability."""
+    """Skip the test if the engine lacks the capability."""
     if capability not in engine.capabilities:
         pytest.skip(f"{engine.name} has no {capability.name}")
 
@@ -78,7 +79,7 @@ def resubmitting() -> EngineUnderTest:
 
 
 def served(made: type[ScriptedVllm] = ScriptedVllm, **options: bool) -> EngineUnderTest:
-    """vLLM's engine with a scripted server, of vLLM or SGLang, for each engine that is made."""
+    """vLLM's engine with a scripted server, of vLLM or SGLang. Each engine gets its own server."""
     tokenizer, vocabulary = tiny_tokenizer(), tiny.VOCABULARY
 
     def make(context_rows: int) -> Engine:
@@ -107,7 +108,7 @@ class EngineWithServer(VllmEngine):
 
 
 def greedy(reference: Any) -> Callable[[Sequence[int], int], list[int]]:
-    """The likeliest tokens by the model itself, with the cache of its own."""
+    """The likeliest tokens, computed by the model itself with its own cache."""
 
     @torch.inference_mode()
     def likeliest(rows: Sequence[int], count: int) -> list[int]:
@@ -169,7 +170,7 @@ def smollm2() -> EngineUnderTest:
 
 
 def real_vllm(url: str) -> EngineUnderTest:
-    """vLLM that serves SmolLM2 in float32: `make engines`."""
+    """A vLLM server with SmolLM2 in float32: `make engines`."""
     reference, tokenizer = checkpoint()
     words, end = tokenizer.backend_tokenizer, int(tokenizer.eos_token_id)
     facts = ModelFacts(8192, reference.config.vocab_size, reference.config.hidden_size, frozenset((end,)))

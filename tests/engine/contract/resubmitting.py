@@ -1,7 +1,8 @@
-"""An engine that can do the least that the contract asks for: it keeps rows and no KV, and computes all of them anew.
+"""An engine with the minimum that the contract requires: it keeps rows but no KV, and always computes all of them
+again.
 
 Its model is that of the scripted runner: the token after a row is that row's id + 1, modulo 1000. It shows that the
-contract's suite and the models on an engine need nothing of the local one.
+contract tests, and the models on an engine, require nothing specific of the local one.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class ResubmittingEngine:
 
 
 class ResubmittingSession:
-    """A Session that knows its rows only."""
+    """A Session that only stores its rows."""
 
     cached = 0
 

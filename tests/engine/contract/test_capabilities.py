@@ -1,4 +1,4 @@
-"""What an engine does for each of its capabilities, and that it names the one that it lacks."""
+"""The behaviour of engines for each capability, including the error that names a missing one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.engine.contract.test_sessions import opened, some, tokens
 
 
 class Chosen:
-    """A Chooser of given tokens. `seen`: how many logits it got for each, and the likeliest of them."""
+    """A Chooser of given tokens. `seen`: for each choice, the number of logits and the likeliest token."""
 
     def __init__(self, wanted: list[int]) -> None:
         self.wanted, self.seen = wanted, list[tuple[int, int]]()
@@ -75,7 +75,7 @@ def test_when_an_engine_is_asked_for_what_it_cannot_do_the_error_names_it(
         session = await opened(engine, rows)
         with pytest.raises(CapabilityError, match=f"'{engine.name}' has no {capability.name}"):
             await ASKED[capability](session)
-        # The session can still be used.
+        # The session remains usable.
         assert await tokens(session, 2) == subject.likeliest(rows, 2)
 
     asyncio.run(main())
@@ -92,7 +92,7 @@ def test_rows_given_as_embeddings_are_rows_like_tokens(engine: Engine, subject: 
         expected = subject.likeliest(rows, 4)
         assert session.length == 20
         assert await tokens(session, 4) == expected
-        # A rollback into the embeddings leaves some of them.
+        # A rollback into the embeddings keeps some of them.
         session.rollback(11)
         assert await tokens(session, 3) == subject.likeliest(rows[:11], 3)
         session.rollback(0)
@@ -162,7 +162,7 @@ def test_evicted_rows_are_counted_on_and_cannot_be_gone_back_to(engine: Engine, 
             session.rollback(13)
         session.rollback(20)
         session.evict(6)
-        # Nothing but the pinned rows is left, and these were computed without the others.
+        # Only the pinned rows are left, and these were computed without the others.
         assert await tokens(session, 3) == subject.likeliest(rows[:4], 3)
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""What every engine's sessions have to do, whatever the engine can do besides: rows in, tokens out, rows taken back."""
+"""The behaviour of every engine's sessions, whatever its capabilities: rows in, tokens out, rows taken back."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_generation_goes_on_behind_the_tokens_of_the_one_before(engine: Engine
 
 @pytest.mark.parametrize("number", range(3))
 def test_sessions_side_by_side_do_not_disturb_each_other(engine: Engine, subject: EngineUnderTest, number: int) -> None:
-    """Random rows, rollbacks and generations in four sessions, of which two begin alike."""
+    """Random rows, rollbacks and generations in four sessions, two of which begin alike."""
     seed = random.Random(number)
 
     async def main() -> None:
@@ -116,7 +116,7 @@ def test_finish_says_why_a_generation_ended(engine: Engine, subject: EngineUnder
         session.rollback(10)
         stop = expected[2]
         cut = expected[: expected.index(stop) + 1]
-        # The stop token is a row like the others.
+        # The stop token becomes a row like the others.
         assert await tokens(session, 9, stop=frozenset((stop,))) == cut
         assert session.finish is Finish.STOP
         assert session.length == 10 + len(cut)
@@ -247,7 +247,7 @@ def test_when_a_context_is_full_the_pinned_rows_and_the_newest_stay(
         with pytest.raises(EngineError, match="left the context"):
             session.rollback(start - 1)
         assert session.length == len(rows)
-        # What left stays away after a rollback behind it, and is forgotten by one before it.
+        # Dropped rows stay dropped after a rollback behind them, and are forgotten by one before them.
         session.rollback(len(rows) - 1)
         assert await tokens(session, 1) == found
         session.rollback(4)

@@ -1,4 +1,4 @@
-"""Which operators the host dispatches: what a step costs it, whatever a device computes."""
+"""Records the operators that the host dispatches: a step's cost for the host, whatever the device computes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class Operators(TorchDispatchMode):
-    """Records the operators that are dispatched while it is entered. `names`: those that are no views, in order."""
+    """Records the operators dispatched within the context. `names`: their names in order, without views."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""From the logits of one row to one token, one step after the other as `Sampling` defines them.
+"""Samples one token from one row of logits, step by step as `Sampling` defines it.
 
-What the engine does for all rows at once is compared with this. Only the drawing is the engine's: `draw_tokens` has a
-definition of its own in `test_device_sampling.py`.
+The engine's sampling of many rows at once is compared with this. Only the drawing is the engine's:
+`test_device_sampling.py` has a separate definition of `draw_tokens`.
 """
 
 from __future__ import annotations
@@ -28,23 +28,24 @@ def sample(
 ) -> tuple[int, float | None]:
     """Choose the next token from `logits`, float32 [vocabulary] on the CPU, which are not changed.
 
-    `recent`: the newest rows, last one last, at least as many as the penalties look back on. `produced`: how many of
-    them this generation sampled. `constraint`: what `params.grammar` was compiled to; it is advanced past the token.
-    Returns the token and, where `params.logprobs` asks for it, its natural log-probability under the model's own
-    distribution. Raises ModelError where logits are not numbers, where no token may come next, or where the constraint
-    refuses the token.
+    `recent`: the newest rows, the last one last, at least as many as the penalties consider. `produced`: the number of
+    these that this generation sampled. `constraint`: the compiled form of `params.grammar`; it is advanced past the
+    token.
+
+    Returns the token and, if `params.logprobs` is set, its natural log-probability under the model's own distribution.
+    Raises ModelError if logits are NaN, if every token is excluded, or if the constraint refuses the token.
     """
     shaped = _shaped(logits, params, recent, produced, constraint)
     token = _choose(shaped, params, uniform)
     if token == NO_TOKEN:
         raise ModelError(
-            "the model's output is not a number" if torch.isnan(logits).any() else "no token may come next"
+            "the model's output is not a number" if torch.isnan(logits).any() else "every token is excluded"
         )
     if constraint is not None:
         try:
             constraint.accept(token)
         except ValueError as error:
-            raise ModelError(f"the grammar does not go on: {error}") from error
+            raise ModelError(f"the grammar does not allow the token: {error}") from error
     return token, _logprob(logits, token) if params.logprobs else None
 
 
@@ -55,7 +56,7 @@ def _logprob(logits: torch.Tensor, token: int) -> float:
 def _shaped(
     logits: torch.Tensor, params: Sampling, recent: Sequence[Row], produced: int, constraint: Constraint | None
 ) -> torch.Tensor:
-    """The logits with penalties, biases and exclusions applied; excluded tokens are at minus infinity."""
+    """The logits with penalties, biases and exclusions applied; excluded tokens get minus infinity."""
     out = _penalized(logits, params, recent, produced)
     if params.bias:
         out = out.clone()
@@ -71,7 +72,7 @@ def _shaped(
     if constraint is not None and (words := constraint.allowed()) is not None:
         bits = np.unpackbits(np.asarray(words, np.uint32).view(np.uint8), bitorder="little")
         allowed = torch.from_numpy(bits[: len(out)].astype(bool))
-        # A head that is padded beyond the tokenizer's vocabulary has rows that are no tokens.
+        # If the head is padded beyond the tokenizer's vocabulary, its last rows are not tokens.
         out = torch.where(torch.nn.functional.pad(allowed, (0, len(out) - len(allowed))), out, -torch.inf)
     return out
 

@@ -1,4 +1,4 @@
-"""A runner without a model: its tokens follow from the rows, and it records every step that it was given."""
+"""A runner without a model: its tokens follow from the rows, and it records every step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VOCABULARY = 1000
 
 
 class Memory:
-    """The Storage of a KvCache that holds rows as lists, so that a test can see what was copied and parked."""
+    """A Storage for a KvCache that holds rows as lists, so that a test can check what was copied and parked."""
 
     row_bytes = 1
 
@@ -50,8 +50,8 @@ class Memory:
 class ScriptedRunner:
     """Writes each row's id into the memory; the likeliest token after a row is that row's id + 1, modulo 1000.
 
-    The embedding of token i is the row [i]. A token's hidden state is the id of the row it follows.
-    `before(step number)` is called in the model's thread before a step.
+    The embedding of token i is the row [i]. A token's hidden state is the id of the row before it. `before(step
+    number)` is called in the model's thread before a step.
     """
 
     context_rows: int = 4096
@@ -95,5 +95,5 @@ class ScriptedRunner:
 
     @property
     def rows(self) -> int:
-        """Rows computed so far."""
+        """The number of rows computed so far."""
         return sum(c.count for step in self.steps for c in step)

@@ -1,4 +1,4 @@
-"""SmolLM2 in float32 with its tokenizer, loaded once for all tests that step it."""
+"""SmolLM2 in float32 with its tokenizer, loaded once for all tests that use it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.conftest import SMALL
 
 @cache
 def checkpoint() -> tuple[Any, Any]:
-    """The model, which is not to be changed, and the tokenizer."""
+    """The model, which must not be changed, and the tokenizer."""
     folder = store_of(load_settings({}, os.environ).models).require(MODELS[SMALL])
     where: dict[str, Any] = {"gguf_file": "model.gguf", "local_files_only": True}
     model = AutoModelForCausalLM.from_pretrained(

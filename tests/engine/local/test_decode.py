@@ -1,4 +1,4 @@
-"""Decode steps of fixed sizes: what they are padded to, and that nothing in them depends on what a tensor holds."""
+"""Decode steps of fixed sizes: their padding, and their independence of the tensors' values."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pool_of(runner: Runner) -> PagePool:
 
 
 def chunk(table: PageTable, start: int) -> StepChunk:
-    """One row of a session that is of no interest here."""
+    """One row of a session; the session itself does not matter here."""
     nobody: Any = None
     return StepChunk(nobody, table, start, (1,), None, (), 0)
 
@@ -39,7 +39,7 @@ def chunk(table: PageTable, start: int) -> StepChunk:
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.inference_mode()
 def test_a_pass_makes_no_choice_by_what_a_tensor_holds(family: str) -> None:
-    """Fake tensors have shapes and no numbers: whatever asks for one raises. So the host never waits for the device."""
+    """Fake tensors have shapes but no values: reading a value raises. So the host never waits for the device."""
     runner = Runner(tiny.model(family))
     shape = DecodeShape(runner.decoder_pass, pool_of(runner), torch.zeros(1, 4, WIDTH), 1, 4, 2)
     with FakeTensorMode(allow_non_fake_inputs=True):
@@ -64,7 +64,7 @@ def test_steps_are_padded_to_powers_of_two_of_sessions_and_pages() -> None:
 
 @torch.inference_mode()
 def test_padding_changes_no_bit_of_a_sessions_row() -> None:
-    """Neither what a padded row was in the step before, nor what lies in the scratch page."""
+    """Neither the padding rows of the previous step nor the contents of the scratch page matter."""
     runner = Runner(tiny.model("qwen3"))
     pool = pool_of(runner)
     shapes = DecodeShapes(runner.decoder_pass, pool, 1, capture=False)

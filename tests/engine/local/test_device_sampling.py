@@ -1,4 +1,4 @@
-"""Many rows at once: each gets the token that it gets alone, which is the one that the definition of sampling names."""
+"""Sampling of many rows at once: each row gets the same token as alone, and the one that the definition selects."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def some_logits(chance: random.Random, rows: int, size: int) -> torch.Tensor:
     logits = torch.randn(rows, size, generator=torch.Generator().manual_seed(chance.randrange(10**6)))
     logits *= chance.choice((0.01, 1.0, 6.0))
     if chance.random() < 0.5:
-        # As a model in bfloat16 gives them: many are equal.
+        # Like the logits of a bfloat16 model, many of which are equal.
         logits = logits.bfloat16().float()
     return logits.round() if chance.random() < 0.2 else logits
 
 
 def named_token(logits: torch.Tensor, params: Sampling, uniform: float) -> int:
-    """The token by the definition, one number after another: likeliest first, of equal ones the lower token first."""
+    """The token by the definition, one row at a time: the likeliest first, and of equal ones the lower token first."""
     values = (logits / params.temperature if params.temperature > 0 else logits).tolist()
     order = sorted(range(len(values)), key=lambda i: (-values[i], i))
     if params.temperature <= 0 or params.top_k == 1:
@@ -73,7 +73,7 @@ def test_a_row_gets_the_same_token_alone_in_a_batch_and_by_the_definition(
     chance = random.Random(seed)
     size, rows = chance.choice((2, 5, 60, 300)), chance.choice((1, 2, 7))
     params, logits = [some_params(chance) for _ in range(rows)], some_logits(chance, rows, size)
-    # With a vocabulary that counts as large, a head of the ranking is looked at before the whole.
+    # With a large vocabulary, the head of the ranking is tried before the whole.
     monkeypatch.setattr(device_sampling, "LARGE_VOCABULARY", large)
     monkeypatch.setattr(device_sampling, "HEAD_TOKENS", 8)
     monkeypatch.setattr(device_sampling, "SPARE_TOKENS", 2)
@@ -100,7 +100,7 @@ def test_in_a_large_vocabulary_the_head_of_the_ranking_gives_what_the_whole_give
 ) -> None:
     chance = random.Random(3)
     params = [Sampling(temperature=t, seed=n, **options) for n, t in enumerate((0.2, 0.7, 1.0, 1.3))]
-    # Peaked, flat, and of many equal values at every cut.
+    # Peaked logits, flat ones, and ones with many equal values at every cut.
     for logits in (torch.randn(4, 20_000) * 5, torch.randn(4, 20_000) * 0.01, (torch.randn(4, 20_000) * 3).round()):
         uniforms = torch.tensor([chance.random() for _ in params], dtype=torch.float64)
         by_head = draw_tokens(logits, RowChoices.of(params, CPU), uniforms)
@@ -131,7 +131,7 @@ def test_a_row_without_a_finite_maximum_gets_no_token_and_the_others_theirs(opti
 
 
 def test_nothing_is_read_from_the_device() -> None:
-    # Tensors of the meta device have no values: whatever would be read on the host raises.
+    # Tensors of the meta device have no values: reading one on the host raises.
     device = torch.device("meta")
     params = [Sampling(temperature=t, top_k=k, top_p=p) for t in (0, 1) for k in (0, 9) for p in (1, 0.5)]
     tokens = draw_tokens(

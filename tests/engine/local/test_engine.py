@@ -1,4 +1,4 @@
-"""The engine against a full forward of the same rows: the logits agree whatever was done to this and other sessions."""
+"""The engine against a full forward of the same rows: the logits agree after any operations on any sessions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Driver:
         self.live: list[tuple[LocalSession, Shadow]] = []
 
     async def open(self, seed: random.Random) -> None:
-        # Half of them begin alike, as conversations under one system prompt do.
+        # Half of them begin alike, like conversations with the same system prompt.
         session = await self.engine.open()
         rows: Shadow = [i % VOCABULARY for i in range(24)] if seed.random() < 0.5 else []
         rows += [seed.randrange(VOCABULARY) for _ in range(seed.randrange(1, 90))]
@@ -108,7 +108,7 @@ class Driver:
         assert session.length == len(rows)
 
     async def generate(self, seed: random.Random) -> None:
-        """Generate in some sessions at once, and compare each token's logits with a full forward."""
+        """Generate in several sessions at once, and compare each token's logits with a full forward."""
         chosen = seed.sample(self.live, seed.randrange(1, len(self.live) + 1))
         options = [{"temperature": 0.0}, {"temperature": 1.3, "seed": 5}, {"temperature": 0.8, "top_k": 9, "seed": 6}]
         await asyncio.gather(*(self.generate_checked(s, rows, seed.choice(options)) for s, rows in chosen))
@@ -158,7 +158,7 @@ async def run(family: str, plan: list[tuple[str, int]], **options: Any) -> None:
         e.close()
 
 
-# How the KV lies, and how steps of one row a session are shaped.
+# The layouts of the KV, and the shapes of decode steps.
 LAYOUTS: list[dict[str, Any]] = [
     {},
     {"kv_layout": "paged"},
@@ -185,12 +185,12 @@ def test_any_interleaving_equals_a_full_forward(
 def test_any_interleaving_equals_a_full_forward_when_room_is_short(
     layout: dict[str, Any], plan: list[tuple[str, int]]
 ) -> None:
-    """With room for twelve pages and parking on disk, sessions push each other out all the time."""
+    """With room for twelve pages and parking on disk, sessions constantly evict each other."""
     plan = [(n, s) for n, s in plan if n != "fork"]
     try:
         asyncio.run(run("qwen2", plan, kv_bytes=12 * 64 * ROW_BYTES, host_bytes=0, disk_bytes=1 << 24, **layout))
     except Refused:
-        # A refusal for want of room is a correct answer.
+        # A refusal for lack of room is a correct result.
         return
 
 
@@ -209,7 +209,7 @@ def test_a_cut_context_equals_a_full_forward_of_what_stayed() -> None:
                 rows, dropped = await e.thread.call(
                     lambda: (list(session.scheduled.rows.ids), session.scheduled.rows.dropped)
                 )
-                # This token and those after it are not what it was sampled from.
+                # A token is sampled from the rows before it, not from itself or later ones.
                 upto = rows[: session.length - 1 - dropped]
                 expected = tiny.logits(reference, upto)[-1]  # type: ignore[arg-type]
                 torch.testing.assert_close(tiny.head(reference, token.hidden), expected, atol=1e-4, rtol=1e-4)
@@ -305,7 +305,7 @@ def test_when_one_session_fails_the_others_go_on_and_it_can_be_rolled_back(layou
         assert isinstance(results[1], ModelError)
         assert "not a number" in str(results[1])
         assert isinstance(results[2], ModelError)
-        # A failed session can be rolled back to what was good, and go on.
+        # A failed session can be rolled back to its valid rows, and continue.
         bad.rollback(2)
         assert await tokens(bad, 3) == greedy(reference, [1, 2], 3)
         worse.rollback(0)
@@ -363,7 +363,7 @@ def test_when_a_parked_session_wakes_its_kv_is_the_same(disk: bool) -> None:
 
 
 def test_positions_on_three_axes_equal_a_full_forward() -> None:
-    """An image between two texts, as Qwen2.5-VL counts it: (time, height, width) of each patch."""
+    """An image between two texts, with Qwen2.5-VL's positions: (time, height, width) of each patch."""
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     text = {
@@ -412,7 +412,7 @@ def test_positions_on_three_axes_equal_a_full_forward() -> None:
 
 
 def test_sinks_receive_the_tapped_layers_output_before_the_next_token() -> None:
-    """Beside another session, in chunks, again after a context cut, and for a span of which only a part is left."""
+    """Next to another session, in chunks, again after a context cut, and for a span that is partly dropped."""
     model = tiny.model("qwen3")
     decoder = TextDecoder(model.model, model.lm_head, tap=2)
     patches = torch.randn(40, tiny.WIDTH, generator=torch.Generator().manual_seed(5))
@@ -440,7 +440,7 @@ def test_sinks_receive_the_tapped_layers_output_before_the_next_token() -> None:
         expected = layer(patches, [1, 2, 3])
         torch.testing.assert_close(seen, expected, atol=1e-4, rtol=1e-4)
         await noise
-        # The oldest rows leave: the others are computed again, and received by their own offsets.
+        # The oldest rows leave: the others are computed again, and delivered with their own offsets.
         received.clear()
         session.append([5] * 30)
         await session.settle()
@@ -450,7 +450,7 @@ def test_sinks_receive_the_tapped_layers_output_before_the_next_token() -> None:
         assert sum(len(rows) for _, rows in received) == 40 - first
         torch.testing.assert_close(seen[first:], layer(patches[first:], []), atol=1e-4, rtol=1e-4)
         session.close()
-        # Rows without a sink need no tap; rows with one fail on a decoder that has none.
+        # Rows without a sink need no tap; rows with one fail on a decoder without a tapped layer.
         quiet = await e.open()
         quiet.append_embeddings(patches[:3])
         await quiet.settle(include_newest=True)
@@ -463,7 +463,7 @@ def test_sinks_receive_the_tapped_layers_output_before_the_next_token() -> None:
         plain.close()
 
     def layer(rows: torch.Tensor, ids: list[int]) -> torch.Tensor:
-        """The second layer's output of the embedding rows behind these tokens."""
+        """The second layer's output of the embedding rows after these tokens."""
         table = reference.get_input_embeddings()
         whole = torch.cat((table(torch.tensor(ids, dtype=torch.long)), rows))
         with torch.inference_mode():

@@ -16,7 +16,7 @@ from tests.engine.local.scripted import Memory
 
 
 class Owners:
-    """A scheduler whose steps always succeed with the token 1. `pages` of KV, `parked` pages of host memory."""
+    """A scheduler whose steps always succeed with the token 1. `pages`: of KV. `parked`: pages of host memory."""
 
     def __init__(self, pages: int = 1 << 16, parked: int = 0, **limits: int) -> None:
         cache = KvCache(Memory(), budget_bytes=pages * PAGE_ROWS, host_bytes=parked * PAGE_ROWS)
@@ -63,7 +63,7 @@ def test_when_another_owner_has_100_generations_waiting_then_a_first_token_waits
     for _ in range(100):
         e.open("a", 400)
     e.step()
-    # 64 rows a step are 32 for each owner: what is computed alone in a step of 256 takes eight times as many.
+    # A step's 64 rows are 32 for each owner. Work that runs alone in steps of 256 rows takes eight times as many.
     assert e.steps_to_token(e.open("b", rows)) <= max(expected, -(-rows // 32))
 
 
@@ -76,7 +76,7 @@ def test_when_another_owners_sessions_fill_the_decode_rows_then_each_step_has_a_
     mine = e.open("b", 1)
     for _ in range(10):
         assert [c.session for c in e.step()].count(mine) == 1
-    # The rest of the rows go round the other owner's sessions.
+    # The other owner's sessions share the rest of the rows in turns.
     for _ in range(40):
         e.step()
     assert all(len(items) >= 1 for items in e.items.values())
@@ -112,14 +112,14 @@ def test_when_an_owner_holds_all_kv_then_another_gets_its_share_of_it_and_nobody
     with pytest.raises(Refused):
         e.open("a", 1)
     mine = [e.open("b", 40) for _ in range(4)]
-    # Its share is half: the next one is refused, as the other owner's was.
+    # Its share is half: the next one is refused, like the other owner's before.
     with pytest.raises(Refused):
         e.open("b", 1)
     e.step()
     assert all(e.items[session] for session in mine)
     for _ in range(400):
         e.step()
-    # What gave way goes on once there is room, and no row is lost.
+    # Suspended sessions continue when there is room, and no row is lost.
     assert all(len(items) == 51 for items in e.items.values())
 
 

@@ -1,4 +1,4 @@
-"""A pool of pages beside a tensor for each session: the same steps leave the same bits in both."""
+"""A pool of pages compared with a tensor for each session: the same steps leave the same bits in both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Steps:
 
     def __init__(self, family: str, layout: Any, kv_pages: int, host_pages: int, **options: Any) -> None:
         model = tiny.model(family)
-        # Llama and Qwen turn the halves of a key against each other, so an eviction moves their rows.
+        # Llama and Qwen rotate the halves of a key against each other, so an eviction moves their rows.
         self.runner = Runner(model, rotate_half=family.startswith("qwen"))
         page_bytes = PAGE_ROWS * 3 * 2 * 2 * getattr(tiny.CONFIGS[family], "head_dim", 8) * 4
         kv = EngineSettings(kv_bytes=kv_pages * page_bytes, kv_layout=layout, **options)
@@ -71,7 +71,7 @@ class Steps:
             self.storage.check_integrity([e.handle for e in {id(e): e for e in extents}.values()])
 
     def rows(self) -> list[torch.Tensor]:
-        """What is in the KV of each session that has some in memory."""
+        """The contents of the KV of each session that has KV in memory."""
         leases = [(s.lease, s.rows.computed) for s in self.sessions]
         return [self.storage.to_host(x.extent.handle, n) for x, n in leases if x.extent and n]
 
@@ -81,7 +81,7 @@ Operation = Callable[[Steps, random.Random], None]
 
 def open_one(e: Steps, seed: random.Random) -> None:
     session = e.scheduler.open(PAGE_ROWS, 0.0)
-    # Half of them begin alike, as conversations under one system prompt do.
+    # Half of them begin alike, like conversations with the same system prompt.
     rows = list(range(70)) if seed.random() < 0.5 else []
     session.rows.append([*rows, *(seed.randrange(VOCABULARY) for _ in range(seed.randrange(1, 90)))])
     e.sessions.append(session)
@@ -146,7 +146,7 @@ PLANS = st.lists(st.tuples(st.sampled_from(sorted(OPERATIONS)), st.integers(0, 1
 
 
 def same_bits(family: str, plan: list[tuple[str, int]], kv_pages: int, host_pages: int) -> None:
-    """Take the plan's steps with both layouts, and compare all that lies in the KV after each."""
+    """Take the plan's steps with both layouts, and compare the whole KV after each."""
     both = [Steps(family, layout, kv_pages, host_pages) for layout in ("session", "paged")]
     for name, number in [("open_one", 0), *plan]:
         outcomes = []
@@ -182,12 +182,12 @@ def test_the_bits_in_a_pool_are_those_in_a_tensor_for_each_session(family: str, 
 @given(plan=PLANS)
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 def test_the_bits_are_the_same_when_room_is_short(plan: list[tuple[str, int]]) -> None:
-    """With room for nine pages and parking on disk, sessions push each other out all the time."""
+    """With room for nine pages and parking on disk, sessions constantly evict each other."""
     same_bits("qwen2", plan, kv_pages=9, host_pages=4)
 
 
 def forked(e: Steps) -> tuple[ScheduledSession, ScheduledSession]:
-    """A session of 150 rows, and its fork with one row more: they hold two whole pages together."""
+    """A session of 150 rows, and its fork with one row more: they share two whole pages."""
     first = e.scheduler.open(PAGE_ROWS, 0.0)
     first.rows.append([i % VOCABULARY for i in range(150)])
     e.settle()

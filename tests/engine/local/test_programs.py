@@ -1,4 +1,4 @@
-"""Programs that run within the step: what a token's next row is made of, and sessions that wait for it."""
+"""Programs that run within the step: the next rows they make, and sessions that wait for one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from tests.engine.local.scripted import ScriptedRunner
 
 
 class Doubling:
-    """Of the likeliest token t and the row's hidden state h, the numbers (t, h), and the next row [2 * t].
+    """From the likeliest token t and the row's hidden state h it makes the numbers (t, h), and the next row [2 * t].
 
-    `ready`: whether the next row is there when its token is. `fails`: at that token, the row raises. `bad`: in place of
-    that token, none can be chosen.
+    `ready`: whether the next row is available together with its token. `fails`: at that token, the row raises. `bad`:
+    at that token, no token can be chosen.
     """
 
     def __init__(self, *, ready: bool = True, fails: int | None = None, bad: int | None = None) -> None:
@@ -75,10 +75,10 @@ def test_each_row_is_what_the_program_makes_of_the_token_before() -> None:
         session = await engine.open()
         session.append([1])
         tokens = [t async for t in session.generate(Sampling(max_tokens=4, program=Doubling()))]
-        # The token behind row r is r + 1.
+        # The token after row r is r + 1.
         assert [(t.id, list(t.numbers)) for t in tokens] == [(2, [2, 1]), (5, [5, 4]), (11, [11, 10]), (23, [23, 22])]
         assert (session.finish, session.length) == (Finish.LENGTH, 5)
-        # A generation that follows continues behind the last token, whose own row it is.
+        # The next generation continues after the last token, whose own row is kept.
         assert [t.id async for t in session.generate(Sampling(max_tokens=2))] == [24, 25]
         stopping = Sampling(max_tokens=9, stop=frozenset((53,)), program=Doubling())
         assert [t.id async for t in session.generate(stopping)] == [26, 53]
@@ -96,7 +96,7 @@ def test_a_session_whose_row_has_not_come_waits_and_the_others_go_on() -> None:
         async with aclosing(session.generate(Sampling(max_tokens=3, program=late))) as tokens:
             assert (await anext(tokens)).id == 2
             assert [t.id for t in await generated(engine, Doubling(), max_tokens=3)] == [2, 5, 11]
-            # It takes no step, and may be parked, while it waits.
+            # While it waits, it takes no step and may be parked.
             scheduled = session.scheduled
             assert await engine.thread.call(lambda: (scheduled.ready, scheduled.rows.busy)) == (False, False)
             assert (await engine.state()).generating == 1

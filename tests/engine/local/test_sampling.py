@@ -28,7 +28,7 @@ def generation(params: Sampling, constraint: Constraint | None = None, produced:
 
 
 def chosen(logits: torch.Tensor, params: Sampling, recent: Sequence[Row] = (), produced: int = 0) -> Choice:
-    """What one row has, alone in its batch."""
+    """The choice for one row, alone in its batch."""
     (choice,) = choose_tokens(logits[None], [(generation(params, produced=produced), recent)])
     return choice
 
@@ -76,7 +76,7 @@ def test_plain_sampling_follows_the_distribution() -> None:
         ({"top_p": 0.71}, {0, 1, 3}),
         ({"top_p": 0.01}, {1}),
         ({"min_p": 0.3}, {0, 1, 3}),
-        # top_p counts among what top_k left: 0.4 / 0.7 > 0.5.
+        # top_p applies to the tokens that top_k left: 0.4 / 0.7 > 0.5.
         ({"top_k": 2, "top_p": 0.5}, {1}),
         ({"forbid": (1, 0)}, {2, 3, 4}),
         ({"allow": (4, 2)}, {2, 4}),
@@ -107,7 +107,7 @@ def test_when_the_likeliest_tokens_hold_too_little_the_whole_vocabulary_is_sorte
     torch.manual_seed(0)
     logits = torch.randn(50_000) * 0.01
     flat = {token(logits, Sampling(temperature=1, top_p=0.9, seed=s)) for s in range(99)}
-    # Nearly uniform: what the best thousand hold is far below top_p, and the whole is sorted.
+    # Nearly uniform: the likeliest thousand hold far less than top_p, so all tokens are sorted.
     assert len(flat) > 90
     order = logits.argsort(descending=True)
     assert not flat <= set(order[:1024].tolist())
@@ -119,7 +119,7 @@ def test_penalties_look_back_as_far_as_they_say() -> None:
     params = Sampling(repetition_penalty=2.0, repetition_window=2)
     assert token(logits, params, (0, 1, 1), 0) == 0
     assert token(logits, params, (1, 0, 2), 0) == 1
-    # A negative logit is made more so.
+    # A negative logit becomes more negative.
     assert token(torch.tensor([-1.0, -1.5]), params, (0,), 0) == 1
     params = Sampling(frequency_penalty=0.06, presence_penalty=0.01)
     assert token(logits, params, (0,), 1) == 0
@@ -146,9 +146,9 @@ def test_only_tokens_that_a_constraint_allows_are_sampled() -> None:
     only = Only(2, 4)
     assert set(drawn(500, constraint=only)) == {2, 4}
     assert set(only.accepted) == {2, 4}
-    with pytest.raises(ModelError, match="no token may come"):
+    with pytest.raises(ModelError, match="every token is excluded"):
         drawn(1, constraint=Only(), temperature=0.0)
-    with pytest.raises(ModelError, match="no token may come"):
+    with pytest.raises(ModelError, match="every token is excluded"):
         drawn(1, constraint=Only())
 
 
@@ -187,7 +187,7 @@ def some_params(chance: random.Random, seed: int) -> Sampling:
 
 
 class Words:
-    """A constraint that allows other tokens each time, and remembers those it was told of."""
+    """A constraint that allows other tokens each time, and records the accepted ones."""
 
     def __init__(self, seed: int) -> None:
         self._chance, self.accepted = random.Random(seed), list[int]()
@@ -232,12 +232,12 @@ def test_rows_together_get_the_tokens_of_each_alone_by_the_definition(seed: int)
 
 def test_shaping_has_as_many_operators_for_64_rows_as_for_one_and_reads_nothing() -> None:
     edits = RowEdits([1, 2], 1.3, {3: 0.5}, {4: 1.0}, (5, 6, 7), (7,), np.array([96], np.uint32))
-    # Tensors of the meta device have no values: whatever would be read on the host raises.
+    # Tensors of the meta device have no values: reading one on the host raises.
     lists = list[list[str]]()
     for count in (1, 64):
         samplers = [RowSampler(Sampling(temperature=1.0, top_k=3, seed=i), 13) for i in range(count)]
         logits = torch.empty(count, 13, device="meta")
-        # The first time draws random numbers ahead, and copies the parameters.
+        # The first call draws random numbers ahead, and copies the parameters.
         sample_rows(logits, samplers, [edits] * count)
         with Operators() as operators:
             assert sample_rows(logits, samplers, [edits] * count).shape == (count,)

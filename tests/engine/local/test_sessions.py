@@ -1,4 +1,4 @@
-"""What sessions cost: steps, rows and room. On a scripted runner, which records each step."""
+"""The costs of sessions: steps, rows and room. On a scripted runner, which records each step."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_when_a_generation_is_closed_it_stops_within_a_step_and_unread_tokens_ar
         assert session.finish is Finish.CANCELLED
         state = await e.state()
         assert state.sessions == 1
-        # The session goes on from the last token that was read.
+        # The session continues from the last token that was read.
         assert await tokens(session, 2) == [7, 8]
         session.close()
         assert (await e.state()).kv_bytes == 0
@@ -128,7 +128,7 @@ def test_during_a_long_prefill_every_step_still_has_a_row_of_the_generating_sess
         await loading.settle()
         mixed = [s for s in runner.steps if len(s) == 2]
         assert len(mixed) >= 1600 // 64
-        # While it generates, no step goes without its row, and none carries more of the prefill than the share.
+        # While it generates, every step includes its row, and none exceeds the limit for prefill rows.
         first = next(i for i, s in enumerate(runner.steps) if any(c.session is talking.scheduled for c in s))
         last = max(i for i, s in enumerate(runner.steps) if any(c.session is talking.scheduled for c in s))
         for step in runner.steps[first : last + 1]:
@@ -168,7 +168,7 @@ def test_equal_prefixes_are_computed_once() -> None:
         for i, session in enumerate(sessions):
             session.append([*system, 300 + i, 400 + i])
         await asyncio.gather(*(s.settle() for s in sessions))
-        # The prefix once; of each session's own rows the newest is left for what comes.
+        # The prefix is computed once. The newest row of each session is left for its next generation.
         assert runner.rows == 100 + 4
         assert [s.cached for s in sessions] == [0, 100, 100, 100]
         for i, session in enumerate(sessions):
@@ -199,7 +199,7 @@ def test_when_sessions_have_other_owners_then_neither_live_nor_kept_prefixes_are
             again.append(given)
             await asyncio.gather(session.settle(), again.settle())
             assert (session.cached, again.cached) == (0, 0)
-        # All of it is computed, and none of it waits for the session that computes the same.
+        # All rows are computed: no session waits for another one to compute the same rows.
         assert runner.rows - before == 4 * 99
         own = await e.open(owner="one")
         own.append(rows)
@@ -219,7 +219,7 @@ def test_when_opening_is_cancelled_no_session_is_left() -> None:
         for make in (e.open, one.fork):
             opening = asyncio.create_task(make())
             await asyncio.sleep(0)
-            # The engine has answered, and the task has not seen the answer yet.
+            # The engine has answered, but the task has not received the answer yet.
             done = threading.Event()
             e.thread.post(done.set)
             assert done.wait(10)
@@ -249,7 +249,7 @@ def test_when_a_session_was_closed_with_keep_a_later_one_continues_its_prefix() 
         assert runner.rows - before == 3
         assert second.cached == 52
         second.close(keep=True)
-        # The first prefix is dropped, since the second continues it.
+        # The first prefix is dropped, because the second continues it.
         assert await e.thread.call(lambda: len(e.scheduler.kept_prefixes)) == 1
         e.close()
 
@@ -259,7 +259,7 @@ def test_when_a_session_was_closed_with_keep_a_later_one_continues_its_prefix() 
 def test_when_room_runs_out_open_sessions_go_on_with_shorter_contexts_and_new_ones_are_refused() -> None:
     async def main() -> None:
         runner = ScriptedRunner()
-        # Four pages; two sessions that are promised two each, and want ten.
+        # Four pages. Two sessions that are promised two each, and want ten.
         e = engine(runner, kv_bytes=4 * 64, reserve_rows=128, host_bytes=0, disk_bytes=0)
         a, b = await e.open(), await e.open()
         with pytest.raises(Refused) as refused:
@@ -285,7 +285,7 @@ def test_when_room_runs_out_open_sessions_go_on_with_shorter_contexts_and_new_on
 def test_when_nothing_can_be_parked_an_idle_session_gives_up_its_kv_for_a_busy_one() -> None:
     async def main() -> None:
         runner = ScriptedRunner()
-        # There is nowhere to park: an idle session's KV cannot be put away.
+        # There is no room for parking, so an idle session's KV cannot be moved out.
         e = engine(runner, kv_bytes=4 * 64, reserve_rows=128, host_bytes=0, disk_bytes=0)
         a, b = await e.open(), await e.open()
         a.append([1])
@@ -293,12 +293,12 @@ def test_when_nothing_can_be_parked_an_idle_session_gives_up_its_kv_for_a_busy_o
         assert await e.thread.call(lambda: e.scheduler.cache.park(a.scheduled.lease, a.scheduled.rows.computed))
         b.append(list(range(240)))
         async with asyncio.timeout(20):
-            # b takes all the room there is, and is idle then.
+            # b takes all the room, and is idle afterwards.
             assert len(await tokens(b, 10)) == 10
             assert (await e.state()).kv_bytes == 4 * 64
             assert len(await tokens(a, 100)) == 100
             await e.thread.call(e.scheduler.check_integrity)
-            # The KV that was given up is computed anew.
+            # The KV that was given up is computed again.
             assert len(await tokens(b, 10)) == 10
             await e.thread.call(e.scheduler.check_integrity)
         e.close()
@@ -323,7 +323,7 @@ def test_when_room_is_short_idle_sessions_are_parked_and_come_back() -> None:
         for i, session in enumerate(sessions):
             assert await tokens(session, 1) == [i * 10 + 100]
             await e.thread.call(e.scheduler.check_integrity)
-        # Nothing was computed again but the row of each session that a token follows.
+        # Only one row of each session was computed again: the one that a token follows.
         assert runner.rows - computed == 6 + 0
         e.close()
 
@@ -398,7 +398,7 @@ def test_when_a_context_is_full_it_is_cut_at_a_turn_and_the_session_goes_on() ->
         rows = await e.thread.call(lambda: session.scheduled.rows)
         assert len(rows.ids) < 256
         assert rows.ids[:10] == system
-        # What follows the system prompt is whole turns, the newest last.
+        # The system prompt is followed by whole turns, the newest last.
         assert rows.ids[10] in {100 * (t + 1) for t in range(8)}
         assert rows.ids[-1] == 839
         assert session.context_start == 10 + 330 - len(rows.ids)
@@ -406,7 +406,7 @@ def test_when_a_context_is_full_it_is_cut_at_a_turn_and_the_session_goes_on() ->
             session.rollback(60)
         session.rollback(329)
         assert await tokens(session, 2) == [839, 840]
-        # A rollback to where the dropped rows end leaves them dropped.
+        # A rollback to the end of the dropped rows leaves them dropped.
         session.rollback(session.context_start)
         assert await e.thread.call(lambda: (rows.length, rows.ids)) == (session.length, system)
         session.append([7])

@@ -1,4 +1,4 @@
-"""The engine on a real model in float32: SmolLM2's logits equal those of a full forward, whatever was done."""
+"""The engine on a real model in float32: after any operations, SmolLM2's logits equal those of a full forward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokens that tiny decoders sample are fixed, so that they are the same with every `transformers` and torch."""
+"""The sampled tokens of tiny decoders are fixed, so they must be equal with every `transformers` and torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.engine.local.tiny import FAMILIES
 
 torch.set_num_threads(1)
 PROMPT = list(range(24))
-# Found with transformers 5.17 and 5.23, and with torch 2.11 and 2.13.
+# Recorded with transformers 5.17 and 5.23, and with torch 2.11 and 2.13.
 TOKENS = {
     "llama": [67, 15, 41, 28, 28, 78, 48, 71, 77, 39, 30, 38],
     "qwen2": [51, 31, 25, 21, 9, 82, 62, 67, 74, 58, 39, 27],

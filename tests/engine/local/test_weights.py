@@ -1,4 +1,4 @@
-"""int8 products are close to the float ones, and a row's do not depend on the rows beside it."""
+"""int8 products are close to the float ones, and a row's result does not depend on the other rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from antiphon.engine.local.weights import (
 
 
 class Block(nn.Module):
-    """Projections as a decoder names them: three share an input, one stands alone."""
+    """Projections with a decoder's names: three share an input, one is separate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def test_int8_products_are_close_without_vnni(isa: str) -> None:
 def test_a_row_is_the_same_whatever_rows_are_beside_it() -> None:
     torch.manual_seed(0)
     block = int8(Block())
-    # A neighbour a thousand times as loud changes nothing.
+    # A neighbour a thousand times as large changes nothing.
     x = torch.cat((torch.randn(1, 5, 64), 1000 * torch.randn(1, 3, 64)), 1)
     together = block(x)
     for row in range(8):
@@ -80,7 +80,7 @@ def test_a_row_is_the_same_whatever_rows_are_beside_it() -> None:
 
 
 def write_checkpoint(folder: Path) -> nn.Module:
-    """A folder with a tiny checkpoint in int8, packed."""
+    """Write a folder with a tiny checkpoint in int8, packed."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=128,

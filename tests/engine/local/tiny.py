@@ -20,7 +20,7 @@ from transformers import (
 )
 
 VOCABULARY, WIDTH, CONTEXT = 97, 32, 512
-# What the families share.
+# The common configuration of the families.
 SHAPE: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": WIDTH,
@@ -58,7 +58,7 @@ FAMILIES = tuple(CONFIGS)
 @cache
 def _made(family: str) -> Any:
     torch.manual_seed(7)
-    # Eager: `sdpa` leaves out the softcap of Gemma 2.
+    # Eager, because `sdpa` ignores the softcap of Gemma 2.
     return AutoModelForCausalLM.from_config(copy.deepcopy(CONFIGS[family]), attn_implementation="eager").eval()
 
 
@@ -79,7 +79,7 @@ Shadow = list[int | Embedded]
 
 @torch.inference_mode()
 def logits(reference: Any, rows: Sequence[int | Embedded]) -> torch.Tensor:
-    """[rows, vocabulary] of a full forward of all rows, by the untouched model."""
+    """The logits [rows, vocabulary] of a full forward of all rows, by the untouched model."""
     table = reference.get_input_embeddings()
     ids = torch.tensor([0 if isinstance(r, Embedded) else r for r in rows])
     inputs = table(ids)
@@ -91,7 +91,7 @@ def logits(reference: Any, rows: Sequence[int | Embedded]) -> torch.Tensor:
 
 @torch.inference_mode()
 def head(reference: Any, hidden: torch.Tensor) -> torch.Tensor:
-    """The logits that belong to a last hidden state."""
+    """The logits of a last hidden state."""
     out = reference.get_output_embeddings()(hidden)
     cap = getattr(reference.config, "final_logit_softcapping", None)
     return torch.tanh(out / cap) * cap if cap else out

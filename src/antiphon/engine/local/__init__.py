@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from antiphon.engine.api import Capabilities
 
-# What a LocalEngine can do; GRAMMAR only with a tokenizer.
+# The capabilities of a LocalEngine. GRAMMAR needs a tokenizer.
 CAPABILITIES = ~Capabilities(0)

@@ -1,11 +1,11 @@
 """The attention of packed sessions, registered with `transformers`.
 
-One forward pass carries rows of many sessions side by side. Everything in a decoder but attention treats rows one by
-one; here each session's rows meet the keys of that session only. The decoder runs unmodified: it finds `attend` by the
-name of its attention implementation, and the attention of the step at hand (`StepAttention`) arrives as a keyword
-argument that decoders hand down.
+One forward pass carries rows of many sessions side by side. All parts of a decoder except attention treat each row by
+itself. Here each session's rows attend to the keys of that session only. The decoder runs unmodified: it finds `attend`
+by the name of its attention implementation, and passes on the current step's attention (`StepAttention`) as a keyword
+argument.
 
-This module knows neither sessions nor where their keys and values lie; the folder `kv/` does.
+This module knows neither sessions nor the location of their keys and values; see the folder `kv/`.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from transformers import AttentionInterface
 
 from antiphon.engine.local.kv.shape import KvRange
 
-# The name under which `transformers` finds `attend`.
+# The name by which `transformers` finds `attend`.
 ATTENTION_NAME = "antiphon"
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a layer weighs keys: its scores are scaled by `scaling` (None: head_dim ** -0.5).
+    """How a layer scores keys. `scaling`: the factor of its scores; None: head_dim ** -0.5.
 
-    `window`: the keys that a row sees, its own included; 0: all. `softcap`: scores are squashed into +-`softcap`.
+    `window`: the number of newest keys that a row sees, including its own; 0: all. `softcap`: the limit that tanh
+    squashes the scores to; None: no limit.
     """
 
     scaling: float | None = None
@@ -42,7 +43,7 @@ class StepAttention(Protocol):
     def attend(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        """Store the new keys and values, and return what each row attends to, [rows, heads, head_dim].
+        """Store the new keys and values, and return each row's attention output, [rows, heads, head_dim].
 
         `query` [rows, heads, head_dim], `keys` and `values` [rows, kv_heads, head_dim], rotated: the packed rows.
         """
@@ -50,7 +51,7 @@ class StepAttention(Protocol):
 
 
 class StepRows(Protocol):
-    """Where the keys and values of a step's sessions lie. `dtype`: the type they are kept in."""
+    """Access to the keys and values of a step's sessions. `dtype`: the type they are stored in."""
 
     dtype: torch.dtype
 
@@ -66,12 +67,12 @@ class StepRows(Protocol):
 class SegmentedAttention:
     """Attends session by session: one call of the kernel for each range of rows and layer.
 
-    `ranges`: the rows of the step, packed in this order. `rows`: where their keys and values lie.
+    `ranges`: the rows of the step, packed in this order. `rows`: access to their keys and values.
     """
 
     def __init__(self, ranges: Sequence[KvRange], rows: StepRows) -> None:
         self._ranges, self._rows = ranges, rows
-        # Those made so far, by range and window, so that layers share them.
+        # The masks so far, by range and window, shared by all layers.
         self._masks: dict[tuple[int, int], torch.Tensor] = {}
 
     def attend(
@@ -79,7 +80,7 @@ class SegmentedAttention:
     ) -> torch.Tensor:
         """Store the new keys and values, and attend each range's rows to the keys of its own session."""
         self._rows.write(layer, keys, values)
-        # The KV may be kept narrower than the decoder computes.
+        # The KV may be stored in a narrower type than the decoder computes in.
         given = query if query.dtype == self._rows.dtype else query.to(self._rows.dtype)
         out, at = query.new_empty(*query.shape[:2], values.shape[-1]), 0
         for number, place in enumerate(self._ranges):
@@ -92,8 +93,8 @@ class SegmentedAttention:
         count, mask = len(query), None
         keys, values = self._rows.read(layer, number)
         groups = query.shape[1] // keys.shape[1]
-        # The heads of a group are rows of one query, so that a group's keys are read once: with 7 heads a group, 15
-        # rows and 3,000 keys take half as long as head by head.
+        # Query heads that share a key head become rows of one query, so that the keys are read once for the group. With
+        # 7 heads in a group, 15 rows and 3,000 keys this takes half the time of head by head.
         q = query.reshape(count, -1, groups, query.shape[-1]).permute(1, 2, 0, 3).flatten(1, 2)[None]
         if count > 1:
             mask = self._mask(number, scoring.window, groups, q)
@@ -105,7 +106,7 @@ class SegmentedAttention:
     def _mask(self, number: int, window: int, groups: int, like: torch.Tensor) -> torch.Tensor:
         """The additive mask [groups * count, stop] of a range, in the type and on the device of `like`.
 
-        Row i sees the rows up to its own, and of these the last `window` (0: all). The rows repeat for each group.
+        Row i sees the rows up to its own, limited to the last `window` (0: all). The rows repeat for each group.
         """
         if (number, window) not in self._masks:
             place = self._ranges[number]
@@ -132,11 +133,11 @@ def attend(
     step_attention: StepAttention | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend the rows of a step, as `transformers` calls an attention implementation.
+    """Attend the rows of a step, called by `transformers` as an attention implementation.
 
-    `query` [1, heads, rows, head_dim], `key` and `value` [1, kv_heads, rows, head_dim], rotated. `attention_mask` is
-    ignored: which rows see which, `step_attention` knows. Returns [1, rows, heads, head_dim] and no weights. Raises
-    RuntimeError outside a step.
+    `query` [1, heads, rows, head_dim], `key` and `value` [1, kv_heads, rows, head_dim], rotated. Ignores
+    `attention_mask`, because `step_attention` knows which rows see which. Returns [1, rows, heads, head_dim] and no
+    weights. Raises RuntimeError outside a step.
     """
     if step_attention is None:
         raise RuntimeError("this attention works inside an engine's step only")
@@ -149,13 +150,13 @@ def attend(
 def weighted_values(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None, scoring: Scoring
 ) -> torch.Tensor:
-    """Return the values weighed by the queries' scores, [batch, heads, rows, head_dim].
+    """Return the values weighted by the queries' scores, [batch, heads, rows, head_dim].
 
     `q`, `k`, `v`: [batch, heads, rows, head_dim]. `mask`: added to the scores; None: every row sees every key.
     """
     if scoring.softcap is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scaling)
-    # Gemma 2 squashes the scores (arXiv:2408.00118, section 2), which no fused kernel here does.
+    # Gemma 2 squashes the scores (arXiv:2408.00118, section 2). No fused kernel here supports that.
     scale = scoring.scaling if scoring.scaling is not None else q.shape[-1] ** -0.5
     scores = torch.matmul(q, k.transpose(-1, -2)) * scale
     scores = torch.tanh(scores / scoring.softcap) * scoring.softcap

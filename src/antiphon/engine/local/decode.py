@@ -1,8 +1,8 @@
-"""Decode steps of a few fixed sizes: every session has one row, and the same kernels run each time.
+"""Decode steps of a few fixed sizes: each session has one row, and the same kernels run in every step.
 
-A step of n sessions is padded to the next size. One call of the attention's kernel serves all of them, over pages that
-are gathered side by side, and nothing in the pass depends on what a tensor holds. So the host never waits for the
-device within a step, and a CUDA device can replay a step as one graph.
+A step of n sessions is padded to the next size. One call of the attention kernel serves all of them, over pages that
+are gathered side by side. The pass does not depend on any tensor's values. So the host never waits for the device
+within a step, and a CUDA device can replay the step as one graph.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from antiphon.engine.local.kv.shape import KvRange
 
 log = logging.getLogger(__name__)
 
-# One pass of the decoder. From input rows [1, n, width], positions [1, n] or [3, 1, n], the rows whose logits are
-# wanted, int64 [n], and the step's attention, to these rows' logits [n, vocabulary] and last hidden states [n, width].
+# One pass of the decoder. Takes input rows [1, n, width], positions [1, n] or [3, 1, n], the rows whose logits are
+# wanted, int64 [n], and the step's attention. Returns logits [n, vocabulary] and last hidden states [n, width] of these
+# rows.
 DecoderPass = Callable[
     [torch.Tensor, torch.Tensor, torch.Tensor, StepAttention], tuple[torch.Tensor, torch.Tensor | None]
 ]
 
 
 class PaddedAttention:
-    """The attention of a decode step of `rows` sessions, of which each has at most `pages` pages.
+    """The attention of a decode step of `rows` sessions, each with at most `pages` pages.
 
-    `table` int64 [rows, pages]: each session's pages, the scratch page where it has fewer. `lengths` int64 [rows]: how
-    many rows each session has, the new one included. `slots` int64 [rows]: where in the pool the new rows lie.
+    `table` int64 [rows, pages]: each session's pages, padded with the scratch page. `lengths` int64 [rows]: the number
+    of rows of each session, including the new one. `slots` int64 [rows]: the pool's row for each new row.
     """
 
     def __init__(self, pool: PagePool, rows: int, pages: int) -> None:
@@ -47,7 +48,7 @@ class PaddedAttention:
         self._masks: dict[int, torch.Tensor] = {}
 
     def fill(self, ranges: Sequence[KvRange]) -> None:
-        """Set the tensors for the next step, of these sessions and padding."""
+        """Fill the tensors for the next step: these sessions, then padding."""
         rows, pages = self.table.shape
         table, lengths = np.zeros((rows, pages), np.int64), np.ones(rows, np.int64)
         slots = np.arange(rows) % PAGE_ROWS
@@ -59,18 +60,18 @@ class PaddedAttention:
             tensor.copy_(torch.from_numpy(numbers), non_blocking=True)
 
     def begin(self) -> None:
-        """Forget the masks of the step before. To be called before each pass."""
+        """Drop the masks of the previous step. Must be called before each pass."""
         self._masks.clear()
 
     def attend(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        """Store the new keys and values, and attend every session's row to its own keys, all in one call."""
+        """Store the new keys and values, and attend each session's row to the session's own keys, in one call."""
         self._pool.write(layer, self.slots, keys, values)
         rows, heads, width = query.shape
         both = self._paged[layer].index_select(1, self.table.view(-1))
         both = both.view(2, rows, -1, *keys.shape[1:]).transpose(2, 3)
-        # The heads of a group are rows of one query, so that a group's keys are read once.
+        # Query heads that share a key head become rows of one query, so that the keys are read once for the group.
         q = query.to(both.dtype).view(rows, keys.shape[1], -1, width)
         out = weighted_values(q, both[0], both[1], self._mask(scoring.window, q), scoring)
         return out.reshape(rows, heads, -1).to(query.dtype)
@@ -90,7 +91,7 @@ class PaddedAttention:
 class DecodeShape:
     """Decode steps of at most `rows` sessions with at most `pages` pages each: their tensors, and the pass over them.
 
-    `pages` 0: of any number, where kernels read the pages where they lie.
+    `pages` 0: no limit, if kernels read the pages in place.
 
     `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows]: filled before each step. `graph`: the captured
     pass, which is replayed; None: the pass is run.
@@ -109,15 +110,15 @@ class DecodeShape:
         self._out: tuple[torch.Tensor, torch.Tensor | None] | None = None
 
     def compute(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the pass over the tensors as they are, and return logits [rows, vocabulary] and last hidden states."""
+        """Run the pass over the current tensors, and return logits [rows, vocabulary] and last hidden states."""
         self.attention.begin()
         return self._decoder(self.inputs, self.positions, self._keep, self.attention)
 
     def capture(self, memory: Any) -> None:
         """Capture the pass as a CUDA graph, in the memory pool `memory` that all graphs share.
 
-        Takes about as long as a few passes, and writes to the scratch page only. Raises RuntimeError where the pass
-        waits for the device.
+        Takes the time of a few passes, and writes to the scratch page only. Raises RuntimeError if the pass waits for
+        the device.
         """
         self.graph, self._out = capture(self.compute, self.inputs.device, memory)
 
@@ -126,7 +127,7 @@ class DecodeShape:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute one row of each session, and return logits [n, vocabulary] and last hidden states [n, width].
 
-        `inputs` [1, n, width], `positions` [1, n] or [3, 1, n]. The tensors returned hold until the next run.
+        `inputs` [1, n, width], `positions` [1, n] or [3, 1, n]. The returned tensors are valid until the next run.
         """
         count = len(ranges)
         self.inputs[:, :count].copy_(inputs)
@@ -142,10 +143,10 @@ class DecodeShape:
 
 
 class DecodeShapes:
-    """The shapes that decode steps were padded to so far, made when a step first needs one.
+    """All DecodeShape objects so far, each created when a step first needs it.
 
-    `axes`: of the positions, 1 or 3. `capture`: each shape is captured as a CUDA graph before its first step, which
-    takes as long as a few steps. Where that fails, it is logged, and steps are run as they are.
+    `axes`: of the positions, 1 or 3. `capture`: capture each shape as a CUDA graph before its first step, which takes
+    the time of a few steps. If that fails, it is logged, and steps run without graphs.
     """
 
     def __init__(self, decoder: DecoderPass, pool: PagePool, axes: int, *, capture: bool) -> None:
@@ -156,15 +157,15 @@ class DecodeShapes:
 
     @property
     def sizes(self) -> list[tuple[int, int]]:
-        """The rows and pages of each shape that there is."""
+        """The rows and pages of each shape so far."""
         return list(self._shapes)
 
     def run(
         self, inputs: torch.Tensor, positions: torch.Tensor, ranges: Sequence[KvRange]
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute one row of each session, padded to a power of two of rows and of pages; as DecodeShape.run.
+        """Compute one row of each session, padded to a power of two of rows and of pages. See DecodeShape.run.
 
-        Kernels read any number of pages, so that only the rows are padded.
+        If kernels read the pages, any number of pages fits, and only the rows are padded.
         """
         pages = 0 if self._by_kernels else _power_of_two(max(pages_of(r.stop) for r in ranges))
         size = (_power_of_two(len(ranges)), pages)
@@ -173,7 +174,7 @@ class DecodeShapes:
         return self._shapes[size].run(inputs, positions, ranges)
 
     def warm(self, inputs: torch.Tensor, sizes: Sequence[int]) -> None:
-        """Make the shapes of so many sessions ahead of their first steps. `inputs`: like those of a step."""
+        """Create the shapes for `sizes` sessions ahead of their first steps. `inputs`: like those of a step."""
         if self._by_kernels:
             for rows in sizes:
                 self._shapes[rows, 0] = self._new(inputs, rows, 0)
@@ -185,7 +186,7 @@ class DecodeShapes:
             try:
                 shape.capture(self._memory)
             except RuntimeError as error:
-                # Sessions go on: the pass is the same, and slower.
+                # Sessions continue: the pass is the same, only slower.
                 log.warning("decode steps are not captured as CUDA graphs: %s", error)
                 self._capture = False
         return shape

@@ -1,9 +1,9 @@
-"""From the logits of many rows to one token for each, on the device that the logits are on.
+"""Samples one token from each of many rows of logits, on the logits' device.
 
-Nothing here waits for an accelerator: the parameters are copied to the device once, the random numbers are drawn on the
-host beforehand, and the tokens stay on the device until the caller reads them. A row gets the same token alone, in any
-batch and on any device, up to the rounding of the device's arithmetic. Knows temperature, top_k, top_p and min_p; all
-else that shapes logits is in `sampling.py`.
+This module never waits for an accelerator. The parameters are copied to the device once, and the random numbers are
+drawn on the host beforehand. The tokens stay on the device until the caller reads them. A row gets the same token
+alone, in any batch and on any device, up to the rounding of the device's arithmetic. This module implements
+temperature, top_k, top_p and min_p; `sampling.py` handles everything else that shapes logits.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 
 from antiphon.engine.api import NO_TOKEN, Sampling
 
-# Random numbers of a generation that are drawn at once.
+# The number of random numbers drawn at once for a generation.
 DRAWN_AHEAD = 256
-# On a CPU, only the likeliest tokens of a vocabulary larger than this are ranked at first: nearly always they are
-# enough, and finding them is much cheaper than sorting. On an accelerator, whether they are enough could not be known
-# without waiting for it.
+# On a CPU, if the vocabulary is larger than LARGE_VOCABULARY, only the HEAD_TOKENS likeliest tokens are ranked at
+# first. They nearly always suffice, and finding them is much cheaper than sorting. On an accelerator, checking whether
+# they suffice would mean waiting for it.
 LARGE_VOCABULARY = 8192
 HEAD_TOKENS = 1024
-# So many tokens are looked for beyond those that are wanted, lest equal logits lie on both sides of the cut.
+# Tokens to find in addition to those wanted, so that equal logits do not lie on both sides of the cut.
 SPARE_TOKENS = 64
 
 # The least probability mass that top_p keeps: it always keeps the likeliest token.
@@ -36,7 +36,7 @@ def is_plain(params: Sampling) -> bool:
     """Return whether `draw_tokens` alone does all that `params` asks of one token.
 
     False with penalties, biases, allowed or forbidden tokens, a grammar, a chooser or log-probabilities: such a row
-    needs `sampling.py`. What ends a generation, and hidden states, are not asked of either.
+    needs `sampling.py`. Neither module handles the end of a generation or hidden states.
     """
     repetition = params.repetition_penalty != 1.0 and params.repetition_window > 0
     penalized = repetition or params.presence_penalty or params.frequency_penalty
@@ -45,9 +45,7 @@ def is_plain(params: Sampling) -> bool:
 
 
 def random_generator(seed: int | None) -> torch.Generator:
-    """Return a generator of random numbers from a seed, of which the lowest 63 bits count; None: from the system's
-    entropy.
-    """
+    """Return a random generator. Uses the lowest 63 bits of `seed`; None seeds it from the system's entropy."""
     random = torch.Generator()
     if seed is None:
         random.seed()
@@ -59,8 +57,8 @@ def random_generator(seed: int | None) -> torch.Generator:
 class RandomNumbers:
     """The random numbers of one generation, uniform in [0, 1), from the seed of `params`.
 
-    They are drawn on the host, DRAWN_AHEAD at once, and are those that single draws give. Where `params` takes the
-    likeliest token, none is drawn, and they are zeros.
+    They are drawn on the host, DRAWN_AHEAD at once, and equal those of single draws. If `params` selects the likeliest
+    token, no number is drawn, and all are zero.
     """
 
     def __init__(self, params: Sampling) -> None:
@@ -69,7 +67,7 @@ class RandomNumbers:
         self._ahead: list[float] = []
 
     def take(self, count: int) -> list[float]:
-        """Return the next `count` numbers."""
+        """Return the next `count` random numbers of the generation."""
         if self._greedy:
             return [0.0] * count
         while len(self._ahead) < count:
@@ -78,52 +76,58 @@ class RandomNumbers:
         return taken
 
 
-# Greedy rows take the likeliest token; whole ones draw among all, in the order of the vocabulary; the others draw among
-# the likeliest, those of "top_k" without the whole vocabulary being sorted.
+# "greedy" rows take the likeliest token. "whole" rows draw among all tokens, in the order of the vocabulary. The others
+# draw among the likeliest: "top_k" without sorting the whole vocabulary.
 _Kind = Literal["greedy", "whole", "top_k", "sorted"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Group:
-    """The rows of a batch that the same kernels choose for, and their parameters, each [rows, 1] on the device.
+    """The rows of a batch that the same kernels choose for, and their parameters, each [rows, 1] on the device."""
 
-    `rows`: int64 [rows]; None where these are all rows of the batch. `size`: the largest top_k. `mixed`: whether top_k
-    differs. `limited`: whether top_p or min_p leaves tokens out.
-    """
-
+    # How the group's tokens are chosen.
     kind: _Kind
+    # The group's rows in the batch, int64 [rows]; None: all rows of the batch.
     rows: torch.Tensor | None
+    # Each row's temperature.
     temperature: torch.Tensor
+    # Each row's top_k; 0: all tokens.
     top_k: torch.Tensor
+    # Each row's top_p, at least _SMALLEST_TOP_P; infinity: all tokens.
     top_p: torch.Tensor
+    # Each row's min_p, at most 1.
     min_p: torch.Tensor
+    # The largest top_k of the group.
     size: int
+    # Whether the rows differ in top_k.
     mixed: bool
+    # Whether top_p or min_p excludes tokens in any row.
     limited: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RowChoices:
-    """How the token of each row of a batch is chosen: the parameters of all rows, on the logits' device."""
+    """The parameters that each row's token is chosen by, for all rows of a batch, on the logits' device."""
 
     groups: tuple[_Group, ...]
 
     @staticmethod
     def of(params: Sequence[Sampling], device: torch.device) -> RowChoices:
-        """Return the parameters of a batch whose rows are sampled as `params` says, in their order.
+        """Return the parameters of a batch whose rows are sampled by `params`, in their order.
 
-        Only temperature, top_k, top_p and min_p are read; `is_plain` tells whether that is all. The same rows on the
-        same device give the same object, so a batch that goes on is copied to the device once. Waits for no device.
+        Reads only temperature, top_k, top_p and min_p; `is_plain` says whether these are all. The same rows on the same
+        device return the same object, so a batch that continues is copied to the device once. Does not wait for the
+        device.
         """
         return _choices_of(tuple(_row_of(p) for p in params), device)
 
 
 def draw_tokens(logits: torch.Tensor, choices: RowChoices, uniforms: torch.Tensor) -> torch.Tensor:
-    """Choose one token for each row: int64 [n], on the logits' device.
+    """Choose one token for each row: int64 [n], on the logits' device, without waiting for it.
 
-    `logits`: float32 [n, vocabulary], not changed. `uniforms`: float64 [n] in [0, 1), on the same device; not read for
-    rows that take the likeliest token. A row that has a NaN, or no finite maximum, gets NO_TOKEN. Of equal logits the
-    one with the lower token comes first. Returns without waiting for the device.
+    `logits`: float32 [n, vocabulary], not changed. `uniforms`: float64 [n] in [0, 1), on the same device; ignored for
+    rows that take the likeliest token. A row with a NaN, or without a finite maximum, gets NO_TOKEN. Of equal logits,
+    the lower token is first.
     """
     best = logits.amax(1, keepdim=True)
     if len(choices.groups) == 1:
@@ -134,7 +138,7 @@ def draw_tokens(logits: torch.Tensor, choices: RowChoices, uniforms: torch.Tenso
             assert group.rows is not None
             own = [each.index_select(0, group.rows) for each in (logits, best, uniforms)]
             tokens.index_copy_(0, group.rows, _drawn(own[0], own[1], group, own[2]))
-    # The maximum is a NaN where any logit is.
+    # The maximum is NaN if any logit is.
     return tokens.where(best[:, 0].isfinite(), NO_TOKEN)
 
 
@@ -145,7 +149,7 @@ def _row_of(params: Sampling) -> _Row:
     return params.temperature, params.top_k, params.top_p, params.min_p
 
 
-# Bound: the batches of the last steps, some kilobytes each.
+# Bound: the batches of the last steps, a few kilobytes each.
 @lru_cache(maxsize=256)
 def _choices_of(rows: tuple[_Row, ...], device: torch.device) -> RowChoices:
     members: dict[_Kind, list[int]] = {}
@@ -169,7 +173,7 @@ def _kind_of(temperature: float, top_k: int, top_p: float, min_p: float) -> _Kin
 
 def _group(kind: _Kind, rows: Sequence[_Row], indices: list[int] | None, device: torch.device) -> _Group:
     def copied(values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        # A copy that blocks would also wait for all the work that the device was given before.
+        # A blocking copy would also wait for all work queued on the device.
         return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
 
     temperature, top_k, top_p, min_p = zip(*rows, strict=True)
@@ -178,7 +182,7 @@ def _group(kind: _Kind, rows: Sequence[_Row], indices: list[int] | None, device:
         None if indices is None else copied(indices, torch.int64),
         copied(temperature, torch.float32)[:, None],
         copied(top_k, torch.int64)[:, None],
-        # 1 and more leave every token in, however the sums are rounded.
+        # A value of 1 or more keeps every token, however the sums are rounded.
         copied([math.inf if p >= 1 else max(p, _SMALLEST_TOP_P) for p in top_p], torch.float64)[:, None],
         copied([min(p, 1.0) for p in min_p], torch.float64)[:, None],
         size=max(top_k),
@@ -198,7 +202,7 @@ def _drawn(logits: torch.Tensor, best: torch.Tensor, group: _Group, uniforms: to
 
 
 def _top_k(scaled: torch.Tensor, best: torch.Tensor, group: _Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `group.size` likeliest tokens of each row, and their weights; those that may not be drawn have none."""
+    """The `group.size` likeliest tokens of each row, and their weights; 0 for tokens that may not be drawn."""
     size = min(group.size, scaled.shape[1])
     tokens = _likeliest(scaled, size)
     weights = _weights(scaled, tokens, best)
@@ -208,7 +212,10 @@ def _top_k(scaled: torch.Tensor, best: torch.Tensor, group: _Group) -> tuple[tor
 
 
 def _sorted(scaled: torch.Tensor, best: torch.Tensor, group: _Group) -> tuple[torch.Tensor, torch.Tensor]:
-    """All tokens of each row, the likeliest first, or on a CPU as many as may be drawn; and their weights."""
+    """The tokens of each row, the likeliest first, and their weights.
+
+    On a CPU possibly only as many tokens as may be drawn.
+    """
     total = torch.exp(scaled - best).sum(1, keepdim=True, dtype=torch.float64)
     if _reads_head(scaled):
         tokens = _likeliest(scaled, HEAD_TOKENS)
@@ -230,8 +237,8 @@ def _likeliest(scaled: torch.Tensor, size: int) -> torch.Tensor:
     """The first `size` tokens of each row in the order of `_ranks`: int64 [n, size]."""
     count = scaled.shape[1]
     if _reads_head(scaled) and size + SPARE_TOKENS < count:
-        # Ranks cost more than the search. They are needed only among what it finds, where that has more than `size`
-        # tokens above the lowest of its values, of which it may have left some out.
+        # Ranking costs more than topk. So only the tokens that topk finds are ranked, if more than `size` of them
+        # exceed its lowest value, of which it may have omitted some.
         values, tokens = scaled.topk(size + SPARE_TOKENS)
         if (values[:, size - 1] > values[:, -1]).all():
             return tokens.gather(1, _ranks(values, tokens, count).topk(size).indices)
@@ -239,27 +246,27 @@ def _likeliest(scaled: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _ranks(values: torch.Tensor, tokens: torch.Tensor, count: int) -> torch.Tensor:
-    """Numbers that are ordered as `values` is, no two of a row alike: of equal values the lower token has the higher.
+    """Return numbers in the order of `values`, distinct within a row: of equal values, the lower token ranks higher.
 
-    Which of equal values a top-k keeps is left to its kernel, and differs by device and by k. `values`: float32 [n, m].
-    `tokens`: int64 [m] or [n, m], below `count`. Returns int64 [n, m].
+    Which of several equal values a top-k keeps depends on its kernel, and differs by device and by k. `values`: float32
+    [n, m]. `tokens`: int64 [m] or [n, m], below `count`. Returns int64 [n, m].
     """
-    # The bits of a float are ordered as its value is; those of negative ones the other way round. -0 becomes 0.
+    # The bits of positive floats are in the order of their values, those of negative ones in reverse. -0 becomes 0.
     bits = (values + 0.0).view(torch.int32)
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return ordered.to(torch.int64).mul_(count).sub_(tokens)
 
 
 def _weights(scaled: torch.Tensor, tokens: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    # In double precision, so that devices whose functions are rounded differently still choose alike.
+    # In double precision, so that devices that round functions differently still choose alike.
     return (scaled.gather(1, tokens) - best).double().exp_()
 
 
 def _kept(weights: torch.Tensor, sums: torch.Tensor, total: torch.Tensor | None, group: _Group) -> torch.Tensor:
-    """The weights that top_p and min_p leave in.
+    """The weights, with those that top_p and min_p exclude set to 0.
 
-    `weights`: in descending order, 1 for the likeliest token. `sums`: their running sums. `total`: what top_p is a part
-    of; None: the last sum.
+    `weights`: in descending order, 1 for the likeliest token. `sums`: their running sums. `total`: the sum that top_p
+    refers to; None: the last of `sums`.
     """
     if not group.limited:
         return weights
@@ -269,7 +276,7 @@ def _kept(weights: torch.Tensor, sums: torch.Tensor, total: torch.Tensor | None,
 
 
 def _pick(weights: torch.Tensor, uniforms: torch.Tensor) -> torch.Tensor:
-    """Return for each row the index in `weights`, float64 [n, m], that its random number falls on: int64 [n]."""
+    """Return for each row the index in `weights`, float64 [n, m], that its random number selects: int64 [n]."""
     sums = weights.cumsum(1)
     points = uniforms[:, None] * sums[:, -1:]
     return torch.searchsorted(sums, points, right=True)[:, 0].clamp_(max=weights.shape[1] - 1)

@@ -1,10 +1,10 @@
 """The local engine: one model, the thread that steps it, and the sessions through which an event loop uses it.
 
-Sessions post what they want; the model's thread applies it between two steps, plans a step, runs it, and hands the
-results back to the event loops they belong to. No call of a session waits for a step but those that await its result.
+Sessions post requests. Between two steps the model's thread applies them, plans a step, runs it, and returns the
+results to the sessions' event loops. Only calls that await the result of a step wait for one.
 
-This module fulfils the contract in `engine/api.py`. Which rows go into a step is decided in `scheduler.py`, what a step
-computes in `runner.py`.
+This module implements the contract in `engine/api.py`. `scheduler.py` decides which rows go into a step, and
+`runner.py` computes the step.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
 
 log = logging.getLogger(__name__)
 
-# How often an engine without work looks for sessions to park.
+# How often an idle engine looks for sessions to park, in seconds.
 IDLE_CHECK_S = 5.0
-# How soon sessions that found no room are tried again, if nothing happens before.
+# When to retry sessions that found no room, in seconds, if nothing happens before.
 RETRY_S = 0.05
-# Called with the rows of a step, the sessions in it, and the seconds it took.
+# Called with the number of rows in a step, the number of sessions in it, and its time in seconds.
 ObserveEngineStep = Callable[[int, int, float], None]
 
 
 class LocalEngine:
-    """An Engine that steps one model in this process, in a thread of its own, from its construction until `close`.
+    """An Engine that steps one model in this process, in a thread of its own, from construction until `close`.
 
-    `runner`: the model; it may be used by the model's thread only. `tokenizer`: the model's; without one the engine
-    lacks GRAMMAR. `observe`: called after each step, in that thread. `clock`: monotonic seconds.
-    `thread`: the model's thread, in which its other parts run between two steps. `last_state`: as of the last step.
-    `scheduler`: to be called in the model's thread only (`thread.call`).
+    `runner`: the model. Only the model's thread may use it. `tokenizer`: the model's tokenizer; without one the engine
+    lacks GRAMMAR. `observe`: called after each step, in the model's thread. `clock`: monotonic seconds.
+    `thread`: the model's thread, which also runs the model's other parts between two steps. `last_state`: the state
+    after the last step. `scheduler`: to be called in the model's thread only (`thread.call`).
     """
 
     name = "local"
@@ -85,22 +85,22 @@ class LocalEngine:
 
     @property
     def capabilities(self) -> Capabilities:
-        """All that engines of this kind can do; without a tokenizer, all but GRAMMAR."""
+        """All capabilities of this kind of engine; without a tokenizer, all except GRAMMAR."""
         return CAPABILITIES if self._grammars else CAPABILITIES & ~Capabilities.GRAMMAR
 
     @property
     def context_rows(self) -> int:
-        """The most rows of a session that are in the KV: the model's, the settings', or what the budget holds."""
+        """The most rows of a session in the KV: the least of the model's limit, the settings' and the memory's."""
         return self.scheduler.limits.context_rows
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens the model's head has, which may be more than its tokenizer knows."""
+        """The number of tokens of the model's head, which may exceed the tokenizer's."""
         return self.runner.vocabulary_size
 
     @property
     def width(self) -> int:
-        """How many numbers an embedding has, the features for the decoder's first layers included."""
+        """The length of an embedding row, including the features for the decoder's first layers."""
         return self.runner.width
 
     @property
@@ -111,14 +111,14 @@ class LocalEngine:
     async def open(self, reserve_rows: int | None = None, *, owner: Hashable | None = None) -> LocalSession:
         """Return a session without rows, with room promised for `reserve_rows` (None: as the settings say).
 
-        It shares KV with sessions of an equal `owner` that begin alike; None: with no other session.
-        The caller closes it. Waits for the step under way. Raises Refused where there is no room, or after `close`.
+        It shares KV with sessions of an equal `owner` that begin alike; None: with no other session. The caller closes
+        it. Waits for the step under way. Raises Refused if there is no room, or after `close`.
         """
         rows = max(PAGE_ROWS, self.settings.reserve_rows if reserve_rows is None else reserve_rows)
         return LocalSession(self, await self._admit(lambda: self.scheduler.open(rows, self._clock(), owner)))
 
     async def fork(self, session: LocalSession) -> LocalSession:
-        """Return a new session with the same rows; see LocalSession.fork, which checks that it may be forked now."""
+        """Return a new session with the same rows. `LocalSession.fork` checks beforehand that forking is allowed."""
         source = session.scheduled
         twin = await self._admit(lambda: self.scheduler.fork(source, self._clock()))
         return LocalSession(self, twin, session.length)
@@ -143,19 +143,19 @@ class LocalEngine:
             raise
 
     async def state(self) -> EngineState:
-        """Return how full the engine is now. Waits for the step under way; `last_state` does not. Raises Refused."""
+        """Return the engine's state now, after the step under way. Raises Refused if the engine is closed."""
         return await self.thread.call(self._state)
 
     async def prepare_grammar(self, grammar: Grammar, stop: frozenset[int]) -> None:
         """Compile a grammar, in a helper thread, for generations with the stop tokens `stop`.
 
-        Takes milliseconds, and the first time about a second. Raises CapabilityError for an engine without a tokenizer,
-        GrammarError.
+        Takes milliseconds, and about a second the first time. Raises CapabilityError if the engine has no tokenizer,
+        GrammarError if the grammar is refused.
         """
         await self.constraint(grammar, stop)
 
     async def constraint(self, grammar: Grammar, stop: frozenset[int]) -> Constraint:
-        """Return what holds one generation to `grammar`: at once where it was prepared of late. Raises as that does."""
+        """Return a constraint that enforces `grammar`, at once if prepared recently. Raises as `prepare_grammar`."""
         require(self, Capabilities.GRAMMAR)
         assert self._grammars
         kept = self._grammars.kept(grammar, stop)
@@ -164,7 +164,7 @@ class LocalEngine:
         return await in_thread(self._grammars.compile, grammar, stop, places=GRAMMAR_THREADS)
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End the model's thread after the step under way, and block until it ended or `timeout_s` passed.
+        """End the model's thread after the step under way, and block until it has ended or `timeout_s` has passed.
 
         Generations and calls that wait for rows get an EngineError; later calls of sessions raise Refused.
         """
@@ -182,7 +182,7 @@ class LocalEngine:
             parked_bytes=cache.parked_rows * cache.storage.row_bytes,
         )
 
-    # What the model's thread calls.
+    # Called in the model's thread.
 
     def _work(self) -> bool:
         stepped = self._step()
@@ -196,7 +196,7 @@ class LocalEngine:
         self.scheduler.fail_all(EngineError("the engine was closed"))
 
     def _step(self) -> bool:
-        """Run one step. False where there was nothing to do, or no room to do it."""
+        """Run one step. Returns False if there was nothing to do, or no room to do it."""
         started = self._clock()
         try:
             chunks = self.scheduler.plan(started)
@@ -205,7 +205,7 @@ class LocalEngine:
                 return False
             self.scheduler.commit(chunks, self._results(chunks))
         except Exception as error:
-            # Whatever went wrong, no session may be left waiting for a step that never comes.
+            # After any error, no session may be left waiting for a step that never comes.
             log.exception("an engine step failed")
             self.scheduler.fail_all(ModelError(f"the engine failed: {error}"))
             return False
@@ -214,9 +214,9 @@ class LocalEngine:
         return True
 
     def _results(self, chunks: list[StepChunk]) -> Sequence[Token | Exception | None]:
-        """Compute a step. Where that fails, as for want of memory, its sessions fail, and only in what they were doing.
+        """Compute a step. If it fails, for example for lack of memory, the work of each of its sessions fails.
 
-        The rows that are in the KV stay as they were: none counts as computed before its step has succeeded.
+        Rows that are already in the KV stay valid: a row counts as computed only after its step has succeeded.
         """
         try:
             return self.runner.step(chunks)
@@ -226,7 +226,7 @@ class LocalEngine:
 
 
 class LocalSession:
-    """A Session of a LocalEngine. What returns at once is done by the model's thread before its next step.
+    """A Session of a LocalEngine. Methods that return at once take effect in the model's thread before its next step.
 
     `scheduled`: the session as the model's thread sees it, to be read in that thread only (`ModelThread.call`).
     `finish`: why the last generation ended; None before the first, while one is under way, and after one that failed.
@@ -242,27 +242,28 @@ class LocalSession:
 
     @property
     def length(self) -> int:
-        """Rows given, and sampled and read, so far; rows that left the context are counted too."""
+        """The number of rows given, or sampled and read, so far. Includes rows that left the context."""
         return self._length
 
     @property
     def cached(self) -> int:
-        """Rows at the head whose KV was taken over from another session; known once the first rows are computed."""
+        """The number of rows at the head whose KV came from another session; 0 until the first rows are computed."""
         return self.scheduled.cached
 
     @property
     def context_start(self) -> int:
-        """The first row behind the pinned ones that is still in the context.
+        """The first row after the pinned ones that is still in the context, as of the last step.
 
-        Equal to the number of pinned rows until a cut or an eviction. Of the last step: rows given since may move it.
+        Equal to the number of pinned rows until a cut or an eviction. Rows given since the last step may move it.
         """
         return self.scheduled.rows.pinned + self.scheduled.rows.dropped
 
     def append(self, ids: Sequence[int], positions: Sequence[Position] | None = None) -> None:
-        """Add tokens at the end; their prefill starts at once, but for the newest one.
+        """Add tokens at the end. The prefill of all except the newest starts at once.
 
-        `positions`: one for each token, counted from the first free one; None: each follows the one before it. Raises
-        ValueError where their number differs, EngineError while the session generates or once it is closed.
+        `positions`: one for each token, counted from the first free position; None: each token follows the one before
+        it. Raises ValueError if the numbers of tokens and positions differ, EngineError while the session generates or
+        after it is closed.
         """
         self._require_idle()
         given = tuple(ids)
@@ -275,8 +276,9 @@ class LocalSession:
     ) -> None:
         """Add embeddings, float [n, width], at the end, as `append` adds tokens.
 
-        `sink` receives what the decoder's tapped layer makes of them, before any token that follows is delivered; a
-        decoder without such a layer fails the session then. Raises ValueError for another shape, and as `append` does.
+        `sink` receives the tapped layer's output for them, before any token that follows is delivered. If the decoder
+        has no tapped layer, the session fails. Raises ValueError if the rows have another shape, and the errors of
+        `append`.
         """
         self._require_idle()
         given = self._engine.runner.embeddings(rows)
@@ -285,12 +287,12 @@ class LocalSession:
         self._length += len(given)
 
     def pin(self) -> None:
-        """Keep all rows so far (the system prompt) whenever the context is cut. Raises EngineError as `append` does."""
+        """Keep all rows so far (the system prompt) in every later context cut. Raises EngineError as `append` does."""
         self._require_idle()
         self._thread.post(self.scheduled.rows.pin)
 
     def start_turn(self) -> None:
-        """Mark the next row as the beginning of a turn, where a context cut falls if one is in reach.
+        """Mark the next row as the beginning of a turn. A context cut falls on such a row if one is near enough.
 
         Raises EngineError as `append` does.
         """
@@ -298,9 +300,9 @@ class LocalSession:
         self._thread.post(self.scheduled.rows.start_turn)
 
     def rollback(self, position: int) -> None:
-        """Take back all rows from `position` on, which costs nothing: the KV of the rows before it stays.
+        """Take back all rows from `position` on. This is free: the KV of the rows before it stays.
 
-        Raises EngineError for a row that is not there or has left the context, and as `append` does.
+        Raises EngineError if the row does not exist or has left the context, and as `append` does.
         """
         self._require_idle()
         rows = self.scheduled.rows
@@ -314,9 +316,10 @@ class LocalSession:
     def evict(self, count: int) -> None:
         """Drop the `count` oldest rows after the pinned ones; `length` still counts them.
 
-        The KV of the rows behind them stays. So, unlike after a context cut, these rows still carry what was dropped:
-        their keys and values were computed with it. Where the model's keys cannot be moved (`Runner.rotate_half`), they
-        are computed anew without it. Raises EngineError as `append` does.
+        The KV of the later rows stays. Unlike after a context cut, these rows still carry traces of the dropped ones,
+        because their keys and values were computed with them. If the model's keys cannot be moved
+        (`Runner.rotate_half`), the rows are computed again without the dropped ones. Raises EngineError as `append`
+        does.
         """
         self._require_idle()
         self._thread.post(lambda: self._engine.scheduler.evict(self.scheduled, count))
@@ -324,9 +327,9 @@ class LocalSession:
     async def settle(self, *, include_newest: bool = False) -> None:
         """Wait until the rows given so far are in the KV.
 
-        The newest row is left for the generation that needs its logits, unless `include_newest`. Raises ModelError
-        where a step failed, ModelLost where the engine's thread is lost, EngineError where the session or the engine
-        was closed meanwhile.
+        The newest row is left for the generation that needs its logits, unless `include_newest`. Raises ModelError if a
+        step failed, ModelLost if the engine's thread is lost, EngineError if the session or the engine was closed
+        meanwhile.
         """
         self._require_open()
         loop = asyncio.get_running_loop()
@@ -341,17 +344,19 @@ class LocalSession:
             await done
 
     async def generate(self, params: Sampling) -> AsyncGenerator[Token, None]:
-        """Sample tokens after the last row and yield them as they come; each becomes a row of the session.
+        """Sample tokens after the last row and yield each as it is sampled. Each becomes a row of the session.
 
-        Pending rows are computed first. `finish` says why it ended. Closing the generator, or cancelling its task, ends
-        the generation within a step and leaves the session with just the tokens that were yielded. The engine goes on
-        until it is MAX_UNREAD_TOKENS ahead of the reader. Raises ModelError where a step failed, EngineError where
-        there are no rows, or the session generates already or is closed, ModelLost where the engine's thread is lost,
-        CapabilityError and GrammarError as `LocalEngine.prepare_grammar`.
+        Pending rows are computed first. `finish` says afterwards why the generation ended. Closing the generator, or
+        cancelling its task, ends the generation within one step; the session keeps exactly the tokens that were
+        yielded. The engine pauses when it is MAX_UNREAD_TOKENS ahead of the reader.
+
+        Raises ModelError if a step failed, ModelLost if the engine's thread is lost. Raises EngineError if there are no
+        rows, or if the session is generating already or closed. Raises CapabilityError and GrammarError as
+        `LocalEngine.prepare_grammar` does.
         """
         self._require_idle()
         loop = asyncio.get_running_loop()
-        # Bound: the engine goes no further than MAX_UNREAD_TOKENS ahead of the reader.
+        # Bound: the engine runs at most MAX_UNREAD_TOKENS ahead of the reader.
         queue: asyncio.Queue[Token | Finish | Exception] = asyncio.Queue()
 
         def deliver(item: Token | Finish | Exception) -> None:
@@ -359,7 +364,7 @@ class LocalSession:
 
         generation = Generation(params, deliver, start=self._length)
         self._generating, self.finish = True, None
-        # Until it has begun there is nothing to cancel.
+        # Nothing has to be cancelled before the generation has begun.
         ended = True
         try:
             if params.grammar is not None:
@@ -388,20 +393,20 @@ class LocalSession:
     async def fork(self) -> LocalSession:
         """Return another session with the same rows, which the caller closes.
 
-        Its KV is shared until one of the two writes, then copied. Raises Refused where there is no room for another
-        session, EngineError while this one generates or once it is closed.
+        The two share their KV until one of them writes, which copies it. Raises Refused if there is no room for another
+        session, EngineError while this one generates or after it is closed.
         """
         self._require_idle()
         return await self._engine.fork(self)
 
     def close(self, *, keep: bool = False) -> None:
-        """Give back the session's KV. Closing it again, or after the engine, changes nothing.
+        """Give back the session's KV. A no-op if the session or the engine is closed already.
 
         `keep`: leave the KV to later sessions that begin with the same tokens, while there is room for it.
         """
         if not self._closed:
             self._closed = True
-            # A closed engine holds nothing, and the memory of a lost one is not given back before the process ends.
+            # A closed engine holds nothing. The memory of a lost one is not given back before the process ends.
             with suppress(Refused, ModelLost):
                 self._thread.post(lambda: self._engine.scheduler.close(self.scheduled, keep))
 
@@ -415,7 +420,7 @@ class LocalSession:
         generation.consumed += 1
         self._length += 1
         if generation.produced - generation.consumed >= MAX_UNREAD_TOKENS - 2:
-            # The engine waits for this reader, or is about to.
+            # The engine waits for this reader, or soon will.
             self._thread.wake()
 
     def _cancel(self, generation: Generation) -> None:
@@ -438,7 +443,7 @@ def _check_positions(count: int, positions: Sequence[Position] | None) -> None:
 
 
 def _call_in(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    """Have `function` run in a loop, from any thread; a loop that was closed meanwhile has nobody who waits."""
+    """Run `function` in a loop, from any thread. A no-op if the loop was closed meanwhile: nothing waits in it."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(function)
 

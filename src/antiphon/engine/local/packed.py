@@ -1,8 +1,8 @@
-"""int8 weights in the layout that this machine multiplies them in, in a file that is mapped when a model is loaded.
+"""int8 weights in the layout that this machine's matrix products use, in a file that is mapped when a model is loaded.
 
-oneDNN chooses the layout by the CPU, so the file names what it was packed for, and is written anew on a machine where
-that differs. A mapped tensor is made by the C interface that torch's ahead-of-time compiler keeps its constants with
-(`aoti_torch_create_tensor_from_blob_v2`). This module knows names and bytes of weights, and no model.
+oneDNN chooses the layout by the CPU. So the file names the machine that it was packed for, and is rewritten on a
+different one. Mapped tensors are created by the C interface that torch's ahead-of-time compiler uses for its constants
+(`aoti_torch_create_tensor_from_blob_v2`). This module knows the names and bytes of weights, not models.
 
     <folder>/packed.bin     the weights one after another, each at a page's start
     <folder>/packed.json    {"key", "weights": [{"names", "shape", "offset", "size", "layout"}]}
@@ -31,8 +31,9 @@ DATA_FILE, INDEX_FILE = "packed.bin", "packed.json"
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
-    """Return an int8 weight [out, in], divided by `weight_divisor`, as oneDNN's opaque tensor in the layout of this
-    machine. It is a copy.
+    """Return a copy of an int8 weight [out, in] as an opaque oneDNN tensor in this machine's layout.
+
+    The weight is divided by `weight_divisor`.
     """
     if (divisor := weight_divisor()) > 1:
         weight = weight.float().div_(divisor).round_().to(torch.int8)
@@ -45,9 +46,9 @@ def _pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def product(x: torch.Tensor, zero_point: int, weight: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Return (x - zero_point) @ weight * scale, float32 [rows, out], of x, uint8 [rows, in], and a packed weight.
+    """Return (x - zero_point) @ weight * scale, float32 [rows, out].
 
-    `scale`: float32 [out].
+    `x`: uint8 [rows, in]. `weight`: packed. `scale`: float32 [out].
     """
     out: torch.Tensor = torch.ops.onednn.qlinear_pointwise(
         x, 1.0, zero_point, weight, scale, _zero(), None, 1.0, 0, torch.float32, "none", [], ""
@@ -62,10 +63,10 @@ def _zero() -> torch.Tensor:
 
 @cache
 def weight_divisor() -> int:
-    """Return what int8 weights are divided by on this machine, 1 or 2, that no sum of their products overflows.
+    """Return the divisor of int8 weights, 1 or 2, that keeps this machine's sums of products from overflowing.
 
-    CPUs without VNNI add two products of 8 bits at a time in int16, and clip what is over. Weights of 7 bits always
-    fit, and lose less than activations of 7 bits would, whose outliers need the bits.
+    CPUs without VNNI add pairs of 8-bit products in int16, with saturation. Weights of 7 bits always fit. Reducing the
+    weights loses less than reducing the activations, whose outliers need the bits.
     """
     largest = torch.full((1, 64), 255, dtype=torch.uint8)
     summed = product(largest, 0, _pack(torch.full((16, 64), 127, dtype=torch.int8)), torch.ones(16))
@@ -73,8 +74,9 @@ def weight_divisor() -> int:
 
 
 def machine_key() -> str:
-    """Return a hash of what a layout depends on: torch's version, the CPU's flags, oneDNN's limit on them, and what
-    weights are divided by.
+    """Return a hash of everything that a layout depends on.
+
+    These are torch's version, the CPU's flags, oneDNN's limit on them, and the weights' divisor.
     """
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text(encoding="utf-8", errors="replace").splitlines() if cpu.exists() else []
@@ -85,9 +87,9 @@ def machine_key() -> str:
 
 
 def write(folder: Path, weights: Iterable[tuple[tuple[str, ...], torch.Tensor]]) -> None:
-    """Write packed weights, each under the names of the layers it holds, in place of those that are there.
+    """Write packed weights, each under the names of its layers, replacing any that exist.
 
-    A reader that comes meanwhile finds the old ones or none, never half of the new ones. Raises OSError.
+    A concurrent reader finds the old weights or none, never a mixture. Raises OSError.
     """
     index = []
     new_data, new_index = folder / (DATA_FILE + ".part"), folder / (INDEX_FILE + ".part")
@@ -107,14 +109,14 @@ def write(folder: Path, weights: Iterable[tuple[tuple[str, ...], torch.Tensor]])
             )
             file.write((ctypes.c_char * size).from_address(torch.ops.mkldnn.data_ptr(packed)))
     new_index.write_text(json.dumps({"key": machine_key(), "weights": index}))
-    # A reader that comes between these lines finds no index, and packs for itself.
+    # A reader that arrives between these lines finds no index, and packs the weights itself.
     (folder / INDEX_FILE).unlink(missing_ok=True)
     new_data.rename(folder / DATA_FILE)
     new_index.rename(folder / INDEX_FILE)
 
 
 def fits_machine(folder: Path) -> bool:
-    """Return whether a folder holds weights packed for this machine; False where its index is not readable."""
+    """Return whether a folder holds weights packed for this machine. False if its index is missing or unreadable."""
     try:
         return bool(json.loads((folder / INDEX_FILE).read_text())["key"] == machine_key())
     except (OSError, ValueError, KeyError):
@@ -122,9 +124,9 @@ def fits_machine(folder: Path) -> bool:
 
 
 def read(folder: Path) -> dict[tuple[str, ...], torch.Tensor]:
-    """Return the packed weights of a folder by the names of the layers they hold, mapped and not read.
+    """Return the packed weights of a folder by the names of their layers, mapped rather than read.
 
-    Empty where there are none, where they are for another machine, or where they are damaged, which is logged.
+    Empty if there are none, if they are for another machine, or if they are damaged, which is logged.
     """
     try:
         if not fits_machine(folder):
@@ -142,7 +144,7 @@ def read(folder: Path) -> dict[tuple[str, ...], torch.Tensor]:
 
 
 class _MappedTensors:
-    """Makes tensors over one mapping, which is never unmapped: the tensors outlive this object."""
+    """Creates tensors over one mapping, which is never unmapped: the tensors outlive this object."""
 
     _mappings: list[mmap.mmap] = []  # noqa: RUF012 — shared by the process, on purpose
 
@@ -173,6 +175,6 @@ class _MappedTensors:
             ctypes.c_int64(len(layout)),
         )
         if status:
-            raise ValueError("torch takes no tensor of this layout")
+            raise ValueError("torch does not accept a tensor of this layout")
         tensor: torch.Tensor = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(self._capsule(handle, None, None))
         return tensor

@@ -1,9 +1,10 @@
 """One forward pass of a `transformers` decoder over the rows of many sessions.
 
-The decoder is used as it comes: embeddings go in, and the logits of the rows that a token is sampled from come out. Its
-attention implementation is set to the one of `attention.py`; besides the embeddings it gets each row's position.
+The decoder is used unchanged: its inputs are embeddings, and its outputs the logits of the rows that a token is sampled
+from. Its attention implementation is set to the one in `attention.py`. In addition to the embeddings it gets each row's
+position.
 
-This module knows tensors. Which rows a step has, and what its results mean for a session, the scheduler knows.
+This module handles tensors. The scheduler decides which rows a step has, and what the results mean for a session.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from antiphon.errors import AntiphonError, ModelError
 
 log = logging.getLogger(__name__)
 
-# Decode steps of up to so many sessions are captured before the first session comes; larger ones when they come.
+# The most sessions of a decode step that is captured before the first session opens. Larger steps are captured when
+# they first occur.
 WARMED_ROWS = 64
 
 Result = Token | Exception | None
@@ -42,27 +44,28 @@ KvStorage = SessionTensors | PagePool
 
 @dataclass(slots=True)
 class Runner:
-    """Steps a causal language model of `transformers`. Satisfies StepRunner; its model belongs to the model's thread.
+    """Steps a causal language model of `transformers`. A StepRunner; its model belongs to the model's thread."""
 
-    `model`: in eval mode, on `device`; it is changed to use the engine's attention. Where it has an attribute `tapped`,
-    float [rows, width] after a pass, rows that were given with a sink are handed to it from there.
-    `dtype`: the type it computes in. `kv_dtype`: the type its keys and values are kept in.
-    `position_axes`: 1, or 3 where positions are (time, height, width).
-    `kv_folder`: where the files of parked sessions go; None: the system's temporary folder.
-    `rotate_half`: the model's rotary embedding turns the first half of a key against the second, by its `inv_freq`
-    alone (Llama, Qwen), so that keys can be moved to other positions.
-    `input_width`: numbers of an input row, where the decoder takes more than its own width (features for its first
-    layers); 0: its own width.
-    """
-
+    # In eval mode, on `device`. It is changed to use the engine's attention. If it has an attribute `tapped`, float
+    # [rows, width] after a pass, the sinks of embedding rows receive their rows from it.
     model: Any
+    # The device of the model and of its KV.
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    # The type that the model computes in.
     dtype: torch.dtype = torch.float32
+    # The type that keys and values are stored in.
     kv_dtype: torch.dtype = torch.float32
+    # 1, or 3 if positions are (time, height, width).
     position_axes: int = 1
+    # The folder for the files of parked sessions; None: the system's temporary folder.
     kv_folder: Path | None = None
+    # Whether the model's rotary embedding rotates the two halves of a key against each other, by its `inv_freq` alone
+    # (Llama, Qwen). Only such keys can be moved to other positions.
     rotate_half: bool = False
+    # The length of an input row, if the decoder takes more than its own width (features for its first layers); 0: its
+    # own width.
     input_width: int = 0
+    # Counters of the steps so far.
     stats: RunnerStats = field(default_factory=RunnerStats)
     _storage: KvStorage | None = None
     _shapes: DecodeShapes | None = None
@@ -78,34 +81,34 @@ class Runner:
 
     @property
     def config(self) -> Any:
-        """The text decoder's configuration, where the model has several; a `PretrainedConfig` of `transformers`."""
+        """The text decoder's configuration (a `PretrainedConfig` of `transformers`), if the model has several."""
         return self.model.config.get_text_config()
 
     @property
     def width(self) -> int:
-        """How many numbers an embedding has, the features for the decoder's first layers included."""
+        """The length of an embedding row, including the features for the decoder's first layers."""
         return self.input_width or int(self.config.hidden_size)
 
     @property
     def vocabulary_size(self) -> int:
-        """How many tokens the head has, by its configuration (`vocab_size`)."""
+        """The number of tokens of the head, from the configuration (`vocab_size`)."""
         return int(self.config.vocab_size)
 
     @property
     def eos_tokens(self) -> frozenset[int]:
-        """The tokens that end a text, by the decoder's configuration (`eos_token_id`); empty where it has none."""
+        """The tokens that end a text, from the decoder's configuration (`eos_token_id`); empty if it has none."""
         found = GenerationConfig.from_model_config(self.config).eos_token_id
         return frozenset(int(i) for i in (found if isinstance(found, list) else [found]) if i is not None)
 
     @property
     def context_rows(self) -> int:
-        """How many positions the model was made for, by its configuration (`max_position_embeddings`)."""
+        """The number of positions that the model supports, from the configuration (`max_position_embeddings`)."""
         return int(self.config.max_position_embeddings)
 
     def storage(self, settings: EngineSettings) -> KvStorage:
         """Return memory for this decoder's keys and values, on its device, in `kv_dtype`.
 
-        A pool of pages is allocated at once; else nothing is yet. Raises torch.OutOfMemoryError, and ModelError for
+        A pool of pages is allocated at once; session tensors are not. Raises torch.OutOfMemoryError, and ModelError for
         captured steps without a CUDA device.
         """
         layout, shapes = settings.kv_on(self.device.type)
@@ -146,9 +149,10 @@ class Runner:
         return frequencies.float().to(self.device)
 
     def embeddings(self, rows: Any) -> torch.Tensor:
-        """Return `rows`, float [n, width], on the model's device and in its type; copies only where these differ.
+        """Return `rows`, float [n, width], on the model's device and in its type; copies only if these differ.
 
-        Rows of the decoder's own width are accepted too, and have no features. Raises ValueError for another shape.
+        Also accepts rows of the decoder's own width, without features. Raises ValueError if the rows have another
+        shape.
         """
         given = torch.as_tensor(rows)
         if given.dim() != 2 or given.shape[1] not in (self.width, int(self.config.hidden_size)):
@@ -159,14 +163,14 @@ class Runner:
     def step(self, chunks: Sequence[StepChunk]) -> list[Result]:
         """Compute the chunks' keys and values in one pass, and return one result for each chunk.
 
-        A result is the token where one is sampled, the error where the chunk failed, or None. Does not raise: where the
-        pass fails, each chunk is tried by itself, so that the one at fault fails alone.
+        A result is the sampled token, an error, or None if the chunk samples none. Never raises: if the pass fails,
+        each chunk is tried by itself, so that only the one at fault fails.
         """
         started = time.perf_counter()
         try:
             results = self._forward(chunks)
         except Exception as error:
-            # The edge of the model: whatever it raises fails a session, never the engine.
+            # The boundary of the model: any exception of its code fails a session, never the engine.
             if len(chunks) == 1:
                 log.error("a model step failed: %s", error)
                 return [_wrapped(error)]
@@ -179,10 +183,10 @@ class Runner:
     def decoder_pass(
         self, inputs: torch.Tensor, positions: torch.Tensor, keep: torch.Tensor, attention: StepAttention
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Run the decoder once, without a choice that depends on what a tensor holds: a DecoderPass.
+        """Run the decoder once, without branching on any tensor's values: a DecoderPass.
 
-        `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows], `keep` int64 [n]. Returns the logits
-        [n, vocabulary] and the last hidden states [n, width] of the rows `keep`.
+        `inputs` [1, rows, width], `positions` [1, rows] or [3, 1, rows], `keep` int64 [n]. Of the rows `keep` it
+        returns the logits [n, vocabulary] and the last hidden states [n, width].
         """
         out = self.model(
             inputs_embeds=inputs,
@@ -198,7 +202,7 @@ class Runner:
         padded = [c for c in chunks if c.count == 1 and not c.sinks] if self._shapes else []
         packed = [c for c in chunks if c not in padded] if padded else chunks
         started = time.perf_counter()
-        # Both passes are under way on the device before the host waits for the tokens of either.
+        # Both passes are queued on the device before the host waits for the tokens of either.
         parts = [(part, *run(part)) for part, run in ((padded, self._decode), (packed, self._prefill)) if part]
         self.stats.forward_s += time.perf_counter() - started
         self._feed_sinks(packed)
@@ -208,7 +212,7 @@ class Runner:
         return [results.get(id(c)) for c in chunks]
 
     def _decode(self, chunks: Sequence[StepChunk]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute one row of each session, padded to a fixed size; logits and hidden states of those that sample."""
+        """Compute one row of each session, padded to a fixed size. Returns logits and hidden states of sampled rows."""
         assert self._shapes is not None
         logits, hidden = self._shapes.run(self._inputs(chunks), self._positions(chunks), chunks)
         if all(c.sampled for c in chunks):
@@ -217,7 +221,7 @@ class Runner:
         return logits[sampled], None if hidden is None else hidden[sampled]
 
     def _prefill(self, chunks: Sequence[StepChunk]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Compute any rows of each session, packed side by side; logits and hidden states of those that sample."""
+        """Compute any rows of each session, packed side by side. Returns logits and hidden states of sampled rows."""
         assert self._storage is not None
         sampled_rows, at = [], 0
         for chunk in chunks:
@@ -241,7 +245,7 @@ class Runner:
     ) -> Iterator[tuple[StepChunk, Result]]:
         """Yield each chunk that samples, with its token.
 
-        `parts`: chunks, each part with the logits and hidden states of those that sample, in order.
+        `parts`: groups of chunks, each with the logits and hidden states of those that sample, in order.
         """
         parts = [part for part in parts if len(part[1])]
         sampled = [(c, c.sampled) for chunks, _, _ in parts for c in chunks if c.sampled]
@@ -251,7 +255,7 @@ class Runner:
         hidden = None if parts[0][2] is None else _joined([states for _, _, states in parts if states is not None])
         states: Sequence[torch.Tensor | None] = [None] * len(sampled)
         if hidden is not None and any(g.params.hidden for _, g in sampled):
-            # A step's tensors hold until the next step.
+            # The tensors of a step are valid only until the next step.
             states = hidden.clone().unbind()
         choices = choose_tokens(logits.float(), [(generation, chunk.recent) for chunk, generation in sampled], hidden)
         for (chunk, generation), choice, state in zip(sampled, choices, states, strict=True):
@@ -262,7 +266,7 @@ class Runner:
                 yield chunk, Token(choice.token, choice.logprob, state, choice.numbers)
 
     def _feed_sinks(self, chunks: Sequence[StepChunk]) -> None:
-        """Hand what the tapped layer made of embedding rows to the sinks they were given with."""
+        """Pass the tapped layer's output for embedding rows to their sinks."""
         tapped, at = getattr(self.model, "tapped", None), 0
         for chunk in chunks:
             for rows in chunk.sinks:
@@ -297,7 +301,7 @@ class Runner:
         return self._on_device(rows).T[:, None]
 
     def _on_device(self, numbers: Sequence[Any]) -> torch.Tensor:
-        """The numbers as an int64 tensor on the device. A copy that blocks would wait for all work given before."""
+        """The numbers as an int64 tensor on the device. A blocking copy would wait for all queued work."""
         return torch.tensor(numbers, dtype=torch.long).to(self.device, non_blocking=True)
 
     def _keep_hidden(self, _: Any, inputs: tuple[torch.Tensor, ...]) -> None:

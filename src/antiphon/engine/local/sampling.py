@@ -1,9 +1,9 @@
-"""From the logits of many rows to one token for each, as each row's `Sampling` or `Chooser` says.
+"""From the logits of many rows to one token for each, chosen by the row's `Sampling` or `Chooser`.
 
-The host decides what is changed in which row: penalties of the tokens that were sampled, biases, exclusions, what a
-grammar allows. All of it is copied to the logits' device at once and changes all rows in a few operators, as many for
-64 rows as for one. Then `device_sampling.py` draws the tokens, and they are read once. Each generation has random
-numbers of its own, so what others sample changes nothing for it. Knows neither sessions nor steps.
+The host decides the changes to each row: penalties of sampled tokens, biases, exclusions, and a grammar's mask. They
+are copied to the logits' device in one go and change all rows with a few operators, no more for 64 rows than for one.
+Then `device_sampling.py` draws the tokens, and they are read once. Each generation has its own random numbers, so other
+generations do not affect its tokens. This module knows neither sessions nor steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from antiphon.errors import ModelError
 class Choice(NamedTuple):
     """The next token of a row.
 
-    `logprob`: its log-probability, None where that is not asked for. `numbers`: as in `Token`.
+    `logprob`: its log-probability; None if not requested. `numbers`: as in `Token`.
     """
 
     token: int
@@ -36,28 +36,29 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowEdits:
-    """What is changed in one row of logits before its token is drawn, in this order. Tokens are in the vocabulary.
+    """The changes to one row of logits before its token is drawn, in this order. All tokens are in the vocabulary."""
 
-    `repeated`: tokens that `penalty` makes less likely: it divides positive logits and multiplies negative ones.
-    `lowered`: what is subtracted from a token's logit. `bias`: what is added. `allowed`: no other token may come; None:
-    all may. `forbidden`: tokens that may not come. `words`: tokens that a grammar allows, as `Constraint.allowed` has
-    them; None: all.
-    """
-
+    # Tokens whose logits `penalty` lowers.
     repeated: Collection[int] = ()
+    # Divides positive logits and multiplies negative ones; 1: off.
     penalty: float = 1.0
+    # Amounts subtracted from the logits, by token.
     lowered: Mapping[int, float] = field(default_factory=dict)
+    # Amounts added to the logits, by token.
     bias: Mapping[int, float] = field(default_factory=dict)
+    # The only tokens that may be sampled; None: no restriction.
     allowed: Collection[int] | None = None
+    # Tokens that may not be sampled.
     forbidden: Collection[int] = ()
+    # The mask of tokens that a grammar allows, in the form of `Constraint.allowed`; None: all.
     words: Any = None
 
 
 class RowSampler:
-    """How the tokens of one generation are drawn by its `Sampling`: its random numbers, and what shapes its logits.
+    """Draws the tokens of one generation by its `Sampling`. Holds its random numbers and the changes to its logits.
 
-    `vocabulary_size`: of the logits. `constraint`: what `params.grammar` was compiled to. Raises ValueError for a token
-    of a bias or an exclusion that is not in the vocabulary: in a batch it would be another row's.
+    `vocabulary_size`: the width of the logits. `constraint`: the compiled form of `params.grammar`. Raises ValueError
+    if a bias or an exclusion names a token outside the vocabulary: in a batch it would belong to another row.
     """
 
     def __init__(self, params: Sampling, vocabulary_size: int, constraint: Constraint | None = None) -> None:
@@ -67,10 +68,10 @@ class RowSampler:
         self.params, self.random, self._constraint = params, RandomNumbers(params), constraint
 
     def edits(self, recent: Sequence[Row], produced: int) -> RowEdits:
-        """Return what is changed in the next token's logits.
+        """Return the changes to the next token's logits.
 
-        `recent`: the newest rows, last one last, at least as many as the penalties look back on. `produced`: how many
-        of them this generation sampled. Raises GrammarError where the grammar takes too long to follow.
+        `recent`: the newest rows, the last one last, at least as many as the penalties consider. `produced`: the number
+        of these that this generation sampled. Raises GrammarError if the grammar takes too long to evaluate.
         """
         params, repeated, times = self.params, set[Row](), Counter[Row]()
         if params.repetition_penalty != 1.0 and params.repetition_window:
@@ -80,8 +81,10 @@ class RowSampler:
         return self.edits_of([t for t in repeated if t is not None], {t: n for t, n in times.items() if t is not None})
 
     def edits_of(self, repeated: Collection[int], times: Mapping[int, int]) -> RowEdits:
-        """Return the same from the tokens that the repetition penalty looks back on, and from how often the generation
-        sampled each of its tokens.
+        """Return the changes like `edits`, from counts.
+
+        `repeated`: the tokens that the repetition penalty considers. `times`: how many times the generation sampled
+        each token.
         """
         params = self.params
         return RowEdits(
@@ -102,11 +105,12 @@ def choose_tokens(
 ) -> list[Choice | Exception]:
     """Choose the next token of each row's generation, and read all of them from the device at once.
 
-    `logits`: float32 [n, vocabulary], not changed. `rows`: the generations, each with its newest rows, as
-    `RowSampler.edits` takes them. `hidden`: the hidden states [n, width] of the logits, for programs. A generation's
-    grammar, chooser or program is advanced past its token. Log-probabilities are natural ones, under the model's own
-    distribution. Does not raise: a row that fails has an error, ModelError where its logits are not numbers or no token
-    may come, and the others have their tokens.
+    `logits`: float32 [n, vocabulary], not changed. `rows`: the generations, each with its newest rows, as for
+    `RowSampler.edits`. `hidden`: the hidden states [n, width] of the logits, for programs. Advances each generation's
+    grammar, chooser or program past its token. Log-probabilities are natural ones, under the model's own distribution.
+
+    Never raises: a row that fails gets an error, and the others get their tokens. The error is a ModelError if the
+    row's logits are NaN or exclude every token.
     """
     found: dict[int, Choice | Exception] = {}
     edits: dict[int, RowEdits] = {}
@@ -132,20 +136,22 @@ def choose_tokens(
 
 
 def sample_rows(logits: torch.Tensor, samplers: Sequence[RowSampler], edits: Sequence[RowEdits]) -> torch.Tensor:
-    """Draw one token for each row of `logits`, float32 [n, vocabulary], which are not changed: int64 [n], as
-    `draw_tokens` does. Returns without waiting for the device.
+    """Draw one token for each row of `logits`, float32 [n, vocabulary], which are not changed.
+
+    Returns int64 [n], as `draw_tokens` does, without waiting for the device.
     """
     device, shaped = logits.device, shape_rows(logits, edits)
     choices = RowChoices.of([s.params for s in samplers], device)
-    # Taken last: a batch that fails has taken none.
+    # Taken last, so that a batch that fails consumes no random numbers.
     uniforms = torch.tensor([s.random.take(1)[0] for s in samplers], dtype=torch.float64)
     return draw_tokens(shaped, choices, uniforms.to(device, non_blocking=True))
 
 
 def shape_rows(logits: torch.Tensor, edits: Sequence[RowEdits]) -> torch.Tensor:
-    """Return the logits as `edits` change them, each its row; excluded tokens are at minus infinity.
+    """Return the logits with each row changed by its `edits`. Excluded tokens get minus infinity.
 
-    `logits`: float32 [n, vocabulary], not changed; they are returned where nothing changes. Waits for no device.
+    `logits`: float32 [n, vocabulary]. They are not changed, and are returned as they are if there is nothing to change.
+    Does not wait for the device.
     """
     size = logits.shape[1]
     repeated = flat_places([e.repeated for e in edits], size)
@@ -196,10 +202,10 @@ def _drawn(
     edits: Mapping[int, RowEdits],
     found: dict[int, Choice | Exception],
 ) -> list[tuple[list[int], torch.Tensor]]:
-    """What is chosen for the rows `members`, int64 [n], or [n, k] by programs. All are chosen in one way: by `Sampling`
-    (None), or by choosers or programs of the class `kind`.
+    """Choose the numbers of the rows `members`: int64 [n], or [n, k] by programs.
 
-    Where that fails, each row is tried by itself, so that the one at fault fails alone.
+    All rows are chosen in one way: by `Sampling` (`kind` None), or by choosers or programs of the class `kind`. If that
+    fails, each row is tried by itself, so that only the row at fault fails.
     """
     try:
         given = _picked(logits, members)
@@ -227,8 +233,9 @@ def _picked(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
 
 
 def _read(chosen: Sequence[torch.Tensor], logits: torch.Tensor | None) -> list[Choice]:
-    """What was chosen, int64 [n] or [n, k], as one choice a row, with its log-probability in `logits`, if given, and
-    all its numbers, if [n, k]. Waits for the device once.
+    """Read the chosen numbers, int64 [n] or [n, k], as one Choice for each row. Waits for the device once.
+
+    The choices have log-probabilities if `logits` are given.
     """
     flat = torch.cat([each.flatten() for each in chosen])
     logprobs: Sequence[float | None] = [None] * sum(len(each) for each in chosen)
@@ -258,28 +265,28 @@ def _accepted(choice: Choice, generation: Generation, logits: torch.Tensor) -> C
             return Choice(own, float(logits[own] - torch.logsumexp(logits, 0)) if params.logprobs else None)
         if token == NO_TOKEN:
             raise ModelError(
-                "the model's output is not a number" if torch.isnan(logits).any() else "no token may come next"
+                "the model's output is not a number" if torch.isnan(logits).any() else "every token is excluded"
             )
         if generation.constraint is not None:
             try:
                 generation.constraint.accept(token)
             except ValueError as error:
-                raise ModelError(f"the grammar does not go on: {error}") from error
+                raise ModelError(f"the grammar does not allow the token: {error}") from error
     except Exception as error:
         return error
     return Choice(token, logprob)
 
 
 def flat_places(tokens: Sequence[Collection[int]], size: int) -> np.ndarray:
-    """Return where the tokens of each row are in logits [n, size] that are viewed as [n * size]: int64."""
+    """Return the indices of each row's tokens in logits [n, size] viewed as [n * size]: int64."""
     some = [np.fromiter(each, np.int64, len(each)) + row * size for row, each in enumerate(tokens) if len(each)]
     return np.concatenate(some) if some else np.empty(0, np.int64)
 
 
 def copied_to(device: torch.device, dtype: Any, *arrays: Any) -> tuple[torch.Tensor, ...]:
-    """Return arrays [n] of numbers as tensors on the device, by one copy that does not wait for the work it has.
+    """Return arrays [n] of numbers as tensors on the device, by one copy that waits for no other work of the device.
 
-    `dtype`: of numpy.
+    `dtype`: a numpy type.
     """
     joined = np.concatenate([np.asarray(each, dtype) for each in arrays])
     copied = torch.from_numpy(joined).to(device, non_blocking=True)
@@ -289,7 +296,7 @@ def copied_to(device: torch.device, dtype: Any, *arrays: Any) -> tuple[torch.Ten
 def _barred(
     logits: torch.Tensor, restricted: torch.Tensor, allowed: torch.Tensor, forbidden: torch.Tensor
 ) -> torch.Tensor:
-    """Which tokens may not come, bool as `logits`: in the rows `restricted` all but the allowed, and the forbidden."""
+    """A bool mask, like `logits`, of the excluded tokens. In `restricted` rows all but `allowed` are excluded."""
     barred = torch.zeros_like(logits, dtype=torch.bool)
     barred.index_fill_(0, restricted, True)
     barred.view(-1).index_fill_(0, allowed, False).index_fill_(0, forbidden, True)
@@ -297,8 +304,8 @@ def _barred(
 
 
 def _unpacked(words: np.ndarray, size: int, device: torch.device) -> torch.Tensor:
-    """Bits of uint32 [n, words], the lowest first, as bool [n, size]."""
+    """The bits of uint32 [n, words], the lowest first, as bool [n, size]."""
     packed = torch.from_numpy(words.view(np.int32)).to(device, non_blocking=True)
     bits = ((packed[:, :, None] >> torch.arange(32, device=device, dtype=torch.int32)) & 1).bool().flatten(1)
-    # A head that is padded beyond the tokenizer's vocabulary has rows that are no tokens.
+    # If the head is padded beyond the tokenizer's vocabulary, its last rows are not tokens.
     return torch.nn.functional.pad(bits[:, :size], (0, max(0, size - bits.shape[1])))

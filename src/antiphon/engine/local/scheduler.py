@@ -1,11 +1,11 @@
-"""Which rows of which sessions go into the next forward pass, and what the results of a pass mean.
+"""Chooses the rows of each forward pass, and applies the results to the sessions.
 
 Every step takes one row of each session that generates, and a bounded number of pending rows of sessions that prefill,
-shared evenly among them. So a prefill of any length delays no other session's token by more than the step they share.
-Where more is wanted than a step or the memory has, owners get equal shares first, and then the sessions of each.
-The rules of room (leases, parking, context cuts) are applied here, before the rows are chosen.
+shared evenly among them. So a prefill of any length delays another session's token by at most the step that they share.
+If sessions want more than a step or the memory has, owners get equal shares first, and then the sessions of each owner.
+The rules of memory (leases, parking, context cuts) are applied here, before the rows are chosen.
 
-Pure: no tensors, no clock, no threads. Times are arguments, and the forward pass lies between `plan` and `commit`.
+Pure: no tensors, no clock, no threads. Times are arguments, and the forward pass runs between `plan` and `commit`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from antiphon.errors import EngineError, ModelError, Refused
 log = logging.getLogger(__name__)
 Planned = TypeVar("Planned")
 
-# The share of the context that a cut leaves, so that it is not cut again at the next row.
+# The share of the context that a cut leaves, so that the next row does not cause another cut.
 CUT_TO_SHARE = 0.75
-# The fewest rows of a step that a prefill gets: fewer cost as much time.
+# The fewest rows of a step for a prefill: fewer take as much time.
 MIN_SHARE_ROWS = 16
 
 
 class Scheduler:
     """All sessions of one engine. Not thread-safe: it belongs to the model's thread.
 
-    `plan` and `commit` alternate; everything else may be called between them, and nothing waits. `limits` may be
-    replaced between steps. `context_cuts` counts the contexts that were cut since the start.
+    `plan` and `commit` alternate. All other methods may be called between them. No method waits. `limits` may be
+    replaced between steps. `context_cuts` counts the context cuts since the start.
     """
 
     def __init__(self, cache: KvCache, limits: StepLimits) -> None:
@@ -55,32 +55,32 @@ class Scheduler:
         self.kept_prefixes: list[KeptPrefix] = []
         self.context_cuts = 0
         self._step = 0
-        # The step that is being planned. A session that has to give way loses its chunk again.
+        # The step that is being planned. A session that is suspended meanwhile loses its chunk again.
         self._chunks: list[StepChunk] = []
 
-    # What sessions ask for.
+    # Requests of sessions.
 
     def open(self, reserve_rows: int, now_s: float, owner: Hashable | None = None) -> ScheduledSession:
-        """Return a new session that is promised room for `reserve_rows`, or for a whole context where that is less.
+        """Return a new session with room promised for `reserve_rows`, or for a whole context if that is less.
 
-        Parks idle sessions where that makes room, and busy ones of an owner that holds more than its share where
-        `owner` holds less than its own. Raises Refused where all the room is claimed by others.
+        If necessary, parks idle sessions. Also parks busy ones of an owner that holds more than its share, if `owner`
+        holds less than its own. Raises Refused if other sessions claim all the room.
         """
         reserve = min(reserve_rows, self.limits.context_rows)
         while (lease := self.cache.open(reserve)) is None:
             if not self._park_longest_idle(exclude=None) and not self._take_from_largest(owner, pages_of(reserve)):
                 busy = sum(1 for s in self.sessions if not s.lease.asleep)
-                raise Refused(f"no room for another session's KV: {busy} are at work", 2.0)
+                raise Refused(f"no room for the KV of another session: {busy} are active", 2.0)
         session = ScheduledSession(Rows(owner=owner, last_used_s=now_s), lease)
         self.sessions.append(session)
         return session
 
     def fork(self, session: ScheduledSession, now_s: float) -> ScheduledSession:
-        """Return a new session with the same rows, whose KV is shared until one of the two writes. Raises Refused."""
+        """Return a new session with the same rows. The two share KV until one of them writes. Raises Refused."""
         old = session.rows
         twin = self.open(session.lease.reserve_pages * PAGE_ROWS, now_s, old.owner)
         twin.rows = old.copy(now_s)
-        # A parked session's KV stays where it is: the twin computes its own, or finds an equal prefix.
+        # A parked session's KV stays parked: the twin computes its own, or finds an equal prefix.
         if session.lease.extent and self._fits_another(session.lease.extent):
             self.cache.share(session.lease.extent, twin.lease)
             twin.rows.computed = old.computed
@@ -89,7 +89,7 @@ class Scheduler:
     def generate(self, session: ScheduledSession, generation: Generation) -> None:
         """Begin to generate after the last row, in the next step.
 
-        Raises EngineError where the session has no rows, has failed, or generates already.
+        Raises EngineError if the session has no rows, has failed, or is generating already.
         """
         if session.failure:
             raise EngineError(f"the session failed: {session.failure}")
@@ -97,14 +97,14 @@ class Scheduler:
             raise EngineError("the session is generating already")
         if not session.rows.ids:
             raise EngineError("there is nothing to continue: append rows first")
-        # The generation needs the last row's logits, so that row is computed again where it was computed already.
+        # The generation needs the last row's logits, so that row is computed again if it was computed already.
         session.rows.computed = min(session.rows.computed, len(session.rows.ids) - 1)
         session.rows.generation, session.stalled = generation, False
 
     def cancel(self, session: ScheduledSession, generation: Generation) -> None:
         """End a generation and take back the tokens that its reader has not read.
 
-        It may have ended by itself; the unread tokens are taken back all the same.
+        If it has ended by itself, the unread tokens are taken back all the same.
         """
         rows = session.rows
         rows.generation = None
@@ -113,9 +113,9 @@ class Scheduler:
             rows.rollback(max(read, rows.pinned + rows.dropped) if rows.dropped else read)
 
     def rollback(self, session: ScheduledSession, position: int) -> None:
-        """Take back all rows from `position` on; a session whose last step failed may go on after it.
+        """Take back all rows from `position` on. A session whose last step failed may continue afterwards.
 
-        Raises EngineError for a row that left the context, and for a session that generates.
+        Raises EngineError if the row left the context, or if the session is generating.
         """
         if session.rows.generation:
             raise EngineError("the session is generating: end that first")
@@ -128,8 +128,8 @@ class Scheduler:
     def evict(self, session: ScheduledSession, count: int) -> None:
         """Drop the `count` oldest rows after the pinned ones.
 
-        The KV of the rows behind them is moved down where the model's keys can be moved, and computed anew where they
-        cannot. Raises EngineError for a session that generates, or that has fewer rows.
+        The KV of the later rows is moved down if the model's keys can be moved; otherwise it is computed again. Raises
+        EngineError if the session is generating or has fewer rows.
         """
         rows, lease = session.rows, session.lease
         if rows.generation:
@@ -143,20 +143,20 @@ class Scheduler:
         self.cache.truncate_parked(lease, rows.computed)
 
     def settle(self, session: ScheduledSession, on_settled: SettledCallback, *, include_newest: bool = False) -> None:
-        """Call `on_settled` once all rows but the newest are in the KV, or all rows with `include_newest`.
+        """Call `on_settled` when all rows except the newest are in the KV, or all rows with `include_newest`.
 
-        It is called at once where nothing is pending, and with the error where a step of the session fails.
+        It is called at once if nothing is pending, and with the error if a step of the session fails.
         """
         rows = session.rows
         rows.compute_newest = rows.compute_newest or (include_newest and bool(rows.pending))
         session.idle_rows = 0
         if session.failure or session.stalled or not rows.busy:
-            on_settled(session.failure or (EngineError("its last step failed") if session.stalled else None))
+            on_settled(session.failure or (EngineError("the session's last step failed") if session.stalled else None))
         else:
             session.on_settled.append(on_settled)
 
     def close(self, session: ScheduledSession, keep: bool) -> None:
-        """Remove the session; its generation and its callbacks get an EngineError. Again is a no-op.
+        """Remove the session. Its generation and its callbacks get an EngineError. A no-op if it is closed already.
 
         `keep`: its tokens up to the first embedding stay for sessions that begin with them, while there is room.
         """
@@ -175,9 +175,9 @@ class Scheduler:
     # The step.
 
     def plan(self, now_s: float) -> list[StepChunk]:
-        """Return the rows of the next step; none where nothing is to do, or where there is no room to do it.
+        """Return the rows of the next step; empty if there is nothing to do, or no room to do it.
 
-        The room for these rows is made here: other sessions are parked, and contexts cut.
+        Makes room for these rows: parks other sessions, and cuts contexts.
         """
         self._step += 1
         self._forget_dropped_prefixes()
@@ -188,7 +188,7 @@ class Scheduler:
             if session.ready and self._planned(session, partial(self._bring_in, session, ready)):
                 ready.append(session)
                 if not session.rows.busy:
-                    # All that was due has been taken over from another session.
+                    # All rows that were due have been taken over from another session.
                     _report_settled(session, None)
         ready.sort(key=lambda s: s.last_step)
         decoding = [s for s in ready if s.rows.generation and s.rows.pending == 1]
@@ -204,7 +204,7 @@ class Scheduler:
         return chunks
 
     def commit(self, chunks: Iterable[StepChunk], results: Iterable[Token | Exception | None]) -> None:
-        """Apply a step's results, one for each chunk: a token where it samples, an error where it failed, else None.
+        """Apply a step's results, one for each chunk: the sampled token, an error, or None.
 
         Results of sessions that were closed or rolled back during the step are discarded.
         """
@@ -223,7 +223,7 @@ class Scheduler:
                 self._produce(session, chunk.sampled, result)
 
     def fail_all(self, error: Exception) -> None:
-        """Fail every open session for good: their generations and callbacks get `error`. They stay open."""
+        """Fail every open session permanently: their generations and callbacks get `error`. They stay open."""
         for session in self.sessions:
             session.failure = session.failure or error
             _report_settled(session, error)
@@ -232,30 +232,30 @@ class Scheduler:
                 generation.deliver(error)
 
     def park_idle(self, now_s: float) -> None:
-        """Park sessions that have been idle for `park_after_s`. Copies their KV, so to be called when there is time."""
+        """Park sessions that have been idle for `park_after_s`. Copies their KV, so call it when there is time."""
         for session in self.sessions:
             idle = not session.rows.busy and not session.lease.asleep and session.lease.extent
             if idle and now_s - session.rows.last_used_s >= self.limits.park_after_s:
                 self.cache.park(session.lease, session.rows.computed)
 
-    # What follows from the rules.
+    # Applying the rules.
 
     def _planned(self, session: ScheduledSession, plan: Callable[[], Planned | None]) -> Planned | None:
-        """Return what `plan` returns, or None where it fails, and then fail the session whose turn it was."""
+        """Return the result of `plan`. If it raises, fail `session` and return None."""
         try:
             return plan()
         except Exception as error:
-            # Memory is allocated here, and a device may have none left: the others may need none, and go on.
+            # Planning allocates memory, and the device may be out of it. Other sessions may need none, and continue.
             log.exception("a session's rows could not be planned")
             self._fail(session, ModelError(f"the session's next step could not be planned: {error}"))
             return None
 
     def _add_prefill(self, sessions: list[ScheduledSession], room: int) -> None:
         """Add rows of sessions that prefill to the step: `room` rows, shared evenly by owners and then by sessions."""
-        # A session whose token is waited for goes before another one of its owner that only prefills.
+        # Within an owner, sessions with a generation go before those that only prefill.
         sessions.sort(key=lambda s: s.rows.generation is None)
         queues = queues_by_owner(sessions)[: max(1, room // MIN_SHARE_ROWS)]
-        # What the smallest leave of their shares is the others'.
+        # Smallest first, so that the rest of their shares goes to the larger ones.
         queues.sort(key=lambda queue: sum(s.rows.due for s in queue))
         for i, queue in enumerate(queues):
             left = share = room // (len(queues) - i)
@@ -266,7 +266,7 @@ class Scheduler:
             room -= share - left
 
     def _add_chunk(self, session: ScheduledSession, max_rows: int) -> int:
-        """Add the session's next rows to the step, at most `max_rows`; return how many, 0 where there is no room."""
+        """Add the session's next rows to the step, at most `max_rows`. Returns their number, 0 if there is no room."""
         chunk = self._planned(session, partial(self._chunk, session, max_rows))
         if chunk is None:
             return 0
@@ -286,7 +286,7 @@ class Scheduler:
             self._planned(session, partial(self._continue, session, generation))
 
     def _continue(self, session: ScheduledSession, generation: Generation) -> None:
-        """Put the row that the generation's program makes in the place of the newest token's, once there is one."""
+        """Replace the newest token's row by the row that the generation's program makes, if it has one yet."""
         assert generation.params.program
         row = generation.params.program.next_row()
         generation.waits_for_row = row is None
@@ -298,7 +298,7 @@ class Scheduler:
         generation.deliver(reason)
 
     def _fail(self, session: ScheduledSession, error: Exception) -> None:
-        """End what the session was doing after a model error. Its rows stay, for the caller to roll back."""
+        """End the session's current work after a model error. Its rows stay, for the caller to roll back."""
         rows = session.rows
         generation, rows.generation = rows.generation, None
         session.stalled = True
@@ -307,15 +307,15 @@ class Scheduler:
             generation.deliver(error)
 
     def _chunk(self, session: ScheduledSession, max_rows: int) -> StepChunk | None:
-        """The session's next rows, at most `max_rows`; None where there is no room for them."""
+        """The session's next rows, at most `max_rows`; None if there is no room for them."""
         rows, generation = session.rows, session.rows.generation
         if session.lease.asleep:
-            # It gave way to another owner since it was found ready.
+            # The session was suspended for another owner since it was found ready.
             return None
         self._cut(session, self.limits.context_rows)
         stop = self._stop(session, max_rows)
         if not self._make_room(session, stop):
-            # No open session fails for want of room: this one goes on with a shorter context.
+            # An open session never fails for lack of room: this one continues with a shorter context.
             self._cut(session, session.lease.claim_pages * PAGE_ROWS - 1)
             stop = self._stop(session, max_rows)
             if not self._make_room(session, stop):
@@ -341,14 +341,14 @@ class Scheduler:
         return session.rows.computed + min(max_rows, session.rows.due)
 
     def _make_room(self, session: ScheduledSession, rows: int) -> bool:
-        """Give the session an extent of its own for `rows` rows, and park others for it. False where that fails."""
+        """Give the session its own extent for `rows` rows, and park others for it. Returns False if that fails."""
         while not self.cache.ensure(session.lease, rows, session.rows.computed):
             if not self._give_room(session, rows):
                 return False
         return True
 
     def _give_room(self, session: ScheduledSession, rows: int) -> bool:
-        """Have another session give way to one that needs memory for `rows` rows. False where none has to."""
+        """Park or suspend another session to free memory for `rows` rows of this one. Returns False if none yields."""
         if self._park_longest_idle(exclude=session, discard=True):
             return True
         lease = session.lease
@@ -356,10 +356,10 @@ class Scheduler:
         return self._take_from_largest(session.rows.owner, more)
 
     def _take_from_largest(self, owner: Hashable | None, pages: int) -> bool:
-        """Suspend a session of the owner that holds most, for `owner` to get `pages` more within its share.
+        """Suspend a session of the owner that holds most, so that `owner` gets `pages` more within its share.
 
-        False where nobody holds more than a share, or where `owner` would. So no two owners take from each other in
-        turn: whoever got room this way holds no more than a share.
+        Returns False if no owner holds more than a share, or if `owner` would. So two owners never take from each other
+        in turn: an owner that gained room this way holds at most a share.
         """
         held, share = page_shares(self.sessions, owner, self.cache.total_pages)
         largest = max(held, key=lambda other: held[other])
@@ -369,7 +369,7 @@ class Scheduler:
         return True
 
     def _suspend(self, session: ScheduledSession) -> None:
-        """Park a session whatever it does, without its KV where no copy of that fits. It goes on once there is room."""
+        """Park a session even if it is busy, without its KV if no copy fits. It continues when there is room."""
         self._chunks = [c for c in self._chunks if c.session is not session]
         if not self.cache.park(session.lease, session.rows.computed):
             self.cache.park(session.lease, 0)
@@ -387,9 +387,9 @@ class Scheduler:
             self.context_cuts += 1
 
     def _bring_in(self, session: ScheduledSession, earlier: list[ScheduledSession]) -> bool:
-        """Bring the session's KV into memory, and share what others have computed of it.
+        """Bring the session's KV into memory, and share what other sessions have computed of it.
 
-        `earlier`: the sessions that were found ready before it in this step. False where it has to wait.
+        `earlier`: the sessions that were found ready before it in this step. Returns False if it has to wait.
         """
         rows = session.rows
         if session.lease.asleep:
@@ -403,7 +403,7 @@ class Scheduler:
         return True
 
     def _share_prefix(self, session: ScheduledSession, earlier: list[ScheduledSession]) -> bool:
-        """Take over the KV of the longest equal prefix of the owner. False while an earlier session computes it."""
+        """Take over the KV of the owner's longest equal prefix. Returns False while an earlier session computes it."""
         rows = session.rows
         best, extent, source = MIN_SHARE_ROWS - 1, None, None
         for kept in self.kept_prefixes:
@@ -413,7 +413,7 @@ class Scheduler:
             common = rows.common_prefix(other.rows, other.rows.computed)
             if other.lease.extent and not other.failure and common > best:
                 best, extent, source = common, other.lease.extent, None
-        # The earlier session computes it; the wait is no longer than the work would be.
+        # An earlier session computes the prefix. Waiting for it takes no longer than computing it again.
         if any(o.rows.pending > 1 and rows.common_prefix(o.rows, len(o.rows.ids)) > best for o in earlier):
             return False
         if extent and self._fits_another(extent):
@@ -428,10 +428,11 @@ class Scheduler:
         return self.cache.claimed_pages + extent.pages <= self.cache.total_pages
 
     def _park_longest_idle(self, exclude: ScheduledSession | None, *, discard: bool = False) -> bool:
-        """Park the session that has been idle longest, of owners that hold more than a share first. False for none.
+        """Park the session that has been idle longest. Returns False if none is idle.
 
-        `discard`: where nothing can be parked any more, give up that session's KV, which is computed anew when it goes
-        on. Else a session with work would wait forever for one without.
+        Sessions of owners that hold more than a share go first. `discard`: if nothing more can be parked, drop the KV
+        of that session, which is computed again when it continues. Otherwise a session with work would wait forever for
+        one without.
         """
         idle = [s for s in self.sessions if s is not exclude and not s.rows.busy and not s.lease.asleep]
         idle = [s for s in idle if s.lease.claim_pages]
@@ -456,7 +457,7 @@ class Scheduler:
         if not length or not session.lease.extent or rows.dropped:
             return
         rows.rollback(length)
-        # The prefixes that this one continues are of no more use.
+        # Prefixes that this one continues are no longer useful.
         for old in [k for k in self.kept_prefixes if k.rows.common_prefix(rows, rows.computed) == len(k.rows.ids)]:
             self._drop_prefix(old)
         extent = self.cache.keep(session.lease)
@@ -469,12 +470,12 @@ class Scheduler:
             self.cache.drop_kept(prefix.extent)
 
     def _forget_dropped_prefixes(self) -> None:
-        """Forget the prefixes whose extents the cache has dropped by itself, to make room."""
+        """Forget the prefixes whose extents the cache has dropped to make room."""
         alive = {id(e) for e in self.cache.kept}
         self.kept_prefixes = [k for k in self.kept_prefixes if id(k.extent) in alive]
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where rows, leases and memory contradict each other. Costs a pass over all rows."""
+        """Raise AssertionError if rows, leases and memory contradict each other. Costs a pass over all rows."""
         self.cache.check_integrity()
         assert {id(s.lease) for s in self.sessions} == {id(x) for x in self.cache.leases}
         for session in self.sessions:
@@ -491,7 +492,7 @@ def _report_settled(session: ScheduledSession, error: Exception | None) -> None:
 
 
 def _lookback_rows(generation: Generation) -> int:
-    """How many of the newest rows the generation's penalties look back on."""
+    """The number of newest rows that the generation's penalties consider."""
     params = generation.params
     window = params.repetition_window if params.repetition_penalty != 1.0 else 0
     counted = generation.produced if params.presence_penalty or params.frequency_penalty else 0

@@ -1,8 +1,8 @@
-"""What the scheduler, the runner and the engine hand each other: sessions, chunks of a step, limits, shares of owners.
+"""The values that the scheduler, the runner and the engine exchange: sessions, chunks of a step, and limits.
 
-Values, one protocol, and pure functions that share a step and the memory equally between the owners of sessions (by any
-value; None for sessions without one). The rules that fill the values are in `scheduler.py`; what computes them
-satisfies `StepRunner`.
+Also contains pure functions that share a step and the memory equally between the owners of sessions. An owner is any
+value; None for sessions without one. `scheduler.py` decides the values, and an implementation of `StepRunner` computes
+the steps.
 """
 
 from __future__ import annotations
@@ -17,32 +17,33 @@ from antiphon.engine.generation import Generation
 from antiphon.engine.local.kv.cache import Extent, Lease, Storage
 from antiphon.engine.rows import Rows, SinkRange
 
-# Tokens that a generation may be ahead of its reader; it goes on when the reader has caught up.
+# A generation pauses when it is this number of tokens ahead of its reader, until the reader has caught up.
 MAX_UNREAD_TOKENS = 64
 
-# Called once with None when a session's rows are in the KV, or with the error that prevented it.
+# Called once, with None when a session's rows are in the KV, or with the error that prevented it.
 SettledCallback = Callable[[Exception | None], None]
 
 
 @dataclass(slots=True, eq=False)
 class ScheduledSession:
-    """One session as the scheduler sees it: its rows and its claim to memory. Belongs to the model's thread.
+    """One session as the scheduler sees it: its rows and its claim to memory. Belongs to the model's thread."""
 
-    `last_step`: the number of the step that last took rows of it; sessions that waited longest go first.
-    `cached`: rows at its head whose KV it took over from another session.
-    `idle_rows`: how many rows it had when its KV was given up for another session while it was idle; they are computed
-    anew once it has more, or a generation, and not before. `on_settled`: called once nothing is pending.
-    `failure`: why nothing more is done for it. `stalled`: its last step failed, and would fail again; it waits for its
-    rows to be rolled back, or for the next generation.
-    """
-
+    # The session's rows.
     rows: Rows
+    # The session's claim to memory.
     lease: Lease
+    # The number of the last step that took rows of this session. Sessions that have waited longest go first.
     last_step: int = 0
+    # The number of rows at the head whose KV was taken over from another session.
     cached: int = 0
+    # The number of rows at the time when the idle session lost its KV to another session. The rows are computed again
+    # only after more rows or a generation arrive.
     idle_rows: int = 0
+    # Callbacks for when nothing is pending.
     on_settled: list[SettledCallback] = field(default_factory=list)
+    # Why the session can do no more work; None while it can.
     failure: Exception | None = None
+    # Whether the last step failed and would fail again. The session waits for a rollback or for the next generation.
     stalled: bool = False
 
     @property
@@ -57,7 +58,7 @@ class ScheduledSession:
 
     @property
     def ready(self) -> bool:
-        """Whether a step could do something for it now, provided there is room."""
+        """Whether a step could do something for the session now, if there is room."""
         rows = self.rows
         if self.failure or self.stalled or self.starved or not rows.busy:
             return False
@@ -66,35 +67,37 @@ class ScheduledSession:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepChunk:
-    """Rows of one session in a step, with all that the runner needs of them: the session may change meanwhile.
+    """Rows of one session in a step, with everything the runner needs: the session may change during the step."""
 
-    `session`: whose rows they are. `handle`: its KV memory, with room for the rows up to `stop`.
-    `start`: rows of the session that are in the KV already; `ids`: the rows that follow them.
-    `positions`: of these rows; None: start, start + 1, … `embeddings`: (row, float [n, width]) of the rows that were
-    given as embeddings. `epoch`: of the rows when the chunk was planned; results for another epoch are discarded.
-    `sampled`: the generation that gets a token from the last row. `recent`: the newest rows, the last one included, as
-    many as that generation's penalties look back on. `sinks`: what receives the tapped outputs of embedding rows.
-    """
-
+    # The session that the rows belong to.
     session: ScheduledSession
+    # The session's KV memory, with room for the rows up to `stop`.
     handle: Any
+    # The number of the session's rows that are in the KV already.
     start: int
+    # The rows to compute, which follow the first `start` rows.
     ids: tuple[Row, ...]
+    # The positions of these rows; None: start, start + 1, …
     positions: tuple[Position, ...] | None
+    # (row, float [n, width]) of the rows that were given as embeddings.
     embeddings: tuple[tuple[int, Any], ...]
+    # `Rows.epoch` when the chunk was planned. If it has changed since, the results are discarded.
     epoch: int
+    # The generation that samples a token from the last row, if any.
     sampled: Generation | None = None
+    # The newest rows, including the last one, as many as that generation's penalties consider.
     recent: tuple[Row, ...] = ()
+    # The receivers of the tapped outputs of embedding rows.
     sinks: tuple[SinkRange, ...] = ()
 
     @property
     def count(self) -> int:
-        """How many rows the chunk has, which is at least one."""
+        """The number of rows in the chunk, at least one."""
         return len(self.ids)
 
     @property
     def stop(self) -> int:
-        """One past the last row: how many rows of the session are in the KV after the step."""
+        """One past the last row: the number of the session's rows in the KV after the step."""
         return self.start + len(self.ids)
 
 
@@ -108,7 +111,7 @@ class KeptPrefix:
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """How many rows a step may have, how many a session may have, and how long it may be idle before it is parked.
+    """The most rows in a step and in a session, and the idle time before a session is parked.
 
     `decode_rows`, `prefill_rows`, `prefill_only_rows`, `park_after_s`: as in EngineSettings. `context_rows`: the most
     rows of a session that are in the KV.
@@ -123,10 +126,10 @@ class StepLimits:
 
 @dataclass(slots=True)
 class RunnerStats:
-    """What a runner has computed since it was made. Written in the model's thread; times are wall-clock seconds.
+    """A runner's counters since its construction. Written in the model's thread; times are wall-clock seconds.
 
-    `steps`: forward passes; `rows`: rows computed in them. `step_s`: the passes with all that belongs to them, of which
-    `forward_s` is the decoder itself and `sample_s` the choice of tokens. A step that failed is not counted.
+    `steps`: forward passes. `rows`: rows computed in them. `step_s`: whole steps, of which `forward_s` is the decoder
+    and `sample_s` the choice of tokens. Failed steps are not counted.
     """
 
     steps: int = 0
@@ -137,34 +140,34 @@ class RunnerStats:
 
 
 class StepRunner(DecoderFacts, Protocol):
-    """What computes the steps of an engine. All of it but `embeddings` is called in the model's thread.
+    """Computes the steps of an engine. All methods except `embeddings` are called in the model's thread.
 
-    Its `context_rows` are the positions that the model was made for.
+    `context_rows` is the number of positions that the model supports.
     """
 
     @property
     def stats(self) -> RunnerStats:
-        """What has been computed so far; the object is live, and written in the model's thread."""
+        """The runner's live counters, written in the model's thread."""
         ...
 
     def storage(self, settings: EngineSettings) -> Storage:
-        """Return memory for this model's keys and values. Called once, when the engine is made, before any step."""
+        """Return memory for this model's keys and values. Called once, before any step."""
         ...
 
     def embeddings(self, rows: Any) -> Any:
-        """Return rows, float [n, width], as the model takes them. Called in a session's event loop.
+        """Return rows, float [n, width], in the form that the model takes. Called in a session's event loop.
 
-        Raises ValueError for another shape.
+        Raises ValueError if the rows have another shape.
         """
         ...
 
     def step(self, chunks: Sequence[StepChunk]) -> Sequence[Token | Exception | None]:
-        """Compute the chunks' KV and return one result for each: a token where one is sampled, an error, or None."""
+        """Compute the chunks' KV. Returns for each chunk the sampled token, an error, or None if it samples none."""
         ...
 
 
 def queues_by_owner(sessions: Iterable[ScheduledSession]) -> list[list[ScheduledSession]]:
-    """Return each owner's sessions, in the given order; the owner that has waited longest for a step comes first."""
+    """Return each owner's sessions, in the given order. The owner that has waited longest for a step is first."""
     queues: dict[Hashable | None, list[ScheduledSession]] = {}
     for session in sessions:
         queues.setdefault(session.rows.owner, []).append(session)
@@ -172,9 +175,9 @@ def queues_by_owner(sessions: Iterable[ScheduledSession]) -> list[list[Scheduled
 
 
 def in_turns(sessions: Sequence[ScheduledSession]) -> Sequence[ScheduledSession]:
-    """Return the sessions with one of each owner first, then a second of each, and so on.
+    """Return the sessions interleaved: one of each owner, then a second of each, and so on.
 
-    However many sessions an owner has, another owner's first one has at most as many before it as there are owners.
+    An owner's first session is preceded by at most one session of each other owner, however many those have.
     """
     queues = queues_by_owner(sessions)
     if len(queues) < 2:
@@ -188,7 +191,7 @@ def page_shares(
     """Return the pages that each owner claims, and the share that each may claim at the expense of others.
 
     The share is an equal part of `total_pages` for each owner with a session that claims memory or has work, and for
-    `owner`, who asks for more.
+    `owner`, which asks for more.
     """
     held: dict[Hashable | None, int] = {owner: 0}
     for session in sessions:

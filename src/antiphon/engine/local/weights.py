@@ -1,12 +1,13 @@
-"""A checkpoint's decoder with weights in the type that suits the machine: int8 where a CPU multiplies those best.
+"""A checkpoint's decoder with weights in the type that suits the machine: int8 if a CPU multiplies those fastest.
 
-int8: weights rounded per output, activations per row as they come (W8A8, arXiv:2208.07339 without its outlier split);
-products are summed exactly in int32, so what one row gives does not depend on the rows beside it. A CPU without VNNI
-adds products in pairs of 16 bits first, so its weights have 7 bits, whose products always fit (`packed.py`). Measured
-for the 0.5B default model on two cores, all matrix products of a step but the head's: with AVX512-VNNI and AMX 33 ms
-for 1 to 16 rows and 46 ms for 64, where bfloat16 takes 64, 68 and 88; with AVX2 alone 62, 162 and 319 for 1, 16 and 64
-rows, where float32 takes 99, 297 and 588. What rounding does to its next tokens, as KL divergence: 0.011 nats, and
-0.020 with 7 bits.
+int8: weights are rounded per output, and activations per row at run time (W8A8, arXiv:2208.07339 without its outlier
+split). Products are summed exactly in int32, so a row's result does not depend on the other rows. A CPU without VNNI
+first adds products in pairs of 16 bits, so its weights have 7 bits, whose products always fit (`packed.py`).
+
+Measured for the 0.5B default model on two cores, all matrix products of a step except the head's: with AVX512-VNNI and
+AMX, 33 ms for 1 to 16 rows and 46 ms for 64; bfloat16 takes 64, 68 and 88. With AVX2 alone, 62, 162 and 319 ms for 1,
+16 and 64 rows; float32 takes 99, 297 and 588. The effect of rounding on the next token, as KL divergence: 0.011 nats,
+and 0.020 with 7 bits.
 """
 
 from __future__ import annotations
@@ -33,30 +34,30 @@ from antiphon.errors import ModelError
 log = logging.getLogger(__name__)
 
 INT8_FILE = "int8.safetensors"
-# The tensor beside an int8 weight: its scale for each output.
+# The suffix of an int8 weight's companion tensor: its scale for each output.
 SCALE_SUFFIX = ".scale"
-# Activations are unsigned, around this: without AMX, signed ones have no fast kernel (1,000 ms instead of 1.2 for one
-# product of the 0.5B model); the results are the same to the bit.
+# The zero point of activations, which are unsigned. Without AMX, signed ones have no fast kernel (1,000 ms instead of
+# 1.2 for one product of the 0.5B model). The results are bit-identical.
 ZERO_POINT = 128
-# Projections that share their input are computed as one product.
+# Projections with the same input are computed as one product.
 FUSED_LAYERS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def best_weights(device: str) -> str:
-    """Return the type of weights that suits a device: int8, bf16 or fp32, by what its products are fastest in."""
+    """Return the type of weights whose products are fastest on a device: int8, bf16 or fp32."""
     if device != "cpu":
         return "bf16"
     return "int8" if torch.cpu._is_avx2_supported() else "fp32"
 
 
 def weights_for(device: str, weights: str, *, mixture: bool = False) -> tuple[str, torch.dtype]:
-    """Return the type of weights (int8, bf16 or fp32) for a device, and the torch type of what is not quantized.
+    """Return the type of weights (int8, bf16 or fp32) for a device, and the torch type of all other tensors.
 
-    `weights`: the type asked for, or `auto`. `mixture`: the model is a mixture of experts, which is not quantized:
-    `auto` becomes bf16 for it. Raises ModelError for a device that is not there, or a type that is not for it.
+    `weights`: the requested type, or `auto`. `mixture`: whether the model is a mixture of experts, which is not
+    quantized: `auto` then means bf16. Raises ModelError if the device is missing or does not support the type.
     """
     if device != "cpu" and not torch.cuda.is_available():
-        raise ModelError("no CUDA device is to be found: set --device cpu")
+        raise ModelError("no CUDA device found: set --device cpu")
     kind = best_weights(device) if weights == "auto" else weights
     if kind == "int8" and device != "cpu":
         raise ModelError("int8 weights are for the CPU: set --weights bf16")
@@ -68,10 +69,10 @@ def weights_for(device: str, weights: str, *, mixture: bool = False) -> tuple[st
 
 
 def load_model(folder: Path, *, device: str = "cpu", weights: str = "auto", threads: int = 0) -> Runner:
-    """Load the decoder of a checkpoint folder, ready to step. Blocks while a thread of its own loads the weights.
+    """Load the decoder of a checkpoint folder, ready to step. Blocks while a temporary thread loads the weights.
 
-    `weights`: as in `weights_for`. `threads`: of the CPU's products; 0: one for each core this process may use. Raises
-    OSError, ValueError or RuntimeError for a checkpoint that does not load, ModelError for a device that is not there.
+    `weights`: as in `weights_for`. `threads`: threads of the CPU; 0: one for each available core. Raises OSError,
+    ValueError or RuntimeError if the checkpoint does not load, ModelError if the device is missing.
     """
     return load_in_own_thread(lambda: _load(folder, device, weights), device=device, threads=threads)
 
@@ -86,10 +87,10 @@ def _load(folder: Path, device: str, weights: str) -> Runner:
 
 
 def write_int8(model: Any, folder: Path) -> None:
-    """Write a model's weights as INT8_FILE into a folder, which holds its configuration already.
+    """Write a model's weights as INT8_FILE into a folder that already holds its configuration.
 
     `model`: of `transformers`, in any float type. Linear layers whose sizes are multiples of 16 become int8 with a
-    scale; all else is written in bfloat16. Raises OSError.
+    scale; all other tensors are written in bfloat16. Raises OSError.
     """
     tensors: dict[str, torch.Tensor] = {}
     linear = {name for name, module in model.named_modules() if _packable(module)}
@@ -102,7 +103,7 @@ def write_int8(model: Any, folder: Path) -> None:
 
 
 def quantize(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round a float weight [out, in] to int8 and a scale for each output, float32 [out]; weight = int8 * scale.
+    """Round a float weight [out, in] to int8 with a scale for each output, float32 [out]; weight = int8 * scale.
 
     The largest weight of an output becomes 127 or -127.
     """
@@ -115,10 +116,10 @@ def _packable(module: nn.Module) -> bool:
 
 
 def load_int8_model(folder: Path) -> Any:
-    """Load a checkpoint with int8 linear layers and all else in float32, but for embeddings as they are in the file.
+    """Load a checkpoint with int8 linear layers. Embeddings keep the file's type; all else is float32.
 
-    Maps the packed weights of the folder where they fit this machine, packs the weights of INT8_FILE where they do not,
-    and rounds the checkpoint's own weights, each time, where there is no such file. Raises OSError, ValueError.
+    Maps the folder's packed weights if they fit this machine. Otherwise packs the weights of INT8_FILE. Without that
+    file, quantizes the checkpoint's own weights on every load. Raises OSError, ValueError.
     """
     path = folder / INT8_FILE
     if not path.is_file():
@@ -129,7 +130,7 @@ def load_int8_model(folder: Path) -> Any:
     config = AutoConfig.from_pretrained(folder, local_files_only=True)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()  # type: ignore[no-untyped-call]
-    # The files are mapped, not read: of the embeddings only the rows that are used come into memory.
+    # The files are mapped, not read: only the embeddings' rows that are used are loaded into memory.
     with safe_open(path, framework="pt") as file:
         names = set(file.keys())
         scales = {n.removesuffix(SCALE_SUFFIX): file.get_tensor(n) for n in names if n.endswith(SCALE_SUFFIX)}
@@ -149,7 +150,7 @@ def load_int8_model(folder: Path) -> Any:
 
 
 def _set_parameters(model: Any, tensors: dict[str, torch.Tensor]) -> None:
-    """Give the model those of its parameters that are left, in float32; its table of embeddings stays as it is."""
+    """Set the model's remaining parameters, in float32. Its embedding table keeps its type."""
     table = model.get_input_embeddings()
     for name, tensor in tensors.items():
         owner, _, leaf = name.rpartition(".")
@@ -160,10 +161,10 @@ def _set_parameters(model: Any, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def quantize_linear_layers(module: nn.Module) -> None:
-    """Replace a loaded module's linear layers by int8 ones, in place, and make its other parameters float32.
+    """Replace a loaded module's linear layers by int8 ones, in place, and convert its other parameters to float32.
 
-    Linear layers whose sizes are no multiples of 16 are not replaced. Tables of embeddings, and what shares their
-    weights, keep their type. The module has to be on the CPU.
+    Linear layers whose sizes are not multiples of 16 are not replaced. Embedding tables, and parameters that share
+    their weights, keep their type. The module must be on the CPU.
     """
     _replace_linear(module)
     tables = {id(p) for m in module.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
@@ -174,7 +175,7 @@ def quantize_linear_layers(module: nn.Module) -> None:
 
 
 def write_packed(folder: Path) -> None:
-    """Write the weights of a folder's INT8_FILE beside it, in the layout that this machine multiplies them in.
+    """Write the weights of a folder's INT8_FILE to the same folder, in the layout that this machine's products use.
 
     `packed.py` describes the files. Raises OSError.
     """
@@ -189,7 +190,7 @@ def _packed_groups(file: Any) -> Iterator[tuple[tuple[str, ...], torch.Tensor]]:
 
 
 def _replace_linear(model: nn.Module) -> None:
-    """Round the model's linear layers, pack them, and put int8 layers in their place."""
+    """Quantize the model's linear layers, pack them, and replace them by int8 layers."""
     weights = {name: quantize(module.weight) for name, module in model.named_modules() if _packable(module)}
     for group in _groups(set(weights)):
         biases = [model.get_submodule(n).bias for n in group]
@@ -200,7 +201,7 @@ def _replace_linear(model: nn.Module) -> None:
 def _set_int8_layers(
     model: nn.Module, group: Sequence[str], weight: torch.Tensor, scales: list[torch.Tensor], biases: Sequence[Any]
 ) -> None:
-    """Put int8 layers, which share one packed product, in the place of the layers that `group` names."""
+    """Replace the layers that `group` names by int8 layers, which share one packed product."""
     wide = [None if b is None else b.detach().float() for b in biases]
     product = Int8Product(weight, scales, wide)
     for i, name in enumerate(group):
@@ -209,7 +210,7 @@ def _set_int8_layers(
 
 
 def _groups(names: set[str]) -> Iterator[list[str]]:
-    """The names of linear layers, those that share their input together. Empties `names`."""
+    """Group the names of linear layers by their input. Empties `names`."""
     for name in sorted(names):
         if name not in names:
             continue
@@ -222,11 +223,11 @@ def _groups(names: set[str]) -> Iterator[list[str]]:
 
 
 class Int8Product:
-    """One int8 product: the outputs of several layers that share their input, side by side.
+    """One int8 product: the outputs of several layers with the same input, side by side.
 
-    `weight`: packed [in, out]; `scales`, of the weights before they were packed, and `biases`: of each layer, float32
-    [its outputs]. `sizes`: outputs of each layer; `width`: inputs. Not thread-safe: the model's thread steps through
-    the layers in their order.
+    `weight`: packed [in, out]. `scales`, of the weights before packing, and `biases`: of each layer, float32 [its
+    outputs]. `sizes`: outputs of each layer. `width`: inputs. Not thread-safe: the model's thread calls the layers in
+    their order.
     """
 
     def __init__(self, weight: torch.Tensor, scales: list[torch.Tensor], biases: Sequence[torch.Tensor | None]) -> None:
@@ -243,10 +244,10 @@ class Int8Product:
         self._outputs: list[torch.Tensor] = []
 
     def part(self, x: torch.Tensor, index: int) -> torch.Tensor:
-        """Return layer `index`'s outputs [..., out] of x, float32 [..., in].
+        """Return layer `index`'s outputs [..., out] for x, float32 [..., in].
 
-        All layers of the product are computed for the first of them, and handed out to the others when they are called
-        with the same `x`; the last one drops them.
+        The first layer computes all layers of the product. The others return their parts when they are called with the
+        same `x`; the last one drops the result.
         """
         if self._input is not x:
             whole = self.times(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], sum(self.sizes))
@@ -258,7 +259,7 @@ class Int8Product:
         return out
 
     def times(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of all layers side by side, float32 [rows, sum(sizes)], of x, float32 [rows, in]."""
+        """Return the outputs of all layers side by side, float32 [rows, sum(sizes)], for x, float32 [rows, in]."""
         if not len(x):
             return x.new_zeros(0, sum(self.sizes))
         scale = x.abs().amax(1, keepdim=True).div_(127.0).clamp_(min=1e-12)
@@ -268,9 +269,9 @@ class Int8Product:
 
 
 class Int8Linear(nn.Module):
-    """The linear layer number `index` of an int8 product, in the place of an `nn.Linear`; computes in float32 outside.
+    """Linear layer number `index` of an int8 product, in place of an `nn.Linear`. Its inputs and outputs are float32.
 
-    It has no weight of its own, so a checkpoint is not saved from it.
+    It has no weight of its own, so it cannot be saved to a checkpoint.
     """
 
     def __init__(self, product: Int8Product, index: int) -> None:
@@ -279,20 +280,20 @@ class Int8Linear(nn.Module):
         self.out_features = product.sizes[index]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return float32 [..., out] of x, float32 [..., in]. Layers of one product have to be called in their order."""
+        """Return float32 [..., out] for x, float32 [..., in]. Layers of one product must be called in their order."""
         return self.product.part(x, self.index)
 
 
-# Weights that no cache holds, in matrices of the size that models of a few billion parameters have.
+# The benchmark's matrices: sized like those of a model of a few billion parameters, and too many for any cache.
 WIDTH, NUM_MATRICES = 2048, 24
 TRIALS = 7
 
 
 def seconds_a_billion(threads: int = 0) -> float:
-    """Seconds that the CPU takes to multiply a row by a billion weights, of the type that `--weights auto` takes.
+    """Return the seconds that the CPU takes to multiply a row by a billion weights.
 
-    The best of some trials: other work on the machine only makes one slower. `threads`: as in `load_model`. Blocks for
-    about a second.
+    The weights have the type that `--weights auto` selects. Returns the best of several trials, since other work on the
+    machine only makes one slower. `threads`: as in `load_model`. Blocks for about a second.
     """
     return load_in_own_thread(_measure, device="cpu", threads=threads)
 

@@ -1,1 +1,1 @@
-"""What Qwen2.5-Omni and Qwen3-Omni have in common: conversations, encoders, and the checkpoint's chat template."""
+"""Code shared by Qwen2.5-Omni and Qwen3-Omni: conversations, encoders, and the checkpoint's chat template."""

@@ -1,6 +1,6 @@
 """Conversations of Qwen2.5-Omni and Qwen3-Omni: the thinker's text on one engine, the talker's speech on another.
 
-Both engines serve all conversations at once. The thinker is a ChatModel with a media encoder. The talker is given the
+Both engines serve all conversations at once. The thinker is a ChatModel with a media encoder. The talker gets the
 tokens of a reply while the thinker writes them, and speaks them a little later.
 """
 
@@ -47,7 +47,7 @@ from antiphon.pipelines.merge import PutChunk, side_by_side
 from antiphon.signals import Signal
 from antiphon.text.word_timing import WordPacer
 
-# Where a released checkpoint has its chat template, beside the tokenizer.
+# The files of a released checkpoint that may hold its chat template, next to the tokenizer.
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
@@ -66,9 +66,9 @@ class ThinkerParts:
 
 
 def tokenizer(folder: Path) -> Any:
-    """Return the checkpoint's tokenizer with its chat template, which as released is in a file beside it.
+    """Return the checkpoint's tokenizer with its chat template, which is a separate file in released checkpoints.
 
-    Raises OSError for a folder without a tokenizer, ValueError where there is no template.
+    Raises OSError if the folder has no tokenizer, ValueError if there is no template.
     """
     made: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     for name in TEMPLATES if not made.chat_template else ():
@@ -80,7 +80,7 @@ def tokenizer(folder: Path) -> Any:
     return made
 
 
-# Samples a second of a talker's audio.
+# Sample rate of a talker's audio.
 RATE_HZ = 24_000
 NO_AUDIO = np.zeros(0, np.float32)
 # A reply that must be a call of a tool begins with at most FORCED_ROWS tokens of the call.
@@ -90,26 +90,26 @@ FORCED_ROWS = 4
 class SpokenTokens:
     """The tokens of one reply that are to be spoken: those before its end, and before the first call of a tool.
 
-    Written by `feed`, from the chat stream, and read once by `tokens` or `rows`, in the same event loop. `chat`: whose
+    Written by `feed`, from the chat stream, and read once by `tokens` or `rows`, in the same event loop. `chat`: its
     `rows` are read when the reply begins. `stop`: tokens that end a reply. `call_opening`: the token that begins a
-    call; None where the model has none.
+    call; None if the model has none.
     """
 
     def __init__(self, chat: ChatStream, stop: frozenset[int], call_opening: int | None) -> None:
         self._chat, self._stop, self._call_opening = chat, stop, call_opening
         self._prompt: list[ChatRow] = []
-        # What the thinker made of the prompt's rows, where the chat keeps that. Known with the first token.
+        # The thinker's states of the prompt's rows, if the chat keeps them. Known with the first token.
         self.prompt_states: list[HiddenRow] = []
-        # What it made of the reply's tokens, in order. Bound: as many as the reply has.
+        # The thinker's states of the reply's tokens, in order. Bound: the length of the reply.
         self._states: list[HiddenRow] = []
-        # Tokens that are not spoken yet. Bound: a reply ends after `max_tokens`, or where its context is full.
+        # Tokens that are not spoken yet. Bound: a reply ends after `max_tokens`, or when its context is full.
         self._waiting: deque[int] = deque()
         self._changed = Signal()
         self._began = anyio.Event()
         self._ended = False
 
     def feed(self, token: int) -> None:
-        """Take the next token of the reply, which is the last of the chat's rows already; for ChatStream.on_token."""
+        """Take the next token of the reply, which is already the last of the chat's rows. For ChatStream.on_token."""
         hidden = self._chat.hidden
         if self._began.is_set():
             if hidden:
@@ -120,7 +120,7 @@ class SpokenTokens:
                 self.prompt_states = hidden.snapshot()
             self._began.set()
             if self._call_opening in self._prompt[-FORCED_ROWS:]:
-                # The reply must be a call: nothing of it is spoken.
+                # The reply must be a call: none of it is spoken.
                 self.end()
         if token in self._stop or token == self._call_opening:
             self.end()
@@ -129,18 +129,18 @@ class SpokenTokens:
             self._changed.notify()
 
     def end(self) -> None:
-        """End the speech: tokens that come later are dropped, and `prompt` and `tokens` wait no longer."""
+        """End the speech: later tokens are dropped, and `prompt` and `tokens` stop waiting."""
         self._ended = True
         self._changed.notify()
         self._began.set()
 
     async def prompt(self) -> list[ChatRow]:
-        """Return the conversation's rows before the reply. Waits for its first token; empty where there is none."""
+        """Return the conversation's rows before the reply. Waits for its first token; empty if there is none."""
         await self._began.wait()
         return self._prompt
 
     async def tokens(self) -> AsyncIterator[int]:
-        """Yield the tokens in order, as they come, until the speech ends."""
+        """Yield the tokens in order, as they arrive, until the speech ends."""
         while True:
             while self._waiting:
                 yield self._waiting.popleft()
@@ -149,9 +149,9 @@ class SpokenTokens:
             await self._changed.wait()
 
     async def rows(self, like: torch.Tensor) -> AsyncIterator[tuple[int, torch.Tensor]]:
-        """Yield the tokens in order, each with what the thinker made of it [width]; the chat has `hidden` set.
+        """Yield the tokens in order, each with the thinker's state of it [width]. The chat must have `hidden` set.
 
-        A token's state is known with the next token. So a reply's last token, which as a rule ends it, is not spoken.
+        A token's state is known with the next token. So a reply's last token, usually its stop token, is not spoken.
         `like`: as for `states`.
         """
         spoken, waiting = 0, list[int]()
@@ -165,20 +165,20 @@ class SpokenTokens:
 
 
 class TalkerSide(Protocol):
-    """One conversation's side of a talker. It owns a session of the talker's engine; one reply is spoken at a time."""
+    """A talker's side of one conversation. It owns a session of the talker's engine. One reply is spoken at a time."""
 
     def speak(
         self, spoken: SpokenTokens, media: Mapping[MediaPiece, MediaRows], voice: str, seed: int | None
     ) -> AsyncGenerator[Pcm, None]:
-        """Yield the audio of a reply while its tokens come: float32 [num_samples] at RATE_HZ.
+        """Yield the audio of a reply while its tokens arrive: float32 [num_samples] at RATE_HZ.
 
         `media`: the rows of the audio and images in the prompt. A reply without tokens to speak gives no audio. Closing
-        the generator ends the audio within a step. Raises ModelError, Refused.
+        the generator ends the audio within one step. Raises ModelError, Refused.
         """
         ...
 
     def close(self) -> None:
-        """Close the session and free its KV; a reply that is being spoken fails."""
+        """Close the session and free its KV. A reply that is being spoken fails."""
         ...
 
 
@@ -192,7 +192,7 @@ class TalkerModel(Protocol):
     def engine(self) -> Engine: ...
 
     async def open(self) -> TalkerSide:
-        """Return a new conversation's side of the talker, which the caller closes. Raises Refused without room."""
+        """Return the talker's side of a new conversation, which the caller closes. Raises Refused without room."""
         ...
 
 
@@ -202,7 +202,7 @@ Talker = TypeVar("Talker", bound=TalkerModel)
 class TalkerRows:
     """The rows of a conversation that a talker's session holds between replies, with their KV.
 
-    `joined`: as MediaEncoder has it.
+    `joined`: see MediaEncoder.
     """
 
     def __init__(self, session: Session, thread: ModelThread, joined: Collection[tuple[int, int]] = ()) -> None:
@@ -215,10 +215,10 @@ class TalkerRows:
         media: Mapping[MediaPiece, MediaRows],
         make: Callable[[Run, int], torch.Tensor],
     ) -> None:
-        """Make the session hold just `wanted`; the rows that it holds already stay.
+        """Make the session hold exactly `wanted`. Rows that it holds already stay.
 
-        `make`: called in the model's thread with a run of rows and the number of rows before it; returns the run as
-        the talker reads it, [n, width].
+        `make`: called in the model's thread with a run of rows and the number of rows before it. Returns the run as the
+        talker's input rows, [n, width].
         """
         held = common_prefix(self._rows, wanted)
         try:
@@ -236,11 +236,11 @@ class TalkerRows:
 
 
 class OmniModel(Generic[Talker]):
-    """What both conversation models are: they hear, see, write and speak. They take no turns by themselves.
+    """The common part of both conversation models: they hear, see, write and speak. They take no turns by themselves.
 
     `thinker`: the language model, which also answers by itself in text. `talker`: its voice, set by the adapter; None
-    for a checkpoint that has none. `call_opening`: the token that begins a call of a tool. `taps_media`: hidden states
-    of media rows are kept, for a talker that reads those of a layer in the middle.
+    if the checkpoint has none. `call_opening`: the token that begins a call of a tool. `taps_media`: whether hidden
+    states of media rows are kept, for a talker that reads those of a middle layer.
     """
 
     native = None
@@ -248,9 +248,9 @@ class OmniModel(Generic[Talker]):
     profile: ConversationProfile
 
     def __init__(self, folder: Path, model_id: str, parts: ThinkerParts, engine: LocalEngine) -> None:
-        """Make the thinker of its parts; `engine`, which steps its decoder, is closed where that fails.
+        """Make the thinker from its parts. Closes `engine`, which steps its decoder, if that fails.
 
-        Raises OSError, ValueError for a folder that lacks the processors' settings.
+        Raises OSError or ValueError if the folder lacks the processors' settings.
         """
         words = parts.tokenizer
         try:
@@ -266,7 +266,7 @@ class OmniModel(Generic[Talker]):
         self.call_opening: int | None = words.convert_tokens_to_ids(CALL_OPENING)
 
     def with_media(self, profile: ConversationProfile) -> ConversationProfile:
-        """Return a profile with the facts of the thinker: it takes media, and keeps to schemas."""
+        """Return a profile with the thinker's facts: it takes media, and keeps to schemas."""
         return replace(
             profile,
             accepts_media=True,
@@ -277,7 +277,7 @@ class OmniModel(Generic[Talker]):
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """The engines of the thinker and the talker, to watch their threads."""
+        """The engines of the thinker and the talker, for the watchdogs of their threads."""
         return (self.thinker.engine, *((self.talker.engine,) if self.talker else ()))
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class OmniModel(Generic[Talker]):
 def share_kv(settings: EngineSettings) -> tuple[EngineSettings, EngineSettings]:
     """Return the thinker's settings and the talker's: three quarters and a quarter of the KV memory.
 
-    A row of the talker's is a fifth of one of the thinker's.
+    A row of the talker takes a fifth of a row of the thinker.
     """
     quarter = settings.kv_bytes // 4
     return replace(settings, kv_bytes=quarter * 3), replace(settings, kv_bytes=quarter, context_rows=0)
@@ -304,13 +304,13 @@ def start_engine(
     observe: Callable[[int, int, float], None] | None,
     tokenizer: Any = None,
 ) -> LocalEngine:
-    """Return an engine that steps a decoder whose positions have three axes. Raises what LocalEngine raises."""
+    """Return an engine that steps a decoder whose positions have three axes. Raises the errors of LocalEngine."""
     runner = Runner(decoder, torch.device(device), compute, dtype, position_axes=3, input_width=decoder.input_width)
     return LocalEngine(runner, settings, tokenizer=tokenizer, observe=observe)
 
 
 class OmniStream:
-    """A ConversationStream: the thinker's conversation, and the talker's, once something was spoken.
+    """A ConversationStream: the thinker's conversation, and the talker's, after something was spoken.
 
     `chat` is the thinker's side, and `talker` the talker's. The stream owns both, and `close` closes them.
     """
@@ -332,9 +332,9 @@ class OmniStream:
     ) -> AsyncGenerator[ResponseChunk, None]:
         """Respond to the last message: text as it is written, and its audio as the talker makes it.
 
-        With `voice` None, or without a talker, there is no audio. Calls of tools are not spoken. The audio's words have
-        guessed times. Closing the generator ends both decoders within a step. Raises Refused, ModelError,
-        RemoteProtocolError.
+        With `voice` None, or without a talker, there is no audio. Calls of tools are not spoken. The times of the
+        audio's words are estimates. Closing the generator ends both decoders within one step. Raises Refused,
+        ModelError, RemoteProtocolError.
         """
         chunks: AsyncGenerator[ResponseChunk, None]
         if voice is None or self._model.talker is None:
@@ -380,7 +380,7 @@ class OmniStream:
     def close(self) -> None:
         """Close the talker's session, and the thinker's, whose KV is kept for a conversation that begins alike.
 
-        KV of rows that were given as embeddings is shared with no other conversation, and so is not kept.
+        KV of rows that were given as embeddings is not shared between conversations, so it is not kept.
         """
         self.chat.close(keep=self.chat.hidden is None)
         if self.talker:

@@ -1,7 +1,7 @@
-"""What a decoder made of each row of a conversation, for a second decoder that reads it: a talker that knows all rows.
+"""A decoder's hidden states of all rows of a conversation, for a second decoder that reads them: a talker.
 
-A row's hidden state is known once the row was computed: of rows that are given, with the sink they are given with, and
-of a sampled token, with the token after it.
+A row's hidden state is known after the row is computed. The states of given rows arrive in their sink; the state of a
+sampled token arrives with the token after it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 
 
 class _Block:
-    """Neighbouring rows that were given together; `states` is a Sink, called in the model's thread."""
+    """Neighbouring rows that were given together. `sink` is a Sink, called in the model's thread."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -22,7 +22,7 @@ class _Block:
 
     def sink(self, offset: int, states: torch.Tensor) -> None:
         if self.states is None:
-            # Rows that leave the context before they are computed stay zeros.
+            # Rows that leave the context before they are computed stay zero.
             self.states = states.new_zeros(self.count, states.shape[1])
         self.states[offset : offset + len(states)] = states
 
@@ -33,9 +33,9 @@ HiddenRow = tuple[_Block, int]
 class HiddenRows:
     """The hidden states of one conversation's rows, in the order of the rows. Used from one event loop.
 
-    `embed`: from tokens to the decoder's input rows, float [n, width]: tokens that are given have a sink only as
-    embeddings. So their KV is shared with no other conversation, and penalties do not look back on them. The states
-    lie on the model's device, as long as their rows are in the conversation.
+    `embed`: maps tokens to the decoder's input rows, float [n, width], because only embeddings can have a sink. As a
+    consequence, their KV is not shared with other conversations, and penalties do not consider them. The states lie on
+    the model's device while their rows are in the conversation.
     """
 
     def __init__(self, embed: Callable[[torch.Tensor], Any], device: torch.device) -> None:
@@ -44,12 +44,12 @@ class HiddenRows:
 
     @property
     def known(self) -> int:
-        """How many rows at the head have a state, or get it with their sink. Without the newest sampled token."""
+        """The number of rows at the head with a state, or with one to come in a sink. Excludes the newest token."""
         return len(self._rows)
 
     @property
     def newest(self) -> HiddenRow:
-        """The last row that is known."""
+        """The last of the `known` rows."""
         return self._rows[-1]
 
     @torch.no_grad()
@@ -58,13 +58,13 @@ class HiddenRows:
         return self._embed(torch.tensor(list(ids), device=self._device))
 
     def expect(self, count: int) -> Callable[[int, Any], None]:
-        """Return the Sink of so many rows that follow those that are known."""
+        """Return the Sink of the next `count` rows after the known ones."""
         block = _Block(count)
         self._rows += [(block, i) for i in range(count)]
         return block.sink
 
     def add(self, state: torch.Tensor) -> None:
-        """Keep the state [width] of a sampled row that follows those that are known."""
+        """Keep the state [width] of a sampled row that follows the known ones."""
         block = _Block(1)
         block.sink(0, state[None])
         self._rows.append((block, 0))
@@ -74,14 +74,14 @@ class HiddenRows:
         del self._rows[length:]
 
     def snapshot(self) -> list[HiddenRow]:
-        """Return the rows that are known now, for `states`; later changes of the conversation do not change it."""
+        """Return the rows that are known now, for `states`. Later changes of the conversation do not affect it."""
         return list(self._rows)
 
 
 def states(rows: Sequence[HiddenRow], like: torch.Tensor) -> torch.Tensor:
-    """Return the states of some rows of a snapshot, [n, width], once they were computed.
+    """Return the states of some rows of a snapshot, [n, width], after they were computed.
 
-    Rows that were never computed, since they left the context before, are zeros as wide as `like`.
+    Rows that left the context before they were computed are zeros, as wide as `like`.
     """
     out = [like.new_zeros(0, like.shape[-1])]
     for block, group in itertools.groupby(rows, lambda row: row[0]):

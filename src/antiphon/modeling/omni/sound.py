@@ -1,4 +1,4 @@
-"""Log-mel spectrograms of sound, as the processors of Qwen2.5-Omni and Qwen3-Omni make them."""
+"""Log-mel spectrograms of sound, equal to those of the processors of Qwen2.5-Omni and Qwen3-Omni."""
 
 from __future__ import annotations
 
@@ -12,40 +12,40 @@ from transformers import WhisperFeatureExtractor
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import SoundTrack, SoundWindow
 
-# Samples between two frames, and those that a frame is made of.
+# The distance of two frames and the length of a frame, in samples.
 HOP, SPAN = 160, 400
-# The extractor's floor below the loudest frame: 8 decades, of which its values have four to one.
+# The extractor's floor, relative to the loudest frame: 8 decades, where 1 is 4 decades.
 FLOOR = 2.0
-# Shorter audio is padded with silence: of less than this, nothing is left behind the encoder's convolutions.
+# Shorter audio is padded with silence: the encoder's convolutions would leave nothing of it.
 MIN_SAMPLES = SAMPLE_RATE_HZ // 10
 
 
 class SoundFeatures:
     """Makes spectrograms, float32 [bins, frames of 10 ms], in any thread.
 
-    `zero_padded`: the last frames are those of sound that silence follows, as Qwen2.5-Omni's processor has it; else the
-    sound is mirrored at its end.
+    `zero_padded`: compute the last frames as if silence followed the sound, like Qwen2.5-Omni's processor. Otherwise
+    the sound is mirrored at its end.
     """
 
     def __init__(self, folder: Path, *, zero_padded: bool) -> None:
-        """Read the extractor's settings from a checkpoint's folder. Raises OSError where there are none."""
+        """Read the extractor's settings from a checkpoint's folder. Raises OSError if there are none."""
         self._extract: Any = WhisperFeatureExtractor.from_pretrained(folder, local_files_only=True)
         self._zero_padded = zero_padded
         # The loudest frame of each track so far.
         self._loudest: WeakKeyDictionary[SoundTrack, float] = WeakKeyDictionary()
 
     def clip(self, pcm: Pcm) -> Pcm:
-        """Return the spectrogram of a clip by itself: float32 [num_samples], mono, 16 kHz, of any length."""
+        """Return the spectrogram of a separate clip: float32 [num_samples], mono, 16 kHz, of any length."""
         pcm = np.pad(pcm, (0, max(0, MIN_SAMPLES - len(pcm))))
         if self._zero_padded:
             return self._frames(np.pad(pcm, (0, SPAN)))[:, : -(-len(pcm) // HOP)]
         return self._frames(pcm)
 
     def window(self, window: SoundWindow) -> Pcm:
-        """Return the spectrogram of a window of a video's sound, as it would be within that of all sound so far.
+        """Return the spectrogram of a window of a video's sound, as a part of the spectrogram of all sound so far.
 
-        All frames depend on the loudest one, 8 decades below which is the floor: louder sound that comes later would
-        change it, and does not here.
+        All frames depend on the loudest one, because the floor is 8 decades below it. Louder sound later does not
+        change frames that were returned before.
         """
         num_own = len(window.pcm) - window.num_before - window.num_after
         is_last = self._zero_padded and not window.num_after

@@ -1,6 +1,7 @@
-"""The Triton kernels, interpreted on the CPU, beside torch's attention: `make kernels` installs what this needs.
+"""The Triton kernels, interpreted on the CPU and compared with torch's attention. `make kernels` installs the
+requirements.
 
-Triton decides when it is imported whether its kernels are interpreted, so each case is a process of its own.
+Triton decides at import whether its kernels are interpreted, so each case runs in its own process.
 """
 
 from __future__ import annotations

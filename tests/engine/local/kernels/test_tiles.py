@@ -1,4 +1,4 @@
-"""How a step's rows are divided into tiles, and norms that are fused only where the result is the same."""
+"""The division of a step's rows into tiles, and the fusion of norms, which requires equal results."""
 
 from __future__ import annotations
 

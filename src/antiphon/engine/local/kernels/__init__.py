@@ -1,1 +1,1 @@
-"""Kernels for a CUDA device, written in Triton, which torch's CUDA builds bring along."""
+"""Kernels for a CUDA device, written in Triton, which torch's CUDA builds include."""

@@ -1,4 +1,4 @@
-"""The attention of a step over a PagePool on a CUDA device: one call a layer, whatever sessions and rows there are."""
+"""The attention of a step over a PagePool on a CUDA device: one call for each layer, for any sessions and rows."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from antiphon.engine.local.kv.shape import KvRange
 
 log = logging.getLogger(__name__)
 
-# Query rows times query heads a key head, of a tile: what a program multiplies at once. Triton's products need 16.
+# The query rows of a tile times the query heads of a key head: the rows of one program's product. Triton's products
+# need at least LEAST_ROWS.
 TILE_ROWS, LEAST_ROWS = 64, 16
-# Programs that keep a device busy, and the most shares that a tile's keys are divided into.
+# The number of programs that keeps a multiprocessor busy, and the most shares that a tile's keys are divided into.
 PROGRAMS_A_PROCESSOR, MOST_SHARES = 4, 32
 
 
@@ -34,7 +35,7 @@ def _kernels() -> ModuleType:
 
 @cache
 def has_kernels(device: torch.device) -> bool:
-    """Return whether the kernels run on a device, which is tried once: where they do not, the log says why."""
+    """Return whether the kernels run on a device. Tried once; if they do not run, the log says why."""
     if device.type != "cuda":
         return False
     try:
@@ -42,47 +43,49 @@ def has_kernels(device: torch.device) -> bool:
         rows = torch.zeros(2, PAGE_ROWS, 1, 16, device=device)
         tiles = Tiles(one[:, None] - 1, one - 1, one - 1, one, one - 1, one.long() - 1, 1)
         store_rows(rows, tiles.slots, row, row)
-        # A row that sees itself alone gets its own values.
+        # A row that only sees itself gets its own values.
         return all(bool((attend_pages(rows, tiles, row, Scoring(), shares) == row).all()) for shares in (1, 2))
     except Exception as error:
-        # Triton compiles for the device at hand, with the compiler of the machine: either may be missing.
+        # Triton compiles for the current device with the machine's compiler. Either may be missing.
         log.warning("no attention kernels, steps gather their pages: %s: %s", type(error).__name__, error)
         return False
 
 
 @cache
 def processors(device: torch.device) -> int:
-    """Return how many multiprocessors a device has; 1 for a CPU, where kernels are only interpreted."""
+    """Return the number of multiprocessors of a device; 1 for a CPU, where kernels are only interpreted."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 @dataclass(slots=True)
 class Tiles:
-    """What the programs of a step attend, each tensor on the device.
+    """The work of a step's programs; all tensors are on the device."""
 
-    `table` int32 [sessions, pages]: each session's pages. `sessions`, `rows`, `counts`, `positions` int32 [tiles]: a
-    tile's session, its first row among the packed ones, how many rows it has, and the first one's place in the session.
-    `slots` int64 [rows]: where in the pool the packed rows lie. `tile_rows`: the most rows of a tile.
-    """
-
+    # int32 [sessions, pages]: each session's pages.
     table: torch.Tensor
+    # int32 [tiles]: each tile's session.
     sessions: torch.Tensor
+    # int32 [tiles]: each tile's first row among the packed rows.
     rows: torch.Tensor
+    # int32 [tiles]: each tile's number of rows.
     counts: torch.Tensor
+    # int32 [tiles]: the position of each tile's first row in its session.
     positions: torch.Tensor
+    # int64 [rows]: the pool's row for each packed row.
     slots: torch.Tensor
+    # The most rows in a tile.
     tile_rows: int
 
 
 def is_paged_by_kernels(pool: object) -> bool:
-    """Return whether a step over this storage is attended by the kernels here: a PagePool on a device that has them."""
+    """Return whether the kernels in this module serve a storage: a PagePool on a device that runs them."""
     return isinstance(pool, PagePool) and has_kernels(pool.rows.device)
 
 
 class PagedAttention:
-    """Attends all rows of a step to the pages of their own sessions. Satisfies StepAttention.
+    """Attends all rows of a step to the pages of their own sessions. A StepAttention.
 
-    `longest`: the most pages of a session, by which its keys are divided among programs.
+    `longest`: the most pages of a session, which limits the programs that its keys are divided among.
     """
 
     def __init__(self, pool: PagePool, tiles: Tiles, longest: int) -> None:
@@ -91,13 +94,13 @@ class PagedAttention:
     def attend(
         self, layer: int, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, scoring: Scoring
     ) -> torch.Tensor:
-        """Store the new keys and values, and return what each row attends to; shapes as in StepAttention."""
+        """Store the new keys and values, and return each row's attention output; shapes as in StepAttention."""
         tiles, rows = self._tiles, self._pool.rows[layer]
         store_rows(rows, tiles.slots, keys, values)
         return attend_pages(rows, tiles, query, scoring, self._shares(keys.shape[1]))
 
     def _shares(self, kv_heads: int) -> int:
-        """How many programs divide the keys of a tile: a power of two, as many as keep the device busy."""
+        """The number of programs that divide the keys of a tile: a power of two, enough to keep the device busy."""
         device = self._pool.rows.device
         wanted = PROGRAMS_A_PROCESSOR * processors(device) // (len(self._tiles.rows) * kv_heads)
         most = max(1, min(wanted, self._longest, MOST_SHARES))
@@ -105,9 +108,9 @@ class PagedAttention:
 
 
 class DecodePages(PagedAttention):
-    """The same for a decode step of at most `rows` sessions, over tensors that stay where they are: one row each.
+    """PagedAttention for a decode step of at most `rows` sessions, one row each, over tensors with fixed addresses.
 
-    To be filled before each step; rows that no session has are those of the scratch page.
+    Must be filled before each step. Padding rows use the scratch page.
     """
 
     def __init__(self, pool: PagePool, rows: int) -> None:
@@ -126,7 +129,7 @@ class DecodePages(PagedAttention):
         super().__init__(pool, tiles, pool.num_pages)
 
     def fill(self, ranges: Sequence[KvRange]) -> None:
-        """Set the tensors for the next step, of these sessions and padding."""
+        """Fill the tensors for the next step: these sessions, then padding."""
         rows = len(self._tiles.rows)
         table = np.zeros((rows, max(pages_of(r.stop) for r in ranges)), np.int32)
         positions, slots = np.zeros(rows, np.int32), np.arange(rows) % PAGE_ROWS
@@ -139,11 +142,11 @@ class DecodePages(PagedAttention):
         self._tiles.slots.copy_(torch.from_numpy(slots), non_blocking=True)
 
     def begin(self) -> None:
-        """Nothing is kept from the step before."""
+        """A no-op: no state is kept from the previous step."""
 
 
 def step_tiles(ranges: Sequence[KvRange], groups: int, device: torch.device) -> Tiles:
-    """Return the tiles of a step whose rows are packed in the order of `ranges`. `groups`: query heads a key head."""
+    """Return the tiles of a step with rows packed in the order of `ranges`. `groups`: query heads for each key head."""
     tile_rows = max(1, TILE_ROWS // groups) if max(r.count for r in ranges) > 1 else 1
     table = np.zeros((len(ranges), max(pages_of(r.stop) for r in ranges)), np.int32)
     tiles: list[tuple[int, int, int, int]] = []
@@ -155,7 +158,7 @@ def step_tiles(ranges: Sequence[KvRange], groups: int, device: torch.device) -> 
         for first in range(0, place.count, tile_rows):
             tiles.append((number, at + first, min(tile_rows, place.count - first), place.start + first))
         at += place.count
-    # One copy for all numbers of the tiles: each copy costs the host more than what it carries.
+    # One copy for all numbers of the tiles: a copy costs the host more than its size.
     sessions, rows, counts, positions = _copied(np.array(tiles, np.int32).T, device)
     return Tiles(
         _copied(table, device), sessions, rows, counts, positions, _copied(np.concatenate(slots), device), tile_rows
@@ -178,10 +181,10 @@ def store_rows(rows: torch.Tensor, slots: torch.Tensor, keys: torch.Tensor, valu
 
 
 def attend_pages(rows: torch.Tensor, tiles: Tiles, query: torch.Tensor, scoring: Scoring, shares: int) -> torch.Tensor:
-    """Return what each row of `query` [n, heads, head_dim] attends to among its own session's rows, like `query`.
+    """Return the attention output of each row of `query` [n, heads, head_dim] over its own session's rows.
 
-    `rows` [2, pages * PAGE_ROWS, kv_heads, head_dim]: a layer's keys and values. `shares`: how many programs divide a
-    tile's keys, a power of two.
+    `rows` [2, pages * PAGE_ROWS, kv_heads, head_dim]: a layer's keys and values. `shares`: the number of programs that
+    divide a tile's keys, a power of two. The result has the shape and type of `query`.
     """
     kernels = _kernels()
     count, heads, width = query.shape
@@ -212,7 +215,7 @@ def attend_pages(rows: torch.Tensor, tiles: Tiles, query: torch.Tensor, scoring:
 
 
 def _current(device: torch.device) -> AbstractContextManager[object]:
-    """Make a device the current one, on which Triton launches, whichever its tensors are on."""
+    """Make a device current, because Triton launches on the current device rather than on that of the tensors."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""CUDA graphs: what a function has launched once is launched again as a whole, without the host's work."""
+"""CUDA graphs: replay the launches of a function as one launch, without the host's work."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _captures = threading.Lock()
 
 
 def capture(function: Callable[[], T], device: torch.device, memory: Any) -> tuple[torch.cuda.CUDAGraph, T]:
-    """Return a graph of what `function` launches, and what it returned: tensors that each replay writes anew.
+    """Return a graph of the launches of `function`, and its result: tensors that each replay overwrites.
 
-    `memory`: a pool (`torch.cuda.graph_pool_handle`), which graphs that never run at once may share. The function is
-    called four times, and has to read its inputs from tensors that stay where they are. Raises RuntimeError where it
-    waits for the device, or where a replay gives other numbers than a call.
+    `memory`: a pool (`torch.cuda.graph_pool_handle`), which graphs that never run at the same time may share.
+    `function` is called four times. It must read its inputs from tensors with fixed addresses. Raises RuntimeError if
+    it waits for the device, or if a replay gives other numbers than a call.
     """
-    # Captures wait for the device, which another capture forbids.
+    # A capture waits for the device, which is forbidden during another capture.
     with _captures, torch.cuda.device(device):
         side: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -29,7 +29,7 @@ def capture(function: Callable[[], T], device: torch.device, memory: Any) -> tup
                 function()
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other engines of this process may use the device meanwhile.
+        # Other engines of this process may use the device at the same time.
         with torch.cuda.graph(graph, pool=memory, stream=side, capture_error_mode="thread_local"):
             out = function()
         graph.replay()
@@ -39,9 +39,9 @@ def capture(function: Callable[[], T], device: torch.device, memory: Any) -> tup
 
 
 def agree(replayed: Any, called: Any) -> bool:
-    """Return whether two results are the same, up to what other orders of summation change: tensors, or tuples of them.
+    """Return whether two results (tensors, or tuples of them) are equal, except for the order of summation.
 
-    Numbers that are chosen from others, such as tokens, are not compared: a tie may fall either way.
+    Does not compare integers, such as sampled tokens: a tie may go either way.
     """
     if isinstance(called, tuple):
         return all(agree(one, other) for one, other in zip(replayed, called, strict=True))

@@ -1,4 +1,4 @@
-"""RMS norms in one kernel each, in place of the seven that a decoder of `transformers` launches for one."""
+"""RMS norms in one kernel each, instead of the seven that a decoder of `transformers` launches."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch.nn.functional import rms_norm
 
-# Rows that the two ways are compared on, and by how much they may differ: the rounding of the narrowest type.
+# The rows that the two computations are compared on, and the tolerance: the rounding of the narrowest type.
 ROWS, TOLERANCE = 4, 2e-2
 
 
 @torch.inference_mode()
 def fuse_norms(model: torch.nn.Module) -> int:
-    """Have a decoder's RMS norms computed by torch's own kernel, and return how many.
+    """Make a decoder compute its RMS norms by torch's own kernel. Returns the number of replaced norms.
 
-    A norm is left as it is where the results differ, as those do that add one to their weights (Gemma).
+    A norm stays as it is if the results differ, for example if it adds one to its weights (Gemma).
     """
     fused = 0
     for module in model.modules():

@@ -1,9 +1,9 @@
-"""Attention over the pages of many sessions, and the writing of new rows to them.
+"""Attention over the pages of many sessions, and storing new rows in them.
 
-The keys are read where they lie, by each session's page table, and never gathered. A program attends a tile (rows of
-one session, by the query heads of one key head) to a share of the session's pages, with a running softmax
-(arXiv:2205.14135); the shares are put together afterwards, as in Flash-Decoding. Only `antiphon.engine.local.kernels`
-knows Triton: on a machine without it this module cannot be imported.
+The keys are read in place, by each session's page table, and never gathered. A program attends a tile (rows of one
+session, with the query heads of one key head) to a share of the session's pages, with a running softmax
+(arXiv:2205.14135). The shares are combined afterwards, as in Flash-Decoding. Only `antiphon.engine.local.kernels` uses
+Triton: on a machine without it this module cannot be imported.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 
-# What changes from step to step is not compiled for.
+# Values that change from step to step must not cause a recompilation.
 @triton.jit(do_not_specialize=["window", "table_stride", "num_rows", "shares"])
 def attend_pages(
     query,
@@ -88,7 +88,7 @@ def attend_pages(
             seen = seen & (place[None, :] > (position + own - window)[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         higher = tl.maximum(top, tl.max(scores, 1))
-        # A row may see nothing of this share.
+        # A row may see no key of this share.
         base_score = tl.where(higher == float("-inf"), 0.0, higher)
         weights = tl.exp(scores - base_score[:, None])
         shrunk = tl.exp(top - base_score)
@@ -121,7 +121,7 @@ def add_shares(
     BLOCK_D: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """Put the `shares` of one row and head together, at most MOST. Grid: rows, query heads."""
+    """Combine the `shares` (at most MOST) of one row and head. Grid: rows, query heads."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     s = tl.arange(0, MOST)
     d = tl.arange(0, BLOCK_D)
@@ -159,6 +159,6 @@ def store_rows(
     kind = rows.dtype.element_ty
     key = tl.load(keys + row * keys_stride + i, mask=inside, other=0.0).to(kind).to(tl.float32)
     value = tl.load(values + row * values_stride + i, mask=inside, other=0.0).to(kind).to(tl.float32)
-    # Only numbers differ from themselves by nothing.
+    # x - x is 0 for finite numbers only.
     tl.store(into, tl.where(key - key == 0, key, 0.0).to(kind), mask=inside)
     tl.store(into + values_offset, tl.where(value - value == 0, value, 0.0).to(kind), mask=inside)

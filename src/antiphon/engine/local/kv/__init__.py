@@ -1,1 +1,1 @@
-"""The memory that keys and values lie in, and who holds how much of it."""
+"""The memory for keys and values, and the bookkeeping of its holders."""

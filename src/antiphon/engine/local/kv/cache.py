@@ -1,11 +1,11 @@
-"""Which session holds which KV memory, and whether there is room for more: extents, leases, parking.
+"""The holders of KV memory, and the room for more: extents, leases, parking.
 
 An *extent* is one session's KV: contiguous room for a whole number of pages of rows. Extents are shared by reference
-count (a fork, an equal prefix), and a session that writes to a shared one gets its own copy first. A *lease* is what a
-session was promised when it was opened: room for its reserve is there whenever the session needs it. A parked session
-holds no room: its rows lie in host memory or in a file, bit for bit as they were.
+count (a fork, an equal prefix). A session that writes to a shared extent gets its own copy first. A *lease* is the
+promise to a session when it opens: room for its reserve is available whenever the session needs it. A parked session
+holds no room: an exact copy of its rows lies in host memory or in a file.
 
-Pure bookkeeping: the memory itself is behind `Storage`, and what the rows mean is known to the scheduler.
+Pure bookkeeping: `Storage` manages the memory itself, and the scheduler knows the meaning of the rows.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, Protocol
 
 log = logging.getLogger(__name__)
 
-# Rows of a page, the unit in which room is counted.
+# The number of rows in a page, the unit of room.
 PAGE_ROWS = 64
 
 
 class Storage(Protocol):
-    """The memory that extents and parked copies lie in. Handles are opaque to the cache; sizes are in rows.
+    """The memory of extents and parked copies. Handles are opaque to the cache; sizes are in rows.
 
-    All methods are called in the model's thread and return when the copy is made.
+    All methods are called in the model's thread and return when the copy is complete.
     """
 
     @property
@@ -34,35 +34,35 @@ class Storage(Protocol):
     def extend(self, source: Any | None, rows: int, valid: int, *, shared: bool) -> Any:
         """Return a handle of memory for `rows` rows that begins with the first `valid` rows of `source`.
 
-        `shared`: others hold `source` too, and it stays as it is; else it is given up, and not used again. `rows` are
-        at least `valid`, and more than `source` has unless it is shared.
+        `shared`: other holders use `source` too, and it stays unchanged; otherwise it is given up and not used again.
+        `rows` is at least `valid`, and exceeds the size of `source` unless it is shared.
         """
         ...
 
     def own(self, handle: Any, first: int) -> None:
-        """Make sure that no other handle sees what is written to this one's rows from `first` on.
+        """Ensure that no other handle sees writes to this one's rows from `first` on.
 
-        Called before a step writes there. It takes no room beyond what the handle counts for.
+        Called before a step writes there. Takes no room beyond the handle's size.
         """
         ...
 
     def free(self, handle: Any) -> None:
-        """Take a handle's memory back; it is not used again."""
+        """Free a handle's memory. The handle is not used again."""
         ...
 
     def evict(self, handle: Any, first: int, end: int, stop: int) -> bool:
         """Move rows end .. stop down to `first`, as if they had been computed there.
 
-        Returns False, with nothing changed, where the keys of this model cannot be moved to other positions.
+        Returns False, without any change, if this model's keys cannot be moved to other positions.
         """
         ...
 
     def to_host(self, source: Any, rows: int) -> Any:
-        """Return a copy of the first `rows` rows that lies in host memory, outside the budget."""
+        """Return a copy of the first `rows` rows in host memory, outside the budget."""
         ...
 
     def to_disk(self, parked: Any) -> Any:
-        """Move a copy that `to_host` returned to a file, and return its new handle. Raises OSError for a full disk."""
+        """Move a copy that `to_host` returned to a file, and return its new handle. Raises OSError on a full disk."""
         ...
 
     def restore(self, parked: Any, target: Any, rows: int) -> None:
@@ -70,13 +70,13 @@ class Storage(Protocol):
         ...
 
     def discard(self, parked: Any) -> None:
-        """Free a parked copy, wherever it lies; its handle is not used again."""
+        """Free a parked copy, in memory or on disk. Its handle is not used again."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Extent:
-    """Memory for `pages` pages, shared by `holders` leases and kept prefixes. One with several is not written to."""
+    """Memory for `pages` pages, shared by `holders` leases and kept prefixes. Read-only if it has several holders."""
 
     handle: Any
     pages: int
@@ -96,8 +96,8 @@ class Parked:
 class Lease:
     """One session's claim to memory. At most one of `extent` and `parked` is set; neither while it has no rows.
 
-    `reserve_pages`: what it was promised. `asleep`: the session is parked, and holds and is promised nothing until it
-    wakes; it is so without a `parked` copy where it had no rows or gave them up. `closed`: it is not used again.
+    `reserve_pages`: the promised pages. `asleep`: the session is parked; it holds nothing and is promised nothing until
+    it wakes. It has no `parked` copy if it had no rows or gave them up. `closed`: the lease is not used again.
     """
 
     reserve_pages: int
@@ -108,7 +108,7 @@ class Lease:
 
     @property
     def claim_pages(self) -> int:
-        """Pages that the lease holds or was promised, whichever is more; 0 for one that is parked or closed."""
+        """The larger of the pages that the lease holds and those it was promised; 0 if it is parked or closed."""
         if self.closed or self.asleep:
             return 0
         return max(self.reserve_pages, self.extent.pages if self.extent else 0)
@@ -117,8 +117,9 @@ class Lease:
 class KvCache:
     """All extents, leases and kept prefixes of one engine, within `budget_bytes`. Used by one thread at a time.
 
-    `host_bytes` and `disk_bytes` bound what parked sessions may take of either; past both, parking is refused. The
-    budget is what sessions hold and were promised: kept prefixes lie in what is left of it and go first.
+    `host_bytes` and `disk_bytes` limit the parked sessions' memory and disk space; beyond both, parking is refused. The
+    budget covers the memory that sessions hold and were promised. Kept prefixes use the rest of it and are dropped
+    first.
     """
 
     def __init__(self, storage: Storage, *, budget_bytes: int, host_bytes: int = 0, disk_bytes: int = 0) -> None:
@@ -128,15 +129,15 @@ class KvCache:
         self._host_pages = host_bytes // self.page_bytes
         self._disk_pages = disk_bytes // self.page_bytes
         self.leases: set[Lease] = set()
-        # Extents without a lease that a later session may share, the one used last at the end; dropped when room is
+        # Extents without a lease that a later session may share, the most recently used last. Dropped when room is
         # needed.
         self.kept: list[Extent] = []
-        # In the order they were parked.
+        # In the order of parking.
         self._parked: list[Parked] = []
 
     @property
     def held_pages(self) -> int:
-        """Pages that are allocated now, kept prefixes included; an extent that several share counts once."""
+        """Pages that are allocated now, including kept prefixes. A shared extent counts once."""
         extents = {id(e): e.pages for e in (*self.kept, *(x.extent for x in self.leases)) if e}
         return sum(extents.values())
 
@@ -144,17 +145,17 @@ class KvCache:
     def claimed_pages(self) -> int:
         """Pages that sessions which are not parked hold or were promised.
 
-        A shared extent counts once for each of them, since each may come to need its own copy.
+        A shared extent counts once for each session, because each may come to need its own copy.
         """
         return sum(lease.claim_pages for lease in self.leases)
 
     @property
     def parked_rows(self) -> int:
-        """Rows that lie outside the budget, in host memory and on disk together."""
+        """Rows outside the budget, in host memory and on disk together."""
         return sum(p.rows for p in self._parked)
 
     def open(self, reserve_rows: int) -> Lease | None:
-        """Return a lease that is promised room for `reserve_rows`, or None where that much is not unclaimed now.
+        """Return a lease with room promised for `reserve_rows`, or None if less is unclaimed now.
 
         Nothing is allocated before the lease has rows.
         """
@@ -166,7 +167,7 @@ class KvCache:
         return lease
 
     def close(self, lease: Lease) -> None:
-        """Give back what the lease holds, its parked copy included. Closing it again changes nothing."""
+        """Give back everything that the lease holds, including its parked copy. Closing it again is a no-op."""
         self._release(lease)
         if lease.parked:
             self._discard(lease.parked)
@@ -177,9 +178,9 @@ class KvCache:
     def ensure(self, lease: Lease, rows: int, valid: int) -> bool:
         """Make the lease's extent its own, with room for `rows` rows; the first `valid` rows in it stay.
 
-        The storage may have to copy these rows where the extent is shared or too small, so a growing one gets an eighth
-        more than it needs. To be called before rows from `valid` on are written.
-        Returns False, with nothing changed, where there is no room. The lease must not be parked.
+        Must be called before rows from `valid` on are written. The lease must not be parked. The storage may have to
+        copy the rows if the extent is shared or too small, so a growing extent gets an eighth more than it needs.
+        Returns False, without any change, if there is no room.
         """
         assert not lease.asleep
         pages = pages_of(rows)
@@ -187,12 +188,12 @@ class KvCache:
         if old and old.holders == 1 and old.pages >= pages:
             self.storage.own(old.handle, valid)
             return True
-        # Room to grow into, so that a conversation is not copied for every page it gains.
+        # Room to grow, so that a conversation is not copied for every page it gains.
         wish = max(lease.reserve_pages, pages + pages // 8 if old else pages)
         size = wish if self._fits(lease, wish) else pages
         if not self._fits(lease, size):
             return False
-        # Kept prefixes go first: _fits has counted only what leases hold and were promised.
+        # Kept prefixes are dropped first: _fits has counted only the pages that leases hold and were promised.
         while self.kept and self.held_pages + size > self.total_pages:
             self.drop_kept(self.kept[0])
         shared = old is not None and old.holders > 1
@@ -205,24 +206,24 @@ class KvCache:
     def evict(self, lease: Lease, first: int, end: int, stop: int) -> bool:
         """Drop rows first .. end of the lease's extent and move the rows up to `stop` down.
 
-        The extent must be the lease's own. Returns False where this model's keys cannot be moved.
+        The extent must be the lease's own. Returns False if this model's keys cannot be moved.
         """
         assert lease.extent
         assert lease.extent.holders == 1
         return self.storage.evict(lease.extent.handle, first, end, stop)
 
     def share(self, source: Extent, lease: Lease) -> None:
-        """Have `lease`, which must hold nothing yet, hold `source` too. Nothing is copied until one of them writes."""
+        """Make `lease`, which must hold nothing yet, a holder of `source`. Nothing is copied before a write."""
         assert lease.extent is None
         if source in self.kept:
-            # The extent that was used last is dropped last.
+            # The most recently used extent is dropped last.
             self.kept.remove(source)
             self.kept.append(source)
         source.holders += 1
         lease.extent = source
 
     def keep(self, lease: Lease) -> Extent | None:
-        """Keep the lease's extent for others to share after the lease is closed, and return it; None where it has none.
+        """Keep the lease's extent for others to share after the lease is closed, and return it; None without an extent.
 
         It stays until `drop_kept`, or until the room is needed.
         """
@@ -233,15 +234,15 @@ class KvCache:
         return extent
 
     def drop_kept(self, extent: Extent) -> None:
-        """Stop keeping an extent. Its memory is freed with the last lease that shares it; ValueError if not kept."""
+        """Stop keeping an extent. Its last holder frees its memory. Raises ValueError if it is not kept."""
         self.kept.remove(extent)
         self._drop_holder(extent)
 
     def park(self, lease: Lease, rows: int) -> bool:
         """Move the lease's first `rows` rows out of the budget and give up its claim.
 
-        Copies to host memory, and moves what has been parked longest on to disk where host memory is full. Returns
-        False, with nothing changed, where neither has room; True for a lease that is parked already.
+        Copies to host memory. If that is full, moves the copies that were parked first to disk. Returns False, without
+        any change, if neither has room; True if the lease is already parked.
         """
         if lease.asleep:
             return True
@@ -258,8 +259,8 @@ class KvCache:
     def wake(self, lease: Lease, rows: int) -> bool:
         """Bring a parked lease back, with its reserve promised again and room for `rows` rows.
 
-        Copies its rows back and discards the parked copy. Returns False, with nothing changed, where there is no room
-        now; True for a lease that is not parked.
+        Copies its rows back and discards the parked copy. Returns False, without any change, if there is no room now;
+        True if the lease is not parked.
         """
         if not lease.asleep:
             return True
@@ -280,9 +281,9 @@ class KvCache:
         return True
 
     def truncate_parked(self, lease: Lease, rows: int) -> None:
-        """Count only the first `rows` rows of a parked copy from now on, since the others were rolled back.
+        """Limit a parked copy to its first `rows` rows, because the others were rolled back.
 
-        Does nothing for a lease without a parked copy.
+        A no-op for a lease without a parked copy.
         """
         if lease.parked:
             lease.parked.rows = min(lease.parked.rows, rows)
@@ -306,7 +307,7 @@ class KvCache:
         return used + pages <= self._host_pages + self._disk_pages
 
     def _spill(self) -> None:
-        """Move what has been parked longest to disk until host memory holds no more than its bound."""
+        """Move the copies that were parked first to disk until host memory is within its limit."""
         in_host = [p for p in self._parked if not p.on_disk]
         used = sum(pages_of(p.rows) for p in in_host)
         for parked in in_host:
@@ -315,7 +316,7 @@ class KvCache:
             try:
                 parked.handle = self.storage.to_disk(parked.handle)
             except OSError as error:
-                # A session over the host bound is better than a session that is lost.
+                # Exceeding the host limit is better than losing a session.
                 log.warning("parked sessions stay in host memory: %s", error.strerror)
                 self._disk_pages = 0
                 return
@@ -327,7 +328,7 @@ class KvCache:
         self._parked.remove(parked)
 
     def check_integrity(self) -> None:
-        """Raise AssertionError where the counts, claims and copies contradict each other; for tests."""
+        """Raise AssertionError if the counts, claims and copies contradict each other; for tests."""
         count: dict[int, int] = {}
         extents: dict[int, Extent] = {}
         for extent in [*self.kept, *(x.extent for x in self.leases if x.extent)]:
@@ -344,5 +345,5 @@ class KvCache:
 
 
 def pages_of(rows: int) -> int:
-    """Return how many whole pages hold `rows` rows."""
+    """Return the number of whole pages that hold `rows` rows."""
     return -(-rows // PAGE_ROWS)

@@ -1,8 +1,8 @@
-"""KV memory as one pool of pages: sessions hold lists of pages, and equal heads hold the same ones.
+"""KV memory as one pool of pages: each session holds a list of pages, and equal heads share them.
 
-A session grows by pages, without a copy of what it has. A fork, or a session that begins with another's rows, shares
-whole pages and copies the one that it writes to. All sessions' rows lie in one tensor, at an address that never
-changes, so one kernel can attend for all of them, and a step can be captured and replayed.
+A session grows by pages, without copying its rows. A fork, or a session that begins with another's rows, shares whole
+pages and copies a page before writing to it. All sessions' rows lie in one tensor with a fixed address. So one kernel
+can attend for all of them, and a step can be captured and replayed.
 """
 
 from __future__ import annotations
@@ -19,33 +19,33 @@ from antiphon.engine.local.kv.parked import ParkedFile, discard_parked, read_par
 from antiphon.engine.local.kv.shape import KvRange, KvShape
 from antiphon.errors import EngineError
 
-# The page that no session holds: rows that a step has only to fill its shape are written there.
+# The page that no session holds. The padding rows of a step are written to it.
 SCRATCH_PAGE = 0
 
 
 @dataclass(slots=True, eq=False)
 class PageTable:
-    """The pages of one handle, in the order of its rows: row i lies in `pages[i // PAGE_ROWS]`; int64 [pages]."""
+    """The pages of one handle, in the order of its rows, int64 [pages]: row i lies in `pages[i // PAGE_ROWS]`."""
 
     pages: np.ndarray[tuple[int], np.dtype[np.int64]]
 
     def rows(self, start: int, stop: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Return where rows start .. stop lie among all rows of the pool, int64 [stop - start]."""
+        """Return the pool's rows for rows start .. stop of the handle, int64 [stop - start]."""
         rows = np.arange(start, stop)
         return self.pages[rows // PAGE_ROWS] * PAGE_ROWS + rows % PAGE_ROWS
 
 
 class PagePool:
-    """The Storage of a decoder's KV in which a handle is a PageTable of one pool, which is allocated at once.
+    """A Storage whose handles are PageTables of one pool, which is allocated at once.
 
-    `pages`: how many pages sessions may hold, beside the scratch page. `folder`: where files of parked copies go; None:
-    the system's temporary folder. `rows`: [layers, 2, pages * PAGE_ROWS, kv_heads, head_dim]. Raises
-    torch.OutOfMemoryError where the device is too small.
+    `pages`: the number of pages for sessions, not counting the scratch page. `folder`: the folder for files of parked
+    copies; None: the system's temporary folder. `rows`: [layers, 2, pages * PAGE_ROWS, kv_heads, head_dim]. Raises
+    torch.OutOfMemoryError if the device is too small.
     """
 
     def __init__(self, shape: KvShape, pages: int, folder: Path | None = None) -> None:
         self.shape, self._folder = shape, folder
-        # Padded steps read rows that nobody has written, and weigh them with 0: a NaN there would spread.
+        # Padded steps read rows that were never written, with weight 0. A NaN there would spread.
         self.rows = shape.zeros((pages + 1) * PAGE_ROWS)
         self._holders = np.zeros(pages + 1, np.int64)
         self._free = list(range(pages, SCRATCH_PAGE, -1))
@@ -57,19 +57,19 @@ class PagePool:
 
     @property
     def num_pages(self) -> int:
-        """How many pages there are, the scratch page included."""
+        """The number of pages, including the scratch page."""
         return len(self._holders)
 
     @property
     def free_pages(self) -> int:
-        """How many pages nobody holds."""
+        """The number of pages that no table holds."""
         return len(self._free)
 
     def extend(self, source: PageTable | None, rows: int, valid: int, *, shared: bool) -> PageTable:
         """Return a table for `rows` rows that begins with the first `valid` rows of `source`.
 
-        Without `shared` it is `source` itself with more pages. With it, the two hold the whole pages among the valid
-        rows together, and only the rows of the last page are copied.
+        Without `shared` it is `source` itself with more pages. With `shared`, the two share the whole pages among the
+        valid rows, and only the rows of the last page are copied.
         """
         if source is not None and not shared:
             self._grow(source, pages_of(rows))
@@ -84,7 +84,7 @@ class PagePool:
         return table
 
     def own(self, handle: PageTable, first: int) -> None:
-        """Replace the pages from that of row `first` on that other tables hold too; the rows before `first` stay."""
+        """Replace the pages that other tables hold too, from that of row `first` on. The rows before `first` stay."""
         at = first // PAGE_ROWS
         for number in np.flatnonzero(self._holders[handle.pages[at:]] > 1) + at:
             old = handle.pages[number]
@@ -94,19 +94,19 @@ class PagePool:
             self._holders[old] -= 1
 
     def free(self, handle: PageTable) -> None:
-        """Give back the table's pages, those that no other table holds."""
+        """Give back the pages of the table that no other table holds."""
         self._holders[handle.pages] -= 1
         self._free += [int(page) for page in handle.pages if not self._holders[page]]
         handle.pages = handle.pages[:0]
 
     def evict(self, handle: PageTable, first: int, end: int, stop: int) -> bool:
-        """Move rows end .. stop down to `first`, layer by layer, and turn their keys by as many positions.
+        """Move rows end .. stop down to `first`, layer by layer, and rotate their keys by the same number of positions.
 
-        Values carry no position and are copied. Returns False where this model's keys cannot be moved.
+        Values carry no position and are copied. Returns False if this model's keys cannot be moved.
         """
         if self.shape.frequencies is None:
             return False
-        # Where pages are shared, the rows are read from those that the others keep.
+        # Rows in shared pages are read from the originals, which the other holders keep.
         source = self._where(handle, end, stop)
         self.own(handle, first)
         target = self._where(handle, first, first + stop - end)
@@ -116,15 +116,15 @@ class PagePool:
         return True
 
     def to_host(self, source: PageTable, rows: int) -> torch.Tensor:
-        """Return a contiguous copy of the first `rows` rows in host memory; waits for the device."""
+        """Return a contiguous copy of the first `rows` rows in host memory. Waits for the device."""
         return self.rows[:, :, self._where(source, 0, rows)].to("cpu", copy=True).contiguous()
 
     def to_disk(self, parked: torch.Tensor) -> ParkedFile:
-        """Write a parked copy to an unnamed file, which disappears with the process. Raises OSError for a full disk."""
+        """Write a parked copy to an unnamed file, which disappears with the process. Raises OSError on a full disk."""
         return write_parked(parked, self._folder)
 
     def restore(self, parked: torch.Tensor | ParkedFile, target: PageTable, rows: int) -> None:
-        """Copy the first `rows` rows of a parked copy into `target`. Raises OSError where its file cannot be read."""
+        """Copy the first `rows` rows of a parked copy into `target`. Raises OSError if its file cannot be read."""
         copy = read_parked(parked)[:, :, :rows].to(self.rows.device)
         self.rows[:, :, self._where(target, 0, rows)] = copy
 
@@ -135,18 +135,18 @@ class PagePool:
     def write(self, layer: int, slots: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Store keys and values [rows, kv_heads, head_dim] of a layer at the pool's rows `slots`, int64 [rows].
 
-        Infinities and NaN become 0. The session whose step made them fails by its logits, and those that read its
-        pages after it are not harmed.
+        Infinities and NaN become 0. The session that produced them fails by its logits; later holders of its pages are
+        not harmed.
         """
         for rows, new in zip(self.rows[layer], (keys, values), strict=True):
             rows.index_copy_(0, slots, new.to(rows.dtype).nan_to_num(0.0, 0.0, 0.0))
 
     def step(self, ranges: Sequence[KvRange]) -> PagedRows:
-        """Return where the keys and values of a step lie; its rows are packed in the order of `ranges`."""
+        """Return access to the keys and values of a step, whose rows are packed in the order of `ranges`."""
         return PagedRows(self, ranges)
 
     def check_integrity(self, tables: Sequence[PageTable]) -> None:
-        """Raise AssertionError where the counts contradict the tables that are in use; for tests."""
+        """Raise AssertionError if the holder counts contradict the tables in use; for tests."""
         held = np.bincount(
             np.concatenate([t.pages for t in tables] or [np.zeros(0, np.int64)]), minlength=len(self._holders)
         )
@@ -162,9 +162,9 @@ class PagePool:
             table.pages = np.concatenate([table.pages, self._take(pages - len(table.pages))])
 
     def _take(self, pages: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        # Room is promised page by page, so this is a mistake in the bookkeeping and no lack of memory.
+        # Room is promised page by page, so this is a bookkeeping error, not a lack of memory.
         if pages > len(self._free):
-            raise EngineError(f"{pages} pages of KV are wanted and {len(self._free)} are free")
+            raise EngineError(f"{pages} pages of KV are needed, but {len(self._free)} are free")
         taken = np.array([self._free.pop() for _ in range(pages)], np.int64)
         self._holders[taken] = 1
         return taken
@@ -175,7 +175,7 @@ class PagePool:
 
 
 class PagedRows:
-    """The KV of one step's sessions in a pool, gathered for each session and layer when it is read."""
+    """The KV of one step's sessions in a pool, gathered for each session and layer on reading."""
 
     def __init__(self, pool: PagePool, ranges: Sequence[KvRange]) -> None:
         self._pool, device = pool, pool.rows.device

@@ -1,4 +1,4 @@
-"""KV memory as one contiguous tensor for each session: what a CPU reads fastest."""
+"""KV memory as one contiguous tensor for each session, the layout that a CPU reads fastest."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from antiphon.engine.local.kv.shape import KvRange, KvShape
 
 
 class SessionTensors:
-    """The Storage of a decoder's KV in which a handle is one tensor [layers, 2, rows, kv_heads, head_dim].
+    """A Storage whose handles are tensors [layers, 2, rows, kv_heads, head_dim], one for each session.
 
-    `folder`: where files of parked copies go; None: the system's temporary folder.
+    `folder`: the folder for files of parked copies; None: the system's temporary folder.
     """
 
     def __init__(self, shape: KvShape, folder: Path | None = None) -> None:
@@ -28,7 +28,7 @@ class SessionTensors:
     def extend(self, source: torch.Tensor | None, rows: int, valid: int, *, shared: bool) -> torch.Tensor:
         """Return a new tensor for `rows` rows that begins with a copy of the first `valid` rows of `source`.
 
-        Raises torch.OutOfMemoryError where the device is full.
+        Raises torch.OutOfMemoryError if the device is full.
         """
         target = self._shape.empty(rows)
         if source is not None and valid:
@@ -36,15 +36,15 @@ class SessionTensors:
         return target
 
     def own(self, handle: torch.Tensor, first: int) -> None:
-        """Do nothing: a tensor that no other session holds is a session's own."""
+        """A no-op: a tensor that no other session holds is the session's own."""
 
     def free(self, handle: torch.Tensor) -> None:
-        """Do nothing: a tensor is freed with its last reference."""
+        """A no-op: a tensor is freed with its last reference."""
 
     def evict(self, handle: torch.Tensor, first: int, end: int, stop: int) -> bool:
-        """Move rows end .. stop down to `first`, layer by layer, and turn their keys by as many positions.
+        """Move rows end .. stop down to `first`, layer by layer, and rotate their keys by the same number of positions.
 
-        Values carry no position and are copied. Returns False where this model's keys cannot be moved.
+        Values carry no position and are copied. Returns False if this model's keys cannot be moved.
         """
         if self._shape.frequencies is None:
             return False
@@ -55,15 +55,15 @@ class SessionTensors:
         return True
 
     def to_host(self, source: torch.Tensor, rows: int) -> torch.Tensor:
-        """Return a contiguous copy of the first `rows` rows in host memory; waits for the device."""
+        """Return a contiguous copy of the first `rows` rows in host memory. Waits for the device."""
         return source[:, :, :rows].to("cpu", copy=True).contiguous()
 
     def to_disk(self, parked: torch.Tensor) -> ParkedFile:
-        """Write a parked copy to an unnamed file, which disappears with the process. Raises OSError for a full disk."""
+        """Write a parked copy to an unnamed file, which disappears with the process. Raises OSError on a full disk."""
         return write_parked(parked, self._folder)
 
     def restore(self, parked: torch.Tensor | ParkedFile, target: torch.Tensor, rows: int) -> None:
-        """Copy the first `rows` rows of a parked copy into `target`. Raises OSError where its file cannot be read."""
+        """Copy the first `rows` rows of a parked copy into `target`. Raises OSError if its file cannot be read."""
         target[:, :, :rows].copy_(read_parked(parked)[:, :, :rows])
 
     def discard(self, parked: torch.Tensor | ParkedFile) -> None:
@@ -71,7 +71,7 @@ class SessionTensors:
         discard_parked(parked)
 
     def step(self, ranges: Sequence[KvRange]) -> SessionViews:
-        """Return where the keys and values of a step lie; its rows are packed in the order of `ranges`."""
+        """Return access to the keys and values of a step, whose rows are packed in the order of `ranges`."""
         return SessionViews(ranges)
 
 

@@ -1,4 +1,4 @@
-"""What one row of a decoder's KV is: how many numbers it has, of which type, and how its keys are turned."""
+"""The shape of one row of a decoder's KV: its size and type, and the rotation of its keys."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 class KvRange(Protocol):
-    """Rows start .. stop of one session, which a step computes; `handle` is where its KV lies."""
+    """Rows start .. stop of one session, which a step computes. `handle`: the session's KV memory."""
 
     @property
     def handle(self) -> Any:
@@ -18,33 +18,36 @@ class KvRange(Protocol):
 
     @property
     def start(self) -> int:
-        """How many rows of the session are in the KV already."""
+        """The number of the session's rows that are in the KV already."""
         ...
 
     @property
     def stop(self) -> int:
-        """How many are after the step."""
+        """The number of the session's rows in the KV after the step."""
         ...
 
     @property
     def count(self) -> int:
-        """How many rows the step computes, which is at least one."""
+        """The number of rows that the step computes, at least one."""
         ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KvShape:
-    """One row of a decoder's KV: [layers, 2, kv_heads, head_dim], keys before values.
+    """One row of a decoder's KV: [layers, 2, kv_heads, head_dim], keys before values."""
 
-    `dtype`, `device`: of the tensors it lies in. `frequencies`: radians by which the halves of a key are turned for
-    each position, float32 [head_dim / 2]; None where this model's keys are turned otherwise, and so cannot be moved.
-    """
-
+    # The number of layers.
     layers: int
+    # The number of key heads of a layer.
     kv_heads: int
+    # The width of a key or value.
     head_dim: int
+    # The type of the tensors.
     dtype: torch.dtype
+    # The device of the tensors.
     device: torch.device
+    # Radians that the halves of a key are rotated by for each position, float32 [head_dim / 2]. None if this model's
+    # keys are rotated otherwise, and so cannot be moved.
     frequencies: torch.Tensor | None = None
 
     @property
@@ -53,23 +56,23 @@ class KvShape:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def empty(self, rows: int) -> torch.Tensor:
-        """Return a tensor [layers, 2, rows, kv_heads, head_dim], not initialized.
+        """Return an uninitialized tensor [layers, 2, rows, kv_heads, head_dim].
 
-        Raises torch.OutOfMemoryError where the device is full.
+        Raises torch.OutOfMemoryError if the device is full.
         """
         return torch.empty(self._of(rows), dtype=self.dtype, device=self.device)
 
     def zeros(self, rows: int) -> torch.Tensor:
-        """Return such a tensor of zeros. On a CPU it takes no memory before it is written to. Raises as `empty`."""
+        """Like `empty`, filled with zeros. On a CPU it takes no memory before it is written to."""
         return torch.zeros(self._of(rows), dtype=self.dtype, device=self.device)
 
     def _of(self, rows: int) -> tuple[int, ...]:
         return (self.layers, 2, rows, self.kv_heads, self.head_dim)
 
     def moved_keys(self, keys: torch.Tensor, positions: int) -> torch.Tensor:
-        """Return keys [rows, kv_heads, head_dim] turned by `positions`, which is negative for an earlier place.
+        """Return keys [rows, kv_heads, head_dim] rotated by `positions`, which is negative for an earlier position.
 
-        Turning a rotary key by the positions it moves gives the key that would have been computed there
+        Rotating a rotary key by the distance it moves gives the key that would have been computed there
         (arXiv:2104.09864, section 3.2). Needs `frequencies`.
         """
         assert self.frequencies is not None
