@@ -220,7 +220,9 @@ class LanguageLoad:
 
 
 class LanguageStream(Protocol):
-    """One conversation with a language model. Its KV is appended to and rolled back, never computed again as a whole."""
+    """One conversation with a language model. Its KV is appended to and rolled back, and is never recomputed as a
+    whole.
+    """
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Bring the KV to these messages before it is known how they continue.

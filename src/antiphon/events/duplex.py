@@ -195,7 +195,7 @@ class PlaybackCursors:
 
 @dataclass(frozen=True, slots=True)
 class PlaybackAcknowledged:
-    """An acknowledgement was accepted."""
+    """An acknowledgement of the client was accepted."""
 
     # The response of the item.
     response_id: str

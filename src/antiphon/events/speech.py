@@ -33,7 +33,7 @@ class VoiceSample:
 
 @dataclass(frozen=True, slots=True)
 class SpeechConfig:
-    """How text is spoken."""
+    """How the text of an utterance is spoken."""
 
     # One of the synthesizer's voices; None: its default.
     voice: str | None = None

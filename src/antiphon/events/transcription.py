@@ -254,7 +254,7 @@ class GuessDropped:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptDone:
-    """A turn's transcript is complete."""
+    """A turn's transcript is complete. No transcription event of the turn follows."""
 
     # The number of the turn.
     turn: int
