@@ -73,24 +73,15 @@ class Item:
     does not depend on when they are encoded.
     """
 
-    # The item's id on the wire.
-    id: str
-    # A message, a function call, or a call's result.
-    kind: ItemKind = "message"
-    # Of a message: who it is from.
-    role: ItemRole = "user"
-    # Whether the item is complete.
-    status: ItemStatus = "completed"
-    # Of a message: its content parts in order.
-    parts: list[ContentPart] = field(default_factory=list)
-    # Of a function call and of its result: the id that links them.
-    call_id: str = ""
-    # Of a function call: the function.
-    name: str = ""
-    # Of a function call: JSON text.
-    arguments: str = ""
-    # Of a call's result: what the function returned.
-    output: str = ""
+    id: str  # The item's id on the wire.
+    kind: ItemKind = "message"  # A message, a function call, or a call's result.
+    role: ItemRole = "user"  # Of a message: who it is from.
+    status: ItemStatus = "completed"  # Whether the item is complete.
+    parts: list[ContentPart] = field(default_factory=list)  # Of a message: its content parts in order.
+    call_id: str = ""  # Of a function call and of its result: the id that links them.
+    name: str = ""  # Of a function call: the function.
+    arguments: str = ""  # Of a function call: JSON text.
+    output: str = ""  # Of a call's result: what the function returned.
     # Of a user's turn: "other" if it was another person's voice. Such a turn is not answered, and the model does not
     # see it.
     speaker: str = ""
@@ -107,7 +98,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class ConversationConfig:
-    """The configuration of one conversation."""
+    """The configuration of one conversation, set as a whole."""
 
     # How the user's audio is transcribed, and how turns are found.
     transcription: TranscriptionConfig
@@ -199,28 +190,19 @@ class TruncateItem:
 class CreateResponse:
     """Respond now. None uses the conversation's configuration."""
 
-    # The text that the model is given first.
-    instructions: str | None = None
-    # The response is spoken; otherwise it is text.
-    audio_output: bool | None = None
-    # The voice of the response.
-    voice: str | None = None
-    # The functions that the model may call.
-    tools: tuple[Tool, ...] | None = None
-    # "auto", "none", "required" or a function's name.
-    tool_choice: str | None = None
+    instructions: str | None = None  # The text that the model is given first.
+    audio_output: bool | None = None  # The response is spoken; otherwise it is text.
+    voice: str | None = None  # The voice of the response.
+    tools: tuple[Tool, ...] | None = None  # The functions that the model may call.
+    tool_choice: str | None = None  # "auto", "none", "required" or a function's name.
     # The response may contain several calls; otherwise it ends with its first one.
     parallel_tool_calls: bool | None = None
-    # The most tokens of the response.
-    max_tokens: int | None = None
-    # The response becomes part of the history; otherwise it is out of band.
-    stored: bool = True
+    max_tokens: int | None = None  # The most tokens of the response.
+    stored: bool = True  # The response becomes part of the history; otherwise it is out of band.
     # What to respond to, instead of the history. A string is the id of an item of the history.
     items: tuple[Item | str, ...] | None = None
-    # The client's own data, returned with the response.
-    metadata: Metadata | None = None
-    # The client's id for the command.
-    event_id: str | None = None
+    metadata: Metadata | None = None  # The client's own data, returned with the response.
+    event_id: str | None = None  # The client's id for the command.
     # What happens if the conversation has a response in progress: this one is refused, waits for the end of that one,
     # or cuts it off.
     when_busy: Literal["refuse", "wait", "cut"] = "refuse"
@@ -345,32 +327,19 @@ class Usage:
 class Response:
     """One response and its state, which changes while the response is produced. Events carry a `snapshot`."""
 
-    # The response's id on the wire.
-    id: str
-    # The response is spoken; otherwise it is text.
-    audio_output: bool
-    # The voice of the response; None: the model's default.
-    voice: str | None
-    # The most tokens of the response; None: as many as the context allows.
-    max_tokens: int | None
-    # The client's own data, returned with the response.
-    metadata: Metadata | None = None
-    # The response becomes part of the history; otherwise it is out of band.
-    stored: bool = True
-    # The state of the response.
-    status: ResponseStatus = "in_progress"
-    # Why the response is cancelled or incomplete.
-    reason: str = ""
-    # The error message of a failed response.
-    error: str = ""
-    # The error code of a failed response.
-    code: str = "server_error"
-    # Its items so far, in order.
-    output: list[Item] = field(default_factory=list)
-    # Its token counts, after it is done.
-    usage: Usage | None = None
-    # The command that created it.
-    request: CreateResponse = field(default_factory=CreateResponse)
+    id: str  # The response's id on the wire.
+    audio_output: bool  # The response is spoken; otherwise it is text.
+    voice: str | None  # The voice of the response; None: the model's default.
+    max_tokens: int | None  # The most tokens of the response; None: as many as the context allows.
+    metadata: Metadata | None = None  # The client's own data, returned with the response.
+    stored: bool = True  # The response becomes part of the history; otherwise it is out of band.
+    status: ResponseStatus = "in_progress"  # The state of the response.
+    reason: str = ""  # Why the response is cancelled or incomplete.
+    error: str = ""  # The error message of a failed response.
+    code: str = "server_error"  # The error code of a failed response.
+    output: list[Item] = field(default_factory=list)  # Its items so far, in order.
+    usage: Usage | None = None  # Its token counts, after it is done.
+    request: CreateResponse = field(default_factory=CreateResponse)  # The command that created it.
 
     def snapshot(self) -> Response:
         """Return a copy of the response with its items as produced so far. Later changes do not affect the copy."""

@@ -91,7 +91,7 @@ class FlushText:
 
 @dataclass(frozen=True, slots=True)
 class CancelSpeech:
-    """Stop speaking, and drop all text received so far. UtteranceDone with `cancelled` follows for an open utterance."""
+    """Stop speaking, and drop all text received so far. For an open utterance, UtteranceDone with `cancelled` follows."""
 
 
 SpeechCommand = ConfigureSpeech | AppendText | FlushText | CancelSpeech

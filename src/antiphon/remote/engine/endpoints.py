@@ -61,7 +61,7 @@ def _name(owner: Hashable, rule: Grammar) -> tuple[Hashable, str, bytes]:
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """One server of an engine."""
+    """One of an engine's servers, with its state."""
 
     # Its root, without a slash at the end.
     url: str

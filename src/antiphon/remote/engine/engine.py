@@ -53,8 +53,7 @@ class VllmSession:
         self._prefilling: asyncio.Task[None] | None = None
         opened.add(self)
 
-    # --- the contract
-    # -----------------------------------------------------------------------------------------------------
+    # --- the contract -------------------------------------------------------------------------------------------------
 
     @property
     def length(self) -> int:
