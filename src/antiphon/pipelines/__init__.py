@@ -1,1 +1,3 @@
-"""Models made of models: the cascade of language model and voice, the observer of video, a native model's wrapper."""
+"""Models composed of models: the cascade of language model and voice, the observer of video, a native
+model's wrapper.
+"""
