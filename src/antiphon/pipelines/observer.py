@@ -312,9 +312,9 @@ class ObserverStream:
 
 
 async def words_of(question: VideoQuestion, transcriber: Transcriber | None) -> str:
-    """Transcribe the audio of a question, as a whole. Waits for the transcriber.
+    """Transcribe the audio of a question as a whole. Waits for the transcriber.
 
-    Returns "" where there is no audio or no transcriber, and where the transcriber fails, which is logged.
+    Returns "" if there is no audio or no transcriber, or if the transcriber fails, which is logged.
     """
     if question.pcm is None or transcriber is None:
         return ""

@@ -159,7 +159,7 @@ class _WrittenTimes:
                 yield from self._unsaid()
 
     def rest(self) -> Iterator[Word]:
-        """Yield the remaining written words."""
+        """Yield the written words that no spoken word ended."""
         while self._current:
             yield Word(self._current[0], self._at_s, self._at_s, 1.0)
             self._next()

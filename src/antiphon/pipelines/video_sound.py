@@ -31,7 +31,7 @@ class VideoSound:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all sound so far."""
+        """Forget all sound, and start a new track."""
         self.at_s: float | None = None
         self.windows: list[SoundWindow] = []
         self._track = SoundTrack()
