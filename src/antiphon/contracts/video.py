@@ -1,4 +1,4 @@
-"""The contract of video models, which answer questions about frames. They see pictures, or only read the text on them."""
+"""The contract of video models, which answer questions about frames. They see pictures, or get the text on them."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ def split_data_uri(text: str) -> tuple[str, str]:
 
 
 def decode_image_uri(uri: str) -> bytes:
-    """Return the encoded image in `data:image/<type>;base64,<data>`. Raises ValueError with a message for the client."""
+    """Return the encoded image in `data:image/<type>;base64,<data>`. Raises ValueError with the
+    client's error message.
+    """
     header, body = split_data_uri(uri)
     if not header.startswith("data:image/") or not header.endswith(";base64"):
         raise ValueError("an image is given as data:image/<type>;base64,<data>")

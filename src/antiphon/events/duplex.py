@@ -85,7 +85,10 @@ class AcknowledgePlayback:
 
 @dataclass(frozen=True, slots=True)
 class BargeIn:
-    """Take the floor: the client reports that the user interrupts the response. The overlap decision carries `reason`."""
+    """Take the floor: the client reports that the user interrupts the response.
+
+    The overlap decision carries `reason`.
+    """
 
     reason: str = "client_barge_in"
     event_id: str | None = None

@@ -91,7 +91,7 @@ class FlushText:
 
 @dataclass(frozen=True, slots=True)
 class CancelSpeech:
-    """Stop speaking, and drop all text received so far. For an open utterance, UtteranceDone with `cancelled` follows."""
+    """Stop speaking, and drop all text received so far. UtteranceDone with `cancelled` ends an open utterance."""
 
 
 SpeechCommand = ConfigureSpeech | AppendText | FlushText | CancelSpeech

@@ -303,8 +303,7 @@ class Attachment:
         while self._lifecycle.state is not Lifecycle.CLOSED:
             await self._changed.wait()
 
-    # --- attaching and detaching transports
-    # -------------------------------------------------------------------------------
+    # --- attaching and detaching transports ---------------------------------------------------------------------------
 
     def _check(self, token: str) -> ResumeToken:
         """Return the session's token if `token` matches it. Raises RemoteProtocolError otherwise."""
