@@ -137,7 +137,7 @@ def test_when_a_voice_reads_while_it_speaks_then_it_is_given_the_text_as_it_is_w
     assert [w.text for w in words] == ["One", "two", "three,", "four."]
     assert words[-1].end_s == pytest.approx(0.4)
     assert isinstance(out[-1], ReplyDone)
-    # The first audio comes before the last word does.
+    # The first audio arrives before the last word.
     kinds = [type(p) for p in out]
     assert kinds.index(ResponseAudio) < len(kinds) - 1 - kinds[::-1].index(TextDelta)
     broken = LiveVoice()
@@ -163,7 +163,7 @@ def test_when_audio_would_run_out_then_a_long_sentence_is_spoken_in_parts() -> N
     out = asyncio.run(answers(writer, voice, clock=lambda: 0.1 * len(writer.log)))
     assert voice.sentences == ["One two three", "four five six,", "seven eight nine ten eleven", "twelve."]
     assert [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words] == text.split()
-    # Each is told what was spoken before it, by which the language of a short one is found.
+    # Each gets the text spoken before it, by which the language of a short text is detected.
     assert voice.before == ["", "One two three", "One two three four five six,", text.removesuffix(" twelve.")]
     # A sentence that is written at once is spoken whole.
     swift = Voice()
@@ -183,7 +183,7 @@ def test_the_first_clause_is_spoken_before_the_text_is_complete() -> None:
     assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == TEXT
     words = [w for p in out if isinstance(p, ResponseAudio) for w in p.words]
     assert [w.text for w in words] == TEXT.split()
-    # Times go on from one sentence to the next.
+    # Times continue from one sentence to the next.
     assert [round(w.start_s, 3) for w in words] == [round(k / 10, 3) for k in range(len(words))]
     assert isinstance(out[-1], ReplyDone)
 
@@ -278,7 +278,7 @@ def test_when_nothing_is_spoken_for_no_voice_speaks_the_language_then_the_respon
     with pytest.raises(ModelError, match="no voice for German"):
         asyncio.run(answers(Writer("Guten Tag allerseits."), OtherVoice()))
     assert "no voice for German" in caplog.text
-    # Where a part of it is spoken, it is heard.
+    # If a part of it is spoken, that part is heard.
     out = asyncio.run(answers(Writer("Guten Tag, my friend. That is all of it."), OtherVoice()))
     assert [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words][-2:] == ["of", "it."]
 

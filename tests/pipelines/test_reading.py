@@ -1,4 +1,4 @@
-"""What stands before every voice: pauses, and the times of written words."""
+"""The stage before every voice: pauses, and the times of written words."""
 
 from __future__ import annotations
 

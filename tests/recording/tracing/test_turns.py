@@ -1,4 +1,4 @@
-"""Turns as they are followed: stages that add up, decisions, turns without an answer; and what is sent of them."""
+"""Turns as they are followed: stages that add up, decisions, turns without an answer, and the exported spans."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_the_stages_of_a_turn_add_up_to_voice_to_voice() -> None:
 
 @given(st.permutations([2.6, 2.7, 3.1]), st.booleans())
 def test_however_instants_lie_stages_follow_each_other_and_add_up(order: list[float], committed_late: bool) -> None:
-    """An answer that was begun ahead may sound before its transcript is told."""
+    """A preemptive answer may sound before its transcript is reported."""
     tracer = TurnTracer()
     heard_for(tracer, 2.5)
     final, token, heard = order
