@@ -38,7 +38,7 @@ RATE_HZ = 1000
 
 
 class Writer:
-    """Writes the text it is given, a word a step; `!fail` fails."""
+    """Writes the given text, one word in each step; `!fail` fails."""
 
     def __init__(self, text: str, call: bool = False) -> None:
         self.text, self.call = text, call
@@ -76,7 +76,7 @@ class Writer:
 
 
 class Voice:
-    """Speaks each word for a tenth of a second. `sentences`: the texts it was given; `num_ended`: those that ended."""
+    """Speaks each word for a tenth of a second. `sentences`: its texts; `num_ended`: the number of texts that ended."""
 
     def __init__(self, word_times: bool = True) -> None:
         self.profile = SynthesizerProfile("voice", RATE_HZ, ("one",), ("en",), (0.5, 2.0), word_times)
@@ -111,7 +111,7 @@ async def answers(
 
 
 class LiveVoice(Voice):
-    """Reads while it speaks: a tenth of a second for each text as it comes."""
+    """Reads while it speaks: a tenth of a second for each piece of text."""
 
     def __init__(self) -> None:
         super().__init__(word_times=False)
@@ -165,7 +165,7 @@ def test_when_audio_would_run_out_then_a_long_sentence_is_spoken_in_parts() -> N
     assert [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words] == text.split()
     # Each gets the text spoken before it, by which the language of a short text is detected.
     assert voice.before == ["", "One two three", "One two three four five six,", text.removesuffix(" twelve.")]
-    # A sentence that is written at once is spoken whole.
+    # A sentence that arrives as a whole is spoken as a whole.
     swift = Voice()
     asyncio.run(answers(Writer(text), swift))
     assert swift.sentences == ["One two three", "four five six, seven eight nine ten eleven twelve."]
@@ -261,7 +261,7 @@ def test_when_the_voice_cannot_speak_a_sentence_then_it_is_still_written() -> No
 
 
 class OtherVoice(Voice):
-    """Refuses what is German."""
+    """Refuses German text."""
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
@@ -317,7 +317,7 @@ def test_when_nothing_is_written_then_a_live_voice_says_nothing() -> None:
 
 
 class ShortVoice(LiveVoice):
-    """Ends after its first text, as a voice does that has come to its longest audio."""
+    """Ends after its first text, like a voice that has reached its longest audio."""
 
     async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
         async with aclosing(super().speak_live(texts, options)) as chunks:

@@ -73,7 +73,7 @@ async def computed(engine: LocalEngine) -> None:
 
 
 async def answered(stream: ConversationVideoStream, question: VideoQuestion, most: int = 1000) -> str:
-    """The text of an answer, which is broken off after `most` chunks."""
+    """Return the text of an answer, which is cut off after `most` chunks."""
     out: list[ResponseChunk] = []
     async with aclosing(stream.answer(question, GREEDY, None)) as chunks:
         async for chunk in chunks:
@@ -136,8 +136,8 @@ def test_when_questions_follow_then_answers_are_those_to_the_whole_conversation(
         # Incomplete characters at the end are not in the answer.
         assert written.startswith(text)
         assert not written[len(text) :].strip("\ufffd")
-    # "Why?" is a turn of a few tokens, whatever came before it. The first question finds its frames in the KV already
-    # where they were prefilled.
+    # "Why?" is a turn of a few tokens, regardless of the earlier turns. If the first question's frames were prefilled,
+    # they are already in the KV.
     assert rows[2] < 60
     assert (rows[0] < 30) == eager
 
@@ -186,7 +186,7 @@ def test_when_sound_comes_with_the_frames_then_a_question_costs_what_is_not_comp
         written = whole.tokenizer.decode(whole.ids(messages[:count]), skip_special_tokens=False)
         assert written.startswith(text)
         assert not written[len(text) :].strip("\ufffd")
-    # Three windows of two seconds are complete: what is left are 0.3 s of sound, the question and the answer.
+    # Three windows of two seconds are complete. 0.3 s of sound, the question and the answer are left to compute.
     assert (rows < 60) == eager
 
 
@@ -257,7 +257,7 @@ def test_when_answered_questions_have_too_many_frames_then_the_oldest_questions_
 
     anyio.run(run)
     num_frames = [sum(isinstance(p, ImagePart) for m in messages for p in m.parts) for messages in partner.asked]
-    # Each response is asked for with its own two frames and those of all questions before it, until these are too many.
+    # Each request contains its own two frames and those of all earlier questions, until these are too many.
     assert num_frames[:-1] == [2 * n for n in range(1, MAX_PAST_FRAMES // 2 + 2)]
     assert num_frames[-1] == KEPT_PAST_FRAMES + 2
     system, oldest, *_ = partner.asked[-1]

@@ -86,7 +86,7 @@ def test_when_questions_follow_then_each_is_told_what_is_new_and_nothing_twice()
     first, second, third = partner.asked
     assert [m.role for m in first] == ["system", "user"]
     assert first[0].text.endswith("Be brief.")
-    # The messages are appended to, never changed: the KV of what was before stays.
+    # Messages are appended, never changed, so the KV of earlier messages stays valid.
     assert second[:2] == first
     assert third[: len(second)] == second
     assert second[2] == Message("assistant", "It is level 10. ")
@@ -97,7 +97,7 @@ def test_when_questions_follow_then_each_is_told_what_is_new_and_nothing_twice()
     assert "level 90" in second[3].text
     assert 'Somebody said: "What is this?".' in second[3].text
     assert "Nothing new." in third[5].text
-    # The notes were prefilled before the question, which is all that is left to compute.
+    # The notes were prefilled, so only the question is left to compute.
     (notes,) = (m[-1].text for m in partner.prefilled if "level 200" in m[-1].text)
     assert first[1].text.startswith(notes)
 

@@ -62,7 +62,7 @@ def test_what_a_question_waits_for_is_read_at_once_and_nothing_else_meanwhile() 
         await settle()
         following = asyncio.create_task(others.read_next())
         await settle()
-        # Not while a question waits.
+        # No other frame is read while a question waits.
         assert reader.read_levels == [80, 10]
         reader.go.release()
         await asyncio.wait_for(question, 5)

@@ -400,4 +400,4 @@ def test_when_the_folder_of_all_recordings_is_given_then_its_sessions_are_listed
     assert listed.out.endswith(" s\n")
     assert "name one of them" in listed.err
     assert main([command, str(tmp_path / "missing")]) == 1
-    assert capsys.readouterr().err.endswith("missing is no recorded session: there is no such folder\n")
+    assert capsys.readouterr().err.endswith("missing is not a recorded session: there is no such folder\n")

@@ -39,7 +39,7 @@ def tape_of(events: list[tuple[float, dict[str, Any]]], *, began: int = 0) -> Ta
 
 
 def with_output(at_s: float = 3.0) -> Tape:
-    """The session of CALL, whose client gave the output at `at_s`."""
+    """Return the session of CALL, whose client sent the output at `at_s`."""
     tape = tape_of(CALL)
     tape.entries.insert(6, RecordedMessage(at_s, json.dumps(OUTPUT)))
     return tape

@@ -118,7 +118,7 @@ class Waiting:
 
 
 class Idle(ScriptedSession):
-    """A session that gives its client up as idle, as speech and video streams do: it finishes without draining."""
+    """A session that ends after an idle timeout, as speech and video streams do: it finishes without draining."""
 
     idle_s = 0.0
 

@@ -19,7 +19,7 @@ from antiphon.transports.webrtc import MAX_ARRIVED_ITEMS, OutputTrack, WebRtcCal
 
 
 class Channel:
-    """A data channel whose events the test makes."""
+    """A data channel whose events come from the test."""
 
     def __init__(self) -> None:
         self.handlers: dict[str, Callable[..., None]] = {}
@@ -45,7 +45,7 @@ class BrokenTrack(MediaStreamTrack):
 
 
 class InvertedTrack(MediaStreamTrack):
-    """A microphone whose right channel is the left one turned around, as a wrongly wired cable gives it."""
+    """A microphone whose right channel is the inverted left one, as with a wrongly wired cable."""
 
     kind = "audio"
     num_frames = 0

@@ -117,7 +117,7 @@ class NativeStream(Protocol):
         ...
 
     def close(self) -> None:
-        """End the conversation and give back its KV. Does not wait."""
+        """End the conversation and free its KV. Does not wait."""
         ...
 
 

@@ -12,7 +12,14 @@ import msgspec
 
 
 def decode_base64(text: str) -> bytes:
-    """Decode base64 text. Raises ValueError if padding is missing or a character is invalid."""
+    """Decode base64 text.
+
+    Args:
+        text: Standard base64 with its padding, without white space.
+
+    Raises:
+        ValueError: Padding is missing or a character is invalid.
+    """
     try:
         # Equally strict, and takes less than half the time. It also refuses some valid text.
         return msgspec.convert(text, bytes)
@@ -25,19 +32,28 @@ def decode_base64(text: str) -> bytes:
 
 
 def split_data_uri(text: str) -> tuple[str, str]:
-    """Return the header of a `data:` URI without its comma, such as `data:image/png;base64`, and the text after the
-    comma.
+    """Split a `data:` URI into its header, such as `data:image/png;base64`, and the text after the comma.
 
-    For other text, the header is empty and the text is returned unchanged. The body is not decoded, and the header is
-    not checked.
+    The body is not decoded, and the header is not checked.
+
+    Args:
+        text: The URI, or other text.
+
+    Returns:
+        The header without its comma, and the body. For other text, the header is empty and the body is the text.
     """
     header, comma, body = text.partition(",")
     return (header, body) if comma and header.startswith("data:") else ("", text)
 
 
 def decode_image_uri(uri: str) -> bytes:
-    """Return the encoded image in `data:image/<type>;base64,<data>`. Raises ValueError with the
-    client's error message.
+    """Return the encoded image in a data URI.
+
+    Args:
+        uri: `data:image/<type>;base64,<data>`.
+
+    Raises:
+        ValueError: The URI or its base64 is invalid. The message is for the client.
     """
     header, body = split_data_uri(uri)
     if not header.startswith("data:image/") or not header.endswith(";base64"):

@@ -14,11 +14,14 @@ _known: dict[type[Any], tuple[str, ...]] = {}
 
 
 def num_bytes(value: object) -> int:
-    """Return approximately the number of bytes of memory that `value` takes, including everything it contains.
+    """Return approximately the number of bytes of memory that a value takes, including everything it contains.
 
-    `value` consists of dataclasses, tuples, lists, mappings, text, bytes, numbers and arrays. An object with an
-    `nbytes` or `num_bytes` attribute, such as an array or an image file, takes that amount. A shared object counts each
-    time. The time grows with the number of objects, about 0.2 µs each, not with the length of texts.
+    A shared object counts each time. The time grows with the number of objects, about 0.2 µs each, not with the length
+    of texts.
+
+    Args:
+        value: Dataclasses, tuples, lists, mappings, text, bytes, numbers and arrays. An object with an `nbytes` or
+            `num_bytes` attribute, such as an array or an image file, takes that amount.
     """
     total = 0
     waiting: list[Any] = [value]

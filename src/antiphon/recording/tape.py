@@ -142,9 +142,9 @@ class Tape:
                 output_pcm, output_hz = _read_wav(folder / "out.wav")
         except FileNotFoundError as error:
             missing = f"it has no {Path(error.filename).name}" if folder.is_dir() else "there is no such folder"
-            raise StoreError(f"{folder} is no recorded session: {missing}") from error
+            raise StoreError(f"{folder} is not a recorded session: {missing}") from error
         except (OSError, EOFError, wave.Error, msgspec.DecodeError) as error:
-            raise StoreError(f"{folder} is no recorded session: {error}") from error
+            raise StoreError(f"{folder} is not a recorded session: {error}") from error
         if facts.version != VERSION:
             raise StoreError(f"{folder} was recorded in version {facts.version}; this reads {VERSION}")
         return cls(facts, list(_entries(lines)), input_pcm, output_pcm, output_hz)

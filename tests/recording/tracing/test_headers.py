@@ -81,7 +81,7 @@ def test_whatever_a_client_says_of_its_trace_is_a_link_or_nothing(tmp_path: Path
 
 
 async def a_turn(host: Host, name: str, headers: Sent) -> None:
-    """A request by HTTP and a turn by a WebSocket with these headers; both are served."""
+    """Send an HTTP request and a turn over a WebSocket with these headers; both are served."""
     raw = [(key.encode(), value.encode("latin-1")) for key, value in headers]
     async with httpx.AsyncClient(base_url=host.url, trust_env=False, timeout=60) as client:
         assert (await client.get("/v1/models", headers=raw)).status_code == 200, name

@@ -39,7 +39,7 @@ FINAL = object()
 
 
 def heard_for(tracer: TurnTracer, seconds: float, piece_ms: int = 40) -> None:
-    """Sound in real time, in pieces that come when they are complete."""
+    """Feed sound in real time, in pieces that arrive when they are complete."""
     for number in range(1, int(seconds * 1000) // piece_ms + 1):
         tracer.sound(piece_ms * 16, BEGAN_S + number * piece_ms / 1000)
 

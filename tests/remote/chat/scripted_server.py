@@ -16,7 +16,7 @@ LIMIT_S = 10
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as it came. `headers` have names in lower case."""
+    """A received request. `headers` have names in lower case."""
 
     method: str
     path: str
@@ -25,7 +25,7 @@ class Asked:
 
 
 class Answer:
-    """One response on the wire. `gone`: set once the client has closed the connection."""
+    """One response on the wire. `gone`: set after the client has closed the connection."""
 
     def __init__(self, writer: asyncio.StreamWriter, gone: asyncio.Event) -> None:
         self.writer = writer
@@ -52,7 +52,7 @@ class Answer:
             await self.event({"choices": [{"index": 0, "delta": {"content": word}}]})
 
     async def end(self, reason: str = "stop", usage: dict[str, Any] | None = None) -> None:
-        """Send the end of a reply as Chat Completions have it."""
+        """Send the end of a reply in the form of Chat Completions."""
         await self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         await self.event({"choices": [], "usage": usage or {"prompt_tokens": 7, "completion_tokens": 2}})
         await self.event(END)
@@ -62,7 +62,7 @@ Script = Callable[[Answer], Awaitable[None]]
 
 
 def says(*words: str) -> Script:
-    """A good answer of these words."""
+    """Send a valid answer with these words."""
 
     async def script(answer: Answer) -> None:
         await answer.head()
@@ -83,12 +83,12 @@ def fails(status: int, message: str = "no", **headers: str) -> Script:
 
 
 async def hangs(answer: Answer) -> None:
-    """Nothing, until the client goes."""
+    """Send nothing until the client leaves."""
     await answer.gone.wait()
 
 
 async def lists_clever(answer: Answer) -> None:
-    """A list of models that has one, "clever", of 4,096 tokens."""
+    """Send a list of models with one model, "clever", of 4,096 tokens."""
     await answer.head(200, "application/json")
     await answer.raw(b'{"object": "list", "data": [{"id": "clever", "max_model_len": 4096}]}')
 

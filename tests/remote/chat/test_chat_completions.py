@@ -114,7 +114,7 @@ def test_a_schema_is_asked_for() -> None:
 
 
 def chunk(**delta: Any) -> bytes:
-    """A chunk as OpenAI's types have it."""
+    """Return a chunk in the form of OpenAI's types."""
     reason = delta.pop("finish_reason", None)
     data = {
         "id": "1",

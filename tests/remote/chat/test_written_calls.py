@@ -22,7 +22,7 @@ PARIS = ("get_weather", {"city": "Paris"})
 
 
 def read(replies: Iterator[Reply]) -> tuple[str, list[tuple[str, object]], str]:
-    """The text, the calls with their arguments, and why the reply ended."""
+    """Return the text, the calls with their arguments, and why the reply ended."""
     text, calls, reason = "", list[tuple[str, object]](), ""
     for reply in replies:
         match reply:

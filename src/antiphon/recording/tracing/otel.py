@@ -67,7 +67,7 @@ class TurnExporter:
     def send(self, trace: TurnTrace, facts: Mapping[str, Fact], client: str) -> None:
         """Queue one turn: a root span, a child for each stage, and the decisions as events. Does not wait.
 
-        `facts`: attributes of the root. `client`: the client's `traceparent`, which it is linked to; "" for none.
+        `facts`: attributes of the root. `client`: the client's `traceparent`, to which the root is linked; "" for none.
         """
         from opentelemetry.context import Context
         from opentelemetry.trace import Status, StatusCode, set_span_in_context

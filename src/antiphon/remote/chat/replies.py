@@ -72,7 +72,7 @@ class CallBuffer:
                 raise RemoteError(f"the model's server sent more than {MAX_CALLS} calls in one reply")
             self._calls[number] = (call_id or f"call_{secrets.token_hex(12)}", name, [])
         if self._num_chars > MAX_REPLY_CHARS:
-            raise RemoteError("the model's server sent more of calls than a reply may have")
+            raise RemoteError("the model's server sent larger calls than a reply may have")
         if self._open is None:
             yield from self._begin(number)
         waiting = self._calls[number][2]
