@@ -102,7 +102,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
-    """How to reply. A field without its own meaning of None uses the model's own setting for None."""
+    """How to reply. None uses the model's own setting, unless the field says otherwise."""
 
     # The most tokens of the reply; None: as many as the context allows.
     max_tokens: int | None = None

@@ -79,10 +79,10 @@ def prose(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (long_names, "more of calls"),
-        (long_ids, "more of calls"),
-        (same_call, "more of calls"),
-        (arguments, "more of calls"),
+        (long_names, "larger calls"),
+        (long_ids, "larger calls"),
+        (same_call, "larger calls"),
+        (arguments, "larger calls"),
         (prose, "more text"),
     ],
 )
