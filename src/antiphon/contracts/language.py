@@ -1,5 +1,5 @@
-"""The contracts of language models, which answer with text, and of image readers, which read the text on images for
-them.
+"""The contracts of language models, which answer with text, and of image readers, which read text on
+images for them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ MessageRole = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioPart:
-    """Audio in a message: float32 [num_samples], mono, 16 kHz. Two parts are equal only if they are the same object;
-    samples are never compared.
+    """Audio in a message: float32 [num_samples], mono, 16 kHz. Two parts are equal only if they are the same object.
 
     - `turn`: identifies the turn whose audio this is, from the turn's beginning. Of two parts with an equal `turn`, the
       shorter is a prefix of the longer, unless the beginning of the turn was lost. None: an independent clip.
@@ -220,8 +219,8 @@ class LanguageLoad:
 
 
 class LanguageStream(Protocol):
-    """One conversation with a language model. Its KV is appended to and rolled back, and is never recomputed as a
-    whole.
+    """One conversation with a language model. Its KV is appended to and rolled back, but never
+    recomputed as a whole.
     """
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:

@@ -10,8 +10,8 @@ from antiphon.events.conversation import (
 
 
 class PlaybackTracker(Protocol):
-    """Plays a session's responses instead of the client, or records the client's acknowledgements. Tracks how much of
-    each response was heard.
+    """Tracks how much of each response was heard, by playing the responses itself or by the client's
+    acknowledgements.
     """
 
     def silence(self) -> list[tuple[ContentPosition, int]]:

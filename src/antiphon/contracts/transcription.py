@@ -34,8 +34,8 @@ class TuningLimits:
 
 @dataclass(frozen=True, slots=True)
 class TranscriberProfile:
-    """Facts of a transcriber. Its sessions use them to decide when to decode and what to send. Most values are
-    measured.
+    """Facts of a transcriber, by which its sessions decide when to decode and what to send. Most
+    values are measured.
     """
 
     # The model's name for clients.
@@ -167,7 +167,7 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptSegment:
-    """One segment of a file's transcript, with the fields of OpenAI's `verbose_json`. Times are seconds from the file's
+    """One segment of a file's transcript, with the fields of OpenAI's `verbose_json`. Times count from the file's
     start.
     """
 
@@ -267,8 +267,8 @@ class Transcriber(Protocol):
 
     @property
     def profile(self) -> TranscriberProfile:
-        """The transcriber's facts, which do not change while it is loaded. A session may use a copy with its own
-        tuning.
+        """The transcriber's facts, which do not change while it is loaded. Sessions may use a copy
+        with other values.
         """
         ...
 

@@ -31,7 +31,7 @@ class VideoProfile:
 
 @dataclass(frozen=True, slots=True)
 class VideoFrame:
-    """A frame that was kept. `number` counts the session's kept frames. `at_s` is its time in seconds on the session's
+    """A frame that was kept, with its number among the session's kept frames and its time in seconds on the session's
     clock.
     """
 
@@ -75,8 +75,9 @@ class VideoStream(Protocol):
         ...
 
     def append_audio(self, pcm: Pcm, at_s: float) -> None:
-        """Add audio, for models that process it before the question arrives. The next question contains all of it. Does
-        not wait.
+        """Add audio, for models that process it before the question arrives. Does not wait.
+
+        The next question also contains this audio.
 
         Args:
             pcm: float32 [num_samples], mono, 16 kHz.
@@ -86,8 +87,7 @@ class VideoStream(Protocol):
         ...
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
-        """Announce the frames that a question asked now would be answered from, so that they can be computed early.
-        Does not wait.
+        """Announce the frames that a question asked now would use, so that they can be computed early. Does not wait.
 
         Args:
             frames: The numbers of the frames.
@@ -103,7 +103,7 @@ class VideoStream(Protocol):
         ...
 
     async def settled(self) -> None:
-        """Wait until everything about the frames so far is known, such as the text on them. For callers without a live
+        """Wait until everything about the frames so far is known, such as their text. For callers without a live
         camera.
         """
         ...

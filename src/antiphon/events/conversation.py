@@ -1,6 +1,4 @@
-"""Commands and events of conversations: items, content parts and responses. For the events of a conversation's turns,
-see events/transcription.py.
-"""
+"""Commands and events of conversations: items, content parts and responses. For turns, see events/transcription.py."""
 
 from __future__ import annotations
 
@@ -54,8 +52,8 @@ class ContentPart:
         return replace(self, text=text, words=list(words), audio_s=audio_s)
 
     def add(self, text: str = "", words: Sequence[Word] = (), audio_s: float = 0.0) -> None:
-        """Append newly produced content. If the part has been truncated, the content goes to `whole` only, because it
-        is not heard.
+        """Append newly produced content. If the part has been truncated, the content is not heard and goes to `whole`
+        only.
         """
         if self.whole:
             before, known, length_s = self.whole
@@ -176,9 +174,7 @@ class DeleteItem:
 
 @dataclass(frozen=True, slots=True)
 class TruncateItem:
-    """Cut a spoken item to the part that the user heard: the first `audio_end_ms` of its audio. Its text is cut to the
-    words within them.
-    """
+    """Cut a spoken item to what the user heard: the first `audio_end_ms` of its audio, and the words within them."""
 
     item_id: str
     content_index: int
@@ -253,8 +249,8 @@ class CommandRejected:
 
 @dataclass(frozen=True, slots=True)
 class UserTurnStarted:
-    """A turn of the user began. It will become the item `item_id`. `turn` is its number in SpeechStarted and in
-    transcripts.
+    """A turn of the user began, which will become the item `item_id`. `turn` is its number in events
+    of transcription.
     """
 
     turn: int

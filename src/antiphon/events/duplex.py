@@ -1,6 +1,4 @@
-"""Commands and events of full-duplex conversations in addition to those of all conversations: epochs, overlap, playback
-and turn states.
-"""
+"""Commands and events that only full-duplex conversations have: epochs, overlap, playback and turn states."""
 
 from __future__ import annotations
 
@@ -127,9 +125,7 @@ class SignalTurn:
 
 @dataclass(frozen=True, slots=True)
 class AppendFrames:
-    """Add the current images of the user's camera, encoded, the oldest first. A native model sees them with its next
-    unit.
-    """
+    """Add the current images of the user's camera, encoded, the oldest first, for the next unit of a native model."""
 
     frames: tuple[bytes, ...]
     event_id: str | None = None
@@ -142,9 +138,7 @@ DuplexCommand = AcknowledgePlayback | BargeIn | HoldFloor | CancelInput | SkipRe
 
 @dataclass(frozen=True, slots=True)
 class EpochRaised:
-    """The epoch was raised because a response was cut off. Nothing from a response of an older epoch is sent from now
-    on.
-    """
+    """The epoch was raised because a response was cut off. From now on, nothing of an older epoch is sent."""
 
     epoch: int
 

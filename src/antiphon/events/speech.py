@@ -77,9 +77,7 @@ class ConfigureSpeech:
 
 @dataclass(frozen=True, slots=True)
 class AppendText:
-    """Add text to the utterance. The text may end anywhere, even within a word. Sentences are spoken as they become
-    complete.
-    """
+    """Add text to the utterance, which may end anywhere, even within a word. Complete sentences are spoken at once."""
 
     text: str
 

@@ -24,8 +24,8 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters` is the JSON schema of its arguments; empty: it takes no
-    arguments.
+    """A function that the model may call. `parameters` is the JSON schema of its arguments; empty: it
+    has no arguments.
     """
 
     name: str

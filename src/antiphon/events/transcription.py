@@ -237,7 +237,7 @@ class TranscriptGuessed:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptPartial:
-    """The likely text of the open turn so far; any of it may change. It serves overlap decisions and is never sent to a
+    """The likely text of the open turn so far; any of it may change. For overlap decisions; it is never sent to a
     client.
     """
 

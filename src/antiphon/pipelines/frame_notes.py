@@ -66,9 +66,7 @@ class ObservedFrame:
 
     @property
     def text(self) -> str:
-        """The first MAX_NOTE_LINES lines of text, separated by slashes; "" if there is no text or it
-        is not read yet.
-        """
+        """The first MAX_NOTE_LINES lines of text, separated by slashes; "" without text, or if it is not read yet."""
         return " / ".join((self.reading.lines or ())[:MAX_NOTE_LINES])
 
     def note(self) -> str:

@@ -132,9 +132,7 @@ class ObserverStream:
         self._answering = self._was_grounded = False
 
     async def run(self) -> None:
-        """Read the text on frames, the newest first, and prefill the notes when all frames are read. Runs until
-        cancelled.
-        """
+        """Read the text on frames, the newest first, and prefill the notes after all are read. Runs until cancelled."""
         while True:
             while self._unread:
                 await self._unread.read_next()

@@ -138,9 +138,7 @@ class _WrittenTimes:
         self._current = next(self._words, None)
 
     def of(self, heard: Sequence[Word]) -> Iterator[Word]:
-        """Yield the written words that end within the spoken words `heard`. A word without a spoken
-        form takes no time.
-        """
+        """Yield the written words that end within the spoken words. A word without a spoken form takes no time."""
         for word in heard:
             yield from self._unsaid()
             if self._current is None:

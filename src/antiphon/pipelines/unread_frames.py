@@ -107,7 +107,7 @@ class UnreadFrames:
         await self._read_ahead.read_in_turn(take, self._on_read)
 
     async def read_first(self, wanted: Collection[FrameReading]) -> None:
-        """Read the frames of these readings now, the newest first. Does not wait for a frame that is already being
+        """Read the frames of these readings now, the newest first. Does not wait for frames that are already being
         read.
         """
         ids = {id(reading) for reading in wanted}

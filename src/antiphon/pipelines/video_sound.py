@@ -77,9 +77,7 @@ class VideoSound:
         return is_complete
 
     def cut(self, num_samples: int) -> Pcm:
-        """Remove the samples after the first `num_samples`, as far as they are in no complete window,
-        and return them.
-        """
+        """Remove and return the samples after the first `num_samples` that are in no complete window."""
         excess = min(self.num_samples - num_samples, len(self._rest) - self._num_before)
         if excess <= 0:
             return np.zeros(0, np.float32)

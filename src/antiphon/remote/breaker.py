@@ -35,8 +35,8 @@ class Breaker:
         self._pause_s = FIRST_PAUSE_S
 
     def check(self, now_s: float) -> None:
-        """Raise Refused while the breaker is open. After that the first caller may try, and the others wait for its
-        result.
+        """Raise Refused while the breaker is open. After that the first caller may try, and others
+        wait for its result.
         """
         self.check_open(now_s)
         if self._failures >= FAILURES_TO_OPEN:
@@ -147,9 +147,7 @@ class ServerBreaker:
 
 
 def retry_after_s(value: str) -> float:
-    """Return the seconds of a Retry-After header, given as a number or a date, between 0 and MAX_PAUSE_S; 1 if it is
-    neither.
-    """
+    """Return the seconds of a Retry-After header, a number or a date, between 0 and MAX_PAUSE_S; 1 if it is neither."""
     value, found_s = value[:_MAX_HEADER_CHARS], math.nan
     with suppress(ValueError):
         found_s = float(value)

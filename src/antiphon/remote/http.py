@@ -265,9 +265,7 @@ async def list_models(base_url: str, key: str) -> list[ListedModel]:
 
 
 def models_in(data: bytes) -> list[ListedModel]:
-    """Return the models of a list, without those that have no valid name. Raises RemoteError if `data` is not a list of
-    models.
-    """
+    """Return the models of a list that have a valid name. Raises RemoteError if `data` is not a list of models."""
     found = []
     for entry in decoded(_list_decoder, data, "list of models").data:
         name = optional(_text_decoder, entry.id) if entry.id is not _null else None

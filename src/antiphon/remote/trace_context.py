@@ -1,6 +1,4 @@
-"""The `traceparent` (W3C Trace Context) of the turn that the running task works for, sent with requests to other
-servers.
-"""
+"""The `traceparent` (W3C Trace Context) of the running task's turn, sent with requests to other servers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""HTTP code that hosts and doors share: bodies with a deadline, responses that may be cut off, and a limit on log lines
-about refused requests.
-"""
+"""HTTP code that hosts and doors share: body deadlines, responses that may be cut off, and a limit on log lines."""
 
 from __future__ import annotations
 
@@ -78,9 +76,7 @@ class LineLimit:
         self._admitted = self._unlogged = 0
 
     def admit(self) -> int | None:
-        """Return the number of lines that were left out since the last one, or None if this line must
-        be left out too.
-        """
+        """Return the number of lines left out since the last one, or None if this line must be left out too."""
         if self._clock() >= self._window_s + REFUSED_WINDOW_S:
             self._window_s, self._admitted = self._clock(), 0
         if self._admitted >= REFUSED_LINES:

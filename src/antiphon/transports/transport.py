@@ -27,9 +27,7 @@ class AudioPlayer(PlaybackTracker, Protocol):
     """Plays the responses' audio to the client in real time, so that events need not carry it (WebRTC)."""
 
     def attach(self, report: ReportPlayback) -> None:
-        """Set `report`, which is called in the event loop when a response starts or stops being heard. It must not
-        wait.
-        """
+        """Set `report`, called in the event loop when a response starts or stops being heard. It must not wait."""
         ...
 
     def send(self, event: TranscriptionEvent | ConversationEvent) -> None:
@@ -63,7 +61,5 @@ class Transport(Protocol):
         ...
 
     async def close(self, code: int, reason: str) -> None:
-        """Close the connection with a WebSocket close code. Raises TransportClosed if the client has
-        closed it first.
-        """
+        """Close the connection with a WebSocket close code. Raises TransportClosed if the client closed it first."""
         ...

@@ -86,8 +86,8 @@ class OutputTrack(MediaStreamTrack):
         self._is_held = False
 
     def attach(self, report: ReportPlayback) -> None:
-        """Set `report`, which is called when the first sample of a response is played, and after the last sample of
-        each item.
+        """Set `report`, called when the first sample of a response is played, and after the last
+        sample of each item.
         """
         self._report = report
 

@@ -224,9 +224,7 @@ class TurnTracer:
         trace.speech_end_s = min(self._came_s(end_ms, at_s), trace.endpoint_s)
 
     def _came_s(self, ms: int, now_s: float) -> float:
-        """Return when the sound at this millisecond of the session arrived. Within a piece of sound the time is
-        interpolated.
-        """
+        """Return when the sound at this millisecond of the session arrived, interpolated within a piece of sound."""
         sample = ms * SAMPLES_A_MS
         at = bisect_left(self._samples, sample)
         if at >= len(self._samples):

@@ -228,9 +228,7 @@ class ChatReader:
                 self._reason, self.done = choice.finish_reason, True
 
     def _number_of(self, call: _Call) -> int:
-        """Return the number of the call within the reply. Ollama before 0.9 sends whole calls that all have the index
-        0.
-        """
+        """Return the number of the call within the reply. Ollama before 0.9 sends whole calls, all with the index 0."""
         known = self._call_at.get(call.index)
         is_new = known is None or (call.function.name and call.id and call.id != known[1])
         if known is None or is_new:

@@ -145,9 +145,7 @@ class ModelServerClient:
                 future.cancel()
 
     def _counted(self, error: BaseException, owner: Hashable | None) -> AntiphonError:
-        """Count and return the failure of an attempt. Raises errors that are not the server's fault or would occur
-        again.
-        """
+        """Count and return an attempt's failure. Raises errors that are not the server's fault or would occur again."""
         if not isinstance(error, RemoteError | Refused):
             raise error
         self.counts.failures += 1

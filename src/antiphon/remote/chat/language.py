@@ -157,9 +157,7 @@ class RemoteLanguageStream:
             self._model.num_open -= 1
 
     def _fitting(self, messages: Sequence[Message], options: ReplyOptions, limit: int) -> list[Message]:
-        """Return the messages that fit. Messages that were left out stay left out, so that the server's cache still
-        matches.
-        """
+        """Return the messages that fit. Messages that were left out stay left out, to match the server's cache."""
         count, first = self._left_out
         system = [m for m in messages[:1] if m.role == "system"]
         rest = list(messages[len(system) :])

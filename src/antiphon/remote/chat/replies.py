@@ -1,4 +1,5 @@
-"""The common part of both wires in this folder: the protocol of readers, function calls, thoughts, ends of replies.
+"""The common part of both wires in this folder: the protocol of readers, function calls, thoughts, and ends of replies.
+
 Pure.
 """
 
@@ -32,9 +33,7 @@ class ReplyReader(Protocol):
     done: bool
 
     def feed(self, data: bytes) -> Iterator[Reply]:
-        """Yield the content of one event. `data` is the event's data. Raises RemoteError if the event is invalid or
-        reports an error.
-        """
+        """Yield the content of one event's data. Raises RemoteError if the event is invalid or reports an error."""
         ...
 
     def end(self) -> Iterator[Reply]:

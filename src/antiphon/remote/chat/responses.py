@@ -151,9 +151,7 @@ class _Body(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 def body(model: str, messages: Sequence[Message], options: ReplyOptions) -> bytes:
-    """Return the body of a request. Options that the API has no field for (seeds, penalties, stops, biases) are not
-    sent.
-    """
+    """Return the body of a request. Options that the API lacks (seeds, penalties, stops, biases) are not sent."""
     out = _Body(
         model=model,
         input=[item for n, m in enumerate(messages) if m.role != "system" for item in _items(n, m)],

@@ -143,9 +143,7 @@ class VllmSession:
 
     @property
     def _due(self) -> int:
-        """The number of rows to prefill: all except the newest, and 0 while they do not fill a block that the server
-        can find.
-        """
+        """The number of rows to prefill: all except the newest, and 0 if they do not fill a block."""
         count = len(self._rows.ids) - 1
         return count if count - self._rows.computed >= self._server.block_rows else 0
 
@@ -165,8 +163,8 @@ class VllmSession:
             self._prefilling = None
 
     async def _prefill(self) -> None:
-        """Make the server compute rows by requesting one token, which is discarded. Failures are left for the
-        generation to meet.
+        """Make the server compute rows by requesting one token, which is discarded. Failures are left to the
+        generation.
         """
         await asyncio.sleep(COALESCE_S)
         while (count := self._due) and not self._closed and count < self._server.context_rows:

@@ -40,8 +40,8 @@ class ServedRows:
         return ServedRows(self.server, copy.deepcopy(self.rows), self.salt)
 
     def bind(self, avoid: Collection[Endpoint] = ()) -> Endpoint:
-        """Return the server for the next request, preferably the one that has these rows. Raises Refused if no server
-        is available.
+        """Return the server for the next request, if possible the one that has these rows. Raises Refused if none is
+        available.
         """
         found = self.server.endpoints.choose(self.owner, self._endpoint, avoid)
         if found is not self._endpoint:
@@ -60,9 +60,7 @@ class ServedRows:
             self._endpoint = self._held = None
 
     def fitting(self) -> list[int]:
-        """Return the rows for a request. Cuts the context before the server's is full, so that the server never cuts it
-        itself.
-        """
+        """Return the rows for a request. Cuts the context before it is full, so that the server never does."""
         limit = self.server.context_rows
         if len(self.rows.ids) >= limit:
             self.rows.cut(int(limit * KEPT_SHARE))

@@ -68,8 +68,8 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """The facts of a model in its checkpoint's configuration; see Engine. `context_rows`: the context that it was made
-    for.
+    """The facts of a model in its checkpoint's configuration; see Engine. `context_rows`: the context
+    it was made for.
     """
 
     context_rows: int
