@@ -265,7 +265,7 @@ def test_when_a_folder_holds_no_recorded_session_then_the_error_says_so(tmp_path
     recorder.close()
     recorder.join()
     (recorder.folder / spoil).unlink()
-    with pytest.raises(StoreError, match="no recorded session"):
+    with pytest.raises(StoreError, match="is not a recorded session"):
         Tape.read(recorder.folder)
 
 

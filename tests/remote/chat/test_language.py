@@ -174,12 +174,12 @@ def test_a_server_that_is_not_there_at_the_start_is_a_warning(caplog: pytest.Log
 @pytest.mark.parametrize(
     ("data", "warning"),
     [
-        (b"", "no list of models"),
-        (b"{}", "no list of models"),
-        (b'{"data": "x"}', "no list of models"),
-        (b'{"data": [3]}', "no list of models"),
-        (b"[" * 100_000, "no list of models"),
-        (b'{"data": "\xff"}', "no list of models"),
+        (b"", "no valid list of models"),
+        (b"{}", "no valid list of models"),
+        (b'{"data": "x"}', "no valid list of models"),
+        (b'{"data": [3]}', "no valid list of models"),
+        (b"[" * 100_000, "no valid list of models"),
+        (b'{"data": "\xff"}', "no valid list of models"),
         (b'{"data": [' + b"{}," * 200_000 + b"{}]}", "too many objects"),
         (b'{"data": ["' + b"x" * (10 << 20) + b'"]}', "more than 2097152 bytes"),
         (b'{"data": [{"id": ["a", "list"]}, {"id": {}}, {}]}', ""),

@@ -184,5 +184,5 @@ def test_counts_that_are_whole_count(count: object) -> None:
 )
 @pytest.mark.parametrize("make", [ChatReader, ResponsesReader])
 def test_what_is_no_event_fails_by_name(make: Callable[[], ReplyReader], data: bytes) -> None:
-    with pytest.raises(RemoteError, match=r"what is no (chunk|event) of an answer"):
+    with pytest.raises(RemoteError, match=r"no valid (chunk|event) of an answer"):
         read(data, reader=make())

@@ -118,8 +118,8 @@ def test_a_reply_at_its_limit_is_told_from_a_whole_one() -> None:
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        (b"no json", "no event"),
-        (b'{"type": "response.output_text.delta", "delta": 5}', "no event"),
+        (b"no json", "no valid event"),
+        (b'{"type": "response.output_text.delta", "delta": 5}', "no valid event"),
         (b'{"type": "error", "message": "no memory"}', "no memory"),
         (b'{"type": "response.failed", "response": {"error": {"message": "no memory"}}}', "no memory"),
     ],
