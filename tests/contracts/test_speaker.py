@@ -1,4 +1,4 @@
-"""What similarities mean between and beyond the lengths of speech that a profile names."""
+"""What similarities mean between and beyond the lengths of speech in a profile."""
 
 from __future__ import annotations
 

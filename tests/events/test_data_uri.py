@@ -1,4 +1,4 @@
-"""Base64 and data URIs."""
+"""Decoding of base64 and data URIs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The memory that commands and items are taken to hold."""
+"""The estimated memory of commands and items."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A conversation model and a reader of images that follow a script."""
+"""A conversation model and an image reader that follow a script."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from antiphon.vision.images import EncodedImage
 
 
 class Partner:
-    """Keeps the messages that it was asked with, and answers with `says`; held, it waits after the first word.
+    """Keeps the messages of each request, and answers with `says`. If `held`, it waits after the first word.
 
-    `num_ended`: responses that ended or were closed.
+    `num_ended`: the number of responses that ended or were closed.
     """
 
     native = None
@@ -65,7 +65,7 @@ class Partner:
 
 
 class Reader:
-    """Reads a picture's grey level as its text: "level 10". Held, each read waits for `go` to be released.
+    """Reads a picture's grey level as its text: "level 10". If `held`, each read waits for `go` to be released.
 
     Level 0 has no text, and level 66 fails.
     """

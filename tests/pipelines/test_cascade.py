@@ -38,7 +38,7 @@ RATE_HZ = 1000
 
 
 class Writer:
-    """Writes the text it is given, a word a step; `!fail` fails."""
+    """Writes the given text, one word in each step; `!fail` fails."""
 
     def __init__(self, text: str, call: bool = False) -> None:
         self.text, self.call = text, call
@@ -76,7 +76,7 @@ class Writer:
 
 
 class Voice:
-    """Speaks each word for a tenth of a second. `sentences`: the texts it was given; `num_ended`: those that ended."""
+    """Speaks each word for a tenth of a second. `sentences`: its texts; `num_ended`: the number of texts that ended."""
 
     def __init__(self, word_times: bool = True) -> None:
         self.profile = SynthesizerProfile("voice", RATE_HZ, ("one",), ("en",), (0.5, 2.0), word_times)
@@ -111,7 +111,7 @@ async def answers(
 
 
 class LiveVoice(Voice):
-    """Reads while it speaks: a tenth of a second for each text as it comes."""
+    """Reads while it speaks: a tenth of a second for each piece of text."""
 
     def __init__(self) -> None:
         super().__init__(word_times=False)
@@ -137,7 +137,7 @@ def test_when_a_voice_reads_while_it_speaks_then_it_is_given_the_text_as_it_is_w
     assert [w.text for w in words] == ["One", "two", "three,", "four."]
     assert words[-1].end_s == pytest.approx(0.4)
     assert isinstance(out[-1], ReplyDone)
-    # The first audio comes before the last word does.
+    # The first audio arrives before the last word.
     kinds = [type(p) for p in out]
     assert kinds.index(ResponseAudio) < len(kinds) - 1 - kinds[::-1].index(TextDelta)
     broken = LiveVoice()
@@ -163,9 +163,9 @@ def test_when_audio_would_run_out_then_a_long_sentence_is_spoken_in_parts() -> N
     out = asyncio.run(answers(writer, voice, clock=lambda: 0.1 * len(writer.log)))
     assert voice.sentences == ["One two three", "four five six,", "seven eight nine ten eleven", "twelve."]
     assert [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words] == text.split()
-    # Each is told what was spoken before it, by which the language of a short one is found.
+    # Each gets the text spoken before it, by which the language of a short text is detected.
     assert voice.before == ["", "One two three", "One two three four five six,", text.removesuffix(" twelve.")]
-    # A sentence that is written at once is spoken whole.
+    # A sentence that arrives as a whole is spoken as a whole.
     swift = Voice()
     asyncio.run(answers(Writer(text), swift))
     assert swift.sentences == ["One two three", "four five six, seven eight nine ten eleven twelve."]
@@ -183,7 +183,7 @@ def test_the_first_clause_is_spoken_before_the_text_is_complete() -> None:
     assert "".join(p.text for p in out if isinstance(p, TextDelta)).strip() == TEXT
     words = [w for p in out if isinstance(p, ResponseAudio) for w in p.words]
     assert [w.text for w in words] == TEXT.split()
-    # Times go on from one sentence to the next.
+    # Times continue from one sentence to the next.
     assert [round(w.start_s, 3) for w in words] == [round(k / 10, 3) for k in range(len(words))]
     assert isinstance(out[-1], ReplyDone)
 
@@ -261,7 +261,7 @@ def test_when_the_voice_cannot_speak_a_sentence_then_it_is_still_written() -> No
 
 
 class OtherVoice(Voice):
-    """Refuses what is German."""
+    """Refuses German text."""
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
@@ -278,7 +278,7 @@ def test_when_nothing_is_spoken_for_no_voice_speaks_the_language_then_the_respon
     with pytest.raises(ModelError, match="no voice for German"):
         asyncio.run(answers(Writer("Guten Tag allerseits."), OtherVoice()))
     assert "no voice for German" in caplog.text
-    # Where a part of it is spoken, it is heard.
+    # If a part of it is spoken, that part is heard.
     out = asyncio.run(answers(Writer("Guten Tag, my friend. That is all of it."), OtherVoice()))
     assert [w.text for p in out if isinstance(p, ResponseAudio) for w in p.words][-2:] == ["of", "it."]
 
@@ -317,7 +317,7 @@ def test_when_nothing_is_written_then_a_live_voice_says_nothing() -> None:
 
 
 class ShortVoice(LiveVoice):
-    """Ends after its first text, as a voice does that has come to its longest audio."""
+    """Ends after its first text, like a voice that has reached its longest audio."""
 
     async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
         async with aclosing(super().speak_live(texts, options)) as chunks:

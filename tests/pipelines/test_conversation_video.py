@@ -1,4 +1,4 @@
-"""A conversation model that sees, asked about frames: it is given one conversation, and computes only what is new."""
+"""A conversation model that sees, asked about frames: it has one conversation, and computes only new input."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def model(folder: Path) -> Iterator[Qwen3Omni]:
     loaded = Qwen3Omni(folder, "omni", EngineModelOptions(EngineSettings(kv_bytes=64 << 20), weights="fp32"))
-    # Answers are as long as they may be.
+    # Answers reach their token limit.
     loaded.thinker.stop_tokens = frozenset()
     yield loaded
     loaded.close()
@@ -73,7 +73,7 @@ async def computed(engine: LocalEngine) -> None:
 
 
 async def answered(stream: ConversationVideoStream, question: VideoQuestion, most: int = 1000) -> str:
-    """The text of an answer, which is broken off after `most` chunks."""
+    """Return the text of an answer, which is cut off after `most` chunks."""
     out: list[ResponseChunk] = []
     async with aclosing(stream.answer(question, GREEDY, None)) as chunks:
         async for chunk in chunks:
@@ -115,7 +115,7 @@ def test_when_questions_follow_then_answers_are_those_to_the_whole_conversation(
             await append(1)
             await ask("What is it?", 0, 1)
             await append(2)
-            # An answer that is broken off: neither it nor its question stay, the frames do.
+            # An answer that is cut off: neither it nor its question is remembered, but the frames stay.
             await answered(stream, VideoQuestion("Never mind.", 9.0, (0, 1, 2)), most=2)
             await append(3)
             await ask("And this?", 0, 1, 2, 3)
@@ -133,11 +133,11 @@ def test_when_questions_follow_then_answers_are_those_to_the_whole_conversation(
     for count, text in zip((2, 4, 6), texts, strict=True):
         ids = whole.ids(messages[:count])
         written = whole.tokenizer.decode(ids, skip_special_tokens=False)
-        # Bytes at the end that are no character yet are not in the answer.
+        # Incomplete characters at the end are not in the answer.
         assert written.startswith(text)
         assert not written[len(text) :].strip("\ufffd")
-    # "Why?" is a turn of a few tokens, whatever came before it. The first question finds its frames in the KV already
-    # where they were prefilled.
+    # "Why?" is a turn of a few tokens, regardless of the earlier turns. If the first question's frames were prefilled,
+    # they are already in the KV.
     assert rows[2] < 60
     assert (rows[0] < 30) == eager
 
@@ -186,7 +186,7 @@ def test_when_sound_comes_with_the_frames_then_a_question_costs_what_is_not_comp
         written = whole.tokenizer.decode(whole.ids(messages[:count]), skip_special_tokens=False)
         assert written.startswith(text)
         assert not written[len(text) :].strip("\ufffd")
-    # Three windows of two seconds are complete: what is left are 0.3 s of sound, the question and the answer.
+    # Three windows of two seconds are complete. 0.3 s of sound, the question and the answer are left to compute.
     assert (rows < 60) == eager
 
 
@@ -197,7 +197,7 @@ def test_when_sound_is_cut_into_windows_then_each_sample_is_in_one() -> None:
     parts = [w.pcm[w.num_before : len(w.pcm) - w.num_after] for w in made.all()]
     assert np.array_equal(np.concatenate(parts), heard)
     assert [len(p) for p in parts] == [32_000, 32_000, 16_000]
-    # What came after a question was asked is given back; sound that begins elsewhere begins anew.
+    # Sound after the question is returned. Sound that begins elsewhere starts a new track.
     assert np.array_equal(made.cut(70_000), heard[70_000:])
     assert (made.cut(70_000).size, made.num_samples) == (0, 70_000)
     made.append(heard[:100], 20.0)
@@ -257,7 +257,7 @@ def test_when_answered_questions_have_too_many_frames_then_the_oldest_questions_
 
     anyio.run(run)
     num_frames = [sum(isinstance(p, ImagePart) for m in messages for p in m.parts) for messages in partner.asked]
-    # Each response is asked for with its own two frames and those of all questions before it, until these are too many.
+    # Each request contains its own two frames and those of all earlier questions, until these are too many.
     assert num_frames[:-1] == [2 * n for n in range(1, MAX_PAST_FRAMES // 2 + 2)]
     assert num_frames[-1] == KEPT_PAST_FRAMES + 2
     system, oldest, *_ = partner.asked[-1]

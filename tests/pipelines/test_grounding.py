@@ -1,4 +1,4 @@
-"""When an answer is let out: where it says what was read or heard, and not where it is made up."""
+"""When an answer is released: if it says what was read or heard, and not if it is made up."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_when_an_answer_is_grounded_then_the_rest_of_it_streams() -> None:
     check = Grounding("What is the company?", READ)
     assert check.feed("The company is Goo") == ""
     assert check.grounded is None
-    # "Goo" might have been a word of its own.
+    # "Goo" might have been a complete word.
     assert check.feed("gle") == ""
     assert check.feed(",") == "The company is Google,"
     assert check.feed(" a cat") == " a cat"

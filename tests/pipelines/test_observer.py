@@ -1,4 +1,4 @@
-"""What the observer notes, when it reads, and what it tells the language model; model and reader are scripted."""
+"""The observer's notes, its order of reading, and its messages to the language model; model and reader are scripted."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_when_questions_follow_then_each_is_told_what_is_new_and_nothing_twice()
     first, second, third = partner.asked
     assert [m.role for m in first] == ["system", "user"]
     assert first[0].text.endswith("Be brief.")
-    # The messages are appended to, never changed: the KV of what was before stays.
+    # Messages are appended, never changed, so the KV of earlier messages stays valid.
     assert second[:2] == first
     assert third[: len(second)] == second
     assert second[2] == Message("assistant", "It is level 10. ")
@@ -97,7 +97,7 @@ def test_when_questions_follow_then_each_is_told_what_is_new_and_nothing_twice()
     assert "level 90" in second[3].text
     assert 'Somebody said: "What is this?".' in second[3].text
     assert "Nothing new." in third[5].text
-    # The notes were prefilled before the question, which is all that is left to compute.
+    # The notes were prefilled, so only the question is left to compute.
     (notes,) = (m[-1].text for m in partner.prefilled if "level 200" in m[-1].text)
     assert first[1].text.startswith(notes)
 
@@ -130,7 +130,7 @@ def test_when_a_question_names_a_time_then_the_note_of_that_time_is_told_again()
         'The time asked about is 1 s; then it says "level 200" in a new scene; it is bright, much motion, mostly white.'
         in texts[1]
     )
-    # The nearest that is still known.
+    # The nearest frame that is still known.
     assert "about is 0 s; then " in texts[2]
     assert "level 30" in texts[2]
     assert "The time asked about is 99 s; then nothing is known of it." in texts[3]
@@ -187,7 +187,7 @@ def test_when_an_answer_is_broken_off_then_it_is_not_remembered() -> None:
     run(act, partner)
     second = partner.asked[1]
     assert len(second) == 2
-    # What was new then is still new.
+    # The notes that were new then are still new.
     assert "level 10" in second[1].text
 
 
@@ -242,7 +242,7 @@ def test_when_an_answer_is_made_up_then_it_is_replaced() -> None:
         "I cannot see that: I only read text and notice motion, light and colours. Right now it is bright, much "
         'motion, mostly white, and the text on it is "level 200".'
     )
-    # Nothing of the made-up answer is heard, and it was not waited for.
+    # The made-up answer is not heard, and was not waited for.
     assert len(audio.pcm) == len(text.text)
     assert isinstance(done, ReplyDone)
     assert partner.num_ended == 1

@@ -1,4 +1,4 @@
-"""What stands before every voice: pauses, and the times of written words."""
+"""The stage before every voice: pauses, and the times of written words."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RATE_HZ = 1000
 
 
 class Voice:
-    """Speaks a tenth of a second for each word, with its time. `texts`: what it was given."""
+    """Speaks a tenth of a second for each word, with its time. `texts`: the texts that it was given."""
 
     def __init__(self, languages: tuple[str, ...] = ("en",)) -> None:
         self.profile = SynthesizerProfile("v", RATE_HZ, ("one",), languages, (0.5, 2.0), word_times=True)

@@ -1,4 +1,4 @@
-"""When the text on frames is read: questions first, sessions in turns, half of the time where several wait."""
+"""The order of reading the text on frames: questions first, sessions in turns, and half of the time if several wait."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_what_a_question_waits_for_is_read_at_once_and_nothing_else_meanwhile() 
         await settle()
         question = asyncio.create_task(mine.read_first([asked[0]]))
         await settle()
-        # The other session's frame is being read already; the question's does not wait for its turn.
+        # The other session's frame is already being read; the question's frame does not wait for its turn.
         assert reader.read_levels == [80, 10]
         reader.go.release()
         await settle()
         following = asyncio.create_task(others.read_next())
         await settle()
-        # Not while a question waits.
+        # No other frame is read while a question waits.
         assert reader.read_levels == [80, 10]
         reader.go.release()
         await asyncio.wait_for(question, 5)
@@ -91,7 +91,7 @@ def test_where_several_sessions_wait_the_reader_rests_as_long_as_it_took(monkeyp
 
         monkeypatch.setattr(anyio, "sleep", sleep)
         await asyncio.gather(*(session.read_next() for session in sessions))
-        # In turns, and the last has nobody behind it.
+        # In turns; no session waits after the last one.
         assert reader.read_levels == [10, 11, 12]
 
     asyncio.run(main())

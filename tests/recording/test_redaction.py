@@ -1,4 +1,4 @@
-"""What is left out of a recording: numbers and e-mail addresses, or every text; and what stays to be read."""
+"""What is removed from a recording (numbers and e-mail addresses, or every text), and what stays readable."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from antiphon.protocols.dialects import field_names
 from antiphon.recording.redaction import Redaction, Redactor, masked
 
-# As the server makes ids.
+# An id as the server generates it.
 HEX = "0123456789abcdef0123"
 HASH = re.compile("sha256:[0-9a-f]{16}")
 
@@ -91,12 +91,12 @@ SOUND = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAwF0AAIC7AAACABAAZGF0YQAAAAA" * 20
             "type": "conversation.item.create",
             "item": {"content": [{"image_url": "data:image/png;base64,iVBOR5551234"}]},
         },
-        # Parts of a text, each of which shows nothing.
+        # Parts of a text, none of which may be shown.
         {"type": "x.completed", "words": [{"word": "five"}, {"word": "five"}, {"word": "one"}, {"word": "jane@x.org"}]},
         {"type": "x.completed", "logprobs": [{"token": " five", "logprob": -0.1, "bytes": [32, 102, 105]}]},
-        # What a client calls as it likes.
+        # Names that a client chooses.
         {"type": "response.create", "metadata": {"state": "jane@x.org", "user_id": "555 1234", "0301234": 5551234}},
-        # What a client has chosen: ids of all kinds, names, and numbers that are JSON numbers.
+        # Values that a client chose: ids of all kinds, names, and numbers that are JSON numbers.
         {"type": "conversation.item.create", "previous_item_id": "555 1234", "item": {"id": "item_5551234"}},
         {"type": "conversation.item.delete", "event_id": "jane@x.org", "item_id": "555-1234"},
         {"type": "conversation.item.create", "item": {"type": "function_call_output", "call_id": "call_5551234"}},
@@ -116,8 +116,8 @@ SOUND = "UklGRiQAAABXQVZFZm10IBAAAAABAAEAwF0AAIC7AAACABAAZGF0YQAAAAA" * 20
             "session": {"tools": [{"parameters": {"enum": [5551234], "const": 5551234.5, "required": ["5551234"]}}]},
         },
         {"type": "response.create", "response": {"prompt": {"id": "jane", "variables": {"555 1234": 5551234}}}},
-        # What only looks like a word of the protocol.
-        {"type": "x", "item_id": "call 555 1234", "reason": "jane@x.org told me", "text": "sha256: 555 1234"},
+        # Values that only look like words of the protocol.
+        {"type": "x", "item_id": "call 555 1234", "reason": "jane@x.org wrote me", "text": "sha256: 555 1234"},
     ],
 )
 def test_no_other_way_leads_into_a_recording(event: dict[str, Any], redaction: Any) -> None:
@@ -131,7 +131,7 @@ def test_no_other_way_leads_into_a_recording(event: dict[str, Any], redaction: A
 @pytest.mark.parametrize(
     "event",
     [
-        # What the server shows of what a client has chosen.
+        # The server's copies of values that a client chose.
         {"type": "error", "error": {"event_id": "jane", "message": "Item '5551234'", "param": "item.content5551234"}},
         {
             "type": "conversation.item.added",
@@ -176,9 +176,9 @@ def test_equal_ids_have_equal_hashes_in_one_recording_and_others_in_the_next() -
 
 
 def test_a_long_text_takes_time_in_proportion() -> None:
-    """A run of letters without an address, and spaces without a number, were looked through again at each letter."""
+    """Letters without an address, or spaces without a number, must not be searched again from each letter."""
     for text in ("A" * 100_000, "a." * 50_000, "at " * 33_000, "1 " * 50_000, "one " * 25_000, "(" * 100_000):
         began = time.process_time()
         masked(text)
-        # Milliseconds; what was quadratic took minutes.
+        # Milliseconds; a quadratic search took minutes.
         assert time.process_time() - began < 5

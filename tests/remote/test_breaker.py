@@ -1,4 +1,4 @@
-"""When a server is left alone, for one key and for all, and which pauses that it names are believed."""
+"""When the breaker of a server opens, for one key and for all, and which pauses of the server are accepted."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_it_lets_one_through_and_closes_when_that_succeeds() -> None:
         breaker.check("a", FIRST_PAUSE_S / 2)
     assert error.value.retry_after_s == FIRST_PAUSE_S / 2
     breaker.check("a", FIRST_PAUSE_S)
-    # Only one: what it finds is waited for.
+    # Only one request; the others wait for its result.
     assert is_open(breaker, "a", FIRST_PAUSE_S)
     breaker.succeeded("a")
     assert not is_open(breaker, "a", FIRST_PAUSE_S)
@@ -114,10 +114,10 @@ def test_failures_of_several_owners_stop_all_and_one_that_succeeds_lets_all_go_o
         assert not is_open(breaker, owner, 0)
         breaker.failed(owner, 0)
     assert is_open(breaker, "c", FIRST_PAUSE_S / 2)
-    # Two try after the pause, each with one request, and the others wait.
+    # Two owners try after the pause, with one request each. The others wait.
     tries = ("a", "a", "c", "d", "c")
     assert [is_open(breaker, owner, FIRST_PAUSE_S) for owner in tries] == [False, True, False, True, True]
-    # One that fails again does not leave all waiting; one that succeeds lets them go on.
+    # One failure does not make all owners wait; one success lets all continue.
     breaker.failed("a", FIRST_PAUSE_S)
     breaker.succeeded("c")
     assert not any(is_open(breaker, owner, FIRST_PAUSE_S) for owner in ("c", "d", "d"))
@@ -192,6 +192,6 @@ def test_only_so_many_owners_are_remembered_and_the_one_that_failed_longest_ago_
     for number in range(MAX_OWNERS + 1):
         for _ in range(FAILURES_TO_OPEN):
             breaker.failed(number, 0)
-    # It opens the server for all, and leaves to each owner what it has met.
+    # The success opens the server for all owners, but each keeps its own failures.
     breaker.succeeded("anybody")
     assert [is_open(breaker, number, 0) for number in (0, 1, MAX_OWNERS)] == [False, True, True]

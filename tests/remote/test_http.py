@@ -73,7 +73,7 @@ def test_chunks_that_come_at_once_let_others_take_their_turns() -> None:
     async def use(client: httpx.AsyncClient, server: ScriptedServer) -> int:
         async with client.stream("POST", server.url + "/x", json={}) as answer:
             found = chunks(answer)
-            # From here on all has come.
+            # From here on, everything has arrived.
             await anext(found)
             with turns_of_others() as turns:
                 num_bytes = sum([len(chunk) async for chunk in found])

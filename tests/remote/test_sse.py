@@ -1,4 +1,4 @@
-"""Streams of server-sent events: cut anywhere, bounded, and never the only thing that the event loop does."""
+"""Streams of server-sent events: split anywhere, bounded, and without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_events_are_cut_at_any_place(size: int) -> None:
     [
         ([b"data: ", *[b"x" * (1 << 16)] * 20], "too long"),
         ([b"data: " + b"x" * MAX_EVENT_BYTES + b"\n\n"], "too long"),
-        # Lines of data that have none, and a line of what is no data.
+        # Data lines without content, and a line that is not a data line.
         ([b"data:\n" * (MAX_EVENT_BYTES // 5 + 1)], "too long"),
         ([b"x" * (MAX_EVENT_BYTES + 1)], "too long"),
         ([b"\n" * (1 << 16)] * 5, "more than 262144 lines"),
@@ -63,5 +63,5 @@ def test_lines_that_come_at_once_let_others_take_their_turns() -> None:
 
 
 def test_a_long_line_that_grows_by_single_bytes_is_read_in_no_time() -> None:
-    """It is searched once. Where each byte has the whole line searched or copied, this takes minutes."""
+    """The line is searched once. Searching or copying the whole line for each byte would take minutes."""
     assert read([b"data: " + b"x" * 900_000, *[b"y"] * 100_000, b"\n\n"]) == [b"x" * 900_000 + b"y" * 100_000]

@@ -1,4 +1,4 @@
-"""Whether work on the event loop lets others take their turns."""
+"""Checks whether work on the event loop lets other tasks run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 
 class Turns:
-    """`count`: the turns of the event loop so far."""
+    """Counts the turns of the event loop that another task got."""
 
     count = 0
 

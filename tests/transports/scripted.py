@@ -1,4 +1,4 @@
-"""A live session and a transport that do what a test tells them, without sockets and without waiting for a clock."""
+"""A live session and a transport that a test controls, without sockets and without waiting for a clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def new_id(prefix: str) -> str:
 
 
 def note(text: str) -> Any:
-    """A frame, which `ScriptedTransport.notes` finds again."""
+    """Return a frame that `ScriptedTransport.notes` finds again."""
     return refused_frame(new_id, RemoteProtocolError(text, ""))
 
 
@@ -59,7 +59,7 @@ class ScriptedSession:
 
 
 class ScriptedTransport:
-    """A transport whose client sends what `say` is given, and reads unless it is stalled."""
+    """A transport whose client sends the text passed to `say`, and reads unless it is stalled."""
 
     playback = None
 
@@ -75,18 +75,18 @@ class ScriptedTransport:
         self._changed.notify()
 
     def stall(self, is_stalled: bool) -> None:
-        """Have the client stop reading, or read again."""
+        """Make the client stop reading, or read again."""
         self._is_stalled = is_stalled
         self._changed.notify()
 
     def leave(self) -> None:
-        """Close the client's end."""
+        """Close the connection from the client's end."""
         self._arrived.append(None)
         self._changed.notify()
 
     @property
     def notes(self) -> list[str]:
-        """What was sent, in a word each: the code of a note, the type of other frames."""
+        """A word for each sent frame: the code of a note, the type of other frames."""
         words = []
         for data in self.sent:
             event = json.loads(data)

@@ -1,4 +1,4 @@
-"""Clients that stop reading, and clients that are given up as idle: what each still gets, and what it costs."""
+"""Clients that stop reading, and clients that time out as idle: what each still receives, and the cost."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from antiphon.transports.outbox import Outbox
 from tests.transports.scripted import ScriptedSession
 
 STALL_S, GRACE_S, MAX_WAITING = 0.05, 0.1, 3
-# Longer than any test: what is asserted has to happen before it, on however slow a machine.
+# Longer than any test: the assertions must hold before this time, even on a slow machine.
 NO_END_S = 600.0
 
 
@@ -85,12 +85,12 @@ def test_when_a_client_stops_reading_then_it_is_detached_and_costs_bounded_memor
     session, transport, overflowed = asyncio.run(bounded())
     assert len(transport.sent) == 1
     if resumes:
-        # It might have resumed: frames are kept for it up to the bound, then the session ends and says why.
+        # The client might resume, so frames are kept up to the bound. Then the session ends with a reason.
         assert overflowed == ["overflow"]
         assert session.said < 400
     else:
         assert not overflowed
-        # As many as may wait, and a few in the moment in which it is detached.
+        # The bound, and a few frames more while the client is being detached.
         assert session.said <= 20
 
 
@@ -118,7 +118,7 @@ class Waiting:
 
 
 class Idle(ScriptedSession):
-    """A session that gives its client up as idle, as speech and video streams do: it finishes without draining."""
+    """A session that ends after an idle timeout, as speech and video streams do: it finishes without draining."""
 
     idle_s = 0.0
 

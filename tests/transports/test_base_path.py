@@ -24,7 +24,7 @@ from antiphon.transports.paths import BasePath
         ("/v1//audio/speech", "/v1/audio/speech"),
         ("///v1///audio/voices/a//b", "/v1/audio/voices/a//b"),
         ("/v1/models", "/v1/models"),
-        # Nothing else becomes a path that is known.
+        # No other path becomes a known one.
         ("//internal/hosts", "//internal/hosts"),
         ("//metrics", "//metrics"),
         ("/x//v1/models", "/x//v1/models"),

@@ -1,4 +1,4 @@
-"""The tables of a live session's lifecycle and of its attachment, by themselves and on docs/design/resume.md."""
+"""The tables of a live session's lifecycle and of its attachment, in the code and in docs/design/resume.md."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_when_anything_happens_to_a_session_then_its_lifecycle_only_goes_forward
     order = list(Lifecycle)
     places = [order.index(state) for state in states]
     assert places == sorted(set(places))
-    # Nothing is produced after a state in which nothing is, and what cannot be resumed stays so.
+    # States without production are never followed by one with it, and likewise for resuming.
     for earlier, later in pairwise(states):
         assert earlier.is_running >= later.is_running
         assert earlier.resumable >= later.resumable
@@ -72,7 +72,7 @@ def test_when_clients_come_and_go_in_any_order_then_one_transport_at_most_has_th
         num_transports += event is AttachmentEvent.TRANSPORT_ATTACHED
         num_transports -= event is AttachmentEvent.TRANSPORT_GONE
         assert num_transports == state.has_transport
-        # Frames are sent to a transport that is there, and only then.
+        # Frames are sent only to an attached transport.
         assert state.has_transport >= state.takes_frames
 
 

@@ -1,4 +1,4 @@
-"""What waits in an outbox for a client that does not read."""
+"""The frames that wait in an outbox for a client that does not read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGE = 1 << 20
 
 @pytest.mark.parametrize("resumes", [False, True])
 def test_when_large_frames_are_not_read_then_their_session_waits_after_a_few(resumes: bool) -> None:
-    """A short message may be answered with a large one; few frames are then many bytes."""
+    """A short message may have a large answer, so a few frames may hold many bytes."""
 
     async def main() -> tuple[int, int]:
         outbox = Outbox(Journal(time.monotonic, resumes), 256)
@@ -31,7 +31,7 @@ def test_when_large_frames_are_not_read_then_their_session_waits_after_a_few(res
                 await outbox.wait_for_room()
 
         talking = asyncio.create_task(talk())
-        # Nobody reads: it goes as far as it can in one turn of the loop.
+        # No client reads, so the task runs until it has to wait for room.
         await asyncio.sleep(0)
         unread = said
         await outbox.get()
@@ -42,5 +42,5 @@ def test_when_large_frames_are_not_read_then_their_session_waits_after_a_few(res
 
     unread, after = asyncio.run(main())
     assert unread == MAX_WAITING_BYTES // LARGE
-    # One was read, so that there is room for one.
+    # One frame was read, so there is room for one more.
     assert after == unread + 1

@@ -1,7 +1,6 @@
-"""What a kind of model has to be: the protocols that adapters and pipelines fulfil, and the profiles that describe
-them.
+"""The contracts: the protocols that adapters and pipelines implement, and the profiles that describe models.
 
-Sessions know these types only. What tells two models apart is a fact of a profile, never a model's name or class.
+Sessions know these types only. Models differ by facts in their profiles, never by their names or classes.
 """
 
 from antiphon.contracts.conversation import (

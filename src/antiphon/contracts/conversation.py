@@ -1,4 +1,4 @@
-"""The contract of conversation models, which answer in a conversation in text or by voice."""
+"""The contract of conversation models, which answer in a conversation as text or speech."""
 
 from __future__ import annotations
 
@@ -16,28 +16,24 @@ from antiphon.events.words import Word
 
 @dataclass(frozen=True, slots=True)
 class ConversationProfile:
-    """Facts of a conversation model.
+    """Facts of a conversation model, which do not change while it is loaded."""
 
-    - `id`: its name for clients.
-    - `sample_rate_hz`: of the audio of its responses.
-    - `voices`: by name, the first is the default; empty: it does not speak.
-    - `accepts_media`: it hears audio and sees images in messages; other models are given text in their place.
-    - `max_preemptive`: the responses that a conversation may begin in a minute before they are asked for; None: any
-      number.
-    - `keeps_to_schemas`: calls are held to the schemas of tools, which must therefore compile into a grammar.
-    - `video_window_s`: it takes VideoParts, whose sound is in windows of so many seconds; 0: frames are images, and
-      sound is audio.
-    - `audio_window_ms`: audio is encoded in windows of so many milliseconds, each by itself, so that those of a turn
-      that goes on may be prefilled (`AudioPart.grows`). 0: audio is taken in once its turn has ended.
-    """
-
+    # The model's name for clients.
     id: str
+    # Sample rate of the audio of its responses.
     sample_rate_hz: int
+    # Names of its voices, the default first. Empty: it does not speak.
     voices: tuple[str, ...]
+    # It hears audio and sees images in messages. Other models are given text instead.
     accepts_media: bool = False
+    # Limit of preemptive responses per conversation and minute; None: no limit.
     max_preemptive: int | None = None
+    # It takes VideoParts, whose sound is in windows of this length. 0: frames are images, and sound is audio.
     video_window_s: float = 0.0
+    # It encodes audio in windows of this length, each by itself, so the windows of an open turn may be prefilled
+    # (`AudioPart.grows`). 0: audio is encoded after its turn has ended.
     audio_window_ms: int = 0
+    # Function calls are constrained to their tools' schemas, which must therefore compile into a grammar.
     keeps_to_schemas: bool = False
 
 
@@ -45,8 +41,8 @@ class ConversationProfile:
 class ResponseAudio:
     """More of a response's audio. pcm: float32 [num_samples], mono, at the profile's rate.
 
-    `words`: words that begin in it, with their times in seconds from the start of the response's audio. Where the voice
-    gives no word times, they are words that, as estimated, have ended by its end.
+    `words` begin in this audio; their times are seconds from the start of the response's audio. If the voice has no
+    word times, `words` are the words estimated to have ended by the end of this audio.
     """
 
     pcm: Pcm
@@ -57,28 +53,48 @@ ResponseChunk = TextDelta | ToolCallStarted | ToolCallDelta | ResponseAudio | Re
 
 
 class ConversationStream(Protocol):
-    """One conversation with a conversation model. One response at a time; nothing may be called after `close`."""
+    """One conversation with a conversation model. It runs one response at a time. Call nothing after `close`."""
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Prepare a response to these messages, which may still go on, so that it begins sooner. Returns without
-        waiting for the computation. A model may do nothing. What was prefilled before and is not among these messages
-        is given back. Raises ModelError.
+        """Prepare a response to messages that may still continue, so that the response begins sooner.
+
+        Returns without waiting for the computation. A model may treat it as a no-op. What an earlier call prefilled and
+        `messages` do not contain is freed.
+
+        Args:
+            messages: The conversation so far.
+            tools: The functions that the model may call in the response.
+
+        Raises:
+            ModelError: The model failed.
         """
         ...
 
     def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """Respond to the last message: text as it is generated, and audio as soon as there is a clause of text.
+        """Respond to the last message: text as it is generated, and audio from the first clause on.
 
-        `voice` None: the response is text only. All text comes as TextDelta, also what is spoken; ReplyDone is last.
-        Closing the generator ends the response within one step of the model, which is how a barge-in ends it. Raises
-        Refused, ModelError, and RemoteProtocolError for what the model cannot do.
+        Closing the generator ends the response within one step of the model. A barge-in ends it that way.
+
+        Args:
+            messages: The conversation so far.
+            options: How to generate the text.
+            voice: How to speak; None: the response is text only.
+
+        Returns:
+            The chunks of the response. All text arrives as TextDelta, including spoken text. ReplyDone is the last
+            chunk.
+
+        Raises:
+            Refused: The model has no room.
+            ModelError: The model failed.
+            RemoteProtocolError: The request asks for something that the model cannot do.
         """
         ...
 
     def close(self) -> None:
-        """End the conversation and give back what it holds, its KV above all. Does not wait."""
+        """End the conversation and free its resources, including its KV. Does not wait."""
         ...
 
 
@@ -92,14 +108,18 @@ class ConversationModel(Protocol):
 
     @property
     def native(self) -> NativeModel | None:
-        """The native model behind it, which takes turns by itself: it is fed units of audio and never asked for a
-        response. None for every other model.
+        """The native model that takes turns by itself: it consumes units of audio and is never asked for a response.
+        None for all other models.
         """
         ...
 
     async def open(self, owner: Hashable | None = None) -> ConversationStream:
-        """Open a conversation, which may share KV with those of an equal `owner`; None: with no other.
+        """Open a conversation.
 
-        Raises Refused where there is no room for its KV.
+        Args:
+            owner: The conversation may share KV with conversations of an equal owner; None: with no other.
+
+        Raises:
+            Refused: There is no room for its KV.
         """
         ...

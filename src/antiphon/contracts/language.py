@@ -1,4 +1,6 @@
-"""The contracts of language models, which answer in text, and of image readers, which read images for them."""
+"""The contracts of language models, which answer with text, and of image readers, which read text on
+images for them.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,11 @@ MessageRole = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AudioPart:
-    """Audio in a message: float32 [num_samples], mono, 16 kHz. Two parts are equal only if they are the same object;
-    samples are never compared.
+    """Audio in a message: float32 [num_samples], mono, 16 kHz. Two parts are equal only if they are the same object.
 
-    - `turn`: the turn that the audio is of, from its beginning on: of two parts with an equal one, the shorter is where
-      the longer begins, unless the turn's own beginning was lost. None: a clip by itself.
-    - `grows`: the turn goes on. Such a part may be prefilled, in the last message, and is not answered.
+    - `turn`: identifies the turn whose audio this is, from the turn's beginning. Of two parts with an equal `turn`, the
+      shorter is a prefix of the longer, unless the beginning of the turn was lost. None: an independent clip.
+    - `grows`: the turn is still open. Such a part may be prefilled as part of the last message, and is not answered.
     """
 
     pcm: Pcm
@@ -32,7 +33,7 @@ class AudioPart:
 class ImagePart:
     """An image in a message. Two parts are equal only if they are the same object, as with audio.
 
-    `in_video`: it is a frame of a VideoPart, for which a model may have other sizes than for images.
+    `in_video`: the image is a frame of a VideoPart; a model may use other sizes for frames than for images.
     """
 
     image: EncodedImage
@@ -40,7 +41,7 @@ class ImagePart:
 
 
 class SoundTrack:
-    """Stands for the sound of one video, whose windows share it. Two are equal only if they are the same object."""
+    """Identifies the sound of one video, which its windows share. Two are equal only if they are the same object."""
 
     __slots__ = ("__weakref__",)
 
@@ -49,9 +50,9 @@ class SoundTrack:
 class SoundWindow:
     """A window of a video's sound. Two are equal only if they are the same object.
 
-    `pcm`: float32 [num_samples], mono, 16 kHz: the window's own samples, with the last `num_before` of those before it
-    and the first `num_after` of those behind it, which its first and last spectra reach into. `track`: that of all
-    windows of this sound, of which the first has nothing before it.
+    - `pcm`: float32 [num_samples], mono, 16 kHz: the window's own samples, preceded by the `num_before` samples before
+      them and followed by the `num_after` samples after them, which its first and last spectra extend into.
+    - `track`: shared by all windows of this sound. The first window has nothing before it.
     """
 
     pcm: Pcm
@@ -64,10 +65,10 @@ class SoundWindow:
 class VideoPart:
     """Frames and sound of one stretch of time in a message, for models that interleave them by time.
 
-    - `frames`: times in seconds since the stretch began, and images, in order.
-    - `sound`: windows that follow one another, all but the last as long as the model's profile says. The first begins
-      at `sound_at_s`.
-    - `goes_on`: more sound will follow, so frames that belong behind it are left out yet.
+    - `frames`: images in order, each with its time in seconds since the stretch began.
+    - `sound`: consecutive windows. All except the last have the length in the model's profile.
+    - `sound_at_s`: when the first window begins, in seconds since the stretch began.
+    - `goes_on`: more sound will follow, so frames later than the sound are left out for now.
     """
 
     frames: tuple[tuple[float, ImagePart], ...]
@@ -82,50 +83,59 @@ MessagePart = str | AudioPart | ImagePart | VideoPart
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One message of a conversation.
+    """One message of a conversation, as a model is given it."""
 
-    - `text`: what models without ears and eyes are given.
-    - `tool_calls`: the function calls that the assistant made in it.
-    - `tool_call_id`, `name`: of a function's result (role "tool"), the call and the function that it belongs to.
-    - `parts`: of a message with audio or images, all of its content in order, for models that accept media.
-    """
-
+    # Who the message is from.
     role: MessageRole
+    # The message as text, for models that do not accept media.
     text: str = ""
+    # The function calls that the assistant made in it.
     tool_calls: tuple[ToolCall, ...] = ()
+    # For a function's result (role "tool"): the id of the call that it belongs to.
     tool_call_id: str = ""
+    # For a function's result: the name of the function.
     name: str = ""
+    # For a message with audio or images: all of its content in order, for models that accept media.
     parts: tuple[MessagePart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ReplyOptions:
-    """How to reply. None is as the model's own settings have it; `max_tokens` None: as the context allows.
+    """How to reply. None uses the model's own setting, unless the field says otherwise."""
 
-    - `bias`: token id to what is added to its logit.
-    - `tool_choice`: "auto", "none", "required" or a function's name.
-    - `parallel_tool_calls`: the reply may hold several calls; otherwise it ends with its first one.
-    - `schema`: all of the text must be JSON of this schema.
-    - `truncation`: what happens where the conversation has outgrown the context. "auto": its oldest rows leave.
-      "disabled": the reply is refused. A number: the newest messages are cut back to this share of the context at once,
-      so that the next replies find their KV.
-    """
-
+    # The most tokens of the reply; None: as many as the context allows.
     max_tokens: int | None = None
+    # 0 samples the likeliest token.
     temperature: float | None = None
+    # The share of probability that may be sampled, from 0 to 1.
     top_p: float | None = None
+    # The number of likeliest tokens that may be sampled; 0: all.
     top_k: int | None = None
+    # The least probability of a token, relative to the likeliest one.
     min_p: float | None = None
+    # Above 1, tokens that already occurred are less likely.
     repetition_penalty: float | None = None
+    # Subtracted from the logits of tokens that already occurred in the reply.
     presence_penalty: float = 0.0
+    # Subtracted from the logits of tokens for each of their occurrences in the reply.
     frequency_penalty: float = 0.0
+    # Seed of the random numbers; None: a random seed.
     seed: int | None = None
+    # The reply ends before any of these texts.
     stop: tuple[str, ...] = ()
+    # Values that are added to logits, by token id.
     bias: Mapping[int, float] = field(default_factory=dict)
+    # The functions that the model may call.
     tools: tuple[Tool, ...] = ()
+    # "auto", "none", "required" or a function's name.
     tool_choice: str = "auto"
+    # The reply may contain several calls; otherwise it ends with its first one.
     parallel_tool_calls: bool = True
+    # What happens if the conversation has outgrown the context. "auto": its oldest rows are dropped. "disabled": the
+    # reply is refused. A number: the newest messages are cut to this share of the context in one step, so that the next
+    # replies reuse their KV.
     truncation: Literal["auto", "disabled"] | float = "auto"
+    # The whole text must be JSON of this schema.
     schema: JsonSchema | None = None
 
 
@@ -153,8 +163,9 @@ class ToolCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ReplyDone:
-    """The end of a reply, why it ended, and its counts of tokens. Of the `prompt_tokens`, `cached_tokens` were in the
-    KV and not computed again.
+    """The end of a reply: why it ended, and its token counts.
+
+    `cached_tokens` are those of the `prompt_tokens` that were already in the KV and not computed again.
     """
 
     reason: Literal["stop", "length", "tool_calls"]
@@ -168,69 +179,88 @@ Reply = TextDelta | ToolCallStarted | ToolCallDelta | ReplyDone
 
 @dataclass(frozen=True, slots=True)
 class LanguageProfile:
-    """Facts of a language model.
+    """Facts of a language model, which do not change while it is loaded."""
 
-    - `context_tokens`: the most tokens that a conversation may have before its oldest messages leave.
-    - `accepts_media`: it hears audio and sees images in messages; other models are given text in their place.
-    - `remote`: it runs on another server, where a request may cost money and which may be away for a while.
-    - `keeps_to_schemas`: calls and replies are held to the schemas of tools and of ReplyOptions, which must therefore
-      compile into a grammar.
-    - `max_preemptive`: the responses that a conversation may begin in a minute before they are asked for; None: any
-      number.
-    """
-
+    # The model's name for clients.
     id: str
+    # The most tokens of a conversation before its oldest messages are dropped.
     context_tokens: int
+    # It hears audio and sees images in messages. Other models are given text instead.
     accepts_media: bool = False
+    # It runs on another server, where a request may cost money and which may be temporarily unavailable.
     remote: bool = False
+    # Limit of preemptive responses per conversation and minute; None: no limit.
     max_preemptive: int | None = None
+    # Calls and replies are constrained to the schemas of tools and of ReplyOptions, which must therefore compile into a
+    # grammar.
     keeps_to_schemas: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageLoad:
-    """How full a language model is.
+    """The load of a language model."""
 
-    - `conversations`, `answering`, `parked`: how many are open, how many of them are being answered, and how many have
-      their KV in host memory or on disk.
-    - `kv_bytes`, `kv_total_bytes`: KV memory in use, and in all.
-    - `parked_bytes`: the size of all parked KV.
-    - `promised_bytes`: KV memory that conversations which are not parked hold or were promised.
-    - `is_away`: the model runs on another server, which did not answer when it was asked last.
-    """
-
+    # The number of open conversations.
     conversations: int
+    # The number of conversations that are being answered.
     answering: int
+    # The number of conversations whose KV is in host memory or on disk.
     parked: int
+    # KV memory in use.
     kv_bytes: int
+    # KV memory in all.
     kv_total_bytes: int
+    # The size of all parked KV.
     parked_bytes: int
+    # KV memory that conversations hold or have reserved, parked ones excluded.
     promised_bytes: int = 0
+    # The model runs on another server, which did not answer the last request for its state.
     is_away: bool = False
 
 
 class LanguageStream(Protocol):
-    """One conversation with a language model, over one KV that is appended to and rolled back, and never computed anew
-    as a whole.
+    """One conversation with a language model. Its KV is appended to and rolled back, but never
+    recomputed as a whole.
     """
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Bring the KV to these messages before it is known how they go on. Returns without waiting for the
-        computation. Raises ModelError.
+        """Bring the KV to these messages before it is known how they continue.
+
+        Returns without waiting for the computation.
+
+        Args:
+            messages: The conversation so far.
+            tools: The functions that the model may call in the reply.
+
+        Raises:
+            ModelError: The model failed.
         """
         ...
 
     def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
-        """Reply to the last message. Only the rows that differ from the last call's are computed, from the first
-        difference on.
+        """Reply to the last message.
 
-        Closing the generator ends the reply within one step. Raises Refused where the model is full, ModelError.
+        Only rows from the first difference to the last call on are computed. Closing the generator ends the reply
+        within one step.
+
+        Args:
+            messages: The conversation so far.
+            options: How to generate the reply.
+
+        Returns:
+            The parts of the reply; ReplyDone is the last one.
+
+        Raises:
+            Refused: The model is full.
+            ModelError: The model failed.
         """
         ...
 
     def close(self, *, keep: bool = False) -> None:
-        """End the conversation. With `keep`, its KV stays for a while, and a later conversation that begins alike goes
-        on from it.
+        """End the conversation.
+
+        Args:
+            keep: Keep the KV for a while, so that a later conversation with the same beginning can reuse it.
         """
         ...
 
@@ -244,27 +274,37 @@ class LanguageModel(Protocol):
         ...
 
     async def open(self, owner: Hashable | None = None) -> LanguageStream:
-        """Open a conversation. Those of an equal `owner` that begin alike share the KV of it, and tell so by
-        `ReplyDone.cached_tokens`; None: it shares with no other. Raises Refused where there is no room for its KV.
+        """Open a conversation.
+
+        Args:
+            owner: Conversations of an equal owner share the KV of a common beginning, which `ReplyDone.cached_tokens`
+                counts. None: the conversation shares with no other.
+
+        Raises:
+            Refused: There is no room for its KV.
         """
         ...
 
     def load(self) -> LanguageLoad:
-        """How full the model is, as of its last step. Returns at once."""
+        """Return the load of the model after its last step. Returns at once."""
         ...
 
     def close(self) -> None:
-        """Stop the model's workers, when the process ends. Conversations must not be used afterwards."""
+        """Stop the model's workers when the process ends. Conversations must not be used afterwards."""
         ...
 
 
 class ImageReader(Protocol):
-    """Reads the text on images, for all sessions, so that a model without eyes can be told of it."""
+    """Reads the text on images, for all sessions, so that a model without vision is given it."""
 
     async def read(self, image: EncodedImage) -> tuple[str, ...]:
-        """The lines of text on an image, from the top down; empty where there is none.
+        """Return the lines of text on an image from top to bottom; empty if the image has none.
 
-        Waits in the reader's lane, where images are read one after another. Raises MediaError for what is no image,
-        Refused, ModelError.
+        Waits in the reader's lane, which reads one image at a time.
+
+        Raises:
+            MediaError: The bytes are not an image.
+            Refused: The lane is full.
+            ModelError: The model failed.
         """
         ...

@@ -11,35 +11,33 @@ from antiphon.events.duplex import NativeSampling
 
 @dataclass(frozen=True, slots=True)
 class NativeProfile:
-    """Facts of a native model.
+    """Facts of a native model, which do not change while it is loaded."""
 
-    - `id`: its name for clients.
-    - `unit_s`: seconds of audio in a unit, which is also the time that a step may take.
-    - `sample_rate_hz`: of its voice; 0: it has none and says what it speaks as text.
-    - `voices`: by name, the first is the default.
-    - `max_frames`: the most images that a unit may show.
-    - `max_slices`: the most parts that a large image may be cut into, at more detail and cost for each.
-    - `window`: the rows of context at which the oldest units leave, and the rows that are left then.
-    """
-
+    # The model's name for clients.
     id: str
+    # Seconds of audio in a unit, which is also the time limit of a step.
     unit_s: float
+    # Sample rate of its voice; 0: it has no voice, and what it says is text.
     sample_rate_hz: int
+    # Names of its voices, the default first.
     voices: tuple[str, ...]
+    # The most images in a unit.
     max_frames: int
+    # The most slices of a large image. Each slice adds detail and cost.
     max_slices: int
+    # The number of context rows at which the oldest units are dropped, and the number of rows left then.
     window: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class NativeOptions:
-    """How one conversation is held. None is as the model's makers have it.
+    """Options of one conversation. None uses the model's own default.
 
-    - `instructions`: what the model is told first.
-    - `voice`: a name out of the profile.
+    - `instructions`: the text that the model is given first.
+    - `voice`: one of the profile's voices.
     - `voice_reference`: the voice to speak with, float32 [num_samples], mono, 16 kHz.
-    - `listen_only_units`: units at the start in which it only listens.
-    - `sampling`: how it chooses its words and speaks them.
+    - `listen_only_units`: the number of units at the start in which the model only listens.
+    - `sampling`: how the model chooses its words and its voice.
     """
 
     instructions: str = ""
@@ -51,11 +49,11 @@ class NativeOptions:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What the user's side gave in one unit of time.
+    """The user's input in one unit of time.
 
     - `pcm`: float32 [unit_s * 16000], mono, 16 kHz.
     - `frames`: encoded images, the oldest first.
-    - `max_slices`: the most parts that each image may be cut into.
+    - `max_slices`: the most slices of each image.
     - `text`: what the user typed.
     """
 
@@ -73,7 +71,7 @@ class ListenStep:
 @dataclass(frozen=True, slots=True)
 class SpeakStep:
     """The model says `text` in this unit. pcm: its audio, float32 [num_samples], mono, at the profile's rate.
-    `end_of_turn`: it has finished what it wanted to say.
+    `end_of_turn`: it has finished its turn.
     """
 
     text: str
@@ -88,27 +86,38 @@ class NativeStream(Protocol):
     """One conversation over one long-lived KV. `append` and `step` alternate and are never called at the same time."""
 
     async def append(self, unit: Unit) -> None:
-        """Add the next unit. Waits until it is computed. Raises MediaError for a frame that is no image, ModelError,
-        EngineError.
+        """Add the next unit, and wait until it is computed.
+
+        Raises:
+            MediaError: A frame is not an image.
+            ModelError: The model failed.
+            EngineError: The engine failed.
         """
         ...
 
     async def step(self, *, must_speak: bool = False) -> NativeStep:
-        """Decide and generate what the model does in the unit that was appended last. Takes up to `unit_s`, and the
-        conversation falls behind where it takes longer. Raises ModelError, EngineError.
+        """Decide and generate what the model does in the last appended unit.
 
-        With `must_speak` it says at least one word, unless it was interrupted.
+        Takes up to `unit_s`. If it takes longer, the conversation falls behind.
+
+        Args:
+            must_speak: The model says at least one word, unless it was interrupted.
+
+        Raises:
+            ModelError: The model failed.
+            EngineError: The engine failed.
         """
         ...
 
     def interrupt(self) -> None:
-        """Let the user take the floor: what the model is saying is over, and in its next step it listens. Returns at
-        once, and may be called at any time, also during `append` and `step`.
+        """Give the floor to the user: the model stops what it is saying, and listens in its next step.
+
+        Returns at once. May be called at any time, also during `append` and `step`.
         """
         ...
 
     def close(self) -> None:
-        """End the conversation and give back its KV. Does not wait."""
+        """End the conversation and free its KV. Does not wait."""
         ...
 
 
@@ -121,11 +130,17 @@ class NativeModel(Protocol):
         ...
 
     async def open(self, options: NativeOptions) -> NativeStream:
-        """Open a conversation, and compute what comes before its first unit, such as the instructions. Raises Refused
-        where there is no room for its KV, ModelError.
+        """Open a conversation, and compute what precedes its first unit, such as the instructions.
+
+        Args:
+            options: The options of the conversation.
+
+        Raises:
+            Refused: There is no room for its KV.
+            ModelError: The model failed.
         """
         ...
 
     def close(self) -> None:
-        """Stop the model's workers, when the process ends. Conversations must not be used afterwards."""
+        """Stop the model's workers when the process ends. Conversations must not be used afterwards."""
         ...

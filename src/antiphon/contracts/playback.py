@@ -1,4 +1,4 @@
-"""The contract of what plays a session's responses itself, and so knows how much of them was heard."""
+"""The contract of playback trackers, which play a session's responses or follow the client that plays them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,25 @@ from antiphon.events.conversation import (
 
 
 class PlaybackTracker(Protocol):
-    """Plays a session's responses in place of the client, or keeps the client's acknowledgements, and knows how much
-    was heard.
+    """Tracks how much of each response was heard, by playing the responses itself or by the client's
+    acknowledgements.
     """
 
     def silence(self) -> list[tuple[ContentPosition, int]]:
-        """Stop playing at once. Returns, for each item that was not played to its end, its place and the milliseconds
-        of it that were heard; the session truncates its history to that. Ends a hold.
+        """Stop playing at once, and end a hold.
+
+        Returns:
+            For each item that was not played to its end: its position, and the milliseconds of it that were heard. The
+                session truncates its history to them.
         """
         ...
 
     def hold(self, held: bool) -> None:
-        """Pause playing (`held`), because the user may be taking the floor, or go on from the very sample at which it
-        was paused. Repeating the present state changes nothing.
+        """Pause playing because the user may be taking the floor, or continue at the sample where it was paused.
+
+        Repeating the current state is a no-op.
+
+        Args:
+            held: True pauses, False continues.
         """
         ...

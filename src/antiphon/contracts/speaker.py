@@ -1,4 +1,4 @@
-"""The contract of a speaker encoder, which makes a vector of a stretch of speech by which voices can be told apart."""
+"""The contract of speaker encoders, which turn a stretch of speech into a vector by which voices are compared."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from antiphon.audio import Pcm
 class VoiceThreshold:
     """What the similarity of two vectors means, as measured for one encoder.
 
-    - `shared_s`: how much speech the two vectors are of, by `shared_s()`.
-    - `other`: below it they are of two voices.
-    - `same`: from it on they are of one voice; at least `other`. Between the two nobody can say.
+    - `shared_s`: the seconds of speech that the two vectors share (`shared_s()`).
+    - `other`: below it, the vectors are of two voices.
+    - `same`: from it on, they are of one voice; at least `other`. Between the two, the similarity decides nothing.
     """
 
     shared_s: float
@@ -24,14 +24,14 @@ class VoiceThreshold:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerProfile:
-    """The facts of a speaker encoder.
+    """Facts of a speaker encoder.
 
     - `id`: the model's name. Vectors of encoders with different ids cannot be compared.
-    - `size`: how many numbers a vector has.
-    - `least_s`: from how many seconds of speech on a vector says something about the voice.
-    - `thresholds`: what similarities mean, by the seconds of speech, the shortest first; at least one.
-    - `enrolled`: the same for the similarity to the nearest take of a voice that was enrolled with many seconds of
-      speech (`turns/voices/enrolment.py`); empty where `thresholds` hold for it too.
+    - `size`: the length of a vector.
+    - `least_s`: the seconds of speech from which a vector is meaningful.
+    - `thresholds`: what similarities mean, by seconds of speech, the shortest first; at least one.
+    - `enrolled`: the same for the similarity to the nearest take of an enrolled voice (`turns/voices/enrolment.py`),
+      which has many seconds of speech. Empty if `thresholds` hold for it too.
     """
 
     id: str
@@ -41,9 +41,15 @@ class SpeakerProfile:
     enrolled: tuple[VoiceThreshold, ...] = ()
 
     def threshold(self, one_s: float, other_s: float, *, enrolled: bool = False) -> VoiceThreshold:
-        """Return what the similarity of two vectors means that are of so many seconds of speech each, above 0. Between
-        two thresholds of the profile it is interpolated; beyond the ends of the table it is that of the end.
-        `enrolled`: one of them is of an enrolled voice.
+        """Return what the similarity of two vectors means, given their seconds of speech.
+
+        Interpolates between two thresholds of the profile. Beyond the ends of the table, the threshold at the end
+        holds.
+
+        Args:
+            one_s: Seconds of speech of one vector, above 0.
+            other_s: Seconds of speech of the other vector, above 0.
+            enrolled: One of them belongs to an enrolled voice.
         """
         seconds = shared_s(one_s, other_s)
         thresholds = (enrolled and self.enrolled) or self.thresholds
@@ -59,8 +65,10 @@ class SpeakerProfile:
 
 
 def shared_s(one_s: float, other_s: float) -> float:
-    """How much speech two vectors are of together: less than the shorter one, and nearly that where the other one is of
-    much more. What is accidental in a vector falls with its seconds, and that of two vectors adds up.
+    """Return the effective seconds of speech of two vectors together.
+
+    It is less than the shorter one, and close to it if the other one is much longer. The random part of a vector falls
+    with its seconds, and the random parts of two vectors add up.
     """
     return 1 / (1 / one_s + 1 / other_s)
 
@@ -78,15 +86,22 @@ class SpeakerModel(Protocol):
         ...
 
     async def embed(self, pcm: Pcm) -> Pcm:
-        """Return the vector of a voice, float32 [profile.size], of length 1: the scalar product of two vectors is their
-        similarity, in [-1, 1], about 0 for voices that have nothing in common.
+        """Return the vector of a voice, float32 [profile.size], of length 1.
 
-        pcm: float32 [num_samples], mono, 16 kHz: speech of one voice. Pauses and noise count as a part of the voice, so
-        silence before and after the speech is better left out. Of less than `profile.least_s`, even of nothing, there
-        is a vector too, which says little. Waits in the model's lane. Raises Refused, ModelError.
+        The scalar product of two vectors is their similarity, in [-1, 1], and about 0 for unrelated voices. Waits in
+        the model's lane.
+
+        Args:
+            pcm: float32 [num_samples], mono, 16 kHz: speech of one voice. Pauses and noise count as part of the voice,
+                so leave out silence before and after the speech. Audio shorter than `profile.least_s`, even empty
+                audio, also has a vector, which says little.
+
+        Raises:
+            Refused: The lane is full.
+            ModelError: The model failed.
         """
         ...
 
     def close(self) -> None:
-        """Stop the model's workers. What waits for a vector is cancelled."""
+        """Stop the model's workers. Calls of `embed` that wait are cancelled."""
         ...

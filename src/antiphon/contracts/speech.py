@@ -13,11 +13,11 @@ from antiphon.events.words import Word
 
 
 class Urgency(IntEnum):
-    """What a caller waits for. The lane serves the smaller value first.
+    """How urgently the caller waits. The lane serves the smaller value first.
 
     - FINAL: the end of a turn, or the first audio of a response.
-    - PARTIAL: a partial, or audio that is soon due.
-    - BULK: a file, which is not heard live.
+    - PARTIAL: a partial, or audio that will be due shortly.
+    - BULK: a file, which no listener hears live.
     """
 
     FINAL = 0
@@ -27,62 +27,58 @@ class Urgency(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class SynthesizerProfile:
-    """Facts of a synthesizer.
+    """Facts of a synthesizer, which do not change while it is loaded."""
 
-    - `id`: its name for clients.
-    - `sample_rate_hz`: of its audio.
-    - `voices`: by name, the first is the default.
-    - `languages`: ISO-639-1.
-    - `speeds`: the slowest and the fastest tempo that it makes itself; for others its audio is stretched.
-    - `word_times`: its chunks say where words lie.
-    - `clones_voices`: it speaks with the voice of a sample.
-    - `follows_instructions`: it follows instructions on how to speak.
-    - `streams_text`: it begins to speak a text that is still being written (`speak_live`).
-    - `tasks`: what it does, by the names that requests have for it.
-    - `parameters`: the numbers that a request may set of how it samples, by name, each with the least and the greatest.
-    """
-
+    # The model's name for clients.
     id: str
+    # Sample rate of its audio.
     sample_rate_hz: int
+    # Names of its voices, the default first.
     voices: tuple[str, ...]
+    # Languages that it speaks, as ISO-639-1 codes.
     languages: tuple[str, ...]
+    # The slowest and the fastest tempo that it generates itself. For others, its audio is stretched.
     speeds: tuple[float, float]
+    # Its chunks carry word times.
     word_times: bool
+    # It can speak with the voice of a sample.
     clones_voices: bool = False
+    # It follows instructions on how to speak.
     follows_instructions: bool = False
+    # It can speak a text that is still being written (`speak_live`).
     streams_text: bool = False
+    # The tasks that it performs, by their names in requests.
     tasks: tuple[str, ...] = ("CustomVoice",)
+    # The sampling parameters that a request may set, by name, each with its least and its greatest value.
     parameters: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class VoiceOptions:
-    """How to speak.
+    """How a synthesizer speaks a text."""
 
-    - `voice`: a name out of the profile.
-    - `speed`: 1.0 is the voice's own tempo.
-    - `seed`: with one, the same text gives the same samples.
-    - `language`: ISO-639-1; None: the model finds out. For models that speak several.
-    - `instructions`: how to speak, in words. For models that follow them.
-    - `sample`: the voice to speak with. For models that clone.
-    - `max_frames`, `first_frames`: the most codec frames in all, and the frames of the first chunk. For models that
-      speak in frames.
-    - `whole_text`: whether the model is given all of a text before it speaks; None: as it was trained. For models that
-      can also be given it while they speak.
-    - `parameters`: how it samples, by names out of the profile; the others are as its makers have them.
-    - `spoken_before`: what was spoken before it in the same response, by which the language of a short text is found.
-    """
-
+    # One of the profile's voices.
     voice: str
+    # The tempo; 1.0 is the voice's own.
     speed: float = 1.0
+    # With a seed, the same text gives the same samples.
     seed: int | None = None
+    # The language as ISO-639-1; None: the model detects it. For models that speak several.
     language: str | None = None
+    # How to speak, in words. For models that follow instructions.
     instructions: str = ""
+    # The voice to speak with. For models that clone voices.
     sample: VoiceSample | None = None
+    # The most codec frames in all. For models that speak in frames.
     max_frames: int | None = None
+    # The number of codec frames in the first chunk. For models that speak in frames.
     first_frames: int | None = None
+    # The model is given the whole text before it speaks; None: as it was trained. For models that can also take text
+    # while they speak.
     whole_text: bool | None = None
+    # Sampling parameters by their names in the profile. The others keep the model's defaults.
     parameters: Mapping[str, float] = field(default_factory=dict)
+    # What the same response spoke before, used to detect the language of a short text.
     spoken_before: str = ""
 
 
@@ -90,10 +86,10 @@ class VoiceOptions:
 class SpeechChunk:
     """More of a text's audio. pcm: float32 [num_samples], mono, at the profile's rate.
 
-    - `words`: words of the text that begin in audio not given before, with their times in seconds from the start of the
-      text's audio. With a profile of `word_times`, each word comes before its audio or with it.
+    - `words`: words that begin in audio not returned before, with times in seconds from the start of the text's audio.
+      If the profile has `word_times`, each word arrives before its audio or with it.
     - `skipped`: characters of the text that the voice cannot speak.
-    - `num_symbols`, `num_frames`: what the model read and generated for it, in its own units; for metrics.
+    - `num_symbols`, `num_frames`: the amounts that the model read and generated for it, in its own units; for metrics.
     """
 
     pcm: Pcm
@@ -114,11 +110,20 @@ class Synthesizer(Protocol):
     def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """Synthesize a text of any length, in chunks. Waits in the model's lane, where `urgency` is asked before each
-        chunk, so that a stream can fall back while its listener still has audio.
+        """Synthesize a text of any length, in chunks.
 
-        Closing the generator ends it within a chunk. Raises RemoteProtocolError where nothing of the text can be
-        spoken, Refused, ModelError.
+        Waits in the model's lane. Closing the generator ends the synthesis within a chunk.
+
+        Args:
+            text: The text to speak.
+            options: How to speak it.
+            urgency: Called before each chunk, so that a stream can lower its urgency while its listener still has
+                audio.
+
+        Raises:
+            RemoteProtocolError: Nothing of the text can be spoken.
+            Refused: The lane is full.
+            ModelError: The model failed.
         """
         ...
 
@@ -127,7 +132,12 @@ class LiveSynthesizer(Synthesizer, Protocol):
     """A synthesizer whose profile says `streams_text`."""
 
     def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
-        """Synthesize a text that is still being written, beginning with its first word. `texts` yields chunks of it
-        that may end anywhere. Otherwise as `speak`, always at the urgency of a live response.
+        """Synthesize a text that is still being written, from its first word on.
+
+        Same as `speak` otherwise, always at the urgency of a live response.
+
+        Args:
+            texts: Yields chunks of the text, which may end anywhere.
+            options: How to speak it.
         """
         ...

@@ -16,13 +16,13 @@ TranscriptionTask = Literal["transcribe", "translate"]
 
 @dataclass(frozen=True, slots=True)
 class TuningLimits:
-    """What a session's tuning may raise a profile's values to.
+    """The limits up to which a session's tuning may raise a profile's values.
 
-    - `max_audio_s`: the longest window in seconds, the audio before it included.
+    - `max_audio_s`: the longest window in seconds, including the context audio before it.
     - `max_prefix_tokens`: the longest forced prefix.
     - `max_tokens`: the most tokens that one decode may add.
-    - `context_tokens`: the most tokens of text before a window that the model can be given.
-    - `context_audio`: a window may begin with the audio of the one before it, and goes on from what was computed.
+    - `context_tokens`: the most tokens of text before a window that the model accepts.
+    - `context_audio`: a window may begin with the audio of the previous one and reuse what was computed for it.
     """
 
     max_audio_s: float
@@ -34,63 +34,68 @@ class TuningLimits:
 
 @dataclass(frozen=True, slots=True)
 class TranscriberProfile:
-    """Facts of a transcriber, by which its sessions decide when to decode and what to send. Most are measured."""
+    """Facts of a transcriber, by which its sessions decide when to decode and what to send. Most
+    values are measured.
+    """
 
-    # Its name for clients.
+    # The model's name for clients.
     id: str
-    # ISO-639-1.
+    # Languages that it transcribes, as ISO-639-1 codes.
     languages: tuple[str, ...]
     # Seconds of new audio before the next partial.
     step_s: float
-    # The same while nothing of the turn has been sent.
+    # The same while no words of the turn have been sent.
     first_step_s: float
-    # Seconds of audio that must come in after a word first stood at its place before it is sent.
+    # Seconds of audio that must arrive after a word first appeared at its position before the word is sent.
     agreement_s: float
     # The same for the first words of a turn.
     first_agreement_s: float
     # Tokens at the end of a hypothesis that are neither sent nor forced as the next one's prefix.
     rollback_tokens: int
-    # What a word's least likely token must have for the word to be sent.
+    # The least probability of a word's least likely token for the word to be sent.
     min_probability: float
-    # Partials at the head of a window that send nothing and force nothing.
+    # The number of partials at the head of a window that send nothing and force nothing.
     unfixed_chunks: int
     # Seconds of silence that end a window under server VAD.
     settle_s: float
-    # Speech that begins at most this time after a window has that window's audio as context; 0: no window has context.
+    # Speech that begins within this time after a window uses that window's audio as context; 0: no window has context.
     context_pause_s: float
-    # Seconds of silence that end a window where the client commits.
+    # Seconds of silence that end a window if the client commits the turns.
     pause_s: float
-    # A window of this length is long, and ends at shorter pauses.
+    # A window of this length counts as long, and ends at shorter pauses.
     long_window_s: float
     # Seconds of silence that end a long window.
     long_pause_s: float
     # A window of this length is cut between two words.
     max_window_s: float
-    # Tokens of text before the window that the model is given.
+    # The most tokens of text before the window that the model is given.
     context_tokens: int
     # The most tokens that one decode may add.
     max_tokens: int
-    # A window whose forced prefix is longer is cut.
+    # A window with a longer forced prefix is cut.
     max_prefix_tokens: int
     # It can also translate into English.
     translates: bool = True
-    # A final goes on from what was sent; otherwise it is decoded without a prefix.
+    # A final continues from the words that were sent; otherwise it is decoded without a prefix.
     final_keeps_prefix: bool = False
-    # Its word times are measured in the audio, and not estimated.
+    # Its word times are measured in the audio, not estimated.
     aligns_words: bool = True
-    # It raises `Window.keyterms` in its search; sessions give them to other models in `Window.prompt`.
+    # It boosts `Window.keyterms` in its search. For other models, sessions put them into `Window.prompt`.
     keyterms: bool = False
-    # A turn's very first word of at least this probability is sent as soon as two partials have it or a likely word
-    # follows it, and a less likely one waits for `agreement_s`. None: it waits as the other first words do.
+    # The first word of a turn, if it has at least this probability, is sent after two partials agree on it or a likely
+    # word follows it. A less likely first word waits for `agreement_s`. None: the first word waits like the other
+    # words.
     first_probability: float | None = None
-    # What a session's tuning may raise these values to; None: it can only lower them.
+    # The limits up to which a session's tuning may raise these values; None: it can only lower them.
     limits: TuningLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HypothesisWord:
-    """One word of a hypothesis: its text as the model spelled it, with its leading space, its tokens, and the
-    probability of the least likely of them. `logprobs` has one entry for each token where the window asked for them.
+    """One word of a hypothesis.
+
+    `text` is as the model spelled it, with its leading space. `probability` is that of its least likely token.
+    `logprobs` has one entry for each token if the window asked for them.
     """
 
     text: str
@@ -101,93 +106,106 @@ class HypothesisWord:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What is to be decoded.
+    """The audio to decode, and how."""
 
-    - `pcm`: float32 [num_samples], mono, 16 kHz, at most the profile's longest window.
-    - `prefix`: tokens that the hypothesis must begin with.
-    - `context`: text spoken before the window, of at most the session's `context_tokens`. Neither it nor `prompt` can
-      become a control token.
-    - `prompt`: the client's hint, words and names to expect.
-    - `keyterms`: words and phrases that are likely to be said; only where the profile says that the model takes them.
-    - `language`: ISO-639-1; None: it is detected.
-    - `languages`: detection chooses one of these; empty: one of all that the model knows. A model that cannot be
-      restricted ignores them.
-    - `likely_language`: detection gives this one unless the audio is clearly in another. A model that writes the
-      language itself ignores it.
-    - `final`: decode the whole window as well as possible; otherwise quickly.
-    - `word_times`: the hypothesis has word times.
-    - `logprobs`: its pieces have the log-probabilities of their tokens.
-    - `max_tokens`: the most tokens to add; None: the profile's.
-    - `start_sample`: where in the session the window begins: windows with the same start begin with the same audio, so
-      a stream may go on from what it computed.
-    - `urgent`: a partial before which nothing was sent of its turn, and which goes before other partials.
-    - `deadline_s`: by when the hypothesis is wanted, in monotonic seconds. Among windows that are equally urgent, the
-      earliest deadline goes first. None: soon, like that of other work without a deadline.
-    """
-
+    # float32 [num_samples], mono, 16 kHz, at most the profile's longest window.
     pcm: Pcm
+    # Tokens that the hypothesis must begin with.
     prefix: tuple[int, ...] = ()
+    # Text spoken before the window, at most the session's `context_tokens`. Neither `context` nor `prompt` can become a
+    # control token.
     context: str = ""
+    # The client's hint: words and names to expect.
     prompt: str = ""
+    # The language as ISO-639-1; None: it is detected.
     language: str | None = None
+    # Detection chooses one of these; empty: any language that the model knows. A model that cannot be restricted
+    # ignores them.
     languages: tuple[str, ...] = ()
+    # Detection returns this language unless the audio is clearly in another. A model that writes the language itself
+    # ignores it.
     likely_language: str | None = None
+    # Decode the whole window as well as possible; otherwise quickly.
     final: bool = False
+    # The hypothesis has word times.
     word_times: bool = False
+    # The words have the log-probabilities of their tokens.
     logprobs: bool = False
+    # The most tokens to add; None: the profile's value.
     max_tokens: int | None = None
+    # Where the window begins in the session. Windows with the same start begin with the same audio, so a stream may
+    # reuse what it computed.
     start_sample: int = 0
+    # Words and phrases that are likely to be said; only if the profile says that the model accepts them.
     keyterms: tuple[str, ...] = ()
+    # A partial of a turn from which nothing was sent yet. It goes before other partials.
     urgent: bool = False
+    # Deadline of the hypothesis, in monotonic seconds. Among equally urgent windows the earliest deadline goes first.
+    # None: the same default as other work without a deadline.
     deadline_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """A transcriber's text for a window.
+    """A transcriber's text for a window."""
 
-    - `pieces`: its words after the prefix, as the model spelled them.
-    - `language`, `language_probability`: ISO-639-1, and how sure the model is of what it detected; 1.0 where the
-      language was given or the likely one was kept.
-    - `is_speech`: False where the model takes the window for noise; its words are then dropped.
-    - `prompt_tokens`, `completion_tokens`: what the decode read and added.
-    - `words`: with word times, one for each of the pieces, in seconds from the window's start.
-    """
-
+    # The words after the prefix, as the model spelled them.
     pieces: tuple[HypothesisWord, ...]
+    # The language as ISO-639-1.
     language: str
+    # The probability of the detected language; 1.0 if the language was given or the likely one was kept.
     language_probability: float
+    # False if the model takes the window for noise; its words are dropped then.
     is_speech: bool
+    # The number of tokens that the decode read.
     prompt_tokens: int
+    # The number of tokens that the decode added.
     completion_tokens: int
+    # With word times: one word for each of the pieces, in seconds from the window's start.
     words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptSegment:
-    """One segment of a file's transcript, with the fields of OpenAI's `verbose_json`. Times are seconds from the file's
-    start; `words` is empty unless word times were asked for. `word_tokens`: the tokens of each of the words, or empty
-    where the transcriber does not tell them.
+    """One segment of a file's transcript, with the fields of OpenAI's `verbose_json`. Times count from the file's
+    start.
     """
 
+    # The number of the segment, from 0.
     id: int
+    # The offset of its window in the file, as in `verbose_json`.
     seek: int
+    # When the segment begins.
     start_s: float
+    # When the segment ends.
     end_s: float
+    # The segment's text.
     text: str
+    # The tokens of the text.
     tokens: tuple[int, ...]
+    # The temperature that it was decoded with.
     temperature: float
+    # The mean log-probability of its tokens.
     avg_logprob: float
+    # The length of the text relative to its compressed length; high for repetitive text.
     compression_ratio: float
+    # The probability that the segment contains no speech.
     no_speech_prob: float
+    # The words of the segment; empty unless word times were requested.
     words: tuple[Word, ...] = ()
+    # The tokens of each of the words; empty if the transcriber does not report them.
     word_tokens: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FileOptions:
-    """How to transcribe a file. `language` is ISO-639-1, None: it is detected; `prompt` is a hint; `word_times` asks
-    for word times; `task` "translate" gives English text.
+    """How to transcribe a file.
+
+    - `language`: ISO-639-1; None: it is detected.
+    - `prompt`: a hint to the model.
+    - `temperature`: 0 decodes the likeliest tokens.
+    - `task`: "translate" gives English text.
+    - `word_times`: the segments have word times.
     """
 
     language: str | None = None
@@ -199,38 +217,48 @@ class FileOptions:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """What is known of a file once all of it is decoded: its language (ISO-639-1) and its length in seconds."""
+    """Facts of a file that are known after decoding all of it: its language (ISO-639-1) and its length in seconds."""
 
     language: str
     duration_s: float
 
 
 async def one_slab(pcm: Pcm) -> AsyncIterator[Pcm]:
-    """Give audio that is held whole to `Transcriber.transcribe`, as its only slab."""
+    """Yield audio that is already in memory as the only slab for `Transcriber.transcribe`."""
     yield pcm
 
 
 class TranscriptionStream(Protocol):
-    """The windows of one session, decoded one at a time. A model may keep what it computed for the window it decoded
-    last.
-    """
+    """The windows of one session, decoded one at a time. A model may keep what it computed for the last window."""
 
     async def decode(self, window: Window) -> Hypothesis:
-        """Decode one window. Waits in the model's lane, finals and urgent partials before other partials. Raises
-        Refused where the lane is full, ModelError.
+        """Decode one window.
+
+        Waits in the model's lane, where finals and urgent partials go before other partials.
+
+        Args:
+            window: The audio to decode, and how.
+
+        Raises:
+            Refused: The lane is full.
+            ModelError: The model failed.
         """
         ...
 
     def replace(self, window: Window) -> bool:
-        """Have the `decode` that waits in the lane decode this window in place of its own, at the same deadline.
+        """Replace the window of a `decode` that still waits in the lane; its deadline stays the same. Does not wait.
 
-        Returns False where none waits or it has begun, so that its result is that of the window it was called with. A
-        model that cannot do so always returns False. Does not wait.
+        Args:
+            window: The window to decode instead.
+
+        Returns:
+            False if no `decode` waits or it has already begun; its result is then that of its own window. A model that
+            cannot replace windows always returns False.
         """
         ...
 
     def close(self) -> None:
-        """Give back what the stream keeps. No window is decoded afterwards. Does not wait."""
+        """Free the resources of the stream. No window is decoded afterwards. Does not wait."""
         ...
 
 
@@ -239,51 +267,69 @@ class Transcriber(Protocol):
 
     @property
     def profile(self) -> TranscriberProfile:
-        """The transcriber's facts, which do not change while it is loaded. A session may follow a copy with its own
-        tuning.
+        """The transcriber's facts, which do not change while it is loaded. Sessions may use a copy
+        with other values.
         """
         ...
 
     def open(self) -> TranscriptionStream:
-        """Open the stream of a new session. It takes no memory of the model before its first window."""
+        """Open the stream of a new session. It uses no memory of the model before its first window."""
         ...
 
     async def align(self, pcm: Pcm, words: Sequence[str], language: str) -> tuple[Word, ...]:
-        """Find where `words` lie in audio that is known to say them, as words with times in seconds from the start of
-        `pcm`.
+        """Find the times of words in audio that is known to contain them.
 
-        pcm: float32 [num_samples], mono, 16 kHz. Returns nothing where the words are too many or the audio too long for
-        one window. Waits in the model's lane. Raises Refused, ModelError.
+        Waits in the model's lane.
+
+        Args:
+            pcm: float32 [num_samples], mono, 16 kHz.
+            words: The words that are spoken in `pcm`, in order.
+            language: Their language as ISO-639-1.
+
+        Returns:
+            The words with times in seconds from the start of `pcm`; empty if there are too many words or too much audio
+            for one window.
+
+        Raises:
+            Refused: The lane is full.
+            ModelError: The model failed.
         """
         ...
 
     def busy(self) -> bool:
-        """Whether work waits for a worker, so that a decode that may turn out to be useless would delay it. Does not
-        wait.
-        """
+        """Whether work waits for a worker, so that a speculative decode would delay it. Does not wait."""
         ...
 
     def overdue(self) -> bool:
-        """Whether work waits for a worker past its deadline: what can be left out should not be asked for. Does not
-        wait.
-        """
+        """Whether work waits past its deadline, so that callers should skip optional work. Does not wait."""
         ...
 
     def transcribe(
         self, slabs: AsyncIterable[Pcm], options: FileOptions
     ) -> AsyncIterator[FileInfo | TranscriptSegment]:
-        """Transcribe a file of any length: yields its segments in order, then one FileInfo.
+        """Transcribe a file of any length.
 
-        slabs: float32 [num_samples] of any length, mono, 16 kHz, read as they are needed, so that a long file is never
-        held whole. The file's windows wait in the model's lane behind those of live sessions. Raises Refused,
-        ModelError, and what reading `slabs` raises.
+        The file's windows wait in the model's lane after those of live sessions.
+
+        Args:
+            slabs: float32 [num_samples] of any length, mono, 16 kHz. They are read as needed, so a long file is never
+                in memory as a whole.
+            options: How to transcribe the file.
+
+        Returns:
+            The segments in order, then one FileInfo.
+
+        Raises:
+            Refused: The lane is full.
+            ModelError: The model failed.
+            Exception: Anything that reading `slabs` raises.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class TuningCaps:
-    """The most that a client of this server may ask for, whatever the model: seconds of audio, and tokens."""
+    """The most that a client of this server may request, for any model: seconds of audio, and tokens."""
 
     max_audio_s: float = 300.0
     max_prefix_tokens: int = 1024
@@ -291,9 +337,13 @@ class TuningCaps:
 
 
 def tuned(profile: TranscriberProfile, tuning: StreamTuning) -> TranscriberProfile:
-    """Return the profile with the session's own values in place of the model's defaults, cut to the model's limits.
+    """Return the profile with a session's own values instead of the model's defaults, cut to the model's limits.
 
-    A window that may be longer than the model's default is also called long later, in proportion.
+    `long_window_s` grows in proportion if `max_window_s` is raised above the model's default.
+
+    Args:
+        profile: The profile of the model.
+        tuning: The session's values; None leaves the model's default.
     """
     limits = profile.limits or TuningLimits(profile.max_window_s, profile.max_prefix_tokens, profile.max_tokens)
     changes: dict[str, float | int] = {}

@@ -1,4 +1,4 @@
-"""The contracts of what finds turns: voice activity detectors and turn detectors."""
+"""The contracts of the models that find turns: voice activity detectors and turn detectors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ class VadStream(Protocol):
     """Voice activity detection of one session, in frames of `VoiceActivityDetector.frame_samples`."""
 
     async def feed(self, pcm: Pcm) -> list[float]:
-        """Return the speech probabilities, in [0, 1], of the frames that `pcm` completes, in order; samples that fill
-        no frame wait for the next call. pcm: float32 [num_samples], mono, 16 kHz. Waits in the model's lane.
+        """Return the speech probabilities, in [0, 1], of the frames that `pcm` completes, in order.
+
+        Samples that do not fill a frame wait for the next call. Waits in the model's lane.
+
+        Args:
+            pcm: float32 [num_samples], mono, 16 kHz.
         """
         ...
 
     def reset(self) -> None:
-        """Forget all audio so far, as for a new stream, because what follows has nothing to do with it."""
+        """Forget all audio so far, as for a new stream, because the next audio is unrelated to it."""
         ...
 
 
@@ -26,21 +30,27 @@ class VoiceActivityDetector(Protocol):
 
     @property
     def frame_samples(self) -> int:
-        """The number of samples of a frame at 16 kHz, for each of which there is one probability."""
+        """The number of samples of a frame at 16 kHz. Each frame has one probability."""
         ...
 
     def open(self) -> VadStream:
-        """Open the stream of a new session. It holds the model's state between frames, and nothing has to be closed."""
+        """Open the stream of a new session. It holds the model's state between frames, and needs no closing."""
         ...
 
 
 class TurnDetector(Protocol):
-    """One loaded turn detector, which judges whether a turn is complete, shared by all sessions."""
+    """One loaded turn detector, shared by all sessions. It judges whether a turn is complete."""
 
     async def complete(self, pcm: Pcm) -> float:
-        """The probability, in [0, 1], that the speaker who has paused has finished.
+        """Return the probability, in [0, 1], that the speaker who paused has finished.
 
-        pcm: float32 [num_samples], 16 kHz: the turn with the pause; its last seconds count. Waits in the model's lane.
-        Raises Refused, ModelError.
+        Waits in the model's lane.
+
+        Args:
+            pcm: float32 [num_samples], 16 kHz: the turn with the pause. The detector uses its last seconds.
+
+        Raises:
+            Refused: The lane is full.
+            ModelError: The model failed.
         """
         ...

@@ -1,6 +1,4 @@
-"""The contract of video models, which answer questions about frames: models that see pictures, or that are told what
-can be read on them.
-"""
+"""The contract of video models, which answer questions about frames. They see pictures, or get the text on them."""
 
 from __future__ import annotations
 
@@ -21,8 +19,8 @@ class VideoProfile:
 
     - `id`: its name for clients.
     - `sees`: pictures, or only the text on them and plain facts (brightness, colours, motion).
-    - `sample_rate_hz`: of its voice.
-    - `voices`: by name, the first is the default; empty: it does not speak.
+    - `sample_rate_hz`: the sample rate of its voice.
+    - `voices`: names of its voices, the default first; empty: it does not speak.
     """
 
     id: str
@@ -33,8 +31,8 @@ class VideoProfile:
 
 @dataclass(frozen=True, slots=True)
 class VideoFrame:
-    """A frame that was kept. `number` counts the session's kept frames, `at_s` is its time on the session's clock in
-    seconds.
+    """A frame that was kept, with its number among the session's kept frames and its time in seconds on the session's
+    clock.
     """
 
     number: int
@@ -46,9 +44,9 @@ class VideoFrame:
 class VideoQuestion:
     """A question about what was seen, asked at `at_s` on the session's clock.
 
-    - `frames`: the numbers of the frames that it is to be answered from, in order.
-    - `pcm`: what was heard since the last question, float32 [num_samples], mono, 16 kHz; None: nothing.
-    - `pcm_at_s`: when that began, on the session's clock.
+    - `frames`: the numbers of the frames that the answer is based on, in order.
+    - `pcm`: the audio since the last question, float32 [num_samples], mono, 16 kHz; None: there is none.
+    - `pcm_at_s`: when that audio began, on the session's clock.
     """
 
     text: str
@@ -59,39 +57,53 @@ class VideoQuestion:
 
 
 class VideoStream(Protocol):
-    """One session with a video model. One answer at a time; `run` has to run beside it."""
+    """One session with a video model. It gives one answer at a time, and needs `run` to run as a task."""
 
     async def run(self) -> None:
-        """Do the stream's own work beside the session, such as reading frames, until it is cancelled."""
+        """Do the stream's background work, such as reading frames, until it is cancelled."""
         ...
 
     async def append_frame(self, frame: VideoFrame) -> None:
-        """Add a frame that was kept. Does not wait for work that takes long, which `run` does. Raises MediaError where
-        it is no image, or is cut off.
+        """Add a frame that was kept. Slow work is left to `run`, so the call does not wait for it.
+
+        Args:
+            frame: The frame.
+
+        Raises:
+            MediaError: The frame is not an image, or is cut off.
         """
         ...
 
     def append_audio(self, pcm: Pcm, at_s: float) -> None:
-        """Note more of what is heard, for models that take it in before a question: float32 [num_samples], mono, 16
-        kHz, from `at_s` on. The next question comes with all of it. Sound that does not begin where the last ended
-        begins anew. Does not wait.
+        """Add audio, for models that process it before the question arrives. Does not wait.
+
+        The next question also contains this audio.
+
+        Args:
+            pcm: float32 [num_samples], mono, 16 kHz.
+            at_s: When it began, on the session's clock. Audio that does not begin where the last ended starts a new
+                sound.
         """
         ...
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
-        """Note the numbers of the frames that a question asked now would be answered from, so that they can be computed
-        before. Does not wait.
+        """Announce the frames that a question asked now would use, so that they can be computed early. Does not wait.
+
+        Args:
+            frames: The numbers of the frames.
         """
         ...
 
     def drop_frame(self, frame: int) -> None:
-        """Note that no question will be about this frame any more, by its number. What was answered from it stays in
-        the history.
+        """Announce that no later question will use this frame. Answers based on it stay in the history.
+
+        Args:
+            frame: The number of the frame.
         """
         ...
 
     async def settled(self) -> None:
-        """Wait until everything about the frames so far is known, such as the text on them. For callers without a live
+        """Wait until everything about the frames so far is known, such as their text. For callers without a live
         camera.
         """
         ...
@@ -103,14 +115,27 @@ class VideoStream(Protocol):
     def answer(
         self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """Answer a question, as ConversationStream.respond does: TextDelta and ResponseAudio as they are generated,
-        ReplyDone last. Closing the generator ends the answer within one step. Raises Refused, ModelError,
-        RemoteProtocolError.
+        """Answer a question, in the same way as `ConversationStream.respond`.
+
+        Closing the generator ends the answer within one step.
+
+        Args:
+            question: The question, with its frames and audio.
+            options: How to generate the text.
+            voice: How to speak; None: the answer is text only.
+
+        Returns:
+            TextDelta and ResponseAudio as they are generated; ReplyDone is the last chunk.
+
+        Raises:
+            Refused: The model has no room.
+            ModelError: The model failed.
+            RemoteProtocolError: The question asks for something that the model cannot do.
         """
         ...
 
     def close(self) -> None:
-        """End the session and give back what it holds. Does not wait."""
+        """End the session and free its resources. Does not wait."""
         ...
 
 
@@ -123,11 +148,17 @@ class VideoModel(Protocol):
         ...
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> VideoStream:
-        """Open a session with `instructions`, which are what the model is told first. It may share KV with those of an
-        equal `owner`; None: with no other. Raises Refused where there is no room.
+        """Open a session.
+
+        Args:
+            instructions: The text that the model is given first.
+            owner: The session may share KV with those of an equal owner; None: with no other.
+
+        Raises:
+            Refused: There is no room for its KV.
         """
         ...
 
     def close(self) -> None:
-        """Stop the model's workers, when the process ends. Streams must not be used afterwards."""
+        """Stop the model's workers when the process ends. Streams must not be used afterwards."""
         ...

@@ -1,5 +1,5 @@
-"""The core's own commands and events: what a client may ask of a session, and what a session reports.
+"""The commands and events of the core: what a client asks of a session, and what a session reports.
 
-One module for each kind of session. Commands are verbs, events are in the past tense. Nothing here knows a wire
+Each kind of session has a module. Commands are verbs, events are in the past tense. Nothing here depends on a wire
 dialect, a model or a socket.
 """

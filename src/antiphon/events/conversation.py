@@ -1,6 +1,4 @@
-"""Commands and events of conversations: items, content parts and responses. A conversation's turns are those of
-events/transcription.py.
-"""
+"""Commands and events of conversations: items, content parts and responses. For turns, see events/transcription.py."""
 
 from __future__ import annotations
 
@@ -15,7 +13,7 @@ from antiphon.events.tools import Tool
 from antiphon.events.transcription import TranscriptionConfig
 from antiphon.events.words import Word
 
-# What a client attaches to a response, and gets back with it: nothing here looks into it.
+# Data that a client attaches to a response and gets back with it. No code here reads it.
 Metadata = Mapping[str, Any]
 ItemKind = Literal["message", "function_call", "function_call_output"]
 ItemRole = Literal["system", "user", "assistant"]
@@ -26,35 +24,37 @@ ResponseStatus = Literal["in_progress", "completed", "cancelled", "incomplete", 
 
 @dataclass(slots=True)
 class ContentPart:
-    """One content part of a message. It is stored with its conversation, by these field names.
+    """One content part of a message. It is stored with its conversation, by these field names."""
 
-    - `text`: what was written or said, or read on an image.
-    - `image`: a data URI.
-    - `audio_s`, `words`: of `output_audio`, the length of its audio in seconds, and where each word lies in it.
-    - `media`: its audio or image as a MediaPart, for a model that accepts media; not stored.
-    - `whole`: text, words and seconds before the part was truncated; None where it was not.
-    """
-
+    # What the part contains, and in which direction it was sent.
     kind: ContentPartKind
+    # The text that was written or spoken, or read on an image.
     text: str = ""
+    # A data URI.
     image: str = ""
+    # Of `output_audio`: the length of its audio in seconds.
     audio_s: float = 0.0
+    # Of `output_audio`: its words with their times.
     words: list[Word] = field(default_factory=list)
-    # Not typed as MediaPart, because what is stored is read back by these types.
+    # Its audio or image as a MediaPart, for a model that accepts media; not stored. The type is not MediaPart because
+    # stored parts are read back by these types.
     media: Any = None
+    # Text, words and seconds before the part was truncated; None if it was not truncated.
     whole: tuple[str, tuple[Word, ...], float] | None = None
 
     def snapshot(self) -> ContentPart:
-        """The part as it is now. Its media is the same object, which is never changed."""
+        """Return a copy of the part as it is now. The media is shared, and never changes."""
         return replace(self, words=list(self.words))
 
     def produced(self) -> ContentPart:
-        """The part as it was produced, whatever was truncated of it."""
+        """Return a copy of the part as it was produced, before any truncation."""
         text, words, audio_s = self.whole or (self.text, self.words, self.audio_s)
         return replace(self, text=text, words=list(words), audio_s=audio_s)
 
     def add(self, text: str = "", words: Sequence[Word] = (), audio_s: float = 0.0) -> None:
-        """Add what is produced of the part. Of one that was truncated meanwhile, it is not heard: it is in `whole`."""
+        """Append newly produced content. If the part has been truncated, the content is not heard and goes to `whole`
+        only.
+        """
         if self.whole:
             before, known, length_s = self.whole
             self.whole = (before + text, (*known, *words), length_s + audio_s)
@@ -67,71 +67,70 @@ class ContentPart:
 class Item:
     """One item of a conversation's history. It is stored by these field names.
 
-    `role` and `parts` belong to messages; `call_id`, `name` and `arguments` to a function call; `call_id` and `output`
-    to a call's result. Items of the history are changed while a response is produced and heard: events carry a
-    `snapshot`, so that what a client is told does not depend on when it is encoded.
+    Items of the history change while a response is produced and heard. Events carry a `snapshot`, so that their content
+    does not depend on when they are encoded.
     """
 
-    id: str
-    kind: ItemKind = "message"
-    role: ItemRole = "user"
-    status: ItemStatus = "completed"
-    parts: list[ContentPart] = field(default_factory=list)
-    call_id: str = ""
-    name: str = ""
-    arguments: str = ""
-    output: str = ""
-    # Of a turn of the user's: "other" where it was another's voice, who was not answered and the model is not told of.
+    id: str  # The item's id on the wire.
+    kind: ItemKind = "message"  # A message, a function call, or a call's result.
+    role: ItemRole = "user"  # Of a message: who it is from.
+    status: ItemStatus = "completed"  # Whether the item is complete.
+    parts: list[ContentPart] = field(default_factory=list)  # Of a message: its content parts in order.
+    call_id: str = ""  # Of a function call and of its result: the id that links them.
+    name: str = ""  # Of a function call: the function.
+    arguments: str = ""  # Of a function call: JSON text.
+    output: str = ""  # Of a call's result: what the function returned.
+    # Of a user's turn: "other" if it was another person's voice. Such a turn is not answered, and the model does not
+    # see it.
     speaker: str = ""
 
     @property
     def text(self) -> str:
-        """The texts of all its content parts, joined by spaces; parts without text are left out."""
+        """The texts of all its content parts that have text, joined by spaces."""
         return " ".join(p.text for p in self.parts if p.text)
 
     def snapshot(self, *, produced: bool = False) -> Item:
-        """The item as it is now, or as it was `produced`: what becomes of this one does not change it."""
+        """Return a copy of the item as it is now, or as it was `produced`. Later changes do not affect the copy."""
         return replace(self, parts=[part.produced() if produced else part.snapshot() for part in self.parts])
 
 
 @dataclass(frozen=True, slots=True)
 class ConversationConfig:
-    """The configuration of one conversation.
+    """The configuration of one conversation, set as a whole."""
 
-    - `transcription`: how the user's audio is transcribed, and how turns are found.
-    - `instructions`: what the model is told first.
-    - `audio_output`: responses are spoken; otherwise they are text.
-    - `voice`: the voice of responses; None: the model's default.
-    - `speed`: 1.0 is the voice's own tempo.
-    - `tools`, `tool_choice`: the functions that the model may call; "auto", "none", "required" or a function's name.
-    - `parallel_tool_calls`: a response may hold several calls; otherwise it ends with its first one.
-    - `max_tokens`: the most tokens of a response; None: as the context allows.
-    - `create_response`: the end of a turn gets a response.
-    - `interrupt_response`: speech ends the response that is under way.
-    - `reports_transcripts`: the client wants the transcripts of the user's turns.
-    - `idle_timeout_ms`: after a response was heard and nobody speaks for this long, another one is made; None: never.
-    - `truncation`: what happens when the history outgrows the context; as in ReplyOptions.
-    - `allows_backchannels`: a backchannel during a response does not end it.
-    - `reports_ducking`: the client plays the responses by itself, and wants to be told when to pause that.
-    - `duplex`: the conversation is full duplex, so epochs, overlap and turn states are reported; None: it is not.
-    """
-
+    # How the user's audio is transcribed, and how turns are found.
     transcription: TranscriptionConfig
+    # The text that the model is given first.
     instructions: str = ""
+    # Responses are spoken; otherwise they are text.
     audio_output: bool = True
+    # The voice of responses; None: the model's default.
     voice: str | None = None
+    # The tempo; 1.0 is the voice's own.
     speed: float = 1.0
+    # The functions that the model may call.
     tools: tuple[Tool, ...] = ()
+    # "auto", "none", "required" or a function's name.
     tool_choice: str = "auto"
+    # A response may contain several calls; otherwise it ends with its first one.
     parallel_tool_calls: bool = True
+    # The most tokens of a response; None: as many as the context allows.
     max_tokens: int | None = None
+    # The end of a turn creates a response.
     create_response: bool = True
+    # Speech ends the response in progress.
     interrupt_response: bool = True
+    # The client receives the transcripts of the user's turns.
     reports_transcripts: bool = False
+    # Another response is created if nobody speaks for this time after a response was heard; None: never.
     idle_timeout_ms: float | None = None
+    # What happens if the history outgrows the context; same as `ReplyOptions.truncation`.
     truncation: Literal["auto", "disabled"] | float = "auto"
+    # A backchannel during a response does not end it.
     allows_backchannels: bool = False
+    # The client plays the responses itself, and is notified when to pause and continue.
     reports_ducking: bool = False
+    # Full duplex: epochs, overlap and turn states are reported. None: the conversation is not full duplex.
     duplex: DuplexConfig | None = None
 
 
@@ -140,17 +139,16 @@ class ConversationConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConfigureConversation:
-    """Set the conversation's configuration as a whole, at the start and after each change. A response that is under way
-    keeps its own.
-    """
+    """Replace the whole configuration, at the start and after each change. A response in progress keeps its own."""
 
     config: ConversationConfig
 
 
 @dataclass(frozen=True, slots=True)
 class CreateItem:
-    """Put an item at the end of the history, or behind the item `after` (`root`: at the front). As in all commands
-    here, `event_id` is the client's name for the command, given back with an error.
+    """Add an item at the end of the history, or after the item `after` (`root`: at the front).
+
+    `event_id` is the client's id for the command, in this and all other commands here. An error refers to it.
     """
 
     item: Item
@@ -160,7 +158,7 @@ class CreateItem:
 
 @dataclass(frozen=True, slots=True)
 class RetrieveItem:
-    """Ask for an item of the history, which is reported as ItemRetrieved."""
+    """Ask for an item of the history. ItemRetrieved returns it."""
 
     item_id: str
     event_id: str | None = None
@@ -168,7 +166,7 @@ class RetrieveItem:
 
 @dataclass(frozen=True, slots=True)
 class DeleteItem:
-    """Remove an item from the history; the model no longer sees it. ItemDeleted follows."""
+    """Remove an item from the history, so that the model no longer sees it. ItemDeleted follows."""
 
     item_id: str
     event_id: str | None = None
@@ -176,9 +174,7 @@ class DeleteItem:
 
 @dataclass(frozen=True, slots=True)
 class TruncateItem:
-    """Cut a spoken item to what the client's user heard of it, the first `audio_end_ms` of its audio. Its text is cut
-    to the words that lie in them.
-    """
+    """Cut a spoken item to what the user heard: the first `audio_end_ms` of its audio, and the words within them."""
 
     item_id: str
     content_index: int
@@ -188,32 +184,29 @@ class TruncateItem:
 
 @dataclass(frozen=True, slots=True)
 class CreateResponse:
-    """Respond now. A field that is None is as the conversation is configured.
+    """Respond now. None uses the conversation's configuration."""
 
-    - `stored`: the response becomes part of the history; otherwise it is made beside the conversation.
-    - `items`: what to respond to, instead of the history. A string is the id of an item of the history.
-    - `metadata`: the client's own, given back with the response.
-    - `when_busy`: what becomes of it while the conversation has a response under way: it is refused, or it waits for
-      that one's end, or cuts it.
-    """
-
-    instructions: str | None = None
-    audio_output: bool | None = None
-    voice: str | None = None
-    tools: tuple[Tool, ...] | None = None
-    tool_choice: str | None = None
+    instructions: str | None = None  # The text that the model is given first.
+    audio_output: bool | None = None  # The response is spoken; otherwise it is text.
+    voice: str | None = None  # The voice of the response.
+    tools: tuple[Tool, ...] | None = None  # The functions that the model may call.
+    tool_choice: str | None = None  # "auto", "none", "required" or a function's name.
+    # The response may contain several calls; otherwise it ends with its first one.
     parallel_tool_calls: bool | None = None
-    max_tokens: int | None = None
-    stored: bool = True
+    max_tokens: int | None = None  # The most tokens of the response.
+    stored: bool = True  # The response becomes part of the history; otherwise it is out of band.
+    # What to respond to, instead of the history. A string is the id of an item of the history.
     items: tuple[Item | str, ...] | None = None
-    metadata: Metadata | None = None
-    event_id: str | None = None
+    metadata: Metadata | None = None  # The client's own data, returned with the response.
+    event_id: str | None = None  # The client's id for the command.
+    # What happens if the conversation has a response in progress: this one is refused, waits for the end of that one,
+    # or cuts it off.
     when_busy: Literal["refuse", "wait", "cut"] = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
 class CancelResponse:
-    """Cancel the response `response_id`, or without an id the response of the conversation that is under way."""
+    """Cancel the response `response_id`, or without an id the conversation's response in progress."""
 
     response_id: str | None = None
     event_id: str | None = None
@@ -221,7 +214,7 @@ class CancelResponse:
 
 @dataclass(frozen=True, slots=True)
 class ClearOutputAudio:
-    """Silence what the server itself plays, at once. What was already heard of the response stays in the history."""
+    """Stop the server's own playback at once. What was already heard of the response stays in the history."""
 
     event_id: str | None = None
 
@@ -243,8 +236,9 @@ ConversationCommand = (
 
 @dataclass(frozen=True, slots=True)
 class CommandRejected:
-    """A command of the client could not be carried out, and nothing changed. `code` and `param` are those of the
-    dialect's error, `event_id` is the command's.
+    """A command of the client failed and changed nothing.
+
+    `code` and `param` are those of the dialect's error. `event_id` is the command's.
     """
 
     code: str
@@ -255,8 +249,8 @@ class CommandRejected:
 
 @dataclass(frozen=True, slots=True)
 class UserTurnStarted:
-    """A turn of the user began, which will be the item `item_id`. `turn` is its number in SpeechStarted and in
-    transcripts.
+    """A turn of the user began, which will become the item `item_id`. `turn` is its number in events
+    of transcription.
     """
 
     turn: int
@@ -265,9 +259,10 @@ class UserTurnStarted:
 
 @dataclass(frozen=True, slots=True)
 class UserTurnCommitted:
-    """A turn of the user is complete and is `item`, behind the item `previous_id` (None: it is the first). Its
-    transcript may come later. `turn`: None for a silence that counts as one. `end_ms`: of its speech, or of its audio
-    where it ended in no pause.
+    """A turn of the user is complete and became `item`, after the item `previous_id` (None: it is the first).
+
+    Its transcript may follow later. `turn` is None for a silence that counts as a turn. `end_ms` is the end of its
+    speech, or of its audio if no pause ended it.
     """
 
     turn: int | None
@@ -278,7 +273,7 @@ class UserTurnCommitted:
 
 @dataclass(frozen=True, slots=True)
 class ItemAdded:
-    """An item was put into the history, behind the item `previous_id` (None: it is the first)."""
+    """An item was added to the history, after the item `previous_id` (None: it is the first)."""
 
     item: Item
     previous_id: str | None
@@ -286,7 +281,7 @@ class ItemAdded:
 
 @dataclass(frozen=True, slots=True)
 class ItemDone:
-    """An item of the history is complete; it follows ItemAdded."""
+    """An item of the history is complete. Follows ItemAdded."""
 
     item: Item
     previous_id: str | None
@@ -294,21 +289,21 @@ class ItemDone:
 
 @dataclass(frozen=True, slots=True)
 class ItemRetrieved:
-    """The item that a RetrieveItem asked for, as it is now: truncated to what was heard."""
+    """The item that a RetrieveItem asked for, in its current state: truncated to what was heard."""
 
     item: Item
 
 
 @dataclass(frozen=True, slots=True)
 class ItemDeleted:
-    """An item was removed from the history."""
+    """An item was removed from the history; the model no longer sees it."""
 
     item_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ItemTruncated:
-    """A spoken item was cut to the first `audio_end_ms` of its audio, by the client or because it was interrupted."""
+    """A spoken item was cut to the first `audio_end_ms` of its audio, by the client or by an interruption."""
 
     item_id: str
     content_index: int
@@ -317,9 +312,7 @@ class ItemTruncated:
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """The tokens of one response: of the prompt, of those the ones that were not computed again, and
-    of the response.
-    """
+    """The token counts of one response. `cached_tokens` are those of the prompt that were not computed again."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -328,31 +321,24 @@ class Usage:
 
 @dataclass(slots=True)
 class Response:
-    """One response and its state, which is changed while the response is produced: events carry a `snapshot`.
+    """One response and its state, which changes while the response is produced. Events carry a `snapshot`."""
 
-    - `audio_output`, `voice`, `max_tokens`, `metadata`, `stored`: as in CreateResponse.
-    - `status`: one of ResponseStatus; `reason`, `error` and `code` say why it is cancelled, incomplete or failed.
-    - `output`: its items so far, in order.
-    - `usage`: counts of tokens, once it is done.
-    - `request`: what it was asked for with.
-    """
-
-    id: str
-    audio_output: bool
-    voice: str | None
-    max_tokens: int | None
-    metadata: Metadata | None = None
-    stored: bool = True
-    status: ResponseStatus = "in_progress"
-    reason: str = ""
-    error: str = ""
-    code: str = "server_error"
-    output: list[Item] = field(default_factory=list)
-    usage: Usage | None = None
-    request: CreateResponse = field(default_factory=CreateResponse)
+    id: str  # The response's id on the wire.
+    audio_output: bool  # The response is spoken; otherwise it is text.
+    voice: str | None  # The voice of the response; None: the model's default.
+    max_tokens: int | None  # The most tokens of the response; None: as many as the context allows.
+    metadata: Metadata | None = None  # The client's own data, returned with the response.
+    stored: bool = True  # The response becomes part of the history; otherwise it is out of band.
+    status: ResponseStatus = "in_progress"  # The state of the response.
+    reason: str = ""  # Why the response is cancelled or incomplete.
+    error: str = ""  # The error message of a failed response.
+    code: str = "server_error"  # The error code of a failed response.
+    output: list[Item] = field(default_factory=list)  # Its items so far, in order.
+    usage: Usage | None = None  # Its token counts, after it is done.
+    request: CreateResponse = field(default_factory=CreateResponse)  # The command that created it.
 
     def snapshot(self) -> Response:
-        """The response and its items as they were produced so far: what becomes of this one does not change it."""
+        """Return a copy of the response with its items as produced so far. Later changes do not affect the copy."""
         return replace(self, output=[item.snapshot(produced=True) for item in self.output])
 
 
@@ -365,15 +351,16 @@ class ResponseCreated:
 
 @dataclass(frozen=True, slots=True)
 class ResponseDone:
-    """A response ended: completed, cancelled, incomplete or failed, as its status says. Nothing of it follows."""
+    """A response ended. Its status is completed, cancelled, incomplete or failed. No event of it follows."""
 
     response: Response
 
 
 @dataclass(frozen=True, slots=True)
 class OutputItemAdded:
-    """The item at `index` of a response's output began. `previous_id` is the item of the history before it; None where
-    it is the first, or where the response is beside the conversation.
+    """The item at `index` of a response's output began.
+
+    `previous_id` is the item before it in the history; None if it is the first, or if the response is out of band.
     """
 
     response_id: str
@@ -384,7 +371,7 @@ class OutputItemAdded:
 
 @dataclass(frozen=True, slots=True)
 class OutputItemDone:
-    """The item at `index` of a response's output is complete, or was cut off, as its status says."""
+    """The item at `index` of a response's output is complete or was cut off; see its status."""
 
     response_id: str
     index: int
@@ -394,9 +381,7 @@ class OutputItemDone:
 
 @dataclass(frozen=True, slots=True)
 class ContentPosition:
-    """The place of something in a response: the item's index in its output, and the content part's
-    index in the item.
-    """
+    """A position in a response: the item's index in its output, and the content part's index in the item."""
 
     response_id: str
     item_id: str
@@ -414,7 +399,7 @@ class ContentPartAdded:
 
 @dataclass(frozen=True, slots=True)
 class ContentPartDone:
-    """A content part is complete: clients are told that its audio is, then its text, then the part."""
+    """A content part is complete. Clients are sent the end of its audio, then of its text, then of the part."""
 
     at: ContentPosition
     part: ContentPart
@@ -431,8 +416,9 @@ class ResponseTextDelta:
 
 @dataclass(frozen=True, slots=True)
 class ResponseAudioDelta:
-    """More of a content part's audio. pcm: float32 [num_samples], mono, at `rate_hz`. `words`: the words that begin in
-    it, with their times in seconds from the start of the part's audio.
+    """More of a content part's audio. pcm: float32 [num_samples], mono, at `rate_hz`.
+
+    `words` begin in this audio; their times are seconds from the start of the part's audio.
     """
 
     at: ContentPosition
@@ -452,7 +438,7 @@ class ArgumentsDelta:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsDone:
-    """The arguments of a function call are complete; `arguments` is all of their JSON text."""
+    """The arguments of a function call are complete. `arguments` is their whole JSON text."""
 
     at: ContentPosition
     call_id: str
@@ -462,8 +448,9 @@ class ArgumentsDone:
 
 @dataclass(frozen=True, slots=True)
 class IdleTimeoutReached:
-    """Nobody spoke for `idle_timeout_ms` after a response was heard. An empty turn, the item `item_id`, gets another
-    response; it lies from `start_ms` to `end_ms` of session audio.
+    """Nobody spoke for `idle_timeout_ms` after a response was heard.
+
+    An empty turn, the item `item_id`, gets another response. It lies from `start_ms` to `end_ms` of session audio.
     """
 
     item_id: str

@@ -1,6 +1,4 @@
-"""Commands and events of full-duplex conversations, beyond those of every conversation: epochs, overlap, playback and
-turn states.
-"""
+"""Commands and events that only full-duplex conversations have: epochs, overlap, playback and turn states."""
 
 from __future__ import annotations
 
@@ -8,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-# What a client is told beside an event, or told the server beside its own: fields of JSON, which nothing here reads.
+# JSON fields that are sent to a client with an event, or that a client sends with its own event. No code here reads
+# them.
 ClientFacts = Mapping[str, Any]
 OverlapPolicy = Literal["listen_only", "barge_in_on_speech", "auto"]
 OverlapAction = Literal["drop", "listen", "barge_in"]
@@ -17,51 +16,50 @@ TurnState = Literal["idle", "user_speaking", "user_committed", "assistant_genera
 
 @dataclass(frozen=True, slots=True)
 class NativeSampling:
-    """How a native model chooses its words, when to speak, and how it says them. None: as its makers have it. A model
-    that has no such choice ignores it.
-
-    - `temperature`: of words; 0 takes the likeliest. `top_k`, `top_p`: 0 leaves all words in.
-    - `repetition_penalty`: above 1, words that were said are less likely.
-    - `turn_penalty`: above 1, the end of a turn is less likely.
-    - `listen_scale`: what the score of listening is multiplied by.
-    - `listen_top_k`: the model listens where that is one of the so many likeliest choices.
-    - `voice_temperature`, `voice_repetition_penalty`: of the codes that the voice is made of.
-    - `seed`: with one, the same input gives the same response.
+    """How a native model chooses its words, when to speak, and how it sounds. None uses the model's own default. A
+    model ignores a choice that it does not have.
     """
 
+    # Temperature of words; 0 samples the likeliest one.
     temperature: float | None = None
+    # The number of likeliest words that may be sampled; 0: all.
     top_k: int | None = None
+    # The share of probability that may be sampled; 0: all.
     top_p: float | None = None
+    # Above 1, words that were already said are less likely.
     repetition_penalty: float | None = None
+    # Above 1, the end of a turn is less likely.
     turn_penalty: float | None = None
+    # Factor of the score of listening.
     listen_scale: float | None = None
+    # The model listens if listening is among this number of likeliest choices.
     listen_top_k: int | None = None
+    # Temperature of the voice's codes.
     voice_temperature: float | None = None
+    # Above 1, the voice's recent codes are less likely.
     voice_repetition_penalty: float | None = None
+    # With a seed, the same input gives the same response.
     seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DuplexConfig:
-    """How speech during a response is treated, and when a response counts as heard.
+    """How speech during a response is treated, and when a response counts as heard."""
 
-    - `policy`: `listen_only` lets no speech end a response, `barge_in_on_speech` any. With `auto` the response is
-      ducked at once, and within DECISION_S (turns/overlap.py) the speech is taken for a backchannel or stops the
-      response.
-    - `short_ack_ms`: with `auto`, speech no longer than this is a backchannel until its words say otherwise.
-    - `barge_in_ms`: with `auto`, what sounds like a backchannel and goes on for this long is none.
-    - `acks_only`: only what the client acknowledged was heard, also of a response that was played to its end.
-    - `listen_only_units`: units at the start in which a native model only listens; None: as its makers have it.
-    - `sampling`: how a native model chooses.
-    - `voice_reference`: an audio file of the voice that a native model is to speak with; empty: its own voice.
-    """
-
+    # `listen_only`: no speech ends a response. `barge_in_on_speech`: any speech does. `auto`: the response is ducked at
+    # once; within DECISION_S (turns/overlap.py) the speech is classified as a backchannel, or stops the response.
     policy: OverlapPolicy = "auto"
+    # With `auto`, speech up to this length is a backchannel unless its words say otherwise.
     short_ack_ms: int = 700
+    # With `auto`, an apparent backchannel that reaches this length is a barge-in.
     barge_in_ms: int = 1200
+    # Only audio that the client acknowledged counts as heard, even after a response was played to its end.
     acks_only: bool = False
+    # The number of units at the start in which a native model only listens; None: the model's own default.
     listen_only_units: int | None = None
+    # How a native model makes its choices.
     sampling: NativeSampling = NativeSampling()
+    # An audio file of the voice for a native model to speak with; empty: its own voice.
     voice_reference: bytes = b""
 
 
@@ -71,7 +69,9 @@ class DuplexConfig:
 @dataclass(frozen=True, slots=True)
 class AcknowledgePlayback:
     """Acknowledge that the client played `played_ms` of a response's audio, and that `committed_ms` of it count as
-    heard. Without ids it is about the latest item that is open.
+    heard.
+
+    Without ids, it refers to the latest open item.
     """
 
     played_ms: int
@@ -83,8 +83,9 @@ class AcknowledgePlayback:
 
 @dataclass(frozen=True, slots=True)
 class BargeIn:
-    """Take the floor: the client says that the user interrupts the response. `reason` is given back in the overlap
-    decision.
+    """Take the floor: the client reports that the user interrupts the response.
+
+    The overlap decision carries `reason`.
     """
 
     reason: str = "client_barge_in"
@@ -93,7 +94,7 @@ class BargeIn:
 
 @dataclass(frozen=True, slots=True)
 class HoldFloor:
-    """Leave the floor where it is: the client says that the user's present speech does not interrupt the response."""
+    """Leave the floor as it is: the client reports that the user's current speech does not interrupt the response."""
 
     reason: str = "client_overlap_action"
     event_id: str | None = None
@@ -101,21 +102,21 @@ class HoldFloor:
 
 @dataclass(frozen=True, slots=True)
 class CancelInput:
-    """Void the user's present speech, and the response to it. Its audio is dropped by the ClearAudio that follows."""
+    """Discard the user's current speech, and the response to it. The ClearAudio that follows drops its audio."""
 
     event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SkipResponse:
-    """Leave the commit that follows without a response."""
+    """Create no response to the commit that follows."""
 
     event_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SignalTurn:
-    """Pass the client's own event about turns on, as a TurnStateChanged with its `payload`."""
+    """Forward the client's own event about turns, as a TurnStateChanged with its `payload`."""
 
     event: str
     payload: ClientFacts = field(default_factory=dict)
@@ -124,9 +125,7 @@ class SignalTurn:
 
 @dataclass(frozen=True, slots=True)
 class AppendFrames:
-    """Add what the user's camera shows now: encoded images, the oldest first. A native model sees them with its next
-    unit.
-    """
+    """Add the current images of the user's camera, encoded, the oldest first, for the next unit of a native model."""
 
     frames: tuple[bytes, ...]
     event_id: str | None = None
@@ -139,15 +138,16 @@ DuplexCommand = AcknowledgePlayback | BargeIn | HoldFloor | CancelInput | SkipRe
 
 @dataclass(frozen=True, slots=True)
 class EpochRaised:
-    """The epoch was raised because a response was cut off: nothing of a response of an older epoch is sent any more."""
+    """The epoch was raised because a response was cut off. From now on, nothing of an older epoch is sent."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class TurnStateChanged:
-    """Something happened between the speakers, and `state` is the state after it. The events `duck` and `unduck` do not
-    change the state. `payload` holds further fields for the client.
+    """A turn-taking event occurred, and `state` is the state after it.
+
+    The events `duck` and `unduck` do not change the state. `payload` holds further fields for the client.
     """
 
     event: str
@@ -157,7 +157,7 @@ class TurnStateChanged:
 
 @dataclass(frozen=True, slots=True)
 class OverlapReported:
-    """What was decided about speech during a response, under which policy and why."""
+    """The decision about speech during a response, the policy that applied, and the reason."""
 
     policy: OverlapPolicy
     action: OverlapAction
@@ -166,14 +166,14 @@ class OverlapReported:
 
 @dataclass(frozen=True, slots=True)
 class SpeakStepTaken:
-    """The response begins to be spoken: the assistant takes the floor."""
+    """The assistant takes the floor: it begins to speak the response."""
 
     response_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class ListenStepTaken:
-    """What the user said or committed gets no response: the assistant listens. `reason` says why."""
+    """The assistant listens: the user's speech or commit gets no response. `reason` says why."""
 
     reason: str
 
@@ -181,7 +181,7 @@ class ListenStepTaken:
 @dataclass(frozen=True, slots=True)
 class PlaybackCursors:
     """Milliseconds of one item's audio that were generated, sent to the client, played by it, and are known to have
-    been heard. None exceeds what was generated, and none ever goes back.
+    been heard. No cursor exceeds `generated_ms` or ever decreases.
     """
 
     generated_ms: int = 0
@@ -192,15 +192,19 @@ class PlaybackCursors:
 
 @dataclass(frozen=True, slots=True)
 class PlaybackAcknowledged:
-    """An acknowledgement was accepted. `cursors` are the item's after it. `history_exact`: the conversation's history
-    holds exactly what the acknowledgement says was heard.
-    """
+    """An acknowledgement of the client was accepted."""
 
+    # The response of the item.
     response_id: str
+    # The item that was played.
     item_id: str
+    # Milliseconds that the client reported as played.
     played_ms: int
+    # Milliseconds that the client reported as heard.
     committed_ms: int
+    # The item's cursors after the acknowledgement.
     cursors: PlaybackCursors
+    # The conversation's history contains exactly what the acknowledgement reports as heard.
     history_exact: bool
 
 

@@ -1,4 +1,4 @@
-"""What is heard of the responses, where the server plays them or says when to."""
+"""Events of playback, for responses that the server plays or whose playback it controls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class PlaybackStarted:
-    """The server plays a response itself, and its first audio is heard now."""
+    """The server began to play a response; its first audio is heard now."""
 
     response_id: str
 
@@ -21,15 +21,17 @@ class PlaybackStopped:
 
 @dataclass(frozen=True, slots=True)
 class PlaybackCleared:
-    """The server stopped playing the response before its end; the rest of its audio is dropped."""
+    """The server stopped playing the response before its end, and dropped the rest of its audio."""
 
     response_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class PlaybackHoldChanged:
-    """Somebody speaks over a response, and it is not known yet whether that takes the floor: what plays it pauses
-    (`held`), or goes on from the very sample because it does not. Where it does, SpeechStarted says so.
+    """Somebody speaks over a response, and it is undecided whether that takes the floor.
+
+    Playback pauses (`held`), or continues at the same sample after the speech did not take the floor. If it did take
+    the floor, SpeechStarted follows.
     """
 
     held: bool

@@ -1,4 +1,4 @@
-"""How much memory commands, items and configurations take, for the bounds of those who keep them."""
+"""Estimates the memory of commands, items and configurations, for bounded queues and stores."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-# What an object takes beside the values in it.
+# The size of an object without its values.
 OBJECT_BYTES = 64
 
 _known: dict[type[Any], tuple[str, ...]] = {}
 
 
 def num_bytes(value: object) -> int:
-    """Return about how many bytes of memory `value` takes, with all that it holds.
+    """Return approximately the number of bytes of memory that a value takes, including everything it contains.
 
-    `value` is built of dataclasses, tuples, lists, mappings, text, bytes, numbers and arrays. An object with an
-    `nbytes` or `num_bytes` of its own, such as an array or an image file, takes that. What is held twice counts twice.
-    The time grows with the number of objects, about 0.2 µs each, not with the length of texts.
+    A shared object counts each time. The time grows with the number of objects, about 0.2 µs each, not with the length
+    of texts.
+
+    Args:
+        value: Dataclasses, tuples, lists, mappings, text, bytes, numbers and arrays. An object with an `nbytes` or
+            `num_bytes` attribute, such as an array or an image file, takes that amount.
     """
     total = 0
     waiting: list[Any] = [value]

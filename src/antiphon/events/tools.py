@@ -1,4 +1,4 @@
-"""Functions that a model may call in a conversation, and the calls that it makes."""
+"""The functions that a model may call in a conversation, and the calls that it makes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-# The JSON schema of an object. A model is shown it, and its grammar keeps to it: nothing else looks into it.
+# The JSON schema of an object. Only the model's prompt and its grammar use its content.
 JsonSchema = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function call that the model made. `arguments` is JSON text as the model wrote it, which may not fit the
-    schema; `id` is what the call's result refers to.
+    """A function call that the model made.
+
+    `arguments` is JSON text as the model wrote it, which may not match the schema. The call's result refers to `id`.
     """
 
     id: str
@@ -23,7 +24,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call. `parameters` is the JSON schema of its arguments; empty: it takes none."""
+    """A function that the model may call. `parameters` is the JSON schema of its arguments; empty: it
+    has no arguments.
+    """
 
     name: str
     description: str = ""

@@ -1,6 +1,6 @@
-"""Commands and events of transcription: what protocols hand to a session, and what a session reports.
+"""Commands and events of transcription: what protocols pass to a session, and what a session reports.
 
-Audio is mono float32 in [-1, 1] at 16 kHz (`audio.SAMPLE_RATE_HZ`): the wire's rates and codecs end at the protocol.
+Audio is mono float32 in [-1, 1] at 16 kHz (`audio.SAMPLE_RATE_HZ`); protocols convert the wire's rates and codecs.
 Times are milliseconds of session audio, counted in samples. Turns are numbered from 0.
 """
 
@@ -15,15 +15,17 @@ from antiphon.events.words import TokenLogprob, Word
 # --- configuration -------------------------------------------------------------------------------------------------
 
 
-# How soon a turn is taken to be over, where that is judged.
+# How quickly a turn counts as ended, if a turn detector judges it.
 Eagerness = Literal["low", "medium", "high", "auto"]
 PrimarySpeakerMode = Literal["off", "auto", "enrolled"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EnrolledVoice:
-    """A voice that counts as the user: `vector` float32 [size], of length 1, of the speaker encoder that judges the
-    session's turns, made of `speech_s` seconds of speech. Two are equal only if they are the same object.
+    """A voice that counts as the user's. Two are equal only if they are the same object.
+
+    `vector` is a float32 [size] of length 1 from the speaker encoder that judges the session's turns. It was made from
+    `speech_s` seconds of speech.
     """
 
     vector: Pcm
@@ -34,11 +36,11 @@ class EnrolledVoice:
 class ServerVad:
     """The server finds the turns by voice activity detection (VAD).
 
-    - `threshold`: the speech probability from which a frame is speech.
-    - `prefix_padding_ms`: audio before the speech that still belongs to the turn.
+    - `threshold`: the speech probability from which a frame counts as speech.
+    - `prefix_padding_ms`: audio before the speech that belongs to the turn.
     - `silence_duration_ms`: the pause that ends a turn.
-    - `eagerness`: with it, how a turn sounds and what was said decide how long its pauses may last, at most
-      `silence_duration_ms`. None: nothing but the silence counts.
+    - `eagerness`: the sound and the words of a turn decide how long its pauses may last, at most `silence_duration_ms`.
+      None: only the silence counts.
     """
 
     threshold: float = 0.5
@@ -49,65 +51,64 @@ class ServerVad:
 
 @dataclass(frozen=True, slots=True)
 class StreamTuning:
-    """How a transcript is streamed. None leaves the model's own measured default (`TranscriberProfile`).
-
-    What is asked for above what the server allows or the model can do is cut to it (`contracts.tuned`).
-
-    - `segment_duration_s`: new audio before the next partial, also for the first of a turn.
-    - `rollback_tokens`: tokens at the end of a hypothesis that are not sent.
-    - `unfixed_chunks`: partials at the head of a window that send nothing.
-    - `max_prefix_tokens`: the longest forced prefix; a window with a longer one is cut.
-    - `max_audio_s`: the longest window.
-    - `max_tokens`: the most tokens that one decode may add.
-    - `keep_context`: the model is given what was said before a window's pause, however long that was: text, to
-      `max_prefix_tokens`, and for a model that goes on from it, audio, to `max_audio_s`. False: nothing of it.
+    """How a transcript is streamed. None uses the model's own measured default (`TranscriberProfile`). Values above the
+    limits of the server or the model are cut to them (`contracts.tuned`).
     """
 
+    # Seconds of new audio before the next partial, also for the first one of a turn.
     segment_duration_s: float | None = None
+    # The number of tokens at the end of a hypothesis that are not sent.
     rollback_tokens: int | None = None
+    # The number of partials at the head of a window that send nothing.
     unfixed_chunks: int | None = None
+    # The longest forced prefix; a window with a longer one is cut.
     max_prefix_tokens: int | None = None
+    # The longest window in seconds.
     max_audio_s: float | None = None
+    # The most tokens that one decode may add.
     max_tokens: int | None = None
+    # The model is given what was said before the pause that precedes a window, regardless of the pause's length: text
+    # up to `max_prefix_tokens`, and for models that can continue from audio, audio up to `max_audio_s`. False: it is
+    # given no context.
     keep_context: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionConfig:
-    """The configuration of one transcription session.
+    """The configuration of one transcription session."""
 
-    - `model`: the name that the client used; reported back, while the session has one transcriber.
-    - `language`: ISO-639-1; None: it is detected.
-    - `languages`: where it is detected, it is one of these; empty: any that the model knows.
-    - `prompt`: words and names to expect, as a hint to the model.
-    - `keyterms`: words and phrases that are likely to be said; the model raises them in its search if it can.
-    - `vad`: how the server finds turns; None: the client commits them.
-    - `word_times`: TranscriptDelta and TranscriptDone carry word times, which costs an alignment for each decode.
-    - `logprobs`: they carry the log-probabilities of their tokens, which costs an alignment for each final.
-    - `reports_language`: LanguageDetected is reported.
-    - `idle_timeout_ms`: with a VAD, after so much audio without speech a SilenceCommitted is reported; None: never.
-    - `partials`: words are sent while a turn is open; without it there are no deltas before the turn has ended.
-    - `preflight`: the turns are answered. TranscriptGuessed is reported in a pause that may end the turn, and a turn
-      whose end confirms its guess is done at once.
-    - `tuning`: how the transcript is streamed.
-    - `primary_speaker`: turns of other voices than the user's are told from the user's: `auto` learns who the user is,
-      `enrolled` compares with `enrolled_voices`, of which there is at least one then, and else none.
-    """
-
+    # The name that the client used. It is only reported back while the session has one transcriber.
     model: str = "default"
+    # The language as ISO-639-1; None: it is detected.
     language: str | None = None
+    # Words and names to expect, as a hint to the model.
     prompt: str = ""
+    # How the server finds turns; None: the client commits them.
     vad: ServerVad | None = None
+    # TranscriptDelta and TranscriptDone carry word times, which costs an alignment for each decode.
     word_times: bool = False
+    # Words are sent while a turn is open; otherwise no deltas are sent before the turn has ended.
     partials: bool = True
+    # The turns are answered. TranscriptGuessed is reported in a pause that may end the turn, and a turn whose end
+    # confirms its guess is done at once.
     preflight: bool = False
+    # How the transcript is streamed.
     tuning: StreamTuning = field(default_factory=StreamTuning)
+    # Words and phrases that are likely to be said; the model boosts them in its search if it can.
     keyterms: tuple[str, ...] = ()
+    # Detection chooses one of these; empty: any language that the model knows.
     languages: tuple[str, ...] = ()
+    # TranscriptDelta and TranscriptDone carry the log-probabilities of their tokens, which costs an alignment for each
+    # final.
     logprobs: bool = False
+    # LanguageDetected is reported.
     reports_language: bool = False
+    # With a VAD, SilenceCommitted is reported after this time of audio without speech; None: never.
     idle_timeout_ms: float | None = None
+    # How the user's turns are distinguished from those of other voices. `auto` learns the user's voice. `enrolled`
+    # compares with `enrolled_voices`.
     primary_speaker: PrimarySpeakerMode = "off"
+    # The voices of `enrolled`, at least one; empty in the other modes.
     enrolled_voices: tuple[EnrolledVoice, ...] = ()
 
 
@@ -116,9 +117,7 @@ class TranscriptionConfig:
 
 @dataclass(frozen=True, slots=True)
 class ConfigureTranscription:
-    """Set the session's configuration as a whole, at the start and after each change. It holds from the audio that
-    follows.
-    """
+    """Replace the whole configuration, at the start and after each change. It applies to the audio that follows."""
 
     config: TranscriptionConfig
 
@@ -132,8 +131,9 @@ class AppendAudio:
 
 @dataclass(frozen=True, slots=True)
 class CommitAudio:
-    """End the client's turn here. With `final` False the turn's audio goes on, and its transcription is only to be
-    started. `event_id`: the client's name for the message.
+    """End the client's turn here. With `final` False the turn stays open, and only its transcription starts.
+
+    `event_id` is the client's id for the message.
     """
 
     final: bool = True
@@ -142,7 +142,7 @@ class CommitAudio:
 
 @dataclass(frozen=True, slots=True)
 class ClearAudio:
-    """Drop the audio that was sent since the last commit, whether or not there is speech in it."""
+    """Drop the audio since the last commit, whether or not it contains speech."""
 
 
 TranscriptionCommand = ConfigureTranscription | AppendAudio | CommitAudio | ClearAudio
@@ -153,7 +153,7 @@ TranscriptionCommand = ConfigureTranscription | AppendAudio | CommitAudio | Clea
 
 @dataclass(frozen=True, slots=True)
 class SpeechStarted:
-    """Speech began, at `at_ms`, from which the prefix padding is already taken off. `turn` numbers turns from 0."""
+    """Speech began at `at_ms`, from which the prefix padding is already subtracted. `turn` numbers turns from 0."""
 
     turn: int
     at_ms: int
@@ -161,7 +161,7 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """The turn's speech ended. `at_ms` is the end of its audio, the silence that decided it included."""
+    """The turn's speech ended. `at_ms` is the end of its audio, including the silence that ended it."""
 
     turn: int
     at_ms: int
@@ -169,8 +169,9 @@ class SpeechStopped:
 
 @dataclass(frozen=True, slots=True)
 class TurnCommitted:
-    """The turn's audio, from `start_ms` to `end_ms`, is complete; what follows for the turn is its transcript.
-    `speech_end_ms` is where the pause began that ended it; None where it ended in no pause.
+    """The turn's audio, from `start_ms` to `end_ms`, is complete. Only its transcript follows.
+
+    `speech_end_ms` is the start of the pause that ended the turn; None if no pause ended it.
     """
 
     turn: int
@@ -181,8 +182,8 @@ class TurnCommitted:
 
 @dataclass(frozen=True, slots=True)
 class SilenceCommitted:
-    """Nobody spoke for `idle_timeout_ms`, from `start_ms` to `end_ms`: that is the turn whose TurnCommitted follows,
-    and it has no words.
+    """Nobody spoke for `idle_timeout_ms`, from `start_ms` to `end_ms`. This silence is the turn whose TurnCommitted
+    follows; the turn has no words.
     """
 
     turn: int
@@ -192,13 +193,14 @@ class SilenceCommitted:
 
 @dataclass(frozen=True, slots=True)
 class TurnCleared:
-    """The audio since the last commit was dropped; a turn that was open ends without a transcript."""
+    """The audio since the last commit was dropped. An open turn ends without a transcript."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitRefused:
-    """A commit found only `have_ms` of new audio, less than the `minimum_ms` that the dialect asks for, and did
-    nothing. `event_id`: as the commit has it.
+    """A commit was ignored because it found only `have_ms` of new audio, less than the dialect's `minimum_ms`.
+
+    `event_id` is the commit's.
     """
 
     have_ms: int
@@ -208,10 +210,11 @@ class CommitRefused:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptDelta:
-    """Words of a turn that will not change any more. Joined, a turn's deltas are `TranscriptDone.streamed`.
+    """Words of a turn that will not change. The joined deltas of a turn are `TranscriptDone.streamed`.
 
-    `words`: their times in seconds of session audio. `logprobs`: of their tokens; the first token of a turn may begin
-    with a space that `text` lacks. Both are empty unless they were asked for.
+    - `words`: the words with times in seconds of session audio; empty unless requested.
+    - `logprobs`: the log-probabilities of their tokens; empty unless requested. The first token of a turn may begin
+      with a space that `text` lacks.
     """
 
     turn: int
@@ -222,8 +225,9 @@ class TranscriptDelta:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptGuessed:
-    """What the open turn's transcript will be if the pause that began at `speech_end_ms` ends it. It is for the
-    response that may be begun early, never for a client. A GuessDropped or the turn's end follows.
+    """The open turn's transcript in case the pause that began at `speech_end_ms` ends it.
+
+    It serves preemptive responses and is never sent to a client. GuessDropped or the turn's end follows.
     """
 
     turn: int
@@ -233,7 +237,7 @@ class TranscriptGuessed:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptPartial:
-    """What the open turn likely says so far; any of it may change. It is for the decision about an overlap, never for a
+    """The likely text of the open turn so far; any of it may change. For overlap decisions; it is never sent to a
     client.
     """
 
@@ -243,43 +247,43 @@ class TranscriptPartial:
 
 @dataclass(frozen=True, slots=True)
 class GuessDropped:
-    """Speech went on: the pause did not end the turn, and the last TranscriptGuessed is void."""
+    """Speech continued: the pause did not end the turn, and the last TranscriptGuessed is void."""
 
     turn: int
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptDone:
-    """A turn's transcript is complete.
+    """A turn's transcript is complete. No transcription event of the turn follows."""
 
-    - `text`: the best reading of the whole turn, from a decode that was not bound to what had been sent.
-    - `streamed`: what the deltas add up to. It differs from `text` where the model later preferred another word to one
-      that had already been sent.
-    - `words`: word times in seconds of session audio; empty unless they were asked for.
-    - `language`: ISO-639-1, as asked for or detected.
-    - `audio_s`: the length of the turn's audio in seconds.
-    - `prompt_tokens`, `completion_tokens`: the tokens of all decodes of the turn.
-    - `logprobs`: of the tokens of `text`; empty unless they were asked for.
-    - `speaker`: whose voice it was, `user` or `other`; "" where that was not asked for, or nobody can say.
-    """
-
+    # The number of the turn.
     turn: int
+    # The best transcript of the whole turn, from a decode that was not bound to the words already sent.
     text: str
+    # The joined deltas. It differs from `text` if the model later preferred other words to those already sent.
     streamed: str
+    # The words with times in seconds of session audio; empty unless requested.
     words: tuple[Word, ...]
+    # The language as ISO-639-1, as configured or detected.
     language: str
+    # The length of the turn's audio in seconds.
     audio_s: float
+    # Tokens read by all decodes of the turn.
     prompt_tokens: int
+    # Tokens added by all decodes of the turn.
     completion_tokens: int
+    # The log-probabilities of the tokens of `text`; empty unless requested.
     logprobs: tuple[TokenLogprob, ...] = ()
+    # Whose voice it was, `user` or `other`; "" if not requested or unknown.
     speaker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class LanguageDetected:
-    """The language that the session is transcribed in from now on, found in the speech of `turn`: reported when it
-    becomes known and when it changes, and never where the client has named the language. `probability` is how sure
-    the model is, in [0, 1].
+    """The language in which the session is transcribed from now on, detected in the speech of `turn`.
+
+    It is reported when it becomes known and when it changes, and never if the client set the language. `probability` is
+    the model's, in [0, 1].
     """
 
     turn: int
@@ -289,7 +293,7 @@ class LanguageDetected:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptFailed:
-    """The model failed on this turn, which has no transcript; the session goes on. `message` says why."""
+    """The model failed on this turn, which has no transcript. The session continues. `message` gives the reason."""
 
     turn: int
     message: str
@@ -297,7 +301,7 @@ class TranscriptFailed:
 
 @dataclass(frozen=True, slots=True)
 class SessionEnding:
-    """The server ends the session, with the code `expired`, `draining` or `overflow`. Nothing follows."""
+    """The server ends the session, with the code `expired`, `draining` or `overflow`. No event follows."""
 
     code: str
     message: str
@@ -305,8 +309,9 @@ class SessionEnding:
 
 @dataclass(frozen=True, slots=True)
 class OverlapStarted:
-    """Speech began during a response and may be no more than a backchannel. It is reported for clients that can duck
-    the response until an OverlapDecided for the same turn follows.
+    """Speech began during a response, and may be only a backchannel.
+
+    It is reported for clients that can duck the response until an OverlapDecided for the same turn follows.
     """
 
     turn: int
@@ -314,9 +319,10 @@ class OverlapStarted:
 
 @dataclass(frozen=True, slots=True)
 class OverlapDecided:
-    """Whether an overlap takes the floor, and the reason, as a word that full-duplex clients are given. A turn that
-    does not take the floor may still turn out to, when its words are known. `turn`: None where no one turn takes it,
-    because an answer that is due ends the response under way.
+    """Whether an overlap takes the floor, and the reason as sent to full-duplex clients.
+
+    A turn that does not take the floor may still do so after its words are known. `turn` is None if no turn takes the
+    floor, but a due answer ends the response in progress.
     """
 
     turn: int | None

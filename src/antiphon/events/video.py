@@ -12,59 +12,67 @@ FrameFilterName = Literal["evs", "blocks"]
 
 @dataclass(frozen=True, slots=True)
 class AnswerSampling:
-    """How the text of an answer is sampled. None: as the model's own settings have it; a `temperature` of 0 takes the
-    likeliest token, a `top_k` of 0 all of them. `max_tokens` None: as the context allows.
-    """
+    """How the text of an answer is sampled. None uses the model's own setting."""
 
+    # The most tokens of the answer; None: as many as the context allows.
     max_tokens: int | None = None
+    # 0 samples the likeliest token.
     temperature: float | None = None
+    # The share of probability that may be sampled, from 0 to 1.
     top_p: float | None = None
+    # The number of likeliest tokens that may be sampled; 0: all.
     top_k: int | None = None
+    # Above 1, tokens that already occurred are less likely.
     repetition_penalty: float | None = None
+    # Seed of the random numbers; None: a random seed.
     seed: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class VideoConfig:
-    """The configuration of one video session.
+    """The configuration of one video session."""
 
-    - `audio_output`, `text_output`: what answers are made of; at least one is True.
-    - `num_frames`: the most frames that a question is answered from.
-    - `max_frames`: the most frames that are kept; the oldest leaves for a new one.
-    - `instructions`: what the model is told first.
-    - `filter`: which frames are kept; None: all of them.
-    - `threshold`: the likeness to the last kept frame at or above which the filter drops a frame, from 0 to 1.
-    - `uses_audio`: audio that was received belongs to the next question.
-    - `voice`: the voice of spoken answers; None: the default.
-    - `max_memory_s`: what was seen longer ago is forgotten; None: nothing is.
-    - `sampling`: how answers are sampled.
-    """
-
+    # Answers are spoken. At least one of `audio_output` and `text_output` is True.
     audio_output: bool = True
+    # Answers are sent as text.
     text_output: bool = True
+    # The most frames that an answer is based on.
     num_frames: int = 4
+    # The most frames that are kept. A new one replaces the oldest.
     max_frames: int = 50
+    # The text that the model is given first.
     instructions: str = ""
+    # The filter that selects the frames to keep; None: all are kept.
     filter: FrameFilterName | None = "evs"
+    # The filter drops a frame whose similarity to the last kept frame reaches this value, from 0 to 1.
     threshold: float = 0.95
+    # Received audio becomes part of the next question.
     uses_audio: bool = True
+    # The voice of spoken answers; None: the default.
     voice: str | None = None
+    # What was seen longer ago is forgotten; None: nothing is forgotten.
     max_memory_s: float | None = None
+    # How the text of answers is sampled.
     sampling: AnswerSampling = AnswerSampling()
 
 
 @dataclass(frozen=True, slots=True)
 class FrameInfo:
-    """What the client says about a frame, passed back with events about it. All times are in milliseconds;
-    `received_ms` is by the server's clock, the others (presentation, source, capture) are the client's and None where
-    it gave none.
+    """The client's description of a frame, returned in events about it. All times are in milliseconds. The client's
+    times are None if it sent none.
     """
 
+    # When the frame was received, by the server's clock.
     received_ms: float
+    # The client's id of the frame.
     id: str | None = None
+    # Presentation time, by the client's clock.
     pts_ms: float | None = None
+    # Presentation time in the source, by the client's clock.
     source_pts_ms: float | None = None
+    # Capture time, by the client's clock.
     capture_ts_ms: float | None = None
+    # The client's name for the quality of the frame.
     quality_profile: str | None = None
 
 
@@ -73,7 +81,7 @@ class FrameInfo:
 
 @dataclass(frozen=True, slots=True)
 class AppendFrame:
-    """Add a frame: `image` is an encoded image as it was received, `info` what the client says about it."""
+    """Add a frame. `image` is the encoded image as received, `info` the client's description of it."""
 
     image: bytes
     info: FrameInfo
@@ -81,21 +89,21 @@ class AppendFrame:
 
 @dataclass(frozen=True, slots=True)
 class AppendVideoAudio:
-    """Add audio that belongs to the video: float32 [num_samples], mono, 16 kHz. It is kept for the next question."""
+    """Add audio of the video: float32 [num_samples], mono, 16 kHz. It is kept for the next question."""
 
     pcm: Pcm
 
 
 @dataclass(frozen=True, slots=True)
 class AskQuestion:
-    """Ask about what was seen and heard. A question interrupts the answer that is under way."""
+    """Ask about what was seen and heard. A question interrupts the answer in progress."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class FinishVideo:
-    """End the session's input. The answer that is under way is completed, and then VideoEnded is reported."""
+    """End the session's input. The answer in progress is completed, and then VideoEnded is reported."""
 
 
 VideoCommand = AppendFrame | AppendVideoAudio | AskQuestion | FinishVideo
@@ -107,10 +115,10 @@ VideoCommand = AppendFrame | AppendVideoAudio | AskQuestion | FinishVideo
 class FrameReceived:
     """A frame was received.
 
-    - `info`: what the client said about it.
+    - `info`: the client's description of it.
     - `accepted`: it is kept; otherwise `reason` says why not.
-    - `buffered`: how many frames are kept now.
-    - `dropped`: what the client said about a frame that had to leave for this one; None where none had to.
+    - `buffered`: the number of frames that are kept now.
+    - `dropped`: the description of the frame that this one replaced; None if it replaced none.
     """
 
     info: FrameInfo
@@ -122,7 +130,7 @@ class FrameReceived:
 
 @dataclass(frozen=True, slots=True)
 class AnswerStarted:
-    """An answer is being made from these frames, the oldest first. `request_id` names the answer."""
+    """The model begins to answer from these frames, the oldest first. `request_id` identifies the answer."""
 
     request_id: str
     frames: tuple[FrameInfo, ...]
@@ -130,7 +138,7 @@ class AnswerStarted:
 
 @dataclass(frozen=True, slots=True)
 class AnswerTextDelta:
-    """More of the answer's text; joined, the deltas are the text of its AnswerDone."""
+    """More of the answer's text. The joined deltas are the text of its AnswerDone."""
 
     text: str
 
@@ -149,7 +157,7 @@ class AnswerDone:
 
     - `text`: all of its text.
     - `spoken`: it was spoken, so audio was reported.
-    - `token_counts`: prompt_tokens, cached_tokens and completion_tokens, where the model knows them.
+    - `token_counts`: prompt_tokens, cached_tokens and completion_tokens, if the model knows them.
     """
 
     text: str
@@ -159,11 +167,11 @@ class AnswerDone:
 
 @dataclass(frozen=True, slots=True)
 class VideoFailed:
-    """Something failed; the session goes on.
+    """Something failed; the session continues.
 
     - `message`: the error in the words that clients of this protocol match on.
-    - `detail`: what went wrong in particular.
-    - `ends_answer`: it ends the answer that was under way.
+    - `detail`: the particular cause.
+    - `ends_answer`: the failure ended the answer in progress.
     - `partial_text`: the text of that answer so far.
     """
 
@@ -175,7 +183,7 @@ class VideoFailed:
 
 @dataclass(frozen=True, slots=True)
 class VideoEnded:
-    """All questions are answered after FinishVideo; nothing follows."""
+    """All questions were answered after FinishVideo. No event follows."""
 
 
 VideoEvent = FrameReceived | AnswerStarted | AnswerTextDelta | AnswerAudioDelta | AnswerDone | VideoFailed | VideoEnded

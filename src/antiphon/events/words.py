@@ -1,4 +1,4 @@
-"""A spoken word and its place in the audio, and the form in which words are compared."""
+"""A spoken word and its times in the audio, and the form in which words are compared."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One spoken word: its text without the spaces around it, its start and end in seconds, and the model's probability
-    of it in [0, 1]. Times count from the start of what the word is reported with: a session's audio, a window, a file,
-    a sentence or a content part; code that passes it on shifts it. A word whose place was only estimated has the
-    probability 1.
+    """One spoken word: its text without surrounding spaces, its start and end in seconds, and the model's probability
+    of it in [0, 1].
+
+    Times count from the start of whatever the word is reported with: a session's audio, a window, a file, a sentence or
+    a content part. Code that passes a word on shifts its times. A word with estimated times has the probability 1.
     """
 
     text: str
@@ -22,8 +23,10 @@ class Word:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token of a transcript: its text in UTF-8, which may end inside a character, and the natural logarithm of the
-    probability that the model gave it. Joined, the texts of a word's tokens are the word as the model spelled it.
+    """One token of a transcript: its text in UTF-8, which may end inside a character, and the natural logarithm of its
+    probability.
+
+    The joined texts of a word's tokens are the word as the model spelled it.
     """
 
     utf8: bytes
@@ -31,8 +34,9 @@ class TokenLogprob:
 
 
 def bare_word(text: str) -> str:
-    """A word stripped to what words are compared by: its letters, marks, digits and apostrophes, with case folded and
-    compatibility forms (full-width letters, ligatures) unified. Empty for punctuation and white space."""
+    """Return the form of a word used for comparison: letters, marks, digits and apostrophes only, with case folded and
+    compatibility forms (full-width letters, ligatures) unified. Punctuation and white space give an empty string.
+    """
     folded = unicodedata.normalize("NFKC", text).casefold().strip()
     if folded.isalnum():
         return folded

@@ -1,1 +1,1 @@
-"""Models made of models: the cascade of language model and voice, the observer of video, a native model's wrapper."""
+"""Models composed of models: a cascade of language model and voice, an observer of video, a native model's wrapper."""

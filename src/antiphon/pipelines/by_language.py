@@ -1,7 +1,8 @@
-"""A voice for some languages and another one for the rest: each text is spoken by the one that speaks its language.
+"""A voice for some languages and a fallback voice for the others. The language of each text decides which one speaks
+it.
 
-Without another one, a text that is surely of another language is refused: read out as the voice's own it is not
-understood.
+Without a fallback, a text that is surely in another language is refused, because the voice would read it
+unintelligibly.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from antiphon.text.language import OTHERS_OF_ONE_VOICE, language_finder
 from antiphon.text.markup import without_pauses
 
 REMEDY = "apt install espeak-ng, or load a voice of that language (--synthesizer)"
-# A text is of another language than the voice's own if that is at least so probable. In 373 English sentences and
-# clauses of the repository none was; "Ja, gerne." is German with 0.75, "Ja." nothing with more than 0.17.
+# The least probability at which a text counts as another language than the voice's own. In 373 English sentences and
+# clauses of the repository none reached it; "Ja, gerne." is German with 0.75, "Ja." has at most 0.17 for any language.
 MIN_PROBABILITY = 0.7
-# Without another voice a text is refused only if it is of another language with this probability, and has as many
-# letters. Of 4,156 beginnings of English sentences in the documentation none was; "Guten Tag, ich" has 0.88.
+# Without a fallback, a text is refused only if it has at least this probability of another language, and this number of
+# letters. None of 4,156 beginnings of English sentences in the documentation was refused; "Guten Tag, ich" has 0.88.
 MIN_REFUSED_PROBABILITY, MIN_REFUSED_LETTERS = 0.85, 10
 
 
 class VoiceByLanguage:
-    """A Synthesizer that speaks with `main` what is in a language of its own, and with `fallback` what is not; None:
-    it refuses that.
+    """A Synthesizer that speaks its own languages with `main` and the others with `fallback`; None: it refuses them.
 
-    `likeliest`: the likeliest language of a text and its probability; None: as `language_finder` has it. Audio is at
-    the rate of `main`, and word times come where `main` has them. The fallback has one voice a
-    language, whatever voice is asked for.
+    Audio is at the rate of `main`, and word times are available if `main` has them. The fallback has one voice for each
+    language, regardless of the requested voice.
+
+    `likeliest`: returns the likeliest language of a text and its probability; None: uses `language_finder`.
     """
 
     def __init__(
@@ -50,8 +51,10 @@ class VoiceByLanguage:
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """Speak a text in `options.language`, or in its own; one that does not show it, in that of what was spoken
-        before it. Raises as the two do, and RemoteProtocolError (`language_not_spoken`) for what none of them speaks.
+        """Speak a text in `options.language`, or in the detected language.
+
+        If the text is too short to detect its language, the text spoken before it decides. Raises the errors of both
+        voices, and RemoteProtocolError (`language_not_spoken`) if neither voice speaks the language.
         """
         language = options.language or self._language_of(text, options.spoken_before)
         if language in self._main.profile.languages:

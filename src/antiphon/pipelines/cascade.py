@@ -1,8 +1,9 @@
 """A language model and a synthesizer as one conversation model: text is spoken while it is still being written.
 
-A response is made by two tasks. One reads the language model and cuts its text into sentences: the first ends at a
-clause or after a few words, so that audio begins early; the others are whole, but for what is cut off when the audio
-before it is about to run out. The other task speaks them. Closing the response's generator cancels both.
+Two tasks produce a response. One reads the language model and splits its text into sentences. The first sentence ends
+at a clause or after a few words, so that audio begins early. The others are whole, unless the audio before them is
+about to run out: then a part is split off early. The other task speaks the sentences. Closing the response's generator
+cancels both.
 """
 
 from __future__ import annotations
@@ -43,30 +44,32 @@ from antiphon.text.word_timing import WordPacer
 
 log = logging.getLogger(__name__)
 
-# A first sentence that is shorter waits for more: "Well," alone would be followed by a gap.
+# A shorter first sentence waits for more text: a gap would follow "Well," alone.
 MIN_FIRST_CHARS = 10
-# Without a mark the first sentence ends after so many words. Each word more begins the audio 70 ms later on two cores,
-# and three words last as long as the next ten take to be written.
+# Without punctuation, the first sentence ends after FIRST_WORDS words. Each additional word delays the audio by 70 ms
+# on two cores, and three words last as long as the next ten take to be written.
 FIRST_WORDS = 3
-# With less than this left of the audio so far, an incomplete sentence is cut and spoken: the voice begins within 50 ms,
-# and a pause for breath is heard less than a gap. The cut has at least so many words.
+# If less than RUNNING_OUT_S of audio is left, an incomplete sentence of at least MIN_CUT_WORDS words is split off and
+# spoken. The voice begins within 50 ms, and a pause for breath disturbs less than a gap.
 RUNNING_OUT_S, MIN_CUT_WORDS = 0.3, 3
-# Characters of a response that tell the language of what follows.
+# Characters of a response that are used to detect the language of the next text.
 MAX_SPOKEN_BEFORE = 300
-# Bound: texts that wait for the voice, sentences or, for a voice that reads while it speaks, the deltas of the language
-# model. When it is full, which takes a response of thousands of words, the language model waits.
+# Bound: texts that wait for the voice. They are sentences, or the language model's deltas if the voice reads while it
+# speaks. When the queue is full, after thousands of words in one response, the language model waits.
 MAX_WAITING_TEXTS = 4096
-# The profile's rate where there is no voice, and so no audio.
+# The profile's rate without a voice, and so without audio.
 DEFAULT_RATE_HZ = 24_000
 NO_AUDIO = np.zeros(0, np.float32)
 
 
 class Cascade:
-    """A ConversationModel whose text is the language model's and whose audio is the synthesizer's.
+    """A ConversationModel with the text of a language model and the audio of a synthesizer.
 
-    Without a synthesizer, which is None then, it answers in text. Both models belong to the caller, who closes them.
-    `failure_line` is spoken where the language model fails in a response that is spoken; "": nothing is. `clock`
-    returns monotonic seconds; it only decides when audio is about to run out.
+    Both models belong to the caller, who closes them.
+
+    - `synthesizer`: None: responses are text only.
+    - `failure_line`: spoken if the language model fails in a spoken response; "": nothing is spoken.
+    - `clock`: returns monotonic seconds. It only decides when audio is about to run out.
     """
 
     native = None
@@ -93,9 +96,9 @@ class Cascade:
         )
 
     async def open(self, owner: Hashable | None = None) -> ConversationStream:
-        """Open a conversation with the language model; the synthesizer keeps no state of one.
+        """Open a conversation with the language model. The synthesizer keeps no state for it.
 
-        Raises Refused where there is no room for its KV.
+        Raises Refused if there is no room for its KV.
         """
         return _CascadeStream(await self._language.open(owner), self.synthesizer, self._clock, self._failure_line)
 
@@ -107,9 +110,9 @@ def spoken(
     voice: VoiceOptions | None,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncGenerator[ResponseChunk, None]:
-    """Speak what a language stream replies to no messages, as a cascade's `respond` does.
+    """Speak a language stream's reply to no messages, in the same way as a cascade's `respond`.
 
-    For a stream that knows by itself what it is asked. The stream stays open; closing the generator ends the response.
+    For a stream that already knows its question. The stream stays open; closing the generator ends the response.
     """
     return _CascadeStream(language, synthesizer, clock).respond((), options, voice)
 
@@ -128,15 +131,15 @@ class _CascadeStream:
         self._failure_line = failure_line
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Prefill the language model. The synthesizer has nothing to prepare."""
+        """Prefill the language model. The synthesizer has nothing to prefill."""
         await self._language.prefill(messages, tools)
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """Write a response and speak it. What the voice cannot speak is in the text alone.
+        """Write a response and speak it. Text that the voice cannot speak stays text only.
 
-        Where the language model fails, the failure line is spoken before that is raised.
+        If the language model fails, the failure line is spoken before the error is raised.
         """
         synthesizer = self._synthesizer
         if voice is None or synthesizer is None:
@@ -149,7 +152,7 @@ class _CascadeStream:
         failure: Exception | None = None
 
         async def give(text: str) -> None:
-            # A voice that has come to an end of its own reads no more; the text goes on.
+            # A voice that has ended by itself reads no more; the text continues.
             with suppress(anyio.BrokenResourceError):
                 await texts_in.send(text)
 
@@ -193,13 +196,14 @@ class _CascadeStream:
             raise failure
 
     def close(self) -> None:
-        """Close the language model's conversation; a later one that begins alike may go on from its KV."""
+        """Close the language model's conversation. A later one with the same beginning may reuse its KV."""
         self._language.close(keep=True)
 
 
 class _AudioLeft:
-    """How far the voice is ahead of its listener. `playback`: of the audio made so far. `num_waiting`: sentences that
-    were given to the voice and are not spoken yet.
+    """How far the voice is ahead of its listener.
+
+    `playback`: the clock of the audio so far. `num_waiting`: sentences that the voice has not spoken yet.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -208,25 +212,25 @@ class _AudioLeft:
 
     @property
     def is_running_out(self) -> bool:
-        """Whether the voice has nothing to do, and what it made is nearly over."""
+        """Whether the voice is idle and its audio is nearly played."""
         return not self.num_waiting and self.playback.ends_s is not None and self.playback.left_s < RUNNING_OUT_S
 
 
 class _TextCutter:
-    """Cuts a reply, as it is written, into the texts that the voice is given.
+    """Splits a reply, while it is being written, into the texts for the voice.
 
-    `whole_texts`: the voice reads while it speaks, so that its texts are the deltas themselves.
+    `whole_texts`: the voice reads while it speaks, so its texts are the deltas themselves.
     """
 
     def __init__(self, audio_left: _AudioLeft, *, whole_texts: bool) -> None:
         self._audio_left = audio_left
         self._whole_texts = whole_texts
-        # Sentences are clauses until the first text was given to the voice.
+        # Text is split into clauses until the voice has its first text.
         self._splitter = SentenceSplitter("clause")
         self._first = ""
 
     def feed(self, text: str) -> list[str]:
-        """Add text, and return the texts that the voice is to speak now, in order."""
+        """Add text, and return the texts to speak now, in order."""
         if self._whole_texts:
             return [text]
         ready = []
@@ -245,7 +249,7 @@ class _TextCutter:
         return ready
 
     def flush(self) -> str:
-        """Return the rest of the reply as one text; "" where there is none."""
+        """Return the rest of the reply as one text; "" if nothing is left."""
         rest = " ".join([*([self._first] if self._first else []), *self._splitter.flush()])
         return self._given(rest) if rest else ""
 
@@ -262,9 +266,10 @@ async def _speak_sentences(
     put: PutChunk,
     audio_left: _AudioLeft,
 ) -> None:
-    """Speak one sentence after the other. Word times go on from one to the next; a voice without any has them paced.
+    """Speak one sentence after the other, with continuous word times. If the voice has no word times, they are
+    estimated.
 
-    Raises ModelError at the end where nothing was spoken, for no voice speaks the language.
+    Raises ModelError at the end if nothing was spoken because no voice speaks the language.
     """
     rate_hz, at_s, spoken = synthesizer.profile.sample_rate_hz, 0.0, ""
     unspoken: RemoteProtocolError | None = None
@@ -285,7 +290,7 @@ async def _speak_sentences(
             if words := _shifted(pacer.finish(), start_s):
                 await put(ResponseAudio(NO_AUDIO, words))
         except RemoteProtocolError as error:
-            # It stays in the response as text.
+            # The sentence stays in the response as text.
             if error.code == "language_not_spoken":
                 unspoken = error
                 log.warning("a sentence of a response is not spoken: %s", error.message)
@@ -301,7 +306,7 @@ async def _speak_sentences(
 async def _speak_live(
     synthesizer: LiveSynthesizer, voice: VoiceOptions, texts: AsyncIterator[str], put: PutChunk
 ) -> None:
-    """Speak texts that may end anywhere as one, with paced word times: such a voice gives none."""
+    """Speak texts that may end anywhere as one text. Word times are estimated, because such a voice has none."""
     rate_hz, pacer = synthesizer.profile.sample_rate_hz, WordPacer()
 
     async def paced() -> AsyncGenerator[str, None]:

@@ -1,10 +1,9 @@
-"""A conversation model that hears and sees, as a video model: each question is a turn of one conversation.
+"""A conversation model that hears and sees, used as a video model: each question is a turn of one conversation.
 
-A turn is made of the new frames with their times, what was heard, and the question. A model that was trained with video
-gets frames and sound interleaved by their times; others get frames as images behind their times, then the sound. With
-`eager`, frames are prefilled
-as they come, otherwise when a question is asked. The rows of earlier turns stay in the model's KV, so that a question
-costs only what is new.
+A turn consists of the new frames with their times, the audio, and the question. A model that was trained with video
+gets frames and sound interleaved by their times. Other models get each frame as an image after its time, then the
+sound. With `eager`, frames are prefilled as they arrive, otherwise when a question is asked. The rows of earlier turns
+stay in the model's KV, so only new input is computed for a question.
 """
 
 from __future__ import annotations
@@ -44,27 +43,27 @@ log = logging.getLogger(__name__)
 
 SYSTEM = "You answer questions about what a camera or a screen shows and what is heard, in one or two sentences."
 MAX_TOKENS = 256
-# At most so many frames are prefilled at once. Where more are new, the sampling shifts with every frame, and most of
-# them would be computed again each time.
+# The most frames that are prefilled at once. If more are new, the sampling shifts with every frame, and most of them
+# would be computed again each time.
 MAX_PREFILL_FRAMES = 2
-# Bounds of what answered questions leave in the conversation. Past the first number of any pair, the oldest questions
-# leave until every second number holds.
+# Bounds of the frames, audio and messages of answered questions. When the first number of a pair is exceeded, the
+# oldest questions are dropped until all second numbers hold.
 MAX_PAST_FRAMES, KEPT_PAST_FRAMES = 256, 128
 MAX_PAST_AUDIO_S, KEPT_PAST_AUDIO_S = 600, 300
 MAX_PAST_MESSAGES, KEPT_PAST_MESSAGES = 400, 200
-# A question has the last so many seconds of what was heard since the one before.
+# Seconds of audio, the latest, that a question includes.
 MAX_QUESTION_AUDIO_S = 60
-# A video that spans more seconds, which few frames can do, begins later, at a multiple of the second number: what was
-# seen before is placed at its beginning. A model's positions in time are bounded.
+# The model's positions in time are bounded. A video that spans more than MAX_SPAN_S, which is possible with few frames,
+# begins later, at a multiple of SPAN_STEP_S; what was seen before is placed at its beginning.
 MAX_SPAN_S, SPAN_STEP_S = 300.0, 60.0
-# A conversation that has outgrown the context is cut back to this share of it.
+# A conversation that has outgrown the context is cut to this share of it.
 TRUNCATION = 0.75
 
 
 class ConversationVideoModel:
-    """A VideoModel on a conversation model that accepts media.
+    """A VideoModel that uses a conversation model which accepts media.
 
-    `conversation_model` belongs to the caller, who closes it. `eager`: prefill frames before a question is asked about
+    `conversation_model` belongs to the caller, who closes it. `eager`: prefill frames before a question asks about
     them.
     """
 
@@ -74,20 +73,20 @@ class ConversationVideoModel:
         self.profile = VideoProfile(facts.id, "pictures", facts.sample_rate_hz, facts.voices)
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> ConversationVideoStream:
-        """Open a conversation of its own for a session; `instructions` follow this module's. Raises Refused."""
+        """Open a separate conversation for a session. `instructions` follow SYSTEM. Raises Refused."""
         conversation = await self._conversation_model.open(owner)
         window_s = self._conversation_model.profile.video_window_s
         return ConversationVideoStream(conversation, instructions, eager=self._eager, window_s=window_s)
 
     def close(self) -> None:
-        """Do nothing: the conversation model stays open, and is closed by the caller that made it."""
+        """Do nothing: the caller closes the conversation model."""
 
 
 class ConversationVideoStream:
     """A VideoStream whose questions and answers are the messages of `conversation`, which it owns and closes.
 
-    `window_s`: as `video_window_s` of the model's profile. Used from one event loop. Frames are held as files, at most
-    as many as the session keeps, and those of answered questions within the bounds of this module.
+    `window_s`: `video_window_s` of the model's profile. Used from one event loop. Frames are held as files: at most as
+    many as the session keeps, and those of answered questions within the bounds of this module.
     """
 
     def __init__(
@@ -96,20 +95,20 @@ class ConversationVideoStream:
         self._conversation, self._eager = conversation, eager
         self._sound = VideoSound(window_s) if window_s else None
         self._system = Message("system", f"{SYSTEM} {instructions}".strip())
-        # Answered questions and their answers, in turn.
+        # Answered questions and their answers, alternating.
         self._past: list[Message] = []
-        # Frames that are in no answered question yet: number -> time in seconds, and the image.
+        # Frames of no answered question yet: number -> time in seconds, and the image.
         self._frames: dict[int, tuple[float, ImagePart]] = {}
-        # The frames that a question asked now would be answered from, and those of them that are prefilled or will be.
+        # The frames that a question asked now would use, and those of them that are prefilled or will be.
         self._selected: tuple[int, ...] = ()
         self._prefilled: list[int] = []
         self._prefill_due = self._answering = self._closed = False
         self._changed = Signal()
 
     async def run(self) -> None:
-        """Prefill the selected frames as they change, until cancelled. Where the stream is not eager, it only waits.
+        """Prefill the selected frames as they change, until cancelled. If the stream is not eager, it only waits.
 
-        Errors of a prefill are logged: the question to come meets them again, unless they were temporary.
+        Errors of a prefill are logged. The next question meets them again, unless they were temporary.
         """
         while True:
             while not self._prefill_due:
@@ -121,28 +120,28 @@ class ConversationVideoStream:
                 self._changed.notify()
 
     async def settled(self) -> None:
-        """Wait until the selected frames are prefilled. `run` has to be running."""
+        """Wait until the selected frames are prefilled. `run` must be running."""
         while self._prefill_due:
             await self._changed.wait()
 
     async def append_frame(self, frame: VideoFrame) -> None:
-        """Hold a frame for the next question, as a file. Raises MediaError for what is no image, or is cut off."""
+        """Hold a frame for the next question, as a file. Raises MediaError if it is not an image, or is cut off."""
         await in_thread(frame.image.overview, places=IMAGE_THREADS)
-        # The model's encoder soon reads the newest frame, from the pixels that are there; those that wait keep only
-        # their files.
+        # The model's encoder will read the decoded pixels of the newest frame shortly. Older frames keep only their
+        # files.
         for _, waiting in self._frames.values():
             waiting.image.release()
         self._frames[frame.number] = (frame.at_s, ImagePart(frame.image, in_video=self._sound is not None))
 
     def append_audio(self, pcm: Pcm, at_s: float) -> None:
-        """Take in sound as it comes, where the model interleaves it with frames: whole windows of it are prefilled."""
+        """Add sound as it arrives, if the model interleaves it with frames. Whole windows of it are prefilled."""
         if self._sound and self._sound.append(pcm, at_s):
             self.select_frames(self._selected)
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
-        """Name the frames that a question asked now would be answered from, and have them prefilled where that pays.
+        """Set the frames that a question asked now would use, and prefill them if that pays.
 
-        Nothing is prefilled during an answer, or where over MAX_PREFILL_FRAMES of them are new at once.
+        Nothing is prefilled during an answer, or if more than MAX_PREFILL_FRAMES frames are new at once.
         """
         self._selected = frames
         wanted = self._held(frames)
@@ -155,7 +154,7 @@ class ConversationVideoStream:
             self._changed.notify()
 
     async def _prefill(self) -> None:
-        """Prefill the frames that a question would be answered from, again as long as they changed meanwhile."""
+        """Prefill the frames that a question would use, and repeat while they change in the meantime."""
         prefilled: list[int] | None = None
         while prefilled is not self._prefilled and not self._answering:
             prefilled = self._prefilled
@@ -166,13 +165,13 @@ class ConversationVideoStream:
                 return
 
     def drop_frame(self, frame: int) -> None:
-        """Drop one frame, by number, unless a question was answered from it. Unknown numbers are ignored."""
+        """Drop a frame by its number, unless an answered question used it. Unknown numbers are ignored."""
         self._frames.pop(frame, None)
 
     def forget(self, before_s: float) -> None:
-        """Drop the frames that are older than `before_s`, in seconds since the session began.
+        """Drop the frames older than `before_s`, in seconds since the session began.
 
-        Frames of answered questions stay in the conversation; they leave with the oldest questions.
+        Frames of answered questions stay in the conversation and are dropped with the oldest questions.
         """
         self._frames = {n: (at_s, image) for n, (at_s, image) in self._frames.items() if at_s >= before_s}
 
@@ -183,7 +182,7 @@ class ConversationVideoStream:
         return (self._system, *self._past)
 
     def _turn(self, frames: Sequence[int], *more: MessagePart, goes_on: bool = False) -> Message:
-        """Return a user's turn: the frames and what was heard, and then `more`. `goes_on`: more will be heard."""
+        """Return a user's turn: the frames and the sound, and then `more`. `goes_on`: more sound will follow."""
         shown: list[MessagePart]
         if self._sound and frames:
             shown = [self._video(frames, self._sound, goes_on=goes_on)]
@@ -193,7 +192,7 @@ class ConversationVideoStream:
         return Message("user", " ".join(p for p in parts if isinstance(p, str)), parts=parts)
 
     def _video(self, frames: Sequence[int], sound: VideoSound, *, goes_on: bool) -> VideoPart:
-        """The frames and the sound since the last question, by their times since the first of either."""
+        """Return the frames and the sound since the last question, with times relative to the first of either."""
         times = [self._frames[n][0] for n in frames]
         heard = [] if sound.at_s is None else [sound.at_s]
         end_s = max((*times, sound.end_s))
@@ -209,10 +208,11 @@ class ConversationVideoStream:
     async def answer(
         self, question: VideoQuestion, options: ReplyOptions, voice: VoiceOptions | None
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """Answer a question as a turn of the conversation, in at most MAX_TOKENS tokens unless `options` says more.
+        """Answer a question as a turn of the conversation, with at most MAX_TOKENS tokens unless `options` has another
+        limit.
 
-        An answer that is broken off is not remembered, nor is its question; its frames stay for the next. One question
-        is answered at a time. Raises Refused, ModelError, EngineError, RemoteProtocolError.
+        An answer that is cut off is not remembered, and neither is its question; its frames stay for the next question.
+        One question is answered at a time. Raises Refused, ModelError, EngineError or RemoteProtocolError.
         """
         known, text, complete = tuple(self._frames), "", False
         more: list[MessagePart] = [question.text] if question.text.strip() else []
@@ -223,7 +223,7 @@ class ConversationVideoStream:
         later = self._settle_sound(self._sound, question) if self._sound else None
         turn = self._turn(frames, *more)
         if self._sound:
-            # Also where the answer is broken off: then it is not remembered, nor is its question.
+            # Done even if the answer is cut off: neither the answer nor its question is remembered then.
             end_s = self._sound.end_s
             self._sound.clear()
             if later is not None and len(later):
@@ -241,7 +241,7 @@ class ConversationVideoStream:
             self._answering = False
             if complete:
                 self._past += [turn, Message("assistant", text.strip())]
-                # Frames that were passed over when a question was asked would be old news to the next.
+                # Frames that were not selected for this question would be outdated in the next one.
                 for number in known:
                     self._frames.pop(number, None)
                 self._prefilled = []
@@ -249,7 +249,7 @@ class ConversationVideoStream:
             self.select_frames(self._selected)
 
     def _settle_sound(self, sound: VideoSound, question: VideoQuestion) -> Pcm:
-        """Make the sound just that of a question, and return what came later."""
+        """Cut the sound to that of a question, and return the later sound."""
         heard = np.zeros(0, np.float32) if question.pcm is None else question.pcm
         later = sound.cut(len(heard))
         if sound.num_samples != len(heard):
@@ -272,6 +272,6 @@ class ConversationVideoStream:
         return past_frames > num_frames or past_audio_s > audio_s or len(self._past) > num_messages
 
     def close(self) -> None:
-        """Close the conversation. Nothing is prefilled any more; the caller cancels `run`."""
+        """Close the conversation and prefill nothing from now on. The caller cancels `run`."""
         self._closed = True
         self._conversation.close()

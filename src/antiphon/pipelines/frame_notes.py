@@ -1,4 +1,4 @@
-"""Notes on frames for a language model that cannot see: the text read on them, and plain facts. Pure.
+"""Notes on frames for a language model that cannot see: the text on them, and plain facts. Pure.
 
 Also finds the time that a question asks about.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from antiphon.vision.scene import SceneFacts
 
-# The notes of one question: at most so many, the newest; each has at most so many lines of text.
+# Bounds: the newest notes of one question, and the lines of text of each note.
 MAX_NOTES = 24
 MAX_NOTE_LINES = 20
 
@@ -20,11 +20,11 @@ PROMPT = (
     "pictures. You only have notes: the text that was read on the picture, what was said, brightness, main colours and "
     "motion, each with the seconds at which it was so."
 )
-# The answer where the notes do not say it, with how the picture is right now.
+# The answer if the notes have none, with the current look of the picture.
 UNSEEN = "I cannot see that: I only read text and notice motion, light and colours. Right now it is {look}, and {text}."
-# Questions about text. Where the language model does not answer from it, the text itself is the answer.
+# Questions about text. If the language model's answer does not use the text, the text itself is the answer.
 TEXT_QUESTION = re.compile(r"\b(read|reads|say|says|written|writing|text|words)\b", re.I)
-# Questions that the plain facts answer, if they are about the whole picture.
+# Questions that the plain facts can answer if they are about the whole picture.
 PLAIN_QUESTION = re.compile(
     r"\b(bright|brightness|dark|light|lit|motion|moving|moves?|still|chang\w*|scenes?|colou?rs?)\b", re.I
 )
@@ -42,9 +42,9 @@ NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "five": 5, "ten": 10
 
 @dataclass(slots=True, eq=False)
 class FrameReading:
-    """The text of a frame, and of the frames after it that look the same, which share this object.
+    """The text of a frame. Later frames that look the same share this object.
 
-    `lines`: from the top of the picture; None while it has not been read, empty where there is no text.
+    `lines`: from the top of the picture; None if not read yet, empty if it has no text.
     """
 
     lines: tuple[str, ...] | None = None
@@ -52,7 +52,7 @@ class FrameReading:
 
 @dataclass(slots=True, eq=False)
 class ObservedFrame:
-    """What is known of one kept frame. `number` and `at_s` are the VideoFrame's."""
+    """The facts of one kept frame. `number` and `at_s` are the VideoFrame's."""
 
     number: int
     at_s: float
@@ -60,25 +60,26 @@ class ObservedFrame:
     reading: FrameReading
 
     def facts(self) -> str:
-        """Describe the light, the motion and the two main colours, in words that stand within a sentence."""
+        """Return the light, the motion and the two main colours as words for the middle of a sentence."""
         colours = " and ".join(self.scene.colours[:2] or ("mixed colours",))
         return f"{self.scene.light_level}, {self.scene.motion_level}, mostly {colours}"
 
     @property
     def text(self) -> str:
-        """The first MAX_NOTE_LINES lines of text, divided by slashes; "" where there is none or it is not read yet."""
+        """The first MAX_NOTE_LINES lines of text, separated by slashes; "" without text, or if it is not read yet."""
         return " / ".join((self.reading.lines or ())[:MAX_NOTE_LINES])
 
     def note(self) -> str:
-        """Return the text and the facts as the language model is told them, without the time: small models say notes
-        again as they stand, aloud.
+        """Return the text and the facts for the language model, without the time.
+
+        Small models repeat notes literally, aloud, so they must read well.
         """
         text = f'it says "{self.text}"' if self.text else "there is no text"
         return f"{text}{' in a new scene' if self.scene.new_scene else ''}; it is {self.facts()}"
 
 
 def notes_on(frames: Sequence[ObservedFrame]) -> list[str]:
-    """Return a note with its time for each stretch of frames that have the same text, the last MAX_NOTES of them.
+    """Return a note with its time for each stretch of frames with the same text: the last MAX_NOTES of them.
 
     The facts of a stretch are those at its end.
     """
@@ -102,12 +103,12 @@ def _time_span(stretch: Sequence[ObservedFrame]) -> str:
 
 
 def asks_about_whole_picture(question: str) -> bool:
-    """Whether brightness, colours and motion of the whole picture may be the answer, and not those of a thing on it."""
+    """Whether brightness, colours and motion of the whole picture may be the answer, not those of a thing in it."""
     return bool(PLAIN_QUESTION.search(question) and WHOLE_PICTURE.search(question))
 
 
 def unseen_answer(question: str, last: ObservedFrame | None) -> str:
-    """Return the answer where the notes have none: what can be told of the last frame, or just the text on it.
+    """Return the answer if the notes have none: the facts of the last frame, or only the text on it.
 
     `last` None: no frame is known.
     """
@@ -119,9 +120,9 @@ def unseen_answer(question: str, last: ObservedFrame | None) -> str:
 
 
 def asked_time(question: str, now_s: float) -> float | None:
-    """Return the time that a question asks about, in seconds since the session began; None where it names none.
+    """Return the time that a question asks about, in seconds since the session began; None if it names none.
 
-    `now_s`: when it was asked. A time before the session is its beginning.
+    `now_s`: when the question was asked. A time before the session becomes its beginning.
     """
     if found := TIME_AGO.search(question):
         word = found[1].lower()

@@ -1,8 +1,8 @@
-"""Checks whether an answer says what its notes say, as early as can be: a small language model makes up the rest. Pure.
+"""Checks as early as possible whether the notes support an answer. A small language model makes up the rest. Pure.
 
-The first word that carries meaning decides. Where it was read or heard, the answer is let out, and the rest of it
-streams; where it is neither in the notes nor in the question, the answer is made up. An answer that only gives the
-question's words back says nothing, and is not let out either.
+The first meaningful word decides. If it was read or heard, the answer is released, and its rest streams. If it is
+neither in the notes nor in the question, the answer is made up. An answer that only repeats the question's words is not
+released either.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 
 WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)?")
-# Words that decide nothing: those without a meaning of their own, and those that answers speak of a picture with.
+# Words that decide nothing: words without a meaning of their own, and words with which answers refer to a picture.
 _FUNCTION_WORDS = (
     "a an and are as at be been being but by can cannot could did do does done for from had has have he her here "
     "hers him his how i if in into is it its just may might mostly much my no nobody nothing not now of on one "
@@ -24,15 +24,15 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text in order, in lower case and without punctuation; numbers are words too."""
+    """Return the words of a text in order, in lower case and without punctuation. Numbers are words too."""
     return [w.lower() for w in WORD.findall(text)]
 
 
 class Grounding:
-    """Holds an answer back until it is known whether it is grounded; fed with the answer's text as it comes.
+    """Holds an answer back until it is known whether it is grounded. It is fed with the answer's text as it arrives.
 
-    `known`: texts that were read and heard. `grounded`: whether the answer says something of them; None while no word
-    decides. It does not change any more once it is known.
+    `known`: texts that were read and heard. `grounded`: whether the answer uses them; None while no word has decided.
+    The decision is final.
     """
 
     def __init__(self, question: str, known: Iterable[str]) -> None:
@@ -42,16 +42,16 @@ class Grounding:
         self.grounded: bool | None = None
 
     def feed(self, text: str) -> str:
-        """Add text of the answer, and return what of the answer may be sent now: "" until it is grounded.
+        """Add text of the answer, and return the part of the answer to send now: "" until it is grounded.
 
-        A word decides once it is known where it ends.
+        A word decides when its end is known.
         """
         self._held_back += text
         self._decide(self._held_back.removesuffix(_last_word(self._held_back)))
         return self._released()
 
     def finish(self) -> str:
-        """End the answer, and return what is left of it if it is grounded. An answer that is undecided is not."""
+        """End the answer, and return its rest if it is grounded. An undecided answer counts as not grounded."""
         self._decide(self._held_back)
         if self.grounded is None:
             self.grounded = False
@@ -78,6 +78,6 @@ class Grounding:
 
 
 def _last_word(text: str) -> str:
-    """The word that the text ends with, which may go on; "" where it ends with something else."""
+    """Return the word at the end of the text, which may continue; "" if the text ends with something else."""
     found = WORD.findall(text)
     return found[-1] if found and text.endswith(found[-1]) else ""

@@ -1,6 +1,6 @@
-"""Runs the parts of one response side by side, such as writing and speaking, and merges what they make into one stream.
+"""Runs the parts of one response concurrently, such as writing and speaking, and merges their output into one stream.
 
-Knows neither models nor voices: a part is a function that puts chunks.
+It knows neither models nor voices: a part is a function that puts chunks.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from antiphon.contracts import ReplyDone, ResponseAudio, ResponseChunk, ToolCallStarted
 
-# Bound: chunks that are made and not read yet. When it is full, `put` waits, and with it the model that makes them.
+# Bound: chunks that are not read yet. When the queue is full, `put` waits, and so does the model behind it.
 MAX_WAITING_CHUNKS = 64
 
 Chunk = TypeVar("Chunk")
@@ -20,12 +20,12 @@ PutChunk = Put[ResponseChunk]
 
 
 async def side_by_side(*parts: Callable[[Put[Chunk]], Awaitable[None]]) -> AsyncGenerator[Chunk, None]:
-    """Run the parts of a response at the same time, and yield what they put in the order in which they put it.
+    """Run the parts of a response concurrently, and yield the chunks in the order in which they were put.
 
-    Each part is called once, with a function that puts one chunk. From the first tool call on, everything but audio is
-    held back until all parts have returned, and ReplyDone always is: the audio belongs to text from before the call.
-    The first exception of a part is raised here and ends the others. Closing the generator cancels the parts and waits
-    until they have ended.
+    Each part is called once, with a function that puts one chunk. From the first tool call on, everything except audio
+    is held back until all parts have returned, because the audio belongs to text before the call. ReplyDone is always
+    held back. The first exception of a part is raised here and ends the others. Closing the generator cancels the parts
+    and waits for them.
     """
     chunks: asyncio.Queue[Chunk | Exception | None] = asyncio.Queue(MAX_WAITING_CHUNKS)
 
@@ -34,11 +34,11 @@ async def side_by_side(*parts: Callable[[Put[Chunk]], Awaitable[None]]) -> Async
             await part(chunks.put)
         except Exception as error:
             await chunks.put(error)
-        # None: this part has returned.
+        # None marks the end of the part.
         await chunks.put(None)
 
-    # Tasks of asyncio, and no task group: a generator that holds one open across `yield` breaks when it is closed in
-    # another task than the one that began it. This generator owns them: they have ended before it returns.
+    # asyncio tasks instead of a task group: a generator with an open task group breaks when another task than the first
+    # one closes it. This generator owns the tasks: they have ended before it returns.
     tasks = [asyncio.create_task(run(part)) for part in parts]
     held_back: list[Chunk] = []
     try:

@@ -1,4 +1,4 @@
-"""Presents a native model, which takes turns by itself, as a conversation model: nothing asks it for responses."""
+"""Wraps a native model, which takes turns by itself, as a conversation model. No response is ever requested from it."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from antiphon.contracts import ConversationProfile, Message, NativeModel, ReplyO
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import Tool
 
-# The profile's rate for a model without a voice, of which no audio is sent.
+# The profile's rate for a model without a voice, which sends no audio.
 DEFAULT_RATE_HZ = 24_000
 
 
 class NativeConversationModel:
-    """A ConversationModel around a native model.
+    """A ConversationModel that wraps a native model.
 
-    `native` is the model itself, for the conversation session, which feeds it units of audio. This object owns it:
-    `close` closes it.
+    The conversation session feeds units of audio to `native`. This object owns it, and `close` closes it.
     """
 
     def __init__(self, native: NativeModel) -> None:
@@ -25,7 +24,7 @@ class NativeConversationModel:
         self.profile = ConversationProfile(facts.id, facts.sample_rate_hz or DEFAULT_RATE_HZ, facts.voices)
 
     async def open(self, owner: Hashable | None = None) -> NativePlaceholderStream:
-        """Return a stream that refuses to respond. The session opens one of `native` itself."""
+        """Return a stream that refuses to respond. The session opens a stream of `native` itself."""
         return NativePlaceholderStream()
 
     def close(self) -> None:
@@ -34,10 +33,10 @@ class NativeConversationModel:
 
 
 class NativePlaceholderStream:
-    """A ConversationStream for sessions whose model speaks unasked: every request for a response is an error."""
+    """A ConversationStream for sessions whose model speaks by itself: every request for a response is an error."""
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Do nothing: the model has heard the audio already, unit by unit."""
+        """Do nothing: the model has already heard the audio, unit by unit."""
 
     async def respond(
         self, messages: Sequence[Message], options: ReplyOptions, voice: VoiceOptions | None
@@ -47,4 +46,4 @@ class NativePlaceholderStream:
         yield
 
     def close(self) -> None:
-        """Do nothing: there is no stream."""
+        """Do nothing: no stream is open."""

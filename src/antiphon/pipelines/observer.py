@@ -1,8 +1,8 @@
-"""A video model for where no model that sees is loaded: it answers from text read on the frames, and plain facts.
+"""A video model for servers without a model that sees. It answers from the text on the frames, and from plain facts.
 
-Frames are read as they come, the newest first (`unread_frames.py`); a frame that looks like the last one that was read
-is not read again. At a question the language model is told what is new since the one before, with its times, so that
-its KV is only appended to. A question about a time gets what was seen then put before it.
+Frames are read as they arrive, the newest first (`unread_frames.py`). A frame that looks like the last frame that was
+read is not read again. At a question, the language model gets the notes since the previous question, with their times,
+so that its KV is only appended to. If a question asks about a time, it is preceded by what was seen then.
 """
 
 from __future__ import annotations
@@ -56,24 +56,26 @@ from antiphon.vision.scene import describe
 
 log = logging.getLogger(__name__)
 
-# A frame that is as like as this to the last one that was read has the same text.
+# A frame with at least this similarity to the last frame that was read has the same text.
 SAME_TEXT_LIKENESS = 0.999
-# A question waits so long for the text of its frames, which is read before all other.
+# Timeout of a question's wait for the text of its frames, which is read first.
 MAX_READING_WAIT_S = 4.0
-# Bound: frames whose notes are remembered, an hour of two a second. The oldest are forgotten.
+# Bound: frames whose notes are remembered, an hour at two frames a second. The oldest are forgotten.
 MAX_FRAMES = 7200
-# The newest of them that an answer may be about, unless its question names a time, and that are prefilled.
+# The number of newest frames that are prefilled, and that an answer may use unless its question names a time.
 MAX_ANSWER_FRAMES = 500
-# A question about a time is told of the frame that is nearest, within so many seconds.
+# A question about a time gets the nearest frame within this distance, in seconds.
 MAX_TIME_OFFSET_S = 3.0
 
 
 class Observer:
-    """A VideoModel that knows of a frame what `reader` reads on it, and its brightness, colours and motion.
+    """A VideoModel that knows a frame's text, as read by `reader`, and its brightness, colours and motion.
 
-    `conversation_model` words the answers, and speaks them in its voice. `transcriber` hears spoken questions; None:
-    they go unheard. `synthesizer` speaks the answer that replaces one that the notes do not support; None: it is text
-    only. All of them belong to the caller, who closes them.
+    All models belong to the caller, who closes them.
+
+    - `conversation_model`: writes the answers and speaks them in its voice.
+    - `transcriber`: transcribes spoken questions; None: they are ignored.
+    - `synthesizer`: speaks the answer that replaces one that the notes do not support; None: that answer is text only.
     """
 
     def __init__(
@@ -93,18 +95,18 @@ class Observer:
         self.profile = VideoProfile(facts.id, "text", facts.sample_rate_hz, facts.voices)
 
     async def open(self, instructions: str, owner: Hashable | None = None) -> ObserverStream:
-        """Open a conversation of its own for a session; `instructions` follow the observer's. Raises Refused."""
+        """Open a separate conversation for a session. `instructions` follow the observer's own. Raises Refused."""
         conversation = await self._conversation_model.open(owner)
         return ObserverStream(conversation, self._read_ahead, self._transcriber, self._synthesizer, instructions)
 
     def close(self) -> None:
-        """Do nothing: the models that it uses are closed by the caller that loaded them."""
+        """Do nothing: the caller that loaded the models closes them."""
 
 
 class ObserverStream:
-    """A VideoStream over notes. It owns `conversation` and closes it; used from one event loop.
+    """A VideoStream over notes. It owns `conversation` and closes it. Used from one event loop.
 
-    It holds the files of the frames that are still to be read, and the notes of MAX_FRAMES.
+    It holds the files of the frames that are still unread, and the notes of MAX_FRAMES frames.
     """
 
     def __init__(
@@ -120,7 +122,7 @@ class ObserverStream:
         # The conversation so far: the system turn, then each question with its notes, and its answer.
         self._messages: list[Message] = [Message("system", f"{PROMPT} {instructions}".strip())]
         self._frames: list[ObservedFrame] = []
-        # The number of the last frame that a remembered question told the language model about.
+        # The number of the last frame that the language model knows from a remembered question.
         self._last_told = -1
         self._changed = Signal()
         self._unread = UnreadFrames(read_ahead, self._changed.notify)
@@ -130,7 +132,7 @@ class ObserverStream:
         self._answering = self._was_grounded = False
 
     async def run(self) -> None:
-        """Read the text on frames, the newest first, and prefill the notes once all is read, until cancelled."""
+        """Read the text on frames, the newest first, and prefill the notes after all are read. Runs until cancelled."""
         while True:
             while self._unread:
                 await self._unread.read_next()
@@ -140,27 +142,27 @@ class ObserverStream:
                 await changed.wait()
 
     async def _prefill(self) -> None:
-        """Give the language model what is new, before a question asks about it."""
+        """Prefill the new notes before a question asks about them."""
         new = self._new_frames()
         unread = any(frame.reading.lines is None for frame in new)
         if self._answering or not new or len(new) == MAX_ANSWER_FRAMES or unread:
             return
         notes = notes_on(new)
         if len(notes) >= MAX_NOTES:
-            # The oldest of them will have left by the time of the question: the rows would be computed in vain.
+            # At the time of the question the oldest notes will be gone, so the prefilled rows would be useless.
             return
         message = Message("user", "Notes:\n" + "\n".join(notes) + "\n")
         try:
             await self._conversation.prefill((*self._messages, message))
         except (ModelError, EngineError, Refused) as error:
-            # The question to come meets it again, unless it was temporary.
+            # The next question meets the error again, unless it was temporary.
             log.warning("notes were not prefilled: %s", error)
 
     def _new_frames(self) -> list[ObservedFrame]:
         return [frame for frame in self._frames[-MAX_ANSWER_FRAMES:] if frame.number > self._last_told]
 
     async def append_frame(self, frame: VideoFrame) -> None:
-        """Note the plain facts of a frame, and have its text read by `run`. Raises MediaError."""
+        """Note the plain facts of a frame, and queue it for `run` to read its text. Raises MediaError."""
         pixels = await in_thread(frame.image.overview, places=IMAGE_THREADS)
         scene, self._thumbnail = describe(pixels, self._thumbnail)
         if self._likeness.keeps(pixels):
@@ -171,23 +173,24 @@ class ObserverStream:
         self._changed.notify()
 
     def append_audio(self, pcm: Pcm, at_s: float) -> None:
-        """Do nothing: a question comes with what was heard."""
+        """Do nothing: a question carries its audio."""
 
     def select_frames(self, frames: tuple[int, ...]) -> None:
-        """Do nothing: a question is answered from all notes that are new, whatever the sampling."""
+        """Do nothing: an answer uses all new notes, regardless of the sampling."""
 
     def drop_frame(self, frame: int) -> None:
-        """Do nothing: notes cost little, and outlive their frame within MAX_FRAMES."""
+        """Do nothing: notes are small, and outlive their frame within MAX_FRAMES."""
 
     async def settled(self) -> None:
-        """Wait until the text of all frames is read. `run` has to be running."""
+        """Wait until the text of all frames is read. `run` must be running."""
         while any(frame.reading.lines is None for frame in self._frames):
             await self._changed.wait()
 
     def forget(self, before_s: float) -> None:
-        """Drop the notes on frames older than `before_s`, in seconds since the session began, and do not read them.
+        """Drop the notes on frames older than `before_s`, in seconds since the session began, and do not read these
+        frames.
 
-        What the language model was told with a question stays in its conversation.
+        Notes that the language model got with a question stay in its conversation.
         """
         self._frames = [frame for frame in self._frames if frame.at_s >= before_s]
         self._unread.keep([frame.reading for frame in self._frames])
@@ -197,9 +200,10 @@ class ObserverStream:
     ) -> AsyncGenerator[ResponseChunk, None]:
         """Answer a question from the notes. Waits up to MAX_READING_WAIT_S for the text of its frames.
 
-        Where the language model begins to say what the notes do not, its answer is replaced by one that says so. Such
-        an answer is not remembered, and neither is one that is broken off: what was new then is still new at the next
-        question. One question is answered at a time. Raises Refused, ModelError, EngineError, RemoteProtocolError.
+        If the language model begins to say something that the notes do not support, its answer is replaced by one that
+        says so. Such an answer is not remembered, and neither is one that is cut off: the notes that were new then are
+        still new at the next question. One question is answered at a time. Raises Refused, ModelError, EngineError or
+        RemoteProtocolError.
         """
         asked_s = asked_time(question.text, question.at_s)
         await self._read_for(question, asked_s)
@@ -215,7 +219,7 @@ class ObserverStream:
                     yield chunk
         finally:
             self._answering = False
-        # Made-up answers are not remembered, because the next would be made like them.
+        # Made-up answers are not remembered, because the next answer would imitate them.
         if self._was_grounded:
             self._messages = [*messages, Message("assistant", "".join(text))]
             self._last_told = max([self._last_told, *(frame.number for frame in self._frames)])
@@ -228,7 +232,7 @@ class ObserverStream:
         options: ReplyOptions,
         voice: VoiceOptions | None,
     ) -> AsyncGenerator[ResponseChunk, None]:
-        """The language model's answer where it says what the notes say, else one that says what can be told."""
+        """Yield the language model's answer if the notes support it, else an answer from the facts."""
         text = question.text.strip() or heard
         check, held_back = Grounding(text, [*self._known_texts(text), heard]), list[ResponseChunk]()
         done = ReplyDone("stop", 0, 0, 0)
@@ -255,7 +259,7 @@ class ObserverStream:
         yield done
 
     def _known_texts(self, question: str) -> list[str]:
-        """The texts that an answer's words may come from."""
+        """Return the texts that an answer's words may come from."""
         frames = self._frames[-MAX_ANSWER_FRAMES:]
         readings = {id(frame.reading): frame.reading for frame in frames}
         texts = [line for reading in readings.values() for line in reading.lines or ()]
@@ -272,7 +276,7 @@ class ObserverStream:
                     yield ResponseAudio(chunk.pcm, chunk.words)
 
     async def _read_for(self, question: VideoQuestion, asked_s: float | None) -> None:
-        """Wait up to MAX_READING_WAIT_S until the frames that a question is about are read, which are read at once."""
+        """Read the frames that a question is about first, and wait for them up to MAX_READING_WAIT_S."""
         wanted = [frame for frame in self._frames if frame.number in question.frames]
         if asked_s is not None:
             wanted = self._nearest(asked_s)[:2]
@@ -282,12 +286,12 @@ class ObserverStream:
                 await self._changed.wait()
 
     def _nearest(self, at_s: float) -> list[ObservedFrame]:
-        """The frames within MAX_TIME_OFFSET_S of a time, the nearest first."""
+        """Return the frames within MAX_TIME_OFFSET_S of a time, the nearest first."""
         near = [frame for frame in self._frames if abs(frame.at_s - at_s) <= MAX_TIME_OFFSET_S]
         return sorted(near, key=lambda frame: abs(frame.at_s - at_s))
 
     def _question_with_notes(self, question: VideoQuestion, asked_s: float | None, heard: str) -> str:
-        """The user's turn: what is new since the last remembered question, and the question."""
+        """Return the user's turn: the notes since the last remembered question, and the question."""
         lines = notes_on(self._new_frames())
         if heard:
             lines.append(f'Somebody said: "{heard}".')
@@ -306,9 +310,9 @@ class ObserverStream:
 
 
 async def words_of(question: VideoQuestion, transcriber: Transcriber | None) -> str:
-    """Transcribe the audio of a question, as a whole. Waits for the transcriber.
+    """Transcribe the audio of a question as a whole. Waits for the transcriber.
 
-    Returns "" where there is no audio or no transcriber, and where the transcriber fails, which is logged.
+    Returns "" if there is no audio or no transcriber, or if the transcriber fails, which is logged.
     """
     if question.pcm is None or transcriber is None:
         return ""

@@ -1,4 +1,4 @@
-"""What stands before every voice: a written text becomes what is said, and pauses become silence."""
+"""The stage before every voice: it converts written text into spoken text, and pauses into silence."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from antiphon.events.words import Word
 from antiphon.text.markup import pause_s, split_pauses
 from antiphon.text.written import SaidWord, WrittenReader, is_heard, said_text, said_words
 
-# Words that are read before others may run: some milliseconds.
+# Words that are converted before the event loop can run other tasks; they take some milliseconds.
 WORDS_AT_ONCE = 64
 
 
 class ReadingVoice:
-    """A LiveSynthesizer of another one (`speak_live` only where that has it), whose texts are plain and may have marks
-    of pauses (`text/markup.py`). Word times are those of the written words. `voice`: the other one.
+    """A LiveSynthesizer that wraps `voice`. Its texts are plain and may have pause marks (`text/markup.py`).
+
+    Word times are those of the written words. `speak_live` works only if `voice` has it.
     """
 
     def __init__(self, voice: Synthesizer) -> None:
@@ -31,7 +32,7 @@ class ReadingVoice:
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]
     ) -> AsyncGenerator[SpeechChunk, None]:
-        """Speak what is said for a text. A text that says nothing has no samples. Raises as the voice does."""
+        """Speak a written text. A text without spoken words has no samples. Raises the errors of the voice."""
         rate_hz, at_s = self.profile.sample_rate_hz, 0.0
         for part in split_pauses(text):
             chunks = self._paused(part) if pause_s(part) else self._spoken(part, options, urgency)
@@ -43,7 +44,7 @@ class ReadingVoice:
                     yield replace(chunk, words=tuple(words))
 
     async def speak_live(self, texts: AsyncIterator[str], options: VoiceOptions) -> AsyncGenerator[SpeechChunk, None]:
-        """Speak what is said for a text that is still being written, one word behind it."""
+        """Speak a written text that is still being written, one word behind it."""
         async with aclosing(_said(texts, self._language(options))) as said:
             while True:
                 part = _UntilPause(said)
@@ -62,7 +63,7 @@ class ReadingVoice:
         for word in said_words(text, self._language(options)):
             written.append(word)
             if not len(written) % WORDS_AT_ONCE:
-                # A long text holds up nobody else.
+                # A long text must not block the event loop.
                 await anyio.lowlevel.checkpoint()
         said, times = said_text(written), _WrittenTimes(written)
         if is_heard(said):
@@ -81,17 +82,17 @@ class ReadingVoice:
 
     @property
     def engines(self) -> tuple[Any, ...]:
-        """The engines of the voice; none of one in a lane."""
+        """The engines of the voice; empty for a voice in a lane."""
         return tuple(getattr(self.voice, "engines", ()))
 
     def close(self) -> None:
-        """Close the voice, where it has something to close."""
+        """Close the voice, if it can be closed."""
         if close := getattr(self.voice, "close", None):
             close()
 
 
 async def _said(texts: AsyncIterator[str], language: str | None) -> AsyncGenerator[str, None]:
-    """Yield what is said for a text that comes in pieces, and the marks of its pauses by themselves."""
+    """Yield the spoken form of a text that arrives in pieces, and its pause marks as separate pieces."""
     reader = WrittenReader(language)
     async for text in texts:
         for part in split_pauses(text):
@@ -104,7 +105,7 @@ async def _said(texts: AsyncIterator[str], language: str | None) -> AsyncGenerat
 
 
 class _UntilPause:
-    """The pieces of a text up to the next pause, whose `mark` it then has; "" at the end of the text."""
+    """The pieces of a text up to the next pause. `mark` is then the mark of that pause; "" at the end of the text."""
 
     def __init__(self, said: AsyncIterator[str]) -> None:
         self._said = said
@@ -124,12 +125,12 @@ class _UntilPause:
 
 
 class _WrittenTimes:
-    """Gives written words the times of what is said for them: said words are counted by their letters."""
+    """Gives written words the times of their spoken form. Spoken words are matched by counting their letters."""
 
     def __init__(self, words: Sequence[SaidWord]) -> None:
         self._words = iter([(w.written, w.said, len("".join(w.said.split()))) for w in words])
         self._next()
-        # Of the current word: the letters that were heard, and where they began.
+        # The current word's number of spoken letters, and the time at which they began.
         self._num_heard = 0
         self._start_s = self._at_s = 0.0
 
@@ -137,7 +138,7 @@ class _WrittenTimes:
         self._current = next(self._words, None)
 
     def of(self, heard: Sequence[Word]) -> Iterator[Word]:
-        """Yield the written words that end with words that the voice said. One that says nothing takes no time."""
+        """Yield the written words that end within the spoken words. A word without a spoken form takes no time."""
         for word in heard:
             yield from self._unsaid()
             if self._current is None:
@@ -146,7 +147,7 @@ class _WrittenTimes:
             self._start_s = self._start_s if self._num_heard else word.start_s
             self._num_heard, self._at_s = self._num_heard + len(word.text), word.end_s
             if written == said:
-                # A voice may divide it further, as it does for ideographs.
+                # A voice may split the word further, as for ideographs.
                 yield word
             if self._num_heard >= num_chars:
                 if written != said:
@@ -156,7 +157,7 @@ class _WrittenTimes:
                 yield from self._unsaid()
 
     def rest(self) -> Iterator[Word]:
-        """Yield the words that are left."""
+        """Yield the written words that no spoken word ended."""
         while self._current:
             yield Word(self._current[0], self._at_s, self._at_s, 1.0)
             self._next()

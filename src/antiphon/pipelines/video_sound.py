@@ -1,4 +1,4 @@
-"""The sound of a video while it comes: cut into the windows that a model encodes, each once."""
+"""The live sound of a video, cut into the windows that a model encodes once each."""
 
 from __future__ import annotations
 
@@ -7,20 +7,22 @@ import numpy as np
 from antiphon.audio import SAMPLE_RATE_HZ, Pcm
 from antiphon.contracts import SoundTrack, SoundWindow
 
-# Samples around a window that its first and last spectra reach into: two hops before it, and one behind it.
+# Samples around a window that its first and last spectra extend into: two hops before it, and one after it.
 NUM_BEFORE, NUM_AFTER = 320, 160
-# What is left behind the last whole window is not heard if it is shorter: no row is left of it.
+# A shorter rest after the last whole window is dropped: it would not fill a row.
 MIN_SAMPLES = SAMPLE_RATE_HZ // 10
-# Sound that begins within so many seconds of where the last ended goes on from it.
+# Sound that begins within this distance, in seconds, of the end of the last sound continues it.
 TOLERANCE_S = 0.02
-# Bound: past so many seconds of sound, the oldest windows leave until half of them are left.
+# Bound: beyond MAX_S of sound, the oldest windows are dropped until half of it is left.
 MAX_S = 60.0
 
 
 class VideoSound:
-    """The sound since the last question. `at_s`: when it begins, on the session's clock; None: there is none.
+    """The sound since the last question.
 
-    `windows`: those that are complete, each `window_s` long. `num_samples`: how many were added.
+    - `at_s`: when it begins, on the session's clock; None: there is no sound.
+    - `windows`: the complete windows, each `window_s` long.
+    - `num_samples`: the number of samples that were added.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -29,31 +31,32 @@ class VideoSound:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all of it."""
+        """Forget all sound, and start a new track."""
         self.at_s: float | None = None
         self.windows: list[SoundWindow] = []
         self._track = SoundTrack()
-        # What no complete window has, with the samples before it.
+        # The samples after the last complete window, with the samples before them.
         self._rest: Pcm = np.zeros(0, np.float32)
         self._num_before = 0
-        # All that was added, with what left since.
+        # All samples that were added, including those dropped since.
         self.num_samples = 0
 
     @property
     def end_s(self) -> float:
-        """When it ends so far; 0 where there is none."""
+        """When the sound ends so far; 0 without sound."""
         if self.at_s is None:
             return 0.0
         return self.complete_s + (len(self._rest) - self._num_before) / SAMPLE_RATE_HZ
 
     @property
     def complete_s(self) -> float:
-        """When its complete windows end."""
+        """When its complete windows end, on the session's clock."""
         return (self.at_s or 0.0) + len(self.windows) * self._window_s
 
     def append(self, pcm: Pcm, at_s: float) -> bool:
-        """Add sound that begins at `at_s`; return whether a window is complete now. Where it does not begin at the end,
-        all before it is forgotten.
+        """Add sound that begins at `at_s`; return whether this completes a window.
+
+        If it does not begin at the current end, all earlier sound is forgotten.
         """
         if self.at_s is None or abs(at_s - self.end_s) > TOLERANCE_S:
             self.clear()
@@ -74,7 +77,7 @@ class VideoSound:
         return is_complete
 
     def cut(self, num_samples: int) -> Pcm:
-        """Cut what came behind so many samples off, as far as it is in no complete window, and return it."""
+        """Remove and return the samples after the first `num_samples` that are in no complete window."""
         excess = min(self.num_samples - num_samples, len(self._rest) - self._num_before)
         if excess <= 0:
             return np.zeros(0, np.float32)
@@ -83,7 +86,7 @@ class VideoSound:
         return later
 
     def all(self) -> tuple[SoundWindow, ...]:
-        """Return the complete windows and what is left behind them."""
+        """Return the complete windows and the rest after them."""
         if len(self._rest) - self._num_before < MIN_SAMPLES:
             return tuple(self.windows)
         return (*self.windows, SoundWindow(self._rest, self._track, self._num_before))

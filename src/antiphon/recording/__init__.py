@@ -1,1 +1,1 @@
-"""Recorded sessions: written while they run, read back, and drawn."""
+"""Recorded sessions: writing them while they run, reading them back, and drawing them."""

@@ -1,4 +1,4 @@
-"""The disk behind recordings: a thread that writes for one session, and the bound on what all of them take."""
+"""The disk side of recordings: a writer thread for each session, and the limits of all recordings together."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-# What may wait for a slow disk, for each recording. What comes beyond it is not recorded.
+# Bytes of one recording that may wait for a slow disk. Further entries are dropped.
 MAX_WAITING_BYTES = 16 << 20
 _FOLDER_NAME = re.compile(r"\d{8}-\d{6}-.+")
 
 
 class DiskWriter:
-    """Calls writes in order, in a thread of its own, so that a slow disk stops nobody.
+    """Runs writes in order in its own thread, so that a slow disk blocks no other work.
 
     `name` is the recording's, for the log. The process waits for the thread before it exits.
     """
@@ -30,34 +30,34 @@ class DiskWriter:
     def __init__(self, name: str, max_waiting_bytes: int = MAX_WAITING_BYTES) -> None:
         self._name = name
         self._max_waiting_bytes = max_waiting_bytes
-        # Bounded by the bytes that its entries stand for; None is the end.
+        # Bounded by the bytes that its entries represent; None marks the end.
         self._queue: queue.SimpleQueue[tuple[int, Callable[[], object]] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._waiting_bytes = 0
         self._failed = False
-        # Writes that were left out since too much waited.
+        # Writes that were dropped because the queue was full.
         self.num_dropped = 0
         self._last: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._run, name=f"record {name}")
         self._thread.start()
 
     def put(self, num_bytes: int, write: Callable[[], object]) -> bool:
-        """Have `write` called, which stands for `num_bytes` in memory. Does not wait.
+        """Queue a call of `write`, which represents `num_bytes` of memory. Does not wait.
 
-        Returns False, and counts it, where too much waits already. The first time is logged.
+        Returns False, and counts the write as dropped, if the queue is full. The first time is logged.
         """
         with self._lock:
             if self._waiting_bytes and self._waiting_bytes + num_bytes > self._max_waiting_bytes:
                 self.num_dropped += 1
                 if self.num_dropped == 1:
-                    log.warning("%s: the disk is too slow, and not everything is recorded", self._name)
+                    log.warning("%s: the disk is too slow; entries are dropped", self._name)
                 return False
             self._waiting_bytes += num_bytes
         self._queue.put((num_bytes, write))
         return True
 
     def close(self, last: Callable[[], object]) -> None:
-        """Have `last` called after all else, also where writing has failed, and end the thread. Does not wait."""
+        """Queue a call of `last` after all writes, even if writing has failed, and end the thread. Does not wait."""
         self._last = last
         self._queue.put(None)
 
@@ -73,10 +73,10 @@ class DiskWriter:
                     write()
             except OSError as error:
                 self._failed = True
-                log.error("%s is recorded no further: %s", self._name, error)
+                log.error("the recording %s stops here: %s", self._name, error)
             except Exception:
                 self._failed = True
-                log.exception("%s is recorded no further", self._name)
+                log.exception("the recording %s stops here", self._name)
             with self._lock:
                 self._waiting_bytes -= num_bytes
         if self.num_dropped:
@@ -87,7 +87,7 @@ class DiskWriter:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """What recordings may take together, and how old each may be, by its last event; 0 for no bound."""
+    """The limits of all recordings together: their bytes, and the age of each since its last event; 0: no limit."""
 
     max_bytes: int = 0
     max_hours: float = 0.0
@@ -97,10 +97,10 @@ KEEP_ALL = Keep()
 
 
 def prune(folder: Path, keep: Keep) -> None:
-    """Delete the recordings in `folder` that are too old, then the oldest until the others take no more than they may.
+    """Delete the recordings in `folder` that are too old, then the oldest ones until the rest fits the limit.
 
-    A recording that a process is still writing is left, as is everything that is no recording. What another process
-    deletes meanwhile, or cannot be read, is passed over.
+    A recording that a process is still writing is kept, and so is everything that is not a recording. Recordings that
+    are unreadable, or that another process deletes at the same time, are skipped.
     """
     if keep == KEEP_ALL:
         return
@@ -116,7 +116,7 @@ def prune(folder: Path, keep: Keep) -> None:
 
 
 def _size_and_last_event_s(folder: Path) -> tuple[int, float] | None:
-    """The bytes of a recording, and when its last event was written, in Unix seconds; None where it is gone."""
+    """Return the bytes of a recording, and when its last event was written, in Unix seconds; None if it is gone."""
     try:
         stats = {file.name: file.stat() for file in folder.iterdir()}
     except OSError:
@@ -127,7 +127,7 @@ def _size_and_last_event_s(folder: Path) -> tuple[int, float] | None:
 
 
 def _is_written(folder: Path) -> bool:
-    """Return whether a process records into the folder: it holds a lock on the events."""
+    """Return whether a process is recording into the folder: it holds a lock on the events."""
     try:
         with (folder / "events.jsonl").open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,16 +1,16 @@
-"""Records one session's events and audio, in both directions and with their times, in one folder.
+"""Records one session's events and audio in both directions, with their times, into one folder.
 
-`session.json` says what was opened and with which models; `events.jsonl` has a line for each thing that came or went,
-in order:
+`session.json` holds the connection's request and the loaded models. `events.jsonl` has one line for each message or
+piece of audio, in order:
 
     {"t": 1.204, "in": {...}}           an event of the client, without audio
     {"t": 1.224, "sound": [0, 320]}     audio of the client: first sample and number of samples in in.wav (16 kHz)
     {"t": 2.071, "out": {...}}          an event of the server; the "delta" of audio is [first sample, samples, item]
                                         in out.wav
 
-`t` is seconds since the session began. Keys are never written, and tokens only as hashes. Sound that a client sends
-in a stream is in the WAVs alone, whatever field it came in. The WAVs hold the audio end to end, without the pauses
-between. Where words are redacted (redaction.py), they hold silence.
+`t` is seconds since the session began. Keys are never written, and tokens only as hashes. Sound that a client streams
+is only in the WAV files, whatever field carried it. The WAV files contain the audio end to end, without the pauses
+between. If texts are redacted (redaction.py), they contain silence.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ from antiphon.recording.disk import KEEP_ALL, MAX_WAITING_BYTES, DiskWriter, Kee
 from antiphon.recording.redaction import SECRETS, Redactor
 from antiphon.recording.tape import SessionFacts
 
-# Base64 of more than a few bytes. Images are kept, because a replay has to show them to the model again.
+# Long base64. Images are kept, because a replay has to show them to the model again.
 _BASE64 = re.compile(r"(?:data:audio/[^,]*,)?[A-Za-z0-9+/_-]{256,}={0,2}")
 _IMAGES = ("/9j/", "iVBORw0KGgo", "R0lGOD")
-# Messages whose sound is a part of a message or a voice. The sound of all others is in the WAVs.
+# Messages whose sound belongs to an item or a voice. All other sound is in the WAV files.
 _HOLDS_SOUND = frozenset({"conversation.item.create", "response.create", "session.update", "session.init"})
 
 KEEPS_ALL = Redactor("off")
 
 
 class Recorder:
-    """Writes one session. What was written so far can be read at any time, also if the process is killed.
+    """Writes one session. What is written so far can be read at any time, even if the process is killed.
 
-    A thread writes, so that no method waits for the disk. Where the disk is too slow, what does not fit into memory is
-    left out, which is logged. Where writing fails, for one because the disk is full, the recording ends with an error
-    in the log and the session goes on. `folder` is the recording's own folder, named by time and session.
+    A thread writes, so that no method waits for the disk. If the disk is too slow, entries that do not fit into memory
+    are dropped, which is logged. If writing fails, for example because the disk is full, the recording ends with an
+    error in the log and the session continues. `folder` is the recording's own folder, named by time and session.
     """
 
     def __init__(
@@ -62,11 +62,14 @@ class Recorder:
         redactor: Redactor = KEEPS_ALL,
         max_waiting_bytes: int = MAX_WAITING_BYTES,
     ) -> None:
-        """Create the recording's folder below `folder`. `facts` are written into session.json; `clock` gives seconds.
+        """Create the recording's folder inside `folder`. `facts` are written to session.json. `clock` returns seconds.
 
-        `keep`: what the recordings in `folder` may take, and how old they may be, before they are deleted, at the begin
-        and at the end of this one. `redactor`: leaves out of texts; unless it keeps all, audio is written as silence.
-        `max_waiting_bytes` may wait for the disk. Raises StoreError where nothing can be written.
+        - `keep`: the limits of the recordings in `folder`. Older ones are deleted at the beginning and the end of this
+          one.
+        - `redactor`: redacts texts. Unless it keeps everything, audio is written as silence.
+        - `max_waiting_bytes`: the bytes that may wait for the disk.
+
+        Raises StoreError if the folder cannot be written.
         """
         self._clock = clock
         self._begun_s = clock()
@@ -82,28 +85,32 @@ class Recorder:
         except OSError as error:
             raise StoreError(f"cannot record in {folder}: {error}") from error
         self._out: _Wav | None = None
-        # The client has sent audio in an event.
+        # Whether the client has sent audio in an event.
         self._has_append = False
-        # Samples given to in.wav and out.wav.
+        # Samples written to in.wav and out.wav.
         self._num_in = self._num_out = 0
         self._writer = DiskWriter(self.folder.name, max_waiting_bytes)
         self._writer.put(0, lambda: prune(folder, keep))
 
     @property
     def num_dropped(self) -> int:
-        """Entries that were left out since the disk was too slow."""
+        """Entries that were dropped because the disk was too slow."""
         return self._writer.num_dropped
 
     def event_in(self, data: str | bytes) -> None:
-        """Record a message of the client. One that carries audio is left out, because `audio_in` records the audio; the
-        first 1,000 characters of a message that is not JSON are kept. Secrets are hashed.
+        """Record a message of the client, with credentials hashed.
+
+        A message that carries audio is skipped, because `audio_in` records the audio. Of a message that is not JSON,
+        the first 1,000 characters are kept.
         """
         at_s = self._now_s()
         self._writer.put(len(data), lambda: self._line(at_s, "in", self._received(data)))
 
     def audio_in(self, pcm: Pcm) -> Pcm:
-        """Record audio of the client: float32 [num_samples], 16 kHz. Returns it as it was written, in 16 bits, which is
-        what the session should hear, because a replay hears no other.
+        """Record audio of the client: float32 [num_samples], 16 kHz.
+
+        Returns the audio as written, rounded to 16 bits. The session should hear this audio, because a replay hears the
+        same.
         """
         data = to_pcm16(pcm)
         at_s, start = self._now_s(), self._num_in
@@ -131,14 +138,15 @@ class Recorder:
             self._num_out += len(pcm)
 
     def event_out(self, frame: str) -> None:
-        """Record a message to the client. Messages that carry audio are left out, because `audio_out` records the
-        audio. Secrets are hashed.
+        """Record a message to the client, with credentials hashed.
+
+        Messages that carry audio are skipped, because `audio_out` records the audio.
         """
         at_s = self._now_s()
         self._writer.put(len(frame), lambda: self._write_sent(at_s, frame))
 
     def close(self) -> None:
-        """Have the files closed when all is written, and old recordings deleted. Does not wait; see `join`."""
+        """Close the files after everything is written, and delete old recordings. Does not wait; see `join`."""
         self._writer.close(self._close_files)
 
     def join(self) -> None:
@@ -152,7 +160,7 @@ class Recorder:
             event = json.loads(data)
             kind = event.get("type") if isinstance(event, dict) else None
             if kind == "input_audio_buffer.append":
-                # The first one is kept, without its audio: it may be what tells the dialect of the session.
+                # The first one is kept without its audio, because a replay may need it to detect the session's dialect.
                 event, self._has_append = ({"type": kind, "audio": ""} if not self._has_append else None), True
                 return event
             keeps_sound = self._redactor.redaction == "off" and isinstance(kind, str) and kind in _HOLDS_SOUND
@@ -166,7 +174,7 @@ class Recorder:
             self._line(at_s, "out", _cleaned(event))
 
     def _redacted(self, facts: SessionFacts) -> SessionFacts:
-        """The facts, without what a client wrote into the session that it opened."""
+        """Return the facts, with the client's opening message redacted."""
         opening = _cleaned(json.loads(bytes(facts.opening)), keeps_sound=True)
         opening = self._redactor.redacted(opening, by_client=True)
         return msgspec.structs.replace(facts, opening=msgspec.Raw(msgspec.json.encode(opening)))
@@ -192,7 +200,7 @@ class Recorder:
 
 
 def _cleaned(value: object, *, keeps_sound: bool = False) -> object:
-    """Return a JSON value with its secrets hashed, and without sound in base64 unless it is kept."""
+    """Return a JSON value with its credentials hashed, and without sound in base64 unless it is kept."""
     match value:
         case dict():
             return {k: _hashed(v) if k in SECRETS else _cleaned(v, keeps_sound=keeps_sound) for k, v in value.items()}
@@ -214,7 +222,7 @@ def _is_image(base64: str) -> bool:
 
 
 class _Wav:
-    """A WAV file whose header fits its data after each write."""
+    """A WAV file whose header matches its data after each write."""
 
     def __init__(self, path: Path, rate_hz: int) -> None:
         self._file = path.open("wb", buffering=0)

@@ -1,9 +1,9 @@
-"""What a recording leaves out of what people say: numbers and e-mail addresses, or all of it.
+"""Removes what people said from recordings: numbers and e-mail addresses, or all of it.
 
-Where words are left out, the recorder writes silence for what was said and heard: the recording still tells who spoke
-when, and what took how long. Anything that is not known to be a word of the protocol counts as said by somebody: an
-event that is new is redacted rather than kept. So does what a client has chosen: an id is kept if the server has made
-it, and else replaced by a hash, by which equal ones can be told.
+If texts are redacted, the recorder writes silence for the audio. The recording still shows who spoke when, and how long
+everything took. Anything that is not a known word of the protocol counts as speech: an unknown event is redacted rather
+than kept. The same applies to values that a client chose. An id is kept if the server generated it, and is otherwise
+replaced by a hash, so that equal ids can still be recognized.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-# Nothing; numbers and e-mail addresses; every text.
+# What is removed: nothing; numbers and e-mail addresses; every text.
 Redaction = Literal["off", "mask", "drop"]
-# Fields whose values open something. What stands in a recording is a hash, whether it is redacted or not.
+# Fields with credentials. Recordings contain only their hashes, redacted or not.
 SECRETS = frozenset({"resume_token", "token", "api_key", "client_secret", "authorization", "credential"})
-# Fields whose strings are words of the protocols, and say nothing of what people said.
+# Fields whose strings are words of the protocols, not of people.
 _PROTOCOL = frozenset(
     {
         *("type", "object", "event", "status", "role", "code", "reason", "how", "format"),
@@ -28,34 +28,34 @@ _PROTOCOL = frozenset(
         *("eagerness", "truncation", "dialect", "kind", "finish_reason", "intent", "path", "mode"),
     }
 )
-# Fields whose strings are names that the server knows, or a client has made up.
+# Fields whose strings are names that the server knows or a client made up.
 _NAMES = frozenset({"model", "voice"})
 _WORD_OF_A_PROTOCOL = re.compile(r"[A-Za-z0-9_./:-]{0,80}")
-# What a client may write of a protocol, though it has digits.
+# Words of the protocols that contain digits.
 _WORDS = frozenset({"pcm16", "g711_ulaw", "g711_alaw", "default"})
-# As the server makes ids (protocols/wire.py), and what stands for the beginning of a conversation.
+# Ids as the server generates them (protocols/wire.py), and the id of the beginning of a conversation.
 _OWN_ID = re.compile(r"[a-z]{1,16}[_-][0-9a-f]{20}|root|")
 _HASH = re.compile(r"sha256:[0-9a-f]{16}|")
-# In the path of a field.
+# An index in the path of a field.
 _INDEX = re.compile(r"\[\d{1,4}\]")
-# Below these, a client names everything, also where the server shows it.
+# Below these fields, a client chooses all names, even in the server's messages.
 _FREE = frozenset({"parameters", "schema", "json_schema", "properties", "extra_params", "prompt", "tracing"})
-# Text that comes in pieces: a number may be cut by the seam of two, so that neither looks like one.
+# Text that arrives in pieces. The seam of two pieces may split a number, so that neither part looks like one.
 _PIECES = frozenset({"delta", "partial", "unreadable"})
-# Lists of a text's parts, each of which shows nothing, and objects whose names and values are the client's own.
+# Lists of a text's parts, none of which may be shown, and objects whose names and values are the client's own.
 _LEFT_OUT = frozenset({"words", "logprobs", "bytes", "tokens", "metadata", "extra_body"})
-# Sound and images in base64 have no white space; a text that is longer than any is left out.
+# Sound and images in base64 contain no white space. Text longer than MAX_TEXT_CHARS is removed.
 _BASE64 = re.compile(r"data:.*|[A-Za-z0-9+/_=-]{64,}", re.DOTALL)
 MAX_TEXT_CHARS = 100_000
 _DIGIT = r"(?:zero|oh|one|two|three|four|five|six|seven|eight|nine|double|triple)"
-# Bounded, so that no text takes more than time in proportion to it.
+# The repetitions are bounded, so that the time is proportional to the length of the text.
 _EMAIL = re.compile(
     r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,8}"
     r"|\b\w[\w+-]{0,63}(?:\s{1,4}dot\s{1,4}\w{1,63}){0,8}"
     r"\s{1,4}at\s{1,4}[\w-]{1,63}(?:\s{1,4}dot\s{1,4}\w{1,63}){1,8}\b",
     re.IGNORECASE,
 )
-# Digits with what stands inside a number, and three digits or more that are spelled out.
+# Digits with the separators inside a number, and three or more digits that are spelled out.
 _NUMBER = re.compile(
     rf"[+(]{{0,3}}\d(?:[\s().,:/-]{{0,8}}\d)*|\b{_DIGIT}(?:[\s,.-]{{1,4}}{_DIGIT}){{2,}}\b", re.IGNORECASE
 )
@@ -63,11 +63,12 @@ _NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Redactor:
-    """Leaves out of JSON values what `redaction` says.
+    """Redacts JSON values as `redaction` says.
 
-    `fields`: the names of the fields that the protocols know, and whether each may hold a number; `names`: those of the
-    server's models and voices. Hashes are made with a key that is forgotten with the redactor, so that no guess of an
-    id can be confirmed.
+    - `fields`: the names of the protocols' fields, and whether each may hold a number.
+    - `names`: the names of the server's models and voices.
+
+    The key of the hashes is discarded with the redactor, so that a guessed id cannot be confirmed.
     """
 
     redaction: Redaction
@@ -76,7 +77,7 @@ class Redactor:
     _key: bytes = field(default_factory=lambda: secrets.token_bytes(16))
 
     def redacted(self, value: object, *, by_client: bool = False) -> object:
-        """Return a JSON value without what is to be left out. `by_client`: a client has written it."""
+        """Return a redacted copy of a JSON value. `by_client`: a client wrote it."""
         return value if self.redaction == "off" else self._value(value, "", by_client, is_free=False)
 
     def _value(self, value: object, key: str, by_client: bool, *, is_free: bool) -> object:
@@ -103,11 +104,11 @@ class Redactor:
                 return self._text(str(value), key, by_client, is_free=is_free)
 
     def _is_free(self, name: str, by_client: bool) -> bool:
-        """Whether a client names what stands below this name."""
+        """Whether a client chooses the names below this field."""
         return name in _FREE or (by_client and name not in self.fields and name not in _LEFT_OUT)
 
     def _name(self, name: str, by_client: bool) -> str:
-        """The name of a property; a client may have chosen it, and have written a number or an address in it."""
+        """Return the redacted name of a property. A client may have chosen it, with a number or an address in it."""
         is_said = by_client and self.redaction == "drop"
         is_ours = name in self.fields or name in SECRETS
         return name if is_ours or (not is_said and self._is_harmless(name)) else self._hashed(name)
@@ -130,7 +131,7 @@ class Redactor:
         return "" if self.redaction == "drop" or key in _PIECES or _is_no_text(value) else masked(value)
 
     def _is_protocol(self, value: str, key: str, by_client: bool) -> bool:
-        """Whether a text is a word of a protocol, or the path of a field that it has."""
+        """Whether a text is a word of a protocol, or the path of one of its fields."""
         if key == "param":
             return {*_INDEX.sub("", value).split(".")} <= self.fields.keys()
         if key not in _PROTOCOL or not _WORD_OF_A_PROTOCOL.fullmatch(value):
@@ -151,9 +152,9 @@ def _is_id(key: str) -> bool:
 
 
 def masked(text: str) -> str:
-    """Return a text with `[email]` for each e-mail address, also a spoken one, and `[number]` for each number.
+    """Return a text with each e-mail address, also a spoken one, replaced by `[email]`, and each number by `[number]`.
 
-    Numbers are digits, and three or more English digits that are spelled out; other numbers in words stay.
+    Numbers are digits, and three or more English digits that are spelled out. Other numbers in words stay.
     """
     return _NUMBER.sub("[number]", _EMAIL.sub("[email]", text))
 

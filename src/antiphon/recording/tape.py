@@ -1,4 +1,4 @@
-"""Reads a recorded session back, and gathers its turns."""
+"""Reads recorded sessions back, and gathers their turns."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from antiphon.audio import Pcm
 from antiphon.audio.pcm import Resampler, from_pcm16
 from antiphon.errors import StoreError
 
-# The version of the recording's format; another version is not read.
+# The version of the recording's format. Other versions are refused.
 VERSION = 1
-# Enough to hold the last lines of nearly every recording.
+# Bytes at the end of a file that contain the last lines of nearly every recording.
 LAST_LINES_BYTES = 1 << 16
 
 
 class SessionFacts(msgspec.Struct, kw_only=True):
-    """What session.json holds.
+    """The content of a recording's session.json."""
 
-    - `began`: when the session began, in Unix seconds.
-    - `opening`: what the connection asked for, as the server that recorded it wrote it.
-    - `models`: the ids of the loaded models.
-    - `redaction`: what was left out of what was said (redaction.py). Unless "off", the audio is silence.
-    """
-
+    # The version of the recording's format.
     version: int = VERSION
+    # The session's id.
     id: str = ""
+    # When the session began, in Unix seconds.
     began: int = 0
+    # What the connection asked for, as written by the server that recorded it.
     opening: msgspec.Raw = msgspec.Raw(b"{}")
+    # The ids of the loaded models.
     models: tuple[str, ...] = ()
+    # How the texts were redacted (redaction.py). Unless it is "off", the audio is silence.
     redaction: str = "off"
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedMessage:
-    """A message of the client, as JSON text, at `at_s` seconds of the session."""
+    """A message of the client as JSON text, at `at_s` seconds of the session."""
 
     at_s: float
     text: str
@@ -65,7 +65,7 @@ class RecordedEvent:
 
     @property
     def type(self) -> str:
-        """Its `type`, empty for a message that has none."""
+        """The message's `type`; empty if it has none."""
         return _type_decoder.decode(self.text).type
 
 
@@ -74,7 +74,7 @@ TapeEntry = RecordedMessage | RecordedAudio | RecordedEvent
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that is drawn as a line across the session: a response that was cut off, or an error."""
+    """An event that is drawn as a line across the session: a response that was cut off, or an error."""
 
     at_s: float
     label: str
@@ -82,51 +82,56 @@ class Mark:
 
 @dataclass(slots=True)
 class RecordedTurn:
-    """One turn of the user and its response. Times are in seconds of the session; None for what did not happen.
+    """One turn of the user and its response. Times are in seconds of the session; None if it did not happen."""
 
-    - `started`, `ended`: of the user's speech; of a written message only the end.
-    - `transcribed`, `transcript`: when the transcript was complete, and what it is.
-    - `asked`: when the response was created; `first_text`, `first_sound`, `done`: when its first text and first audio
-      were sent, and when it was done.
-    - `status`, `answer`: the response's status and text.
-    """
-
+    # The item of the turn.
     item_id: str
+    # When the user's speech began.
     started: float | None = None
+    # When the user's speech ended, or a written message was sent.
     ended: float | None = None
+    # When the transcript was complete.
     transcribed: float | None = None
+    # The transcript, or the text of a written message.
     transcript: str = ""
+    # The response to the turn; "" without one.
     response_id: str = ""
+    # When the response was created.
     asked: float | None = None
+    # When the response's first text was sent.
     first_text: float | None = None
+    # When the response's first audio was sent.
     first_sound: float | None = None
+    # When the response was done.
     done: float | None = None
+    # The response's status.
     status: str = ""
+    # The response's text.
     answer: str = ""
 
 
 @dataclass(slots=True)
 class Tape:
-    """A recorded session.
+    """A recorded session, read back from its folder."""
 
-    - `facts`: what session.json holds.
-    - `entries`: everything that came and went, in order.
-    - `input_pcm`: the client's audio, float32 [num_samples], 16 kHz.
-    - `output_pcm`, `output_hz`: the audio of the responses and its rate; empty where there was none.
-    - `num_parts`: the recordings that it was joined from.
-    """
-
+    # The content of session.json.
     facts: SessionFacts
+    # The messages and audio of both sides, in order.
     entries: list[TapeEntry]
+    # The client's audio, float32 [num_samples], 16 kHz.
     input_pcm: Pcm
+    # The audio of the responses; empty if there is none.
     output_pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
+    # The sample rate of `output_pcm`.
     output_hz: int = 24_000
+    # The number of recordings that it was joined from.
     num_parts: int = 1
 
     @classmethod
     def read(cls, folder: Path) -> Tape:
-        """Read a session's folder. A line that a killed process left incomplete is dropped. Raises StoreError for a
-        folder that holds no recorded session, or one of another version.
+        """Read a session's folder. An incomplete line of a killed process is dropped.
+
+        Raises StoreError if the folder is not a recorded session, or has another version.
         """
         try:
             facts = msgspec.json.decode((folder / "session.json").read_bytes(), type=SessionFacts)
@@ -137,17 +142,18 @@ class Tape:
                 output_pcm, output_hz = _read_wav(folder / "out.wav")
         except FileNotFoundError as error:
             missing = f"it has no {Path(error.filename).name}" if folder.is_dir() else "there is no such folder"
-            raise StoreError(f"{folder} is no recorded session: {missing}") from error
+            raise StoreError(f"{folder} is not a recorded session: {missing}") from error
         except (OSError, EOFError, wave.Error, msgspec.DecodeError) as error:
-            raise StoreError(f"{folder} is no recorded session: {error}") from error
+            raise StoreError(f"{folder} is not a recorded session: {error}") from error
         if facts.version != VERSION:
             raise StoreError(f"{folder} was recorded in version {facts.version}; this reads {VERSION}")
         return cls(facts, list(_entries(lines)), input_pcm, output_pcm, output_hz)
 
     @classmethod
     def read_whole(cls, folder: Path) -> Tape:
-        """Read a session's folder, and join it with the others of the same id beside it, in the order of their times:
-        a session that moved has one of each host. Raises StoreError as `read`.
+        """Read a session's folder, and join it with the other recordings of the same id next to it, ordered by time.
+
+        A session that moved has a recording on each host. Raises the errors of `read`.
         """
         tape = cls.read(folder)
         found = sessions_in(folder.resolve().parent) if tape.facts.id else []
@@ -156,19 +162,19 @@ class Tape:
 
     @property
     def duration_s(self) -> float:
-        """The time of the last entry in seconds; 0 where there is none."""
+        """The time of the last entry in seconds; 0 without entries."""
         return self.entries[-1].at_s if self.entries else 0.0
 
     def outputs(self) -> list[RecordedEvent]:
-        """The entries of the server's messages and audio, in order."""
+        """Return the entries of the server's messages and audio, in order."""
         return [e for e in self.entries if isinstance(e, RecordedEvent)]
 
 
 def joined(parts: list[Tape]) -> Tape:
-    """Join the recordings of one session, the first one's facts and times being the whole's.
+    """Join the recordings of one session. Facts and times are relative to the first one.
 
-    A recording knows the second in which it began, so that the seam is exact to a second. None begins before the end of
-    the one before.
+    A recording knows only the second in which it began, so the seam is exact to a second. No recording begins before
+    the end of the previous one.
     """
     first = parts[0]
     entries, inputs, outputs, end_s, num_samples = list[TapeEntry](), list[Pcm](), list[Pcm](), 0.0, 0
@@ -192,7 +198,7 @@ def joined(parts: list[Tape]) -> Tape:
 
 @dataclass(frozen=True, slots=True)
 class RecordedSession:
-    """One of the recordings in a folder: its own folder, and how many seconds it lasts."""
+    """One of the recordings in a folder: its own folder, its facts, and its length in seconds."""
 
     folder: Path
     facts: SessionFacts
@@ -200,9 +206,10 @@ class RecordedSession:
 
 
 def sessions_in(folder: Path) -> list[RecordedSession]:
-    """The sessions that are recorded in `folder`, each in a folder of its own, by the time when they began.
+    """Return the sessions that are recorded in `folder`, each in its own folder, ordered by the time when they began.
 
-    Empty for what is no folder, and for a session's own. Reads the end of each; one that cannot be read is left out.
+    Empty if `folder` is not a folder, or a session's own folder. Reads the end of each recording; unreadable ones are
+    skipped.
     """
     found = []
     for path in sorted(folder.glob("*/session.json")):
@@ -215,10 +222,10 @@ def sessions_in(folder: Path) -> list[RecordedSession]:
 
 
 def _last_s(events: Path) -> float:
-    """The time of the last entry, in seconds; 0 where there is none."""
+    """Return the time of the last entry, in seconds; 0 without entries."""
     with events.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        # One line may hold an image: what is longer than the first look is looked at whole.
+        # A line with an image may be longer than LAST_LINES_BYTES; then the whole file is read.
         for length in (min(size, LAST_LINES_BYTES), size):
             file.seek(size - length)
             times = [entry.at_s for entry in _entries(file.read(length).split(b"\n"))]
@@ -230,7 +237,8 @@ def _last_s(events: Path) -> float:
 def _entries(lines: list[bytes]) -> Iterator[TapeEntry]:
     for line in lines:
         try:
-            # The standard library's: a client's text may hold half of a surrogate pair, which msgspec does not read.
+            # The standard library's json, because a client's text may contain half of a surrogate pair, which msgspec
+            # rejects.
             row = json.loads(line)
         except ValueError:
             continue
@@ -248,7 +256,7 @@ def _read_wav(path: Path) -> tuple[Pcm, int]:
         return from_pcm16(file.readframes(file.getnframes())), file.getframerate()
 
 
-# --- the server's events of which turns and marks are made
+# --- the server's events that make up turns and marks
 
 
 class _Type(msgspec.Struct):
@@ -283,7 +291,7 @@ class _ItemAdded(msgspec.Struct, tag="conversation.item.added"):
 
 
 class _BetaItemAdded(_ItemAdded, tag="conversation.item.created"):
-    """The same in the beta's words."""
+    """The same event in the beta protocol."""
 
 
 class _Response(msgspec.Struct):
@@ -305,15 +313,15 @@ class _SpokenTextDelta(_TextDelta, tag="response.output_audio_transcript.delta")
 
 
 class _BetaTextDelta(_TextDelta, tag="response.text.delta"):
-    """The same in the beta's words."""
+    """The same event in the beta protocol."""
 
 
 class _BetaSpokenTextDelta(_TextDelta, tag="response.audio_transcript.delta"):
-    """The text of a spoken response, in the beta's words."""
+    """The text of a spoken response, in the beta protocol."""
 
 
 class _Sound(msgspec.Struct, tag="sound"):
-    """Audio of a response. It is recorded without its response."""
+    """Audio of a response. The recording does not name the response."""
 
 
 class _ResponseDone(msgspec.Struct, tag="response.done"):
@@ -329,7 +337,7 @@ class _ErrorBody(msgspec.Struct):
 
 
 class _Error(msgspec.Struct, tag="error"):
-    """An error of the vLLM dialect is a text."""
+    """An error. In the vLLM dialect it is text."""
 
     error: _ErrorBody | str | None = None
 
@@ -355,7 +363,7 @@ _event_decoder: msgspec.json.Decoder[_ServerEvent] = msgspec.json.Decoder(_Serve
 
 
 def _event_of(entry: RecordedEvent) -> _ServerEvent | None:
-    """The event, None for one of another type, and for one that holds what msgspec does not read."""
+    """Decode an event; return None for other types, and for content that msgspec rejects."""
     try:
         return _event_decoder.decode(entry.text)
     except msgspec.DecodeError:
@@ -363,7 +371,7 @@ def _event_of(entry: RecordedEvent) -> _ServerEvent | None:
 
 
 def marks(outputs: list[RecordedEvent]) -> list[Mark]:
-    """The responses that were cut off, with the place of the cut, and the errors with their messages, in order."""
+    """Return the cuts of responses, with their positions, and the errors with their messages, in order."""
     found = []
     for entry in outputs:
         match _event_of(entry):
@@ -379,8 +387,9 @@ def marks(outputs: list[RecordedEvent]) -> list[Mark]:
 
 
 def turns(outputs: list[RecordedEvent]) -> list[RecordedTurn]:
-    """The turns of a session by its server's events, in order. A response belongs to the last turn before it that has
-    none; a response without one is a turn of its own.
+    """Return the turns of a session from its server's events, in order.
+
+    A response belongs to the last earlier turn without a response. If there is none, it is a separate turn.
     """
     reader = _TurnReader()
     for entry in outputs:
@@ -391,13 +400,13 @@ def turns(outputs: list[RecordedEvent]) -> list[RecordedTurn]:
 
 @dataclass(slots=True)
 class _TurnReader:
-    """Gathers turns from a session's events, which are read in order."""
+    """Gathers turns from a session's events, which must be read in order."""
 
     turns: dict[str, RecordedTurn] = field(default_factory=dict)
     _by_response: dict[str, RecordedTurn] = field(default_factory=dict)
 
     def read(self, event: _ServerEvent, at_s: float) -> None:
-        """One event of the server, at its time in seconds."""
+        """Read one event of the server, at its time in seconds."""
         match event:
             case _SpeechStarted(item_id=item_id):
                 self._turn(item_id).started = at_s
@@ -426,7 +435,7 @@ class _TurnReader:
                 turn.first_text = at_s if turn.first_text is None else turn.first_text
                 turn.answer += delta
             case _Sound():
-                # It belongs to the newest response that is not done.
+                # The audio belongs to the newest response that is not done.
                 under_way = [t for t in self._by_response.values() if t.done is None]
                 for turn in under_way[-1:]:
                     turn.first_sound = at_s if turn.first_sound is None else turn.first_sound

@@ -19,14 +19,15 @@ from antiphon.audio.pcm import to_pcm16
 from antiphon.audio.wav import wav_header
 from antiphon.recording.tape import Mark, RecordedAudio, RecordedMessage, RecordedTurn, Tape, marks, turns
 
-# In pixels: the labels on the left, the height of a lane, of a line of text, and the mean width of a letter.
+# In pixels: the width of the labels on the left, the heights of a lane and of a line of text, the mean width of a
+# letter.
 LEFT_PX, LANE_PX, TEXT_PX, LETTER_PX = 104, 46, 15, 6.6
 LANES = ("Microphone", "You speak", "Thinking", "Answer made", "Tool runs", "Events")
 TOOLS, EVENTS = 4, 5
-# The lines that the labels of events are spread over.
+# The number of lines for the labels of events.
 EVENT_LINES = 3
 CHART_PX = EVENTS * LANE_PX + EVENT_LINES * TEXT_PX + 10
-# Sound of more seconds than these is not put into the page: it would be tens of megabytes.
+# Longer sound, in seconds, is left out of the page: it would take tens of megabytes.
 MAX_SOUND_S = 600
 STYLE = f"""
 :root {{
@@ -58,14 +59,14 @@ th, td {{ white-space: nowrap; }}
 th.text, td.text {{ text-align: left; min-width: 9rem; max-width: 26rem; }}
 th.text, td.text {{ white-space: normal; overflow-wrap: anywhere; }}
 """
-# Headings of the table, and the times of RecordedTurn that stand under them.
+# Headings of the table, and the fields of RecordedTurn below them.
 COLUMNS = (
     ("Transcript", "transcribed"),
     ("First words", "first_text"),
     ("First sound", "first_sound"),
     ("Done", "done"),
 )
-# What happens to the connection of a session, by the server's event that says it.
+# Labels of the server's events about the connection.
 CONNECTION = {
     "session.resumed": "connection resumed",
     "session.replaced": "connection cut: another one took over",
@@ -77,18 +78,24 @@ CONNECTION = {
 
 @dataclass(slots=True)
 class RecordedCall:
-    """A function that an answer called at `at_s`, and the output that the client gave for it at `output_s`."""
+    """A function call of an answer, with the output that the client sent for it."""
 
+    # When the call was complete, in seconds of the session.
     at_s: float
+    # The response that made the call.
     response_id: str
+    # The function's name.
     name: str
+    # JSON text.
     arguments: str
+    # When the output arrived; None without output.
     output_s: float | None = None
+    # The output of the function.
     output: str = ""
 
     @property
     def text(self) -> str:
-        """The call, its output, and how long that took, in one line."""
+        """The call, its output and the time between them, in one line."""
         if self.output_s is None:
             return f"{self.name}({self.arguments}): no output came"
         return f"{self.name}({self.arguments}) = {self.output} ({_ms(self.output_s - self.at_s)} ms)"
@@ -96,31 +103,44 @@ class RecordedCall:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Something that takes time, in one lane. `label` is written in it; `title` is shown by a pointer over it."""
+    """Something with a duration, in one lane of the chart."""
 
+    # The number of the lane.
     lane: int
+    # Its CSS class.
     kind: str
+    # When it began, in seconds of the session.
     start_s: float
+    # When it ended.
     end_s: float
+    # Text that is shown when the pointer is over the box.
     title: str
+    # Text next to the box.
     label: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnSession:
-    """What is drawn of a tape."""
+    """The parts of a tape that are drawn on its page."""
 
+    # The recorded session.
     tape: Tape
+    # The turns of the user with their responses.
     turns: list[RecordedTurn]
+    # The function calls.
     calls: list[RecordedCall]
+    # Cuts, errors and connection events, ordered by time.
     marks: list[Mark]
+    # Speech, thinking, responses and calls.
     boxes: list[Box]
+    # The microphone's audio as (time, height in pixels).
     levels: list[tuple[float, float]]
 
 
 def render(tape: Tape) -> str:
-    """The HTML page: lanes over time, the turns, the events, and the sound if there is any. It refers to nothing
-    outside itself and has no script.
+    """Return the HTML page: lanes over time, the turns, the events, and the sound, if any.
+
+    The page is self-contained and has no script.
     """
     outputs = tape.outputs()
     recorded_turns, calls = turns(outputs), tool_calls(tape)
@@ -140,11 +160,11 @@ def render(tape: Tape) -> str:
     )
 
 
-# --- what a tape holds that turns do not
+# --- the other content of a tape
 
 
 def _decoded(tape: Tape) -> Iterator[tuple[float, bool, dict[str, Any]]]:
-    """The messages of both sides as (time, whether it is the client's, message)."""
+    """Yield the messages of both sides as (time, whether it is the client's, message)."""
     for entry in tape.entries:
         if not isinstance(entry, RecordedAudio):
             message = json.loads(entry.text)
@@ -153,7 +173,7 @@ def _decoded(tape: Tape) -> Iterator[tuple[float, bool, dict[str, Any]]]:
 
 
 def tool_calls(tape: Tape) -> list[RecordedCall]:
-    """The function calls of a session, in order, each with its output if one came."""
+    """Return the function calls of a session, in order, each with its output, if any."""
     found: dict[str, RecordedCall] = {}
     for at_s, _, message in _decoded(tape):
         item = message.get("item")
@@ -163,13 +183,13 @@ def tool_calls(tape: Tape) -> list[RecordedCall]:
             continue
         kind = str(fields.get("type", ""))
         if kind == "function_call_output":
-            # The client's message, or the server's that repeats it: the first counts.
+            # The client's message, or the server's that repeats it: only the first one counts.
             call = found.get(call_id)
             if call and call.output_s is None:
                 call.output_s, call.output = at_s, str(fields.get("output", ""))
         elif kind == "function_call" or kind.endswith("function_call_arguments.done"):
             call = found.setdefault(call_id, RecordedCall(at_s, "", "", ""))
-            # It was called when it was known whole, which its last message says.
+            # The time of a call is that of the last message about it, which completes it.
             if call.output_s is None and (fields.get("arguments") or not call.arguments):
                 call.at_s = at_s
             call.response_id = str(message.get("response_id") or call.response_id)
@@ -179,7 +199,7 @@ def tool_calls(tape: Tape) -> list[RecordedCall]:
 
 
 def _connection(tape: Tape) -> list[Mark]:
-    """Where the connection was cut, and where it was resumed."""
+    """Return the marks at which the connection was cut or resumed."""
     return [
         Mark(at_s, CONNECTION[message["type"]])
         for at_s, is_clients, message in _decoded(tape)
@@ -188,7 +208,7 @@ def _connection(tape: Tape) -> list[Mark]:
 
 
 def _asked_by(turn: RecordedTurn, calls: list[RecordedCall]) -> RecordedCall | None:
-    """The call whose output a response without a turn of the user answers: the last one before it."""
+    """Return the call whose output triggered a response without a user's turn: the last one before it."""
     if turn.ended is not None or turn.asked is None:
         return None
     before = [call for call in calls if call.output_s is not None and call.output_s <= turn.asked]
@@ -196,7 +216,7 @@ def _asked_by(turn: RecordedTurn, calls: list[RecordedCall]) -> RecordedCall | N
 
 
 def _boxes(turn: RecordedTurn, end_s: float) -> Iterator[Box]:
-    """The turn's speech, thinking and response; what had no end lasts until the session's `end_s`."""
+    """Yield the turn's speech, thinking and response. A part without an end lasts until the session's `end_s`."""
     done_s = end_s if turn.done is None else turn.done
     if turn.started is not None:
         yield Box(1, "you", turn.started, end_s if turn.ended is None else turn.ended, turn.transcript)
@@ -211,9 +231,9 @@ def _boxes(turn: RecordedTurn, end_s: float) -> Iterator[Box]:
 
 
 def _chart(session: DrawnSession, row_s: int, width_px: int) -> str:
-    """The lanes, in rows of `row_s` seconds, each as wide as the window; `width_px` is what it has at least.
+    """Return the lanes, in rows of `row_s` seconds, each as wide as the window and at least `width_px` wide.
 
-    Times are in percent of the width, so that a row fits every window and its text is as large in all.
+    Times are in percent of the width, so that a row fits every window and the text keeps its size.
     """
     whole_s = session.tape.duration_s
     span_s = float(min(row_s, max(5, int(whole_s) + 1)))
@@ -252,7 +272,7 @@ def _row(session: DrawnSession, start_s: float, span_s: float, width_px: int) ->
 
 
 def _label(text: str, place: float, y: float, width_px: int, title: str = "") -> str:
-    """Text beside a place of the row, from 0 to 1: on the side that has more room, and no longer than that."""
+    """Return text next to a place of the row, from 0 to 1: on the side with more room, cut to that room."""
     before = place > 0.5
     room = int(width_px * (place if before else 1 - place) / LETTER_PX) - 1
     shown = text if len(text) <= room else text[: max(1, room - 1)] + "…"
@@ -263,7 +283,7 @@ def _label(text: str, place: float, y: float, width_px: int, title: str = "") ->
 
 
 def _marks(shown: list[Mark], start_s: float, span_s: float, width_px: int) -> Iterator[str]:
-    """The events of a row: lines across it, whose labels take turns below each other."""
+    """Yield the events of a row: lines across it, with staggered labels."""
     for k, mark in enumerate(shown):
         place = (mark.at_s - start_s) / span_s
         y = EVENTS * LANE_PX + TEXT_PX * (k % EVENT_LINES + 1)
@@ -272,21 +292,21 @@ def _marks(shown: list[Mark], start_s: float, span_s: float, width_px: int) -> I
 
 
 def _levels(tape: Tape) -> list[tuple[float, float]]:
-    """The microphone's audio as (time when it came, height in pixels), in order."""
+    """Return the microphone's audio as (time of arrival, height in pixels), in order."""
     found = []
     for entry in tape.entries:
         if isinstance(entry, RecordedAudio):
             pcm: Pcm = tape.input_pcm[entry.start : entry.start + entry.num_samples]
             if len(pcm):
                 level = float(np.sqrt(np.mean(pcm**2)))
-                # From nothing at -60 dB of full scale to 30 pixels at 0 dB.
+                # From 0 pixels at -60 dB of full scale to 30 pixels at 0 dB.
                 height = min(1.0, max(0.0, (20 * np.log10(level + 1e-6) + 60) / 60)) * 30
                 found.append((entry.at_s - entry.num_samples / SAMPLE_RATE_HZ, height))
     return sorted(found)
 
 
 def _loudness(levels: list[tuple[float, float]], start_s: float, span_s: float) -> str:
-    """The microphone's level over a row."""
+    """Return the microphone's level over a row."""
     here = levels[bisect_left(levels, (start_s,)) : bisect_left(levels, (start_s + span_s,))]
     bars = "".join(f"M{at_s - start_s:.2f} {18 - height / 2:.1f}v{height:.1f}" for at_s, height in here)
     return (
@@ -295,7 +315,7 @@ def _loudness(levels: list[tuple[float, float]], start_s: float, span_s: float) 
     )
 
 
-# --- what stands around it
+# --- the rest of the page
 
 
 def _wall_clock(unix_s: float) -> datetime:
@@ -324,7 +344,7 @@ def _began(tape: Tape) -> str:
 
 
 def _sounds(tape: Tape) -> str:
-    """Players of what the recording has of sound."""
+    """Return audio players for the recording's sound."""
     parts = []
     for name, pcm, rate_hz in (
         ("From the microphone", tape.input_pcm, SAMPLE_RATE_HZ),
@@ -383,8 +403,8 @@ def _ms(seconds: float) -> str:
 
 
 def write_timeline(folder: Path, target: Path) -> None:
-    """Read the recording in `folder`, with those of the same session beside it, and write its page to `target`.
+    """Read the recording in `folder`, joined with those of the same session next to it, and write its page to `target`.
 
-    Raises StoreError for a folder that holds no recorded session.
+    Raises StoreError if `folder` is not a recorded session.
     """
     target.write_text(render(Tape.read_whole(folder)), encoding="utf-8", errors="replace")

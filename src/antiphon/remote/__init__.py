@@ -1,1 +1,1 @@
-"""Models on other servers: language models by OpenAI's API, engines, and what speaking to both shares."""
+"""Models on other servers: language models behind OpenAI's API, remote engines, and the HTTP code that both share."""

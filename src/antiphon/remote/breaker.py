@@ -1,4 +1,4 @@
-"""When to leave a server alone, and when to try it again. Pure: times are given."""
+"""Circuit breakers of model servers. Pure: callers pass the times."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from email.utils import parsedate_to_datetime
 
 from antiphon.errors import Refused
 
-# After so many failures in a row a server is left alone, for twice as long each time.
+# After FAILURES_TO_OPEN consecutive failures, no request is sent for a pause. Each pause is twice as long as the last.
 FAILURES_TO_OPEN, FIRST_PAUSE_S, MAX_PAUSE_S = 3, 1.0, 30.0
-# What so many owners meet is taken for the server's, and not for their own.
+# A failure that OWNERS_TO_OPEN owners meet counts as the server's, not as the owners'.
 OWNERS_TO_OPEN = 2
-# Bound: owners whose failures are remembered. The one that failed longest ago is forgotten first.
+# Bound: owners whose failures are remembered. The owner with the oldest failure is forgotten first.
 MAX_OWNERS = 1024
-# A date is shorter; so much of a header is read.
+# Bound: characters of a header that are read. A date is shorter.
 _MAX_HEADER_CHARS = 64
-# The owner of the process's own requests, which ask a server what it serves.
+# The owner of the process's own requests, which ask a server which model it serves.
 PROBE = object()
 
 
 class Breaker:
-    """Counts failures in a row. While it is open, nothing is sent; then one request tries again. Pure.
+    """Counts consecutive failures. While it is open, no request is sent; then one request tries again. Pure.
 
     Times are monotonic seconds.
     """
@@ -35,64 +35,69 @@ class Breaker:
         self._pause_s = FIRST_PAUSE_S
 
     def check(self, now_s: float) -> None:
-        """Raise Refused while it is open. The first caller afterwards may try, and others wait for what comes of it."""
+        """Raise Refused while the breaker is open. After that the first caller may try, and others
+        wait for its result.
+        """
         self.check_open(now_s)
         if self._failures >= FAILURES_TO_OPEN:
             self._open_until_s = now_s + self._pause_s
 
     def check_open(self, now_s: float) -> None:
-        """Raise Refused while it is open. Who asks does not try."""
+        """Raise Refused while the breaker is open. Unlike `check`, it does not count as a try."""
         if now_s < self._open_until_s:
             raise Refused("The model's server does not answer.", self._open_until_s - now_s)
 
     def failed(self, now_s: float) -> None:
-        """Count a failure."""
+        """Count a failure, and open after FAILURES_TO_OPEN of them."""
         self._failures += 1
         if self._failures >= FAILURES_TO_OPEN:
             self.open(now_s)
 
     def open(self, now_s: float) -> float:
-        """Let nothing through for a pause, which is twice as long the next time. Return its seconds."""
+        """Open for a pause and double the next pause. Return the seconds of this pause."""
         pause_s = self._pause_s
         self._open_until_s = now_s + pause_s
         self._pause_s = min(2 * pause_s, MAX_PAUSE_S)
         return pause_s
 
     def wait(self, until_s: float) -> None:
-        """Stay open until a time that the server named."""
+        """Stay open until a time that the server specified."""
         self._open_until_s = max(self._open_until_s, until_s)
 
 
 @dataclass(slots=True)
 class _Owner:
-    """What one owner has met since its last success. `paused_until_s`: the server had no room for it until then."""
+    """The failures of one owner since its last success. `paused_until_s`: the server had no room for it until then."""
 
     breaker: Breaker = field(default_factory=Breaker)
     paused_until_s: float = 0.0
 
 
 class ServerBreaker:
-    """When to leave one server alone: for one owner of requests, and for all. Pure. Times are monotonic seconds.
+    """The circuit breaker of one server: for each owner of requests, and for all owners. Pure. Times are monotonic
+    seconds.
 
-    An owner waits after its own failures, and for the pauses that the server named to it. All wait where OWNERS_TO_OPEN
-    owners met the same, so that the requests of one cannot take the server from the others. After the pause of all, one
-    request of each of so many owners tries, and again it takes the failures of all of these to open it.
+    An owner waits after its own failures, and for the pauses that the server sent it. All owners wait after
+    OWNERS_TO_OPEN owners met the same, so that one owner's requests cannot block the server for the others. After a
+    pause of all owners, OWNERS_TO_OPEN owners may try one request each. It takes failures of that number of owners to
+    open the breaker again.
     """
 
     def __init__(self) -> None:
         self._all = Breaker()
         self._owners: dict[Hashable, _Owner] = {}
-        # The owners that have failed since anything succeeded, or since all were left waiting; and how many of their
-        # requests have failed since anything succeeded.
+        # The owners with a failure since the last success or pause of all owners, and the number of failed requests
+        # since the last success.
         self._failed: set[Hashable] = set()
         self._num_failures = 0
-        # After a pause of all, until anything succeeds: the owners that try, and until when the others wait for them.
+        # State after a pause of all owners, until a request succeeds: the owners that try, and until when the others
+        # wait.
         self._is_tried, self._pause_s = False, FIRST_PAUSE_S
         self._trying: set[Hashable] = set()
         self._trying_until_s = 0.0
 
     def check(self, owner: Hashable, now_s: float) -> None:
-        """Raise Refused while the server is left alone, by all or by this owner. Otherwise the owner tries."""
+        """Raise Refused while the breaker is open for all owners or for this one. Otherwise the owner tries."""
         met = self._owners.get(owner) or _Owner()
         self._all.check_open(now_s)
         met.breaker.check_open(now_s)
@@ -116,15 +121,16 @@ class ServerBreaker:
             self._failed, self._is_tried, self._trying_until_s = set(), True, 0.0
 
     def refused(self, owner: Hashable, now_s: float, pause_s: float) -> None:
-        """The server has no room for this owner, and named a pause, which `retry_after_s` has bounded."""
+        """Note that the server has no room for this owner and asked for a pause, which `retry_after_s` has bounded."""
         met = self._met(owner)
         met.paused_until_s = max(met.paused_until_s, now_s + pause_s)
         if sum(now_s < one.paused_until_s for one in self._owners.values()) >= OWNERS_TO_OPEN:
             self._all.wait(now_s + pause_s)
 
     def succeeded(self, owner: Hashable) -> None:
-        """Begin anew, closed for all; other owners keep what they have met. A probe says nothing of the model itself:
-        where it succeeds, only its own failures are forgotten.
+        """Close the breaker for all owners. Other owners keep their own failures.
+
+        A successful probe proves nothing about the model itself: it only clears the probe's own failures.
         """
         self._owners.pop(owner, None)
         if owner is PROBE:
@@ -141,9 +147,7 @@ class ServerBreaker:
 
 
 def retry_after_s(value: str) -> float:
-    """The seconds that a Retry-After header asks for, as a number or a date, between 0 and MAX_PAUSE_S; 1 where it is
-    neither.
-    """
+    """Return the seconds of a Retry-After header, a number or a date, between 0 and MAX_PAUSE_S; 1 if it is neither."""
     value, found_s = value[:_MAX_HEADER_CHARS], math.nan
     with suppress(ValueError):
         found_s = float(value)

@@ -1,7 +1,7 @@
-"""HTTP to other servers: connections, bounded answers, what an error says, lists of models, and salts of caches.
+"""HTTP to other servers: connections, bounded answers, error messages, model lists and cache salts.
 
-All requests go through here. Answers are not compressed, and bounded in bytes and in time. The event loop gets a turn
-after each CHUNKS_A_TURN chunks, also of an answer that has come whole.
+All requests use this module. Answers are not compressed, and are bounded in bytes and in time. After each CHUNKS_A_TURN
+chunks, the event loop can run other tasks, even if the whole answer has already arrived.
 """
 
 from __future__ import annotations
@@ -32,9 +32,10 @@ MAX_CONNECTIONS, MAX_IDLE_CONNECTIONS = 1024, 64
 
 
 class LoopClients:
-    """An `httpx.AsyncClient` for each event loop that asks. They are closed with their loop (`shutdown_asyncgens`).
+    """One `httpx.AsyncClient` for each event loop that uses it. A client is closed with its loop
+    (`shutdown_asyncgens`).
 
-    Only the time to connect is limited; requests have limits of their own. Making one reads certificates, which takes
+    Only the time to connect is limited; requests have their own limits. The constructor reads certificates, which takes
     tens of milliseconds.
     """
 
@@ -46,7 +47,7 @@ class LoopClients:
         )
 
     async def client(self) -> httpx.AsyncClient:
-        """The client of the running event loop."""
+        """Return the client of the running event loop."""
         loop = asyncio.get_running_loop()
         found = self._clients.get(loop)
         if found is None:
@@ -63,14 +64,14 @@ class LoopClients:
 
 
 class _NoCookies(CookieJar):
-    """Keeps no cookies: those of a server would be sent with the requests of all keys, and fill memory."""
+    """Keeps no cookies. A server's cookies would be sent with the requests of all keys, and would use memory."""
 
     def extract_cookies(self, response: Any, request: Any) -> None:
-        """Do nothing."""
+        """Do nothing, so that no cookie is kept."""
 
 
 async def _open(tls: ssl.SSLContext) -> AsyncGenerator[httpx.AsyncClient, None]:
-    """A client, closed when the generator is: at the latest when its event loop ends."""
+    """Yield a client that is closed with the generator, at the latest when its event loop ends."""
     client = httpx.AsyncClient(
         verify=tls,
         headers={"Accept-Encoding": "identity"},
@@ -84,19 +85,19 @@ async def _open(tls: ssl.SSLContext) -> AsyncGenerator[httpx.AsyncClient, None]:
         await client.aclose()
 
 
-# Bounds: an answer that is streamed, the seconds that it is waited for in all, and a document, as a list of models.
+# Bounds: bytes of a streamed answer, seconds of waiting for it in total, and bytes of a document such as a model list.
 MAX_ANSWER_BYTES, MAX_ANSWER_S, MAX_DOCUMENT_BYTES = 64 << 20, 600.0, 2 << 20
 CHUNKS_A_TURN = 64
-# Bound: objects of one document or event, which are made at once; 32,768 take some tens of milliseconds.
+# Bound: objects of one document or event, which are created in one step; 32,768 take some tens of milliseconds.
 MAX_OBJECTS = 1 << 15
 
 
 async def chunks(answer: httpx.Response, max_bytes: int = MAX_ANSWER_BYTES) -> AsyncGenerator[bytes, None]:
-    """Yield an answer's bytes as they come.
+    """Yield an answer's bytes as they arrive.
 
-    Raises RemoteError for an answer that is compressed, which no request asks for: a few bytes of one would be
-    gigabytes here. So it does for one with more bytes, and for one that takes longer than MAX_ANSWER_S. The time that
-    the caller takes is not counted.
+    The time that the caller spends between chunks does not count. Raises RemoteError if the answer is larger than
+    `max_bytes`, takes longer than MAX_ANSWER_S, or is compressed. No request asks for compression, and a few compressed
+    bytes could expand to gigabytes.
     """
     if encoding := answer.headers.get("content-encoding", "").strip().lower().removeprefix("identity"):
         raise RemoteError(f"the model's server compresses its answer ({encoding[:40]}), which was not asked for")
@@ -116,13 +117,13 @@ async def chunks(answer: httpx.Response, max_bytes: int = MAX_ANSWER_BYTES) -> A
         since_s = time.monotonic()
 
 
-# The body is whatever JSON a server is sent.
+# `body` is any JSON value.
 async def ask_document(
     client: httpx.AsyncClient, method: str, url: str, headers: Mapping[str, str], body: Any = None
 ) -> tuple[int, bytes]:
-    """Send a request; return the status of its answer, and all of its bytes.
+    """Send a request; return the status and all bytes of its answer.
 
-    Raises RemoteError for more than MAX_DOCUMENT_BYTES, and what `chunks` raises; httpx.HTTPError.
+    Raises RemoteError if the answer is larger than MAX_DOCUMENT_BYTES, the errors of `chunks`, and httpx.HTTPError.
     """
     async with (
         client.stream(method, url, headers=headers, json=body) as answer,
@@ -132,33 +133,35 @@ async def ask_document(
 
 
 def decoded(decoder: msgspec.json.Decoder[T], data: bytes, what: str) -> T:
-    """What a server's JSON says. Raises RemoteError, "the model's server sent what is no `what`", for what is none, is
-    too deep, or has more than MAX_OBJECTS objects.
+    """Decode a server's JSON.
+
+    Raises RemoteError, "the model's server sent no valid `what`", if it is invalid, nested too deeply, or has more than
+    MAX_OBJECTS objects.
     """
     if data.count(b"{") > MAX_OBJECTS:
-        raise RemoteError(f"the model's server sent what is no {what}: it has too many objects")
+        raise RemoteError(f"the model's server sent no valid {what}: it has too many objects")
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RemoteError(f"the model's server sent what is no {what}: {error}") from None
+        raise RemoteError(f"the model's server sent no valid {what}: {error}") from None
 
 
 def optional(decoder: msgspec.json.Decoder[T], data: bytes | msgspec.Raw) -> T | None:
-    """What a server's JSON says of what may be missing; None where that is of another type than it should be."""
+    """Decode an optional part of a server's JSON; return None if it has another type than expected."""
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-# Bound: the body of an error that is read, and the sentence of it that is passed on.
+# Bounds: bytes that are read of an error's body, and characters of its message that are passed on.
 MAX_ERROR_BYTES, MAX_SENTENCE_CHARS = 1 << 16, 300
 _error_decoder = msgspec.json.Decoder()
 
 
-# The body of an error is whatever a server of others sends.
+# `error` is any JSON value, because servers differ.
 def error_text(error: Any) -> str:
-    """The sentence in an error's body, in at most MAX_SENTENCE_CHARS characters."""
+    """Return the message in an error's body, cut to MAX_SENTENCE_CHARS characters."""
     if isinstance(error, dict):
         error = error.get("error", error)
     if isinstance(error, dict):
@@ -167,15 +170,15 @@ def error_text(error: Any) -> str:
 
 
 def without_key(data: bytes, key: str) -> bytes:
-    """What a server sent, with the key struck out of it; `key`: "" for none."""
+    """Return data from a server with every occurrence of the key masked. `key`: "" for none."""
     return data.replace(key.encode(), b"***") if key else data
 
 
 async def read_failure(server: str, answer: httpx.Response, key: str) -> AntiphonError | str:
-    """What an answer with another status than 200 means, for whoever asked `server`, as messages name it.
+    """Turn an answer with a status other than 200 into an error to raise. `server` is its name in messages.
 
-    An error to raise; or, where the request itself was not accepted, the server's own words for it, which the caller
-    makes an error of. ModelError: the key is not accepted. Refused: there is no room. RemoteError: it failed.
+    If the request itself was not accepted, return the server's message instead; the caller builds the error. Otherwise
+    the error is ModelError if the key is not accepted, Refused if the server has no room, and RemoteError if it failed.
     """
     status = answer.status_code
     if status in (401, 403):
@@ -198,15 +201,16 @@ async def read_failure(server: str, answer: httpx.Response, key: str) -> Antipho
 
 
 PROBE_TIMEOUT_S = 5.0
-# Bound: a name, which messages carry. A model with a longer one is passed over.
+# Bound: characters of a model's name, because messages contain it. A model with a longer name is skipped.
 MAX_NAME_CHARS = 512
 
 
 @dataclass(frozen=True, slots=True)
 class ListedModel:
-    """A model of a list.
+    """A model in a server's list of models.
 
-    - `context_tokens`: the most that it takes, 0 where the list does not say. `owner`: what serves it, as "vllm".
+    - `context_tokens`: the most tokens of its context; 0 if the list does not say.
+    - `owner`: the software that serves it, such as "vllm".
     - `has_parent`: it is an adapter of another model of the list.
     """
 
@@ -220,7 +224,7 @@ _null = msgspec.Raw(b"null")
 
 
 class _Entry(msgspec.Struct, gc=False):
-    """Servers add fields, and give them types, as they like."""
+    """One model in the server's list. Servers add fields, and differ in the fields' types."""
 
     id: msgspec.Raw = _null
     max_model_len: msgspec.Raw = _null
@@ -239,8 +243,8 @@ _tokens_decoder = msgspec.json.Decoder(Annotated[int, msgspec.Meta(gt=0, lt=1 <<
 async def list_models(base_url: str, key: str) -> list[ListedModel]:
     """Ask a server for its models, within PROBE_TIMEOUT_S. `key`: "" for none.
 
-    Raises ModelError where the key is not accepted. RemoteError: the server does not tell; an httpx.HTTPError is its
-    cause where the server did not answer.
+    Raises ModelError if the server does not accept the key, and RemoteError if it does not list its models. If the
+    server did not answer, the cause of the RemoteError is an httpx.HTTPError.
     """
     clients, url = LoopClients(), f"{base_url}/models"
     try:
@@ -261,7 +265,7 @@ async def list_models(base_url: str, key: str) -> list[ListedModel]:
 
 
 def models_in(data: bytes) -> list[ListedModel]:
-    """The models of a list, without those that have no proper name. Raises RemoteError for what is no such list."""
+    """Return the models of a list that have a valid name. Raises RemoteError if `data` is not a list of models."""
     found = []
     for entry in decoded(_list_decoder, data, "list of models").data:
         name = optional(_text_decoder, entry.id) if entry.id is not _null else None
@@ -278,10 +282,10 @@ def models_in(data: bytes) -> list[ListedModel]:
 
 
 def salt_of(secret: bytes, owner: Hashable | None) -> str:
-    """The salt of an owner's requests: the same for the same owner, and not to be guessed without `secret`.
+    """Return the salt of an owner's requests: always the same for an owner, and unpredictable without `secret`.
 
-    Requests with different salts share nothing, so that neither cached tokens nor times tell an owner what another has
-    said. None shares with nobody: it gets a new salt each time.
+    Requests with different salts share no cache, so that neither token counts nor timing reveal another owner's
+    conversations. The owner None shares with no other request: it gets a new salt each time.
     """
     if owner is None:
         return secrets.token_hex(32)

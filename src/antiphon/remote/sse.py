@@ -1,6 +1,6 @@
-"""Reads streams of other servers: server-sent events, and a task that reads on its own.
+"""Reads streams of other servers: a parser of server-sent events, and a task that reads a stream.
 
-A ReaderTask lets a caller that waits for a stream leave at once, or wait for two streams.
+With a ReaderTask, a caller can stop waiting for a stream at once, or wait for two streams.
 """
 
 from __future__ import annotations
@@ -14,19 +14,20 @@ from antiphon.errors import RemoteError
 
 T = TypeVar("T")
 
-# Bounds: an event, and the lines of a stream, comments and empty ones included. A token takes two or three.
+# Bounds: bytes of an event, and lines of a stream, including comments and empty lines. A token takes two or three
+# lines.
 MAX_EVENT_BYTES, MAX_LINES = 1 << 20, 1 << 20
-# After so many lines the event loop gets a turn.
+# After LINES_A_TURN lines, the event loop can run other tasks.
 LINES_A_TURN = 256
 
 
 async def events(chunks: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Yield the data of each event of a stream of server-sent events (https://html.spec.whatwg.org, chapter 9.2).
 
-    An event's lines of data are joined by line feeds. Raises RemoteError for one of more than MAX_EVENT_BYTES, and for
-    a stream of more than MAX_LINES.
+    An event's data lines are joined by line feeds. Raises RemoteError if an event is larger than MAX_EVENT_BYTES, or
+    the stream has more than MAX_LINES lines.
     """
-    # `held` is searched for the end of a line from `searched` on: what is before was searched already.
+    # The search for a line end in `held` starts at `searched`; the bytes before it contain none.
     held, data, num_bytes, num_lines, searched = bytearray(), list[bytes](), 0, 0, 0
     async for chunk in chunks:
         held += chunk
@@ -60,15 +61,15 @@ def _check(num_bytes: int) -> None:
         raise RemoteError("the model's server sent an event that is too long")
 
 
-# Items that wait for their reader; with more the stream is not read, and the server waits.
+# Bound of the queue of items. When it is full, the stream is not read, and the server has to wait.
 MAX_WAITING = 64
 
 
 class ReaderTask(Generic[T]):
-    """One stream, read from the construction until its end, or `end`.
+    """Reads one stream in a task, from construction until the stream ends or `end` is called.
 
-    `tasks` holds the task while it goes on or is being closed, so that it is not garbage before its connection is
-    closed.
+    `tasks` holds the task while it runs or is being closed, so that it is not garbage-collected before its connection
+    is closed.
     """
 
     def __init__(self, stream: AsyncGenerator[T, None], tasks: set[asyncio.Task[None]]) -> None:
@@ -85,26 +86,26 @@ class ReaderTask(Generic[T]):
                     await self._queue.put(item)
             await self._queue.put(RemoteError("the model's server ended its answer"))
         except Exception as error:
-            # Nobody reads a stream that was ended, and a full queue would hold it for ever.
+            # After `end`, no reader is left, and `put` on a full queue would block forever.
             if not self._ended:
                 await self._queue.put(error)
 
     async def take(self) -> T:
-        """The next item, however long it takes. Raises what the stream failed with; RemoteError once it has ended."""
+        """Return the next item, without a timeout. Raises the error of the stream, and RemoteError after its end."""
         found = await self._queue.get()
         if isinstance(found, Exception):
             raise found
         return found
 
     async def next(self, timeout_s: float) -> T:
-        """The next item. Raises RemoteError where none comes within the time, and what `take` raises."""
+        """Return the next item. Raises RemoteError after `timeout_s` without an item, and the errors of `take`."""
         try:
             return await asyncio.wait_for(self.take(), timeout_s)
         except TimeoutError:
             raise RemoteError(f"the model's server was silent for {timeout_s:g} s in its answer") from None
 
     def fail(self, error: Exception) -> None:
-        """Close the stream, and have whoever reads it next get `error`. To be called in its event loop."""
+        """Close the stream, and raise `error` in the next read. Must be called in its event loop."""
         self.end()
         while not self._queue.empty():
             self._queue.get_nowait()
@@ -113,7 +114,7 @@ class ReaderTask(Generic[T]):
     def end(self) -> None:
         """Close the stream, which ends the request at the server. Returns at once.
 
-        It is not waited for: a caller that is being cancelled itself would cancel the closing too.
+        It does not wait for the closing, because a cancelled caller would cancel the closing too.
         """
         self._ended = True
         self._task.cancel()

@@ -1,4 +1,4 @@
-"""The turn that the running task works for, for whoever calls another server: its `traceparent` (W3C Trace Context)."""
+"""The `traceparent` (W3C Trace Context) of the running task's turn, sent with requests to other servers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _VALID = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}
 
 @dataclass(slots=True)
 class CurrentTurn:
-    """The turn of one session that is under way. `traceparent`: "" while there is none."""
+    """The open turn of one session. `traceparent`: "" if no turn is open."""
 
     traceparent: str = ""
 
@@ -21,24 +21,24 @@ _current: ContextVar[CurrentTurn] = ContextVar("turn")
 
 
 def follow_session() -> CurrentTurn:
-    """Return what this task, and those that it begins, look up; the session's owner keeps it up to date."""
+    """Return the value that this task, and the tasks it creates, look up. The session's owner keeps it up to date."""
     found = CurrentTurn()
     _current.set(found)
     return found
 
 
 def current_traceparent() -> str:
-    """Return the `traceparent` of the turn that this task works for; "" for none."""
+    """Return the `traceparent` of the turn that this task works for; "" outside of a turn."""
     found = _current.get(None)
     return found.traceparent if found else ""
 
 
 def trace_headers() -> dict[str, str]:
-    """Return the header that says for which turn another server is asked; none outside of a turn."""
+    """Return the header that names the turn for which another server is called; empty outside of a turn."""
     found = current_traceparent()
     return {TRACEPARENT: found} if found else {}
 
 
 def valid_traceparent(text: str) -> str:
-    """Return a header's value where it is one of version 00, else ""."""
+    """Return a header's value if it is a valid one of version 00, else ""."""
     return text if _VALID.fullmatch(text) else ""

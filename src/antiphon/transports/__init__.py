@@ -1,1 +1,1 @@
-"""How frames travel: WebSocket, WebRTC, and the attachment of one transport at a time to a live session."""
+"""Transports of frames: WebSocket, WebRTC, and the attachment of one transport at a time to a live session."""

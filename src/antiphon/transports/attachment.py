@@ -1,8 +1,8 @@
 """Attaches one transport at a time to a live session, with one task that reads from it and one that writes to it.
 
-A session with a resume token outlives its transport for `grace_s` and can be resumed on another; without a token, both
-end together. What is read and written is the session's; frames wait in its outbox. Two tables say what may happen
-when: the session's `lifecycle` and the state of the attachment.
+A session with a resume token outlives its transport for `grace_s`, and can be resumed on another one. Without a token,
+both end together. The session handles what is read and produces what is written; frames wait in its outbox. Two tables
+define what may happen when: the session's `lifecycle` and the state of the attachment.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ log = logging.getLogger(__name__)
 
 
 class AttachedSession(Protocol):
-    """One live session, as its attachment and the server see it. All calls come from one event loop.
+    """One live session, as its attachment and the server use it. All calls come from one event loop.
 
-    `attachment`: the place of its transport, which a client that resumes takes. Its token says whether one may.
+    `attachment`: the place for its transport, which a client that resumes takes over. The attachment's token decides
+    whether a client may.
     """
 
     attachment: Attachment
@@ -48,27 +49,27 @@ class AttachedSession(Protocol):
 
     @property
     def caller(self) -> object:
-        """What opened it: only an equal caller may resume it."""
+        """The caller that opened the session. Only an equal caller may resume it."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """The memory that the session holds for its client now, beside the frames of its outbox."""
+        """The memory that the session currently holds for its client, without the frames of its outbox."""
         ...
 
     @property
     def backlog_s(self) -> float:
-        """Seconds of audio that it has received and not yet listened to; 0 for a session without audio."""
+        """Seconds of received audio that the session has not processed yet; 0 for a session without audio."""
         ...
 
     def drain(self, within_s: float) -> None:
-        """Once neither side is in the middle of something, stop reading, send what was asked for, and close, all of it
-        within `within_s` seconds. Returns at once: `all_left` waits until it is over.
+        """Wait until the session is silent, then stop reading, send the outstanding results, and close, all within
+        `within_s` seconds. Returns at once: `all_left` waits for the end.
         """
         ...
 
     def finish(self) -> None:
-        """Send what waits, and close, whatever is still under way. Returns at once."""
+        """Send the waiting frames and close, even if something is still in progress. Returns at once."""
         ...
 
     @property
@@ -77,20 +78,20 @@ class AttachedSession(Protocol):
         ...
 
     async def handle(self, data: ClientData) -> None:
-        """Handle one frame, or audio that came beside the frames. The next is read when this returns.
+        """Handle one frame, or audio that arrived outside of the frames. The next one is read after this returns.
 
-        It is not cancelled where the session can be resumed: a frame that was counted as received has been handled.
+        If the session can be resumed, the call is not cancelled: a frame that counts as received has been handled.
         """
         ...
 
     async def end_if_idle(self) -> None:
-        """Nothing came for `idle_s`: end the session, unless something else counts as activity."""
+        """End the session after `idle_s` without a frame, unless something else counts as activity."""
         ...
 
     async def wind_up(self) -> None:
-        """The session is DRAINING and no more frames come: finish what was asked for, and then the session.
+        """Finish the outstanding work, and then the session: it is DRAINING, and no more frames arrive.
 
-        It is called again on each transport that is attached while the session drains.
+        This is called again on each transport that is attached while the session drains.
         """
         ...
 
@@ -103,23 +104,23 @@ class AttachedSession(Protocol):
         ...
 
     async def resumed(self, token: str, how: HowResumed) -> Frame:
-        """Return the first frame for a client that has resumed the session, with its new token, and how it has.
+        """Return the first frame for a client that has resumed the session, with its new token and how it was resumed.
 
-        Waits until the token is stored wherever the session is stored.
+        If the session is stored, waits until the token is stored too.
         """
         ...
 
     def replaced(self) -> Frame:
-        """Return the last frame for a transport whose session goes on over another one."""
+        """Return the last frame for a transport whose session continues on another one."""
         ...
 
 
 class Attachment:
-    """The place of one live session where one transport at a time is attached.
+    """The place of one live session, to which one transport at a time is attached.
 
-    The session calls `serve` with its first transport in a task group of its own; other connections call `resume`.
-    `lifecycle` is shared with the session: the attachment reads it, and closes it when no client is attached any more
-    and none may come.
+    The session calls `serve` with its first transport in its own task group. Other connections call `resume`. The
+    session shares its `lifecycle`: the attachment reads it, and closes it when no client is attached and none can
+    resume.
     """
 
     def __init__(
@@ -141,30 +142,30 @@ class Attachment:
         self._place = new_attachment()
         # Notified when the state of the attachment changes, and when the session is closed.
         self._changed = Signal()
-        # Frames of the client that were taken, the one that is being handled too. A client that resumes sends again
-        # those that came after.
+        # The number of frames received from the client, including the one in progress. A client that resumes sends all
+        # later frames again.
         self.num_received = 0
         self._group: anyio.abc.TaskGroup | None = None
-        # Of the transport that was attached last: all its tasks, and its reader.
+        # Scopes of the last attached transport: all its tasks, and its reader.
         self._scope = self._reading = anyio.CancelScope()
         self._resuming = anyio.Lock()
-        # Whether the session outlives its transport, where it has a token.
+        # Whether the session outlives its transport, if it has a token.
         self._waits_for_client = True
 
     @property
     def state(self) -> AttachmentState:
-        """Whether a transport is attached at the moment, or about to be."""
+        """Whether a transport is currently attached, or about to be."""
         return self._place.state
 
     @property
     def token(self) -> ResumeToken | None:
-        """What resumes the session; None: it cannot be resumed (any more), and ends with its transport."""
+        """The token that resumes the session; None: it cannot be resumed, and ends with its transport."""
         return self._token if self._lifecycle.state.resumable else None
 
     async def serve(self, transport: Transport, group: anyio.abc.TaskGroup) -> None:
-        """Serve the first transport, then those that resume, and return when the session is closed.
+        """Serve the first transport and then those that resume. Returns when the session is closed.
 
-        `group` is the session's task group; the grace period and the end of a drained session run in it.
+        `group` is the session's task group. The grace period and the end of a drained session run in it.
         """
         self._group = group
         self._take_place()
@@ -172,14 +173,14 @@ class Attachment:
         await self._closed()
 
     def stop_reading(self) -> None:
-        """Read no more frames, since the session has left OPEN; have it wind up if it drains. Does not wait."""
+        """Read no more frames, because the session has left OPEN, and wind it up if it drains. Does not wait."""
         self._reading.cancel()
         draining = self._lifecycle.state is Lifecycle.DRAINING
         if draining and not self._place.state.has_transport and self._group:
             self._group.start_soon(self._session.wind_up)
 
     def abandon(self) -> None:
-        """Close the session at once: frames that wait are not sent. Does nothing if it is closed. Does not wait."""
+        """Close the session at once, without sending the waiting frames. A no-op if it is closed. Does not wait."""
         if self._lifecycle.state is not Lifecycle.CLOSED:
             self._lifecycle.apply(LifecycleEvent.ABANDONED)
             self._changed.notify()
@@ -195,18 +196,21 @@ class Attachment:
     ) -> None:
         """Serve over `transport` from now on, until it is gone. A transport that is still attached is closed.
 
-        `last_received`: the number of the last frame that the client has. `has_left`: waits a moment for the client to
-        leave; asked where it may have given up, and then nothing is replaced. Raises RemoteProtocolError
-        (`unknown_session`, `invalid_resume_token`, `invalid_event_ack`) and JournalGap before anything is replaced.
+        - `last_received`: the number of the last frame that the client has.
+        - `has_left`: waits a moment for the client to leave. It is called if the client may have given up; if it has
+          left, nothing is replaced.
+
+        Raises RemoteProtocolError (`unknown_session`, `invalid_resume_token`, `invalid_event_ack`) or JournalGap before
+        anything is replaced.
         """
         journal = self.outbox.journal
         async with self._resuming:
-            # Before `_check`, by which the token of before would take the place of the newer one.
+            # This must precede `_check`, which would make the previous token the current one again.
             if has_left and self.doubts(token) and await self._has_given_up(token, has_left):
                 log.info("session %s: an attempt to resume it was given up", self._session.id)
                 return
             self._check(token)
-            # A client that cannot be served must not end the connection of one that is.
+            # A client that cannot be served must not end the connection of another one.
             journal.check_rewind(last_received)
             self._apply(AttachmentEvent.RESUME_BEGAN)
             try:
@@ -219,7 +223,7 @@ class Attachment:
                 self._apply(AttachmentEvent.RESUME_FAILED)
                 self._wait_or_abandon()
                 raise
-            # Before the lock is released, so that the next client finds the place taken.
+            # Take the place before the lock is released, so that the next client finds it taken.
             self._take_place()
         log.info("session %s is resumed", self._session.id)
         await self._attach(transport)
@@ -229,9 +233,9 @@ class Attachment:
     ) -> None:
         """Prepare a session that was restored from the store, before `serve`.
 
-        `num_received`: how many frames of the client the session has in it. `first_frame` is sent first, then those of
-        `frames`, another host's, that the client lacks after `last_received`. Without them, what follows is numbered
-        from `last_received` + 1.
+        `num_received`: the number of the client's frames that the restored session contains. `first_frame` is sent
+        first, then those `frames` of another host that the client lacks after `last_received`. Without such frames,
+        numbering continues at `last_received` + 1.
         """
         self.num_received = num_received
         journal = self.outbox.journal
@@ -240,13 +244,13 @@ class Attachment:
         self.outbox.put_first(first_frame)
 
     def doubts(self, token: str) -> bool:
-        """Whether a client that shows this token may have given up meanwhile: it was sent before the transport that is
-        attached got a newer one, and nobody was heard there yet.
+        """Whether a client with this token may have given up: the attached transport got a newer token, and the client
+        has sent nothing on it yet.
         """
         return bool(self._place.state.has_transport and self._token and self._token.is_previous(token))
 
     async def _has_given_up(self, token: str, has_left: Callable[[], Awaitable[bool]]) -> bool:
-        """Whether a client that is doubted leaves while it is: the doubt ends with the transport that is attached."""
+        """Whether a doubted client leaves. The doubt ends with the attached transport."""
         left = False
         async with anyio.create_task_group() as group:
 
@@ -269,23 +273,23 @@ class Attachment:
         self._changed.notify()
 
     def _stop(self) -> None:
-        """Send no more frames over the transport, and end its tasks: a frame that is being handled is, to its end."""
+        """Send no more frames over the transport, and end its tasks. A frame in progress is handled to its end."""
         if self._place.state is AttachmentState.ATTACHED:
             self._apply(AttachmentEvent.TRANSPORT_STOPPED)
         self._scope.cancel()
 
     def _wait_or_abandon(self) -> None:
-        """Where the place is empty and no client is on its way, begin the grace period, or end the session."""
+        """If the place is empty and no client is resuming, begin the grace period, or end the session."""
         if self._place.state is not AttachmentState.DETACHED:
             return
         if self._token is None or not self._waits_for_client or not self._lifecycle.state.is_running:
             self.abandon()
         else:
-            # A session that drains ends by itself; if it does not, the grace period ends it.
+            # A session that drains ends by itself. If it does not, the grace period ends it.
             log.info("session %s waits to be resumed", self._session.id)
             assert self._group
             if self._lifecycle.state is Lifecycle.DRAINING:
-                # The drain may have begun while the transport was leaving, whose tasks are cancelled.
+                # The drain may have begun while the transport was leaving, and its tasks are cancelled.
                 self._group.start_soon(self._session.wind_up)
             self._group.start_soon(self._abandon_after_grace, self._scope)
 
@@ -299,10 +303,10 @@ class Attachment:
         while self._lifecycle.state is not Lifecycle.CLOSED:
             await self._changed.wait()
 
-    # --- transports that come and go ----------------------------------------------------------------------------------
+    # --- attaching and detaching transports ---------------------------------------------------------------------------
 
     def _check(self, token: str) -> ResumeToken:
-        """Return the session's token if `token` is it. Raises RemoteProtocolError."""
+        """Return the session's token if `token` matches it. Raises RemoteProtocolError otherwise."""
         self._check_open()
         resume_token = self.token
         if resume_token is None or not resume_token.matches(token):
@@ -314,9 +318,9 @@ class Attachment:
             raise RemoteProtocolError("unknown_session", "The session has just ended.", "session_id")
 
     async def _replaced(self) -> None:
-        """End the tasks of a transport that is REPLACED, and wait until they have ended."""
+        """End the tasks of a REPLACED transport, and wait for their end."""
         if self._place.state is AttachmentState.REPLACED:
-            # A frame that its reader has begun to handle has to be counted: it does not wait for room any more.
+            # A frame in progress must be counted. From here on, its handler does not wait for room in the outbox.
             self._scope.cancel()
         while self._place.state is AttachmentState.REPLACED:
             await self._changed.wait()
@@ -326,7 +330,7 @@ class Attachment:
         self._apply(AttachmentEvent.TRANSPORT_ATTACHED)
 
     async def _attach(self, transport: Transport) -> None:
-        """Read from and write to `transport`, which has the place, until one of them ends, or the session does."""
+        """Read from and write to `transport`, which has the place, until either task or the session ends."""
         reading = self._reading
         try:
             with self._scope:
@@ -339,10 +343,10 @@ class Attachment:
                     if self._lifecycle.state is Lifecycle.DRAINING:
                         await self._session.wind_up()
                     elif client_left:
-                        # Frames that are still to come have no reader.
+                        # Later frames would have no reader.
                         self._stop()
         except* Exception:
-            # The session's edge: whatever failed in handling its client's frames ends this session alone.
+            # The outermost handler of the session: a failure in handling its frames ends only this session.
             log.exception("session %s failed", self._session.id)
             self.abandon()
         finally:
@@ -367,7 +371,7 @@ class Attachment:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def _read(self, transport: Transport) -> bool:
-        """Handle frames until the session leaves OPEN; return True if the client has left before."""
+        """Handle frames until the session leaves OPEN. Return True if the client leaves before that."""
         session = self._session
         while self._lifecycle.state.reads_frames:
             with anyio.move_on_after(session.idle_s) as waiting:
@@ -378,7 +382,7 @@ class Attachment:
             if data is None:
                 return True
             if not (self._token and isinstance(data, str | bytes) and await self._control(self._token, data)):
-                # A frame is handled to its end or not at all: a client that resumes does not send it again.
+                # A frame is handled completely or not at all, because a client that resumes does not send it again.
                 with anyio.CancelScope(shield=self._token is not None):
                     self.num_received += 1
                     await session.handle(data)
@@ -386,7 +390,7 @@ class Attachment:
 
     async def _control(self, token: ResumeToken, data: str | bytes) -> bool:
         """Handle an event about the connection itself; return False for all others."""
-        # The client has sent something since it got this token, so it has it.
+        # The client has sent a frame after this token, so it has received the token.
         token.confirm()
         message = self._session.control(data)
         if message is None:
@@ -408,7 +412,7 @@ class Attachment:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     async def _write(self, transport: Transport) -> None:
-        """Send frames until the end. A client that has left, or has stopped reading, is detached."""
+        """Send frames until the end. Detaches a client that has left or stopped reading."""
         try:
             while True:
                 item = await self.outbox.get()
@@ -424,7 +428,7 @@ class Attachment:
             log.info("session %s: the client is gone", self._session.id)
             if not self._lifecycle.state.is_running:
                 self.abandon()
-        # No frame is sent over this transport any more, so no task may wait for room in it.
+        # No more frames are sent over this transport, so no task may wait for room in it.
         self._stop()
 
     def _close_sent(self) -> None:

@@ -1,6 +1,4 @@
-"""What hosts and doors do alike with HTTP: bodies that have to arrive in time, responses that may be cut off, and a
-limit on the lines that are logged of refused requests.
-"""
+"""HTTP code that hosts and doors share: body deadlines, responses that may be cut off, and a limit on log lines."""
 
 from __future__ import annotations
 
@@ -14,18 +12,18 @@ from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 from starlette.types import Send
 
-# Every byte that arrives gives its body more time: at this rate and above, a body may take as long as its size asks.
+# A body may take as long as its size requires at this rate.
 MIN_BYTES_PER_S = 4096
-# Lines in each window, in seconds: what a client can cause without a key costs its sender nothing.
+# Log lines in each window, and the window in seconds: a client without a key can cause them at no cost.
 REFUSED_LINES, REFUSED_WINDOW_S = 20, 60.0
 Message = MutableMapping[str, Any]
 
 
 def in_time(receive: Callable[[], Awaitable[Message]], timeout_s: float) -> Callable[[], Awaitable[Message]]:
-    """Return an ASGI `receive` that raises TimeoutError once its body was waited for too long.
+    """Return an ASGI `receive` that raises TimeoutError if its body takes too long.
 
-    That is `timeout_s`, and a second more for each MIN_BYTES_PER_S that have arrived. The time in which nobody waits
-    for the body, as whatever reads it is busy, is not its sender's.
+    The limit is `timeout_s`, plus a second for each MIN_BYTES_PER_S bytes that have arrived. Only the time spent
+    waiting for the body counts, not the time of its reader.
     """
     num_bytes, waited_s = 0, 0.0
 
@@ -42,10 +40,10 @@ def in_time(receive: Callable[[], Awaitable[Message]], timeout_s: float) -> Call
 
 
 class CutStream(StreamingResponse):
-    """A streamed response that is cut off where its body fails: its end is not sent, so the client sees that it is not
-    whole.
+    """A streamed response that is cut off if its body fails: the end is not sent, so the client sees that it is
+    incomplete.
 
-    `failures`: the exceptions with which the body may fail; others are raised. `on_failure` is called with each.
+    `failures`: the exceptions of the body that cut the response; others are raised. `on_failure` is called with each.
     """
 
     def __init__(
@@ -62,7 +60,7 @@ class CutStream(StreamingResponse):
         self._failures, self._on_failure = failures, on_failure
 
     async def stream_response(self, send: Send) -> None:
-        """Send the head and the body. Without the body's end, the server closes the connection."""
+        """Send the head and the body. If the body's end is missing, the server closes the connection."""
         try:
             await super().stream_response(send)
         except self._failures as error:
@@ -78,7 +76,7 @@ class LineLimit:
         self._admitted = self._unlogged = 0
 
     def admit(self) -> int | None:
-        """Return the number of lines that were left out since the last one, or None: this one is left out too."""
+        """Return the number of lines left out since the last one, or None if this line must be left out too."""
         if self._clock() >= self._window_s + REFUSED_WINDOW_S:
             self._window_s, self._admitted = self._clock(), 0
         if self._admitted >= REFUSED_LINES:
@@ -89,6 +87,6 @@ class LineLimit:
         return unlogged
 
     def warn(self, log: logging.Logger, text: str, *values: object) -> None:
-        """Log a warning, where it is admitted, with the number of those that were left out."""
+        """Log a warning, if it is admitted, with the number of lines that were left out."""
         if (unlogged := self.admit()) is not None:
             log.warning(f"{text}%s", *values, f" unlogged={unlogged}" if unlogged else "")

@@ -1,7 +1,7 @@
-"""The journal of a session that can be resumed, and its resume token: docs/wire/index.md, "Resume".
+"""The journal of a session that can be resumed, and its resume token. See docs/wire/index.md, "Resume".
 
 The journal is a queue of frames. It numbers them as they are sent, keeps them until the client acknowledges them, and
-sends them again to a new connection. It knows no socket and does not wait: an Outbox pushes, takes and waits.
+sends them again on a new connection. It knows no socket and does not wait: an Outbox pushes, takes and waits.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from antiphon.protocols.wire import Frame
 
 
 class JournalGap(Exception):
-    """Frames that the client lacks are not kept any more, so that the session cannot be resumed.
+    """Frames that the client lacks are no longer kept, so the session cannot be resumed.
 
-    `reason` is as the client is told it: `journal_gap` (older than what is kept) or `journal_overflow` (more was sent
-    while no client was connected than is kept).
+    `reason` is sent to the client: `journal_gap` (older than what is kept) or `journal_overflow` (while no client was
+    connected, more was produced than is kept).
     """
 
     def __init__(self, reason: str) -> None:
@@ -43,7 +43,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A frame as it went out, with its number."""
+    """A frame as it was sent, with its number."""
 
     seq: int
     data: str | bytes
@@ -58,7 +58,7 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True)
 class SentFrame:
-    """A numbered frame on its way to another host, as it is sent: `text` or `data`, and its epoch if it has one."""
+    """A numbered frame for another host, as it is sent to the client: `text` or `data`, and its epoch, if any."""
 
     seq: int
     text: str | None = None
@@ -70,7 +70,7 @@ class SentFrame:
         return self.text if self.text is not None else self.data or b""
 
     def renumbered(self, seq: int) -> SentFrame:
-        """The frame with another number."""
+        """Return the frame with the number `seq`."""
         text = self.text
         if text is not None and text.endswith(tail := f"{_SEQ}{self.seq}}}"):
             text = f"{text[: -len(tail)]}{_SEQ}{seq}}}"
@@ -83,34 +83,36 @@ _SEQ = ',"server_event_seq":'
 
 @dataclass(slots=True)
 class Journal:
-    """A queue of frames to one client; `len()` is how many wait to be sent.
+    """A queue of frames to one client; `len()` is the number of waiting frames.
 
-    Frames that were sent are kept up to `max_bytes` and `max_s`; beyond that the oldest are dropped. Frames that wait
-    are bounded by the caller, who stops pushing while a slow client is attached, and by `max_bytes` while none is
-    (`is_overfull`). Sizes are in characters, which are bytes for nearly all frames.
+    Sent frames are kept up to `max_bytes` and `max_s`; beyond that the oldest are dropped. The caller bounds the
+    waiting frames: it stops pushing while an attached client is slow, and applies `max_bytes` while none is attached
+    (`is_overfull`). Sizes are in characters, which equal bytes for nearly all frames.
     """
 
-    # Monotonic seconds.
+    # Returns monotonic seconds.
     now_s: Callable[[], float]
     # Frames get a `server_event_seq` and can be sent again. Otherwise this is a plain queue that keeps nothing.
     numbered: bool = False
+    # The most bytes of sent frames that are kept, and of waiting frames without a client.
     max_bytes: int = 8 << 20
+    # Seconds for which sent frames are kept.
     max_s: float = 60.0
     _waiting: deque[_Waiting | _Sent] = field(default_factory=deque)
     _waiting_bytes: int = 0
     _sent: deque[_Sent] = field(default_factory=deque)
     _sent_bytes: int = 0
     _seq: int = 0
-    # Frames up to this number are acknowledged or dropped: they cannot be sent again.
+    # Frames up to this number are acknowledged or dropped, and cannot be sent again.
     _floor: int = 0
     _epoch: int = 0
 
     def __len__(self) -> int:
-        """How many frames wait to be sent, those to be sent again included."""
+        """Return the number of waiting frames, including those to send again."""
         return len(self._waiting)
 
     def push(self, frame: Frame, *, first: bool = False) -> None:
-        """Add a frame behind those that wait, or before them if it is the `first` of a connection.
+        """Add a frame after those that wait, or before them if it is the `first` of a connection.
 
         It has no number yet.
         """
@@ -122,9 +124,9 @@ class Journal:
             self._waiting.append(waiting)
 
     def raise_epoch(self, epoch: int) -> int:
-        """Drop the waiting words and audio of older epochs, and return how many frames that were.
+        """Drop the waiting words and audio of older epochs, and return the number of dropped frames.
 
-        Other frames stay. From now on `rewind` skips media frames of older epochs too; their numbers stay used.
+        Other frames stay. From now on `rewind` also skips media frames of older epochs; their numbers stay used.
         """
         self._epoch = epoch
         before = len(self._waiting)
@@ -134,9 +136,7 @@ class Journal:
         return before - len(kept)
 
     def next(self) -> str | bytes | None:
-        """Remove and return the next frame as it goes out, numbered where frames are, and keep it; None where none
-        waits.
-        """
+        """Remove and return the next frame in the form to send, numbered and kept if frames are; None if none waits."""
         if not self._waiting:
             return None
         waiting = self._waiting.popleft()
@@ -147,9 +147,9 @@ class Journal:
         return numbered.data
 
     def acknowledge(self, seq: int) -> None:
-        """Drop what is kept up to this number, which the client has received. A lower number changes nothing.
+        """Drop the kept frames up to this number, which the client has received. A lower number changes nothing.
 
-        Raises RemoteProtocolError (`invalid_event_ack`) for a number that was never sent.
+        Raises RemoteProtocolError (`invalid_event_ack`) if the number was never sent.
         """
         if not 0 <= seq <= self._seq:
             raise RemoteProtocolError(
@@ -160,7 +160,7 @@ class Journal:
             self._sent_bytes -= self._sent.popleft().size
 
     def check_rewind(self, last_received: int) -> None:
-        """Raise what `rewind` would raise, and change nothing: a resume is checked before it replaces a connection."""
+        """Raise the errors of `rewind`, without a change: a resume is checked before it replaces a connection."""
         if not 0 <= last_received <= self._seq:
             raise RemoteProtocolError(
                 "invalid_event_ack",
@@ -171,14 +171,14 @@ class Journal:
             raise JournalGap("journal_gap")
 
     def rewind(self, last_received: int) -> None:
-        """Put the frames after this number, which were sent and did not arrive, before those that wait.
+        """Put the sent frames after this number, which did not arrive, before those that wait.
 
-        They keep their numbers; words and audio of an older epoch are left out. Raises JournalGap where a frame is no
-        longer kept, and RemoteProtocolError (`invalid_event_ack`) for a number that was never sent.
+        They keep their numbers; words and audio of an older epoch are left out. Raises JournalGap if a frame is no
+        longer kept, and RemoteProtocolError (`invalid_event_ack`) if the number was never sent.
         """
         self.check_rewind(last_received)
         self._floor = last_received
-        # A connection that broke during an earlier rewind leaves frames that were to be sent again among the waiting.
+        # If a connection broke during an earlier rewind, frames to send again are still among the waiting ones.
         again = [w for w in self._waiting if isinstance(w, _Sent)]
         missed = sorted((s for s in (*self._sent, *again) if s.seq > last_received), key=lambda s: s.seq)
         fresh = [w for w in self._waiting if not isinstance(w, _Sent)]
@@ -189,26 +189,27 @@ class Journal:
 
     @property
     def waiting_bytes(self) -> int:
-        """The size of the frames that wait to be sent."""
+        """The size of the waiting frames."""
         return self._waiting_bytes
 
     @property
     def num_bytes(self) -> int:
-        """The size of all frames here: those that wait, and sent ones that are kept."""
+        """The size of all frames here: waiting ones, and sent ones that are kept."""
         return self._waiting_bytes + self._sent_bytes
 
     @property
     def is_overfull(self) -> bool:
-        """Whether more waits than `max_bytes`, so that a session has to end if no client is attached."""
+        """Whether more than `max_bytes` wait. A session without an attached client has to end then."""
         return self._waiting_bytes > self.max_bytes
 
     def continue_from(self, seq: int) -> None:
-        """Number the next frame `seq` + 1: the session was restored, and its client has that many frames."""
+        """Number the next frame `seq` + 1: the session was restored, and its client has the frames up to `seq`."""
         self._seq = self._floor = seq
 
     def hand_over(self, max_bytes: int) -> list[SentFrame] | None:
-        """Number the frames that wait, and return all that the client may lack, for the host that goes on with the
-        session. None where they are larger than `max_bytes`: some of them have to be told anew, as after a crash.
+        """Number the waiting frames, and return all frames that the client may lack, for the host that takes over.
+
+        Returns None if they are larger than `max_bytes`; then some of them have to be produced again, as after a crash.
         """
         self._waiting = deque(self._number(waiting) for waiting in self._waiting)
         self._waiting_bytes = sum(waiting.size for waiting in self._waiting)
@@ -224,9 +225,11 @@ class Journal:
         ]
 
     def unacknowledged(self, coming: Sequence[Frame], max_bytes: int) -> list[SentFrame]:
-        """Return the frames that the client may lack, oldest first: those that were sent and not acknowledged, those
-        that wait, and `coming`, which are pushed next, under the numbers that they have or will have. Pieces of
-        responses are left out, and all that is older than the newest `max_bytes`.
+        """Return the frames that the client may lack, oldest first.
+
+        These are the sent and unacknowledged frames, the waiting frames, and `coming`, which are pushed next, under
+        their current or future numbers. Pieces of responses, and everything older than the newest `max_bytes`, are left
+        out.
         """
         if not self.numbered:
             return []
@@ -253,7 +256,7 @@ class Journal:
         return found[::-1]
 
     def _number(self, waiting: _Waiting | _Sent) -> _Waiting | _Sent:
-        """Give a frame that waits its number, under which it is sent later; one without numbers stays as it is."""
+        """Give a waiting frame the number under which it is sent later. A frame without numbers stays unchanged."""
         if isinstance(waiting, _Sent) or not self.numbered or not waiting.frame.numbered:
             return waiting
         self._seq += 1
@@ -261,8 +264,10 @@ class Journal:
         return _Sent(self._seq, frame.encode(self._seq), frame.epoch, self.now_s(), frame.is_piece)
 
     def take_over(self, frames: Sequence[SentFrame], last_received: int) -> bool:
-        """Go on where another host's journal has ended, with what it has handed over. Returns whether that has all
-        frames after `last_received`, so that the client can have them; else nothing is changed.
+        """Continue another host's journal with the frames that it has handed over.
+
+        Returns whether these contain all frames after `last_received`, so that the client can have them. Otherwise
+        nothing changes.
         """
         if not frames or not frames[0].seq - 1 <= last_received <= frames[-1].seq:
             return False
@@ -287,30 +292,30 @@ class Journal:
 
 @dataclass(slots=True)
 class ResumeToken:
-    """What a client presents to resume its session: 32 random bytes as base64, of which only the SHA-256 is kept.
+    """The token with which a client resumes its session: 32 random bytes as base64, of which only the SHA-256 is kept.
 
-    Each resume makes a new token. The previous one stays valid until the client is heard on its new connection, because
-    the message with the new token may have been lost.
+    Each resume creates a new token. The previous one stays valid until the client sends something on its new
+    connection, because the message with the new token may have been lost.
     """
 
-    # Takes a number of bytes and returns URL-safe text; injected by tests.
+    # Takes a number of bytes and returns URL-safe text. Tests inject their own.
     random: Callable[[int], str] = secrets.token_urlsafe
     _hash: bytes = b""
     _previous_hash: bytes = b""
 
     def renew(self) -> str:
-        """Make and return a new token, as URL-safe text.
+        """Return a new token, as URL-safe text.
 
-        The one before it stays valid until `confirm`, the one before that ends.
+        The previous one stays valid until `confirm`; the one before it ends.
         """
         value = self.random(32)
         self._previous_hash, self._hash = self._hash, _digest(value)
         return value
 
     def matches(self, value: str) -> bool:
-        """Whether this is the token or the previous one while that is valid. Compares in constant time.
+        """Whether this is the current token, or the previous one while that is valid. Compares in constant time.
 
-        A match of the previous token makes it the current one again: the client never saw the newer.
+        A match of the previous token makes it the current one again, because the client never saw the newer one.
         """
         given = _digest(value)
         is_current = hmac.compare_digest(given, self._hash)
@@ -320,21 +325,21 @@ class ResumeToken:
         return is_current or is_previous
 
     def is_previous(self, value: str) -> bool:
-        """Whether this is the previous token, while that is valid: whoever shows it has not seen the current one."""
+        """Whether this is the previous token, while that is valid. Its client has not seen the current one."""
         return bool(self._previous_hash) and hmac.compare_digest(_digest(value), self._previous_hash)
 
     def confirm(self) -> None:
-        """End the previous token: the client was heard on its new connection, so it has the current one."""
+        """End the previous token: the client has sent something on its new connection, so it has the current one."""
         self._previous_hash = b""
 
     @property
     def hash(self) -> bytes:
-        """What is stored of the token: its SHA-256 (32 bytes), then that of the previous one while it is valid."""
+        """The stored form of the token: its SHA-256 (32 bytes), then that of the previous one while it is valid."""
         return self._hash + self._previous_hash
 
     @classmethod
     def stored(cls, hash: bytes) -> ResumeToken:
-        """The token of a session from before a restart, from what `hash` was then. It cannot tell the token's text."""
+        """Return the token of a session from before a restart, from its `hash` then. The token's text is unknown."""
         return cls(_hash=hash[:32], _previous_hash=hash[32:])
 
 

@@ -1,7 +1,7 @@
-"""The two state machines of a live session: how far it has come, and which transport has its place.
+"""The two state machines of a live session: its lifecycle, and which transport is attached.
 
-What the server and the attachment may do with a session follows from the two states alone. Pure: the tables of what
-moves each from one state to the next are printed in docs/design/resume.md.
+What the server and the attachment may do with a session depends only on the two states. Pure. docs/design/resume.md
+prints the tables of transitions.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from antiphon.state_machine import StateMachine
 
 
 class Lifecycle(Enum):
-    """How far a live session has come.
+    """The stages of a live session.
 
     Frames are read in OPEN. A session that the server ends is DRAINING until it has worked off what it received. In
-    FLUSHING and CLOSING nothing more is produced, and the frames that wait are sent before the transport is closed.
-    CLOSING is for a session that its client has closed: it will not be resumed. CLOSED is final.
+    FLUSHING and CLOSING nothing more is produced, and the waiting frames are sent before the transport is closed.
+    CLOSING means that the client closed the session, so it will not be resumed. CLOSED is final.
     """
 
     OPEN = auto()
@@ -28,29 +28,32 @@ class Lifecycle(Enum):
 
     @property
     def reads_frames(self) -> bool:
-        """Whether frames of the client are read and handled. False: they stay in the transport."""
+        """Whether the client's frames are read and handled. False: they stay in the transport."""
         return self is Lifecycle.OPEN
 
     @property
     def is_running(self) -> bool:
-        """Whether the session still works on what it received, and may have more to send.
+        """Whether the session still works on what it received, and may produce more frames.
 
-        With a resume token, it then waits for its client when the transport is gone; in all other states it is over.
+        In these states a session with a resume token waits for its client after the transport is gone. In the other
+        states it ends.
         """
         return self in (Lifecycle.OPEN, Lifecycle.DRAINING)
 
     @property
     def resumable(self) -> bool:
-        """Whether a client with the right token may attach another transport, in place of one that is still there."""
+        """Whether a client with the right token may attach another transport, replacing the current one."""
         return self in (Lifecycle.OPEN, Lifecycle.DRAINING, Lifecycle.FLUSHING)
 
 
 class LifecycleEvent(Enum):
-    """What happens to a live session.
+    """The events of a live session's lifecycle.
 
-    ENDED: the server ends it, since it drains, or for a limit, an error or a client without activity. FINISHED: the
-    session has put its last frame. CLIENT_CLOSED: the client has asked for the end. CLOSE_SENT: the last frame was
-    sent, and the transport closed. ABANDONED: no client is attached, and none may come any more.
+    - ENDED: the server ends it, because of a drain, a limit, an error or an inactive client.
+    - FINISHED: the session has put its last frame.
+    - CLIENT_CLOSED: the client has asked for the end.
+    - CLOSE_SENT: the last frame was sent, and the transport closed.
+    - ABANDONED: no client is attached, and none can resume.
     """
 
     ENDED = auto()
@@ -85,16 +88,16 @@ LifecycleMachine = StateMachine[Lifecycle, LifecycleEvent]
 
 
 def new_lifecycle() -> LifecycleMachine:
-    """Make the lifecycle of a session that begins: OPEN. The session and its attachment share it."""
+    """Return the lifecycle of a new session: OPEN. The session and its attachment share it."""
     return StateMachine(LIFECYCLE_TRANSITIONS, Lifecycle.OPEN)
 
 
 class AttachmentState(Enum):
     """Which transport has the place of a live session.
 
-    LEAVING: the transport takes no more frames; a frame of its client may still be handled to its end. REPLACED: the
-    same, and a client that resumes waits for the place. RESUMING: the place is empty and kept for that client, while
-    its first frames are prepared.
+    - LEAVING: the transport takes no more frames. A frame of its client may still be in progress.
+    - REPLACED: the same, and a client that resumes waits for the place.
+    - RESUMING: the place is empty and reserved for that client, while its first frames are prepared.
     """
 
     DETACHED = auto()
@@ -115,16 +118,18 @@ class AttachmentState(Enum):
 
     @property
     def expects_client(self) -> bool:
-        """Whether a client is there, or is about to be: the last frames of the session will be sent to it."""
+        """Whether a client is attached or about to be, so that the session's last frames will be sent to it."""
         return self is not AttachmentState.DETACHED
 
 
 class AttachmentEvent(Enum):
-    """What happens to the place of a live session.
+    """The events of a live session's place.
 
-    TRANSPORT_ATTACHED: a transport has the place. TRANSPORT_STOPPED: it takes no more frames. TRANSPORT_GONE: it has
-    left the place, and no task uses it. RESUME_BEGAN: a client with the right token wants the place. RESUME_FAILED: it
-    has left, or could not be served.
+    - TRANSPORT_ATTACHED: a transport takes the place.
+    - TRANSPORT_STOPPED: it takes no more frames.
+    - TRANSPORT_GONE: it has left the place, and no task uses it.
+    - RESUME_BEGAN: a client with the right token wants the place.
+    - RESUME_FAILED: that client has left, or could not be served.
     """
 
     TRANSPORT_ATTACHED = auto()
@@ -161,5 +166,5 @@ AttachmentMachine = StateMachine[AttachmentState, AttachmentEvent]
 
 
 def new_attachment() -> AttachmentMachine:
-    """Make the state of an attachment that no transport has had yet: DETACHED."""
+    """Return the state of an attachment before its first transport: DETACHED."""
     return StateMachine(ATTACHMENT_TRANSITIONS, AttachmentState.DETACHED)

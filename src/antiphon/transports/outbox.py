@@ -1,7 +1,6 @@
-"""The queue of a live session's frames: it waits for clients that do not read, and keeps frames for those that resume.
+"""The queue of a live session's frames. It applies backpressure, and keeps frames for clients that resume.
 
-What is numbered, kept and sent again is the journal's to decide (`transports/journal.py`); how frames are sent
-is the attachment's.
+The journal (`transports/journal.py`) decides what is numbered, kept and sent again; the attachment sends the frames.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from antiphon.protocols.wire import Frame
 from antiphon.signals import Signal
 from antiphon.transports.journal import Journal
 
-# The most bytes of frames that wait for a client before its session waits, besides one frame of any size.
+# Bytes of waiting frames, in addition to one frame of any size, above which the session waits.
 MAX_WAITING_BYTES = 4 << 20
 
 
@@ -28,9 +27,9 @@ class CloseFrame:
 class Outbox:
     """The frames of one live session that wait for its transport. Used from one event loop.
 
-    Bounds: while a transport is attached, `max_waiting` frames and MAX_WAITING_BYTES, and the session waits in
-    `wait_for_room` beyond; while none is, the journal's `max_bytes`, and beyond `on_overflow` is called. With
-    `waits_detached` the session waits while no transport is attached, too.
+    Bounds: while a transport is attached, `max_waiting` frames and MAX_WAITING_BYTES; above them the session waits in
+    `wait_for_room`. While none is attached, the journal's `max_bytes`; above it `on_overflow` is called. With
+    `waits_detached`, the session waits even while no transport is attached.
     """
 
     def __init__(
@@ -51,18 +50,18 @@ class Outbox:
 
     @property
     def num_waiting(self) -> int:
-        """Frames that were put and not taken by `get` yet."""
+        """The number of frames that `get` has not taken yet."""
         return len(self.journal)
 
     def put(self, frame: Frame) -> None:
-        """Queue a frame behind all others. Never waits: the task that produces frames calls `wait_for_room` too."""
+        """Queue a frame after all others. Never waits: the task that produces frames also calls `wait_for_room`."""
         self.journal.push(frame)
         self._changed.notify()
 
     async def wait_for_room(self) -> None:
-        """Wait until few enough frames and bytes wait, while a transport is attached that could take them.
+        """Wait until the waiting frames are within the bounds, while an attached transport could take them.
 
-        Returns at once after `end`. Calls `on_overflow` where no transport is attached and too many bytes wait.
+        Returns at once after `end`. Calls `on_overflow` if no transport is attached and too many bytes wait.
         """
         while self._is_full and self._may_wait:
             await self._changed.wait()
@@ -78,7 +77,7 @@ class Outbox:
         return (self._attached or self._waits_detached) and self._end is None
 
     async def get(self) -> str | bytes | CloseFrame:
-        """Wait for the next frame, and return it as it is to be sent. The CloseFrame follows when all are taken."""
+        """Wait for the next frame, and return it in the form to send. After all frames it returns the CloseFrame."""
         while True:
             frame = self.journal.next()
             if frame is not None:
@@ -89,22 +88,22 @@ class Outbox:
             await self._changed.wait()
 
     def raise_epoch(self, epoch: int) -> None:
-        """Drop the frames that wait with audio or text of an epoch below `epoch`."""
+        """Drop the waiting frames that carry audio or text of an epoch below `epoch`."""
         self.journal.raise_epoch(epoch)
         self._changed.notify()
 
     def end(self, code: int, reason: str) -> None:
-        """Have the transport closed with `code` and `reason` after the waiting frames. Only the first call counts."""
+        """Close the transport with `code` and `reason` after the waiting frames. Only the first call counts."""
         if self._end is None:
             self._end = CloseFrame(code, reason)
         self._changed.notify()
 
     def set_attached(self, attached: bool) -> None:
-        """Say whether a transport takes frames (`AttachmentState.takes_frames`): `wait_for_room` waits only then."""
+        """Set whether a transport takes frames (`AttachmentState.takes_frames`). `wait_for_room` waits only then."""
         self._attached = attached
         self._changed.notify()
 
     def put_first(self, frame: Frame) -> None:
-        """Queue a frame before all others: what a client gets first when it has resumed the session."""
+        """Queue a frame before all others, as the first one for a client that has resumed the session."""
         self.journal.push(frame, first=True)
         self._changed.notify()

@@ -1,6 +1,6 @@
-"""A WebRTC call as a transport: Opus both ways, events over a data channel.
+"""A WebRTC call as a transport: Opus in both directions, events over a data channel.
 
-The media run in tasks of aiortc's and of this module's own, in the event loop that made the peer connection.
+The media run in aiortc's tasks and in tasks of this module, in the event loop that created the peer connection.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ log = logging.getLogger(__name__)
 RTC_HZ = 48_000
 # One packet: 20 ms.
 FRAME_SAMPLES = RTC_HZ // 50
-# What a client may leave unread in its channel before it is taken to be gone.
+# Unread bytes in the data channel above which a client counts as gone.
 MAX_CHANNEL_BYTES = 8 << 20
-# Audio and events that have arrived and wait for the session: 10 s of frames.
+# Bound: audio and events that wait for the session; 10 s of frames.
 MAX_ARRIVED_ITEMS = 1000
-# How long `close` waits for the data channel to empty, and how often it looks.
+# How `close` waits for the data channel to empty: the number of polls, and the interval between them.
 CLOSE_POLLS, CLOSE_POLL_S = 50, 0.02
 
 
@@ -59,9 +59,9 @@ class _AudioChunk:
 
 
 class OutputTrack(MediaStreamTrack):
-    """The track that plays the responses' audio: 20 ms at a time, silence in between.
+    """The track that plays the responses' audio: 20 ms at a time, with silence in between.
 
-    It is the call's `AudioPlayer`: it counts the samples of each item that were handed to the network, so an
+    It is the call's `AudioPlayer`. It counts the samples of each item that were passed to the network, so that an
     interrupted item can be cut to what was heard. `clock` is monotonic, in seconds.
     """
 
@@ -70,13 +70,14 @@ class OutputTrack(MediaStreamTrack):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
         self._clock = clock
-        # Bound: a response's audio; its tokens are limited, and the next one begins when this one is cut or done.
+        # Bound: a response's audio. Its tokens are limited, and the next response begins after this one was cut off or
+        # is done.
         self._queue: deque[_AudioChunk] = deque()
         self._resamplers: dict[str, Resampler] = {}
-        # Items that were begun and not played to their end, and the samples of each that were played.
+        # Items that are not played to their end, and the samples of each that were played.
         self._unfinished: dict[str, ContentPosition] = {}
         self._played_samples: dict[str, int] = {}
-        # Items of which no more is to be played, although more may come.
+        # Items whose later audio is dropped.
         self._discarded: set[str] = set()
         self._playing_response: str | None = None
         self._report: ReportPlayback = lambda _: None
@@ -85,11 +86,13 @@ class OutputTrack(MediaStreamTrack):
         self._is_held = False
 
     def attach(self, report: ReportPlayback) -> None:
-        """Have `report` called when the first sample of a response is played, and after the last of each item."""
+        """Set `report`, called when the first sample of a response is played, and after the last
+        sample of each item.
+        """
         self._report = report
 
     def send(self, event: TranscriptionEvent | ConversationEvent) -> None:
-        """Queue the event's audio, resampled to 48 kHz; events without audio are ignored. Does not wait."""
+        """Queue the event's audio, resampled to 48 kHz. Events without audio are ignored. Does not wait."""
         match event:
             case ResponseAudioDelta(at, pcm, rate_hz) if at.item_id not in self._discarded:
                 if at.item_id not in self._resamplers:
@@ -104,7 +107,7 @@ class OutputTrack(MediaStreamTrack):
                 return
 
     def silence(self) -> list[tuple[ContentPosition, int]]:
-        """Drop what is queued, and what is still to come of its items.
+        """Drop the queued audio, and the later audio of its items.
 
         Returns each item that was not played to its end, with the milliseconds of it that were played.
         """
@@ -120,13 +123,13 @@ class OutputTrack(MediaStreamTrack):
         return cut
 
     def hold(self, held: bool) -> None:
-        """Play silence from the next 20 ms on, or go on from the sample at which that began."""
+        """Play silence from the next 20 ms on, or continue at the sample where the silence began."""
         self._is_held = held
 
     async def recv(self) -> AudioFrame:
         """Wait until the next 20 ms are due, and return them. aiortc's sender calls it, one call at a time.
 
-        Raises MediaStreamError once the track is stopped.
+        Raises MediaStreamError after the track was stopped.
         """
         if self.readyState != "live":
             raise MediaStreamError
@@ -141,9 +144,9 @@ class OutputTrack(MediaStreamTrack):
         return frame
 
     def next_frame(self) -> npt.NDArray[np.int16]:
-        """Take the next 20 ms from the queue: int16 [960], with zeros where the queue ends, or while it is held.
+        """Take the next 20 ms from the queue: int16 [960], filled with zeros at the end of the queue or during a hold.
 
-        Reports the responses that start and stop being heard in them.
+        Reports the responses that start or stop being heard in them.
         """
         out, filled = np.zeros(FRAME_SAMPLES, np.int16), 0
         while self._queue and filled < FRAME_SAMPLES and not self._is_held:
@@ -181,7 +184,7 @@ def _int16(pcm: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
 class WebRtcCall:
     """A peer connection as a transport. Its events travel over the first data channel that the client opens.
 
-    `opened` is set when that channel is open, or when the connection has failed. Whoever makes a call ends it with
+    `opened` is set when that channel is open, or when the connection has failed. The creator of a call must end it with
     `hang_up`, whether it was answered or not.
     """
 
@@ -193,48 +196,47 @@ class WebRtcCall:
         self._arrived: asyncio.Queue[str | bytes | AppendAudio | None] = asyncio.Queue(MAX_ARRIVED_ITEMS)
         self._audio_task: asyncio.Task[None] | None = None
         self._hung_up = False
-        # The end has arrived; what comes behind it is dropped. Whether anything before it was.
+        # Whether the end has arrived, after which items are dropped, and whether an item was dropped before it.
         self._has_ended = self._has_dropped = False
         self.peer.on("datachannel", self._on_data_channel)
         self.peer.on("track", self._on_track)
         self.peer.on("connectionstatechange", self._on_state_change)
 
     async def answer(self, offer: str) -> str:
-        """Answer an SDP offer, with SDP. Waits until the ICE candidates are gathered.
+        """Answer an SDP offer with SDP. Waits until the ICE candidates are gathered.
 
-        Raises RemoteProtocolError (`invalid_offer`) for an offer that is not SDP, or that has other sections of media
-        than one of audio.
+        Raises RemoteProtocolError (`invalid_offer`) if the offer is not SDP, or has other media than one audio section.
         """
         try:
             await self.peer.setRemoteDescription(Description(sdp=offer, type="offer"))
             kinds = [t.kind for t in self.peer.getTransceivers()]
             if kinds != ["audio"]:
-                # Every further track would be decoded, and its media would be of no use.
+                # Every further track would be decoded, without any use for its media.
                 num_audio, num_video = kinds.count("audio"), kinds.count("video")
                 raise ValueError(f"it has {num_audio} audio and {num_video} video sections; one of audio is taken")
             self.peer.addTrack(self.playback)
             await self.peer.setLocalDescription(await self.peer.createAnswer())
         except Exception as error:
-            # The edge of a parser of what strangers send: whatever it raises is about the offer.
+            # The parser handles untrusted input: any exception is about the offer.
             raise RemoteProtocolError("invalid_offer", f"The SDP offer cannot be answered: {error}", "sdp") from error
         return str(self.peer.localDescription.sdp)
 
     async def receive(self) -> str | bytes | AppendAudio | None:
         """Wait for the next event of the data channel, or for the microphone's next audio, mono at 16 kHz.
 
-        None: the channel was closed, or the connection has failed. Of a client that sends faster than the session
-        handles, the oldest items are dropped (`MAX_ARRIVED_ITEMS`).
+        None: the channel was closed, or the connection has failed. If a client sends faster than the session handles,
+        the oldest items are dropped (`MAX_ARRIVED_ITEMS`).
         """
         return await self._arrived.get()
 
     async def send(self, data: str | bytes) -> None:
-        """Queue an event in the data channel, as `send_now` does."""
+        """Queue an event in the data channel; see `send_now`."""
         self.send_now(data)
 
     def send_now(self, data: str | bytes) -> None:
-        """Queue an event in the data channel. Does not wait: the channel keeps `MAX_CHANNEL_BYTES`.
+        """Queue an event in the data channel. Does not wait: the channel buffers up to `MAX_CHANNEL_BYTES`.
 
-        Raises TransportClosed for a channel that is not open, is that full, or does not take an event of this size.
+        Raises TransportClosed if the channel is not open, is full, or does not take an event of this size.
         """
         channel = self._channel
         if channel is None or channel.readyState != "open" or channel.bufferedAmount > MAX_CHANNEL_BYTES:
@@ -242,7 +244,7 @@ class WebRtcCall:
         try:
             channel.send(data)
         except (ValueError, InvalidStateError) as error:
-            # The peer takes no message of this size, or it has just closed.
+            # The peer accepts no message of this size, or it has just closed.
             log.info("a frame of %d characters could not be sent: %s", len(data), error)
             raise TransportClosed from error
 
@@ -255,7 +257,7 @@ class WebRtcCall:
         await self.hang_up()
 
     async def hang_up(self) -> None:
-        """Close the peer connection, in whatever state it is. A second call does nothing. Raises nothing."""
+        """Close the peer connection, in whatever state it is. A second call is a no-op. Raises nothing."""
         if self._hung_up:
             return
         self._hung_up = True
@@ -264,8 +266,8 @@ class WebRtcCall:
         try:
             await self.peer.close()
         except Exception as error:
-            # aiortc stops transports that a connection has not got yet when its offer was refused half-way. Whatever
-            # has sockets was made after that.
+            # aiortc stops transports that a connection does not have yet if its offer was refused half-way. All sockets
+            # are opened after that.
             log.info("a peer connection did not close cleanly: %r", error)
             self.peer.remove_all_listeners()
 
@@ -277,16 +279,16 @@ class WebRtcCall:
             self.opened.set()
 
     def arrive(self, item: str | bytes | AppendAudio | None) -> None:
-        """Have `receive` return an item after those that wait; None: the end. Does not wait."""
+        """Queue an item for `receive`; None: the end. Does not wait."""
         if self._has_ended:
             return
         self._has_ended = item is None
         if self._arrived.full():
-            # A microphone is never this far ahead; a client that sends so much is not in a conversation.
+            # A microphone is never this far ahead, so this client is not in a conversation.
             self._arrived.get_nowait()
             if not self._has_dropped:
                 self._has_dropped = True
-                log.warning("a call sends faster than it is served: what came first is dropped")
+                log.warning("a call sends faster than it is served: its oldest items are dropped")
         self._arrived.put_nowait(item)
 
     def _on_track(self, track: MediaStreamTrack) -> None:
@@ -307,7 +309,7 @@ class WebRtcCall:
         except MediaStreamError:
             self.arrive(None)
         except Exception:
-            # The edge of a decoder of what strangers send: without a microphone the call has nothing to serve.
+            # The decoder handles untrusted input. Without a microphone the call has no purpose.
             log.exception("the microphone of a call cannot be read")
             self.arrive(None)
 

@@ -1,4 +1,4 @@
-"""A WebSocket as a transport."""
+"""A WebSocket as a transport of frames."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from antiphon.transports.transport import TransportClosed
 class WebSocketTransport:
     """An accepted WebSocket as a transport.
 
-    `first`: a frame that was read from it before, for instance to find out what the client wants; `receive` returns it
-    again. The route that accepted the WebSocket owns it.
+    `first`: a frame that was already read from it, for example to detect the dialect; `receive` returns it again. The
+    route that accepted the WebSocket owns it.
     """
 
     playback = None
@@ -34,7 +34,7 @@ class WebSocketTransport:
         return data if text is None else text
 
     async def has_left(self, within_s: float) -> bool:
-        """Wait `within_s` seconds for the client to disconnect. A frame that it sends instead is received later."""
+        """Wait `within_s` seconds for the client to disconnect. A frame that arrives instead is received later."""
         with anyio.move_on_after(within_s):
             if self._first is None:
                 self._first = await self.receive()
@@ -56,7 +56,7 @@ class WebSocketTransport:
             raise TransportClosed from None
 
     async def close(self, code: int, reason: str) -> None:
-        """Send a close frame; the client's own is not waited for. Raises TransportClosed."""
+        """Send a close frame, without waiting for the client's. Raises TransportClosed."""
         try:
             await self._websocket.close(code, reason)
         except (WebSocketDisconnect, RuntimeError, OSError):

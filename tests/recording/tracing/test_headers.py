@@ -1,4 +1,4 @@
-"""What clients say of their traces, at the wire: a link where it is well formed, and never an error."""
+"""Trace headers of clients on the wire: a link if they are valid, and never an error."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from tests.server.collector import collector
 VALID = f"00-{'ab' * 16}-{'cd' * 8}-01"
 OTHER = f"00-{'ef' * 16}-{'cd' * 8}-00"
 Sent = list[tuple[str, str]]
-# What is sent, and whether a turn is linked to it.
+# The headers, and whether a turn is linked to them.
 HEADERS: dict[str, tuple[Sent, bool]] = {
     "well formed": ([("traceparent", VALID)], True),
     "in capitals": ([("TraceParent", VALID)], True),
     "with state and baggage": (
         [
             ("traceparent", VALID),
-            ("tracestate", ",".join(f"k{n}=not-told" for n in range(32))),
-            ("baggage", "user=not-told;p=1"),
+            ("tracestate", ",".join(f"k{n}=not-logged" for n in range(32))),
+            ("baggage", "user=not-logged;p=1"),
         ],
         True,
     ),
@@ -39,11 +39,11 @@ HEADERS: dict[str, tuple[Sent, bool]] = {
     "with other bytes": ([("traceparent", "\xff\xfe" * 27)], False),
     "with a tab": ([("traceparent", VALID.replace("-", "\t"))], False),
     "empty": ([("traceparent", ""), ("tracestate", ""), ("baggage", "")], False),
-    "a state of 512 members": ([("tracestate", ",".join(f"a{n}=not-told" for n in range(512)))], False),
+    "a state of 512 members": ([("tracestate", ",".join(f"a{n}=not-logged" for n in range(512)))], False),
     "a state that is none": ([("tracestate", "=,=,,;\t==")], False),
     "baggage of 8 KB": ([("baggage", "k=" + "v" * 8100)], False),
-    "baggage with line breaks": ([("baggage", "k=not-told%0d%0aX-Request-Id:%201")], False),
-    "baggage in 100 headers": ([("baggage", f"k{n}=not-told") for n in range(100)], False),
+    "baggage with line breaks": ([("baggage", "k=not-logged%0d%0aX-Request-Id:%201")], False),
+    "baggage in 100 headers": ([("baggage", f"k{n}=not-logged") for n in range(100)], False),
     "of others": (
         [
             ("b3", "1"),
@@ -76,12 +76,12 @@ def test_whatever_a_client_says_of_its_trace_is_a_link_or_nothing(tmp_path: Path
     linked = sorted(link.trace_id.hex() for root in roots for link in root.links)
     assert len(roots) == len(HEADERS)
     assert linked == ["ab" * 16] * sum(is_linked for _, is_linked in HEADERS.values())
-    assert "not-told" not in host.log + str(spans)
+    assert "not-logged" not in host.log + str(spans)
     assert not [line for line in host.log.splitlines() if "Traceback" in line or " ERROR " in line]
 
 
 async def a_turn(host: Host, name: str, headers: Sent) -> None:
-    """A request by HTTP and a turn by a WebSocket with these headers; both are served."""
+    """Send an HTTP request and a turn over a WebSocket with these headers; both are served."""
     raw = [(key.encode(), value.encode("latin-1")) for key, value in headers]
     async with httpx.AsyncClient(base_url=host.url, trust_env=False, timeout=60) as client:
         assert (await client.get("/v1/models", headers=raw)).status_code == 200, name

@@ -1,4 +1,4 @@
-"""A model's server on a real socket that does, request by request, what a test wrote down: answers, faults, silence."""
+"""A model's server on a real socket that follows a test's script, request by request: answers, faults, silence."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LIMIT_S = 10
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request as it came. `headers` have names in lower case."""
+    """A received request. `headers` have names in lower case."""
 
     method: str
     path: str
@@ -25,7 +25,7 @@ class Asked:
 
 
 class Answer:
-    """One response on the wire. `gone`: set once the client has closed the connection."""
+    """One response on the wire. `gone`: set after the client has closed the connection."""
 
     def __init__(self, writer: asyncio.StreamWriter, gone: asyncio.Event) -> None:
         self.writer = writer
@@ -52,7 +52,7 @@ class Answer:
             await self.event({"choices": [{"index": 0, "delta": {"content": word}}]})
 
     async def end(self, reason: str = "stop", usage: dict[str, Any] | None = None) -> None:
-        """Send the end of a reply as Chat Completions have it."""
+        """Send the end of a reply in the form of Chat Completions."""
         await self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
         await self.event({"choices": [], "usage": usage or {"prompt_tokens": 7, "completion_tokens": 2}})
         await self.event(END)
@@ -62,7 +62,7 @@ Script = Callable[[Answer], Awaitable[None]]
 
 
 def says(*words: str) -> Script:
-    """A good answer of these words."""
+    """Send a valid answer with these words."""
 
     async def script(answer: Answer) -> None:
         await answer.head()
@@ -83,34 +83,35 @@ def fails(status: int, message: str = "no", **headers: str) -> Script:
 
 
 async def hangs(answer: Answer) -> None:
-    """Nothing, until the client goes."""
+    """Send nothing until the client leaves."""
     await answer.gone.wait()
 
 
 async def lists_clever(answer: Answer) -> None:
-    """A list of models that has one, "clever", of 4,096 tokens."""
+    """Send a list of models with one model, "clever", of 4,096 tokens."""
     await answer.head(200, "application/json")
     await answer.raw(b'{"object": "list", "data": [{"id": "clever", "max_model_len": 4096}]}')
 
 
 @dataclass(slots=True)
 class ScriptedServer:
-    """What was asked of it, in order, and its address. Requests for its models, which `models` answers, are not
-    counted.
+    """The received requests, in order, and the address of the server.
+
+    Requests for its models are answered by `models` and not counted.
     """
 
     url: str
     scripts: Sequence[Script]
     models: Script = lists_clever
     asked: list[Asked] = field(default_factory=list)
-    # One entry for each connection that its client has closed before it was answered.
+    # One entry for each connection that its client closed before the answer.
     _closed: queue.SimpleQueue[None] = field(default_factory=queue.SimpleQueue)
 
     async def handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await self._handle(reader, writer)
         except asyncio.CancelledError:
-            # The test is over, and what is left to be sent would hold the connection open.
+            # The test is over, and unsent data would keep the connection open.
             writer.transport.abort()
             raise
         writer.close()
@@ -131,14 +132,15 @@ class ScriptedServer:
             watching.cancel()
 
     def begin(self, scripts: Sequence[Script]) -> None:
-        """Forget what was asked, and do these scripts from now on."""
+        """Forget the received requests, and follow these scripts from now on."""
         self.scripts = scripts
         self.asked.clear()
         self._closed = queue.SimpleQueue()
 
     async def client_left(self) -> None:
-        """Wait until a client has closed its connection before it was answered, each time for one more. Any thread's
-        event loop may wait.
+        """Wait until a client has closed its connection before the answer; each call waits for one more.
+
+        Can be called from any thread's event loop.
         """
         await asyncio.to_thread(self._closed.get, timeout=LIMIT_S)
 
@@ -157,7 +159,7 @@ class ScriptedServer:
 
 @asynccontextmanager
 async def scripted_server(*scripts: Script) -> AsyncIterator[ScriptedServer]:
-    """A server that does one script for each request, and the last one again for all further ones."""
+    """A server that runs one script for each request, and repeats the last one."""
     found = ScriptedServer("", scripts)
     server = await asyncio.start_server(found.handle, "127.0.0.1", 0)
     found.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"

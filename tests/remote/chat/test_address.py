@@ -1,4 +1,4 @@
-"""How a model on another server is named, and where its key comes from."""
+"""The address of a model on another server, and the sources of its key."""
 
 from __future__ import annotations
 

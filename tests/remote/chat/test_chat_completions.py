@@ -114,7 +114,7 @@ def test_a_schema_is_asked_for() -> None:
 
 
 def chunk(**delta: Any) -> bytes:
-    """A chunk as OpenAI's types have it."""
+    """Return a chunk in the form of OpenAI's types."""
     reason = delta.pop("finish_reason", None)
     data = {
         "id": "1",
@@ -242,8 +242,8 @@ def test_thoughts_at_the_head_are_left_out(pieces: tuple[str, ...], text: str) -
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        (b"no json", "no chunk"),
-        (b'{"choices": 5}', "no chunk"),
+        (b"no json", "no valid chunk"),
+        (b'{"choices": 5}', "no valid chunk"),
         (b'{"error": {"message": "out of memory", "code": 500}}', "out of memory"),
         (b'{"error": "out of memory"}', "out of memory"),
         (chunk(tool_calls=[call(0, "a", None, "{}")]), "no name"),

@@ -1,4 +1,4 @@
-"""Faults of a model's server, each on a real socket: who is asked again, who is told what, what is never repeated."""
+"""Faults of a model's server, each on a real socket: what is repeated, what is reported, what is never repeated."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_server_that_never_speaks_is_given_up() -> None:
     async def use(client: ModelServerClient, server: ScriptedServer) -> None:
         with pytest.raises(RemoteError, match="no word within 1 s"):
             await collected(client)
-        # Each attempt is left: two, where this machine came to the second one in time.
+        # Each attempt is abandoned: two, if this machine reached the second one in time.
         assert server.asked
         for _ in server.asked:
             await server.client_left()
@@ -230,7 +230,7 @@ def test_a_cancelled_reader_ends_its_answer_at_the_server() -> None:
                 async for _ in replies:
                     begun.set()
 
-        # A scope that is cancelled cancels each wait of its tasks again, also those of closing.
+        # A cancelled scope cancels each wait of its tasks again, including the waits of closing.
         async with anyio.create_task_group() as group:
             group.start_soon(read)
             await begun.wait()
@@ -324,7 +324,7 @@ def test_no_log_and_no_error_has_the_key(caplog: pytest.LogCaptureFixture) -> No
         assert "because" in error.value.message
         with pytest.raises(RemoteError):
             await collected(client)
-        # A failure that comes in the stream, where the key stands across the end of what is passed on.
+        # A failure within the stream, in which the key crosses the end of the part that is passed on.
         with pytest.raises(RemoteError, match="failed in its answer") as failed:
             await collected(client)
         assert KEY[:8] not in str(failed.value)

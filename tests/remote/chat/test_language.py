@@ -1,4 +1,6 @@
-"""A language model on another server, as conversations use it: what is sent of a history, and what is asked again."""
+"""A language model on another server, as conversations use it: which history is sent, and which
+requests are repeated.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +96,7 @@ def test_what_outgrows_the_context_is_cut_back_once_and_stays_cut() -> None:
         assert len(first) < len(LONG) * KEPT_SHARE
         assert first[-1] == "29"
         await reply(stream, [*LONG, Message("user", "30 more")])
-        # What the server's cache knows is sent again as it was.
+        # The part in the server's cache is sent again unchanged.
         assert contents(server)[: len(first)] == first
 
     talked(says("Yes"), use=use)
@@ -166,18 +168,18 @@ def test_a_server_that_is_not_there_at_the_start_is_a_warning(caplog: pytest.Log
     model = RemoteLanguageModel(address, "", RemoteSettings())
     assert model.profile.id == "m"
     assert model.load().is_away
-    assert "http://127.0.0.1:9/v1 does not tell its models" in caplog.text
+    assert "http://127.0.0.1:9/v1 does not list its models" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("data", "warning"),
     [
-        (b"", "no list of models"),
-        (b"{}", "no list of models"),
-        (b'{"data": "x"}', "no list of models"),
-        (b'{"data": [3]}', "no list of models"),
-        (b"[" * 100_000, "no list of models"),
-        (b'{"data": "\xff"}', "no list of models"),
+        (b"", "no valid list of models"),
+        (b"{}", "no valid list of models"),
+        (b'{"data": "x"}', "no valid list of models"),
+        (b'{"data": [3]}', "no valid list of models"),
+        (b"[" * 100_000, "no valid list of models"),
+        (b'{"data": "\xff"}', "no valid list of models"),
         (b'{"data": [' + b"{}," * 200_000 + b"{}]}", "too many objects"),
         (b'{"data": ["' + b"x" * (10 << 20) + b'"]}', "more than 2097152 bytes"),
         (b'{"data": [{"id": ["a", "list"]}, {"id": {}}, {}]}', ""),
@@ -234,14 +236,14 @@ def test_a_list_of_models_that_drips_holds_up_the_start_for_a_few_seconds_only(
             assert model.load().is_away
 
     asyncio.run(asyncio.wait_for(main(), LIMIT_S))
-    assert "does not tell its models: no answer within 0.1 s" in caplog.text
+    assert "does not list its models: no answer within 0.1 s" in caplog.text
 
 
 def test_a_long_text_that_may_hold_calls_lets_others_take_their_turns() -> None:
     async def use(stream: RemoteLanguageStream, server: ScriptedServer, model: RemoteLanguageModel) -> None:
         replies = stream.reply([Message("user", "Hi")], ReplyOptions(tools=(Tool("add"),)))
         async with aclosing(replies):
-            # From the first word on all is there. The last bracket of a slice may begin a call.
+            # After the first word, everything has arrived. The last bracket of a slice may begin a call.
             assert await anext(replies) == TextDelta("[" * (SLICE_CHARS - 1))
             with turns_of_others() as turns:
                 texts = [r.text async for r in replies if isinstance(r, TextDelta)]

@@ -1,4 +1,4 @@
-"""Histories that servers of others accept: calls with their results, and no more than fits."""
+"""Histories that other servers accept: calls with their results, cut to the context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What servers write at the edge of a reply and beyond it: thoughts, calls without an end, counts of any type."""
+"""Unusual content of replies: thoughts, calls without an end, counts of any type."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_thoughts_are_taken_off_the_head_however_many(text: str, left: str, size
 
 
 def test_an_event_of_thoughts_is_read_in_no_time() -> None:
-    """Where what follows each is copied, it takes minutes."""
+    """Copying the rest of the text after each thought would take minutes."""
     assert unthought("<think></think>" * 60_000 + "Yes.") == "Yes."
 
 
@@ -79,10 +79,10 @@ def prose(number: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("made", "message"),
     [
-        (long_names, "more of calls"),
-        (long_ids, "more of calls"),
-        (same_call, "more of calls"),
-        (arguments, "more of calls"),
+        (long_names, "larger calls"),
+        (long_ids, "larger calls"),
+        (same_call, "larger calls"),
+        (arguments, "larger calls"),
         (prose, "more text"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_reply_has_128_calls_at_most() -> None:
 )
 @pytest.mark.parametrize("number", [0, 1])
 def test_arguments_that_come_by_the_character_are_put_together(pieces: list[str], told: str, number: int) -> None:
-    """As the call that is open, and as one that waits. Where each piece has all before it copied, it takes minutes."""
+    """In the open call, and in one that waits. Copying the earlier text for each piece would take minutes."""
     calls = CallBuffer()
     replies = [*calls.add(0, "a", "f", ""), *calls.add(1, "b", "g", "")]
     replies += [reply for piece in pieces for reply in calls.add(number, "", "", piece)]
@@ -184,5 +184,5 @@ def test_counts_that_are_whole_count(count: object) -> None:
 )
 @pytest.mark.parametrize("make", [ChatReader, ResponsesReader])
 def test_what_is_no_event_fails_by_name(make: Callable[[], ReplyReader], data: bytes) -> None:
-    with pytest.raises(RemoteError, match=r"what is no (chunk|event) of an answer"):
+    with pytest.raises(RemoteError, match=r"no valid (chunk|event) of an answer"):
         read(data, reader=make())

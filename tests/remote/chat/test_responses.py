@@ -21,7 +21,7 @@ EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 
 def checked(options: ReplyOptions) -> dict[str, Any]:
     out = json.loads(body("m", HISTORY, options))
-    # OpenAI's types have no audio as input of this endpoint; servers that hear take the form of Chat Completions.
+    # OpenAI's types have no audio input for this endpoint. Servers that hear accept the form of Chat Completions.
     typed = json.loads(json.dumps(out))
     typed["input"][0]["content"] = [p for p in typed["input"][0]["content"] if p["type"] != "input_audio"]
     PARAMS.validate_python(typed)
@@ -35,7 +35,7 @@ def test_a_conversation_is_spelled_as_openais_types_have_it() -> None:
     assert [p["type"] for p in user["content"]] == ["input_audio", "input_image"]
     assert called == {"type": "function_call", "call_id": "a", "name": "look", "arguments": '{"where": "up"}'}
     assert result == {"type": "function_call_output", "call_id": "a", "output": "sky"}
-    # The whole form of an answer: not all servers know the shorter ones.
+    # The long form of an answer, because some servers do not accept the shorter ones.
     assert (said["type"], said["role"], said["id"]) == ("message", "assistant", "msg_4")
     assert said["content"] == [{"type": "output_text", "text": "The sky.", "annotations": []}]
 
@@ -118,8 +118,8 @@ def test_a_reply_at_its_limit_is_told_from_a_whole_one() -> None:
 @pytest.mark.parametrize(
     ("event", "message"),
     [
-        (b"no json", "no event"),
-        (b'{"type": "response.output_text.delta", "delta": 5}', "no event"),
+        (b"no json", "no valid event"),
+        (b'{"type": "response.output_text.delta", "delta": 5}', "no valid event"),
         (b'{"type": "error", "message": "no memory"}', "no memory"),
         (b'{"type": "response.failed", "response": {"error": {"message": "no memory"}}}', "no memory"),
     ],

@@ -1,4 +1,4 @@
-"""JSON in a reply's text that calls a tool is a call, however the server cuts it, and is never told as text."""
+"""JSON in a reply's text that calls a tool becomes a call, however the server splits it, and never appears as text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PARIS = ("get_weather", {"city": "Paris"})
 
 
 def read(replies: Iterator[Reply]) -> tuple[str, list[tuple[str, object]], str]:
-    """The text, the calls with their arguments, and why the reply ended."""
+    """Return the text, the calls with their arguments, and why the reply ended."""
     text, calls, reason = "", list[tuple[str, object]](), ""
     for reply in replies:
         match reply:
@@ -54,11 +54,11 @@ def written(text: str, size: int, *, parallel: bool = True) -> tuple[str, list[t
         ('[{"name": "add", "arguments": {"a": [1]}}, {"name": "add"}]', "", [("add", {"a": [1]}), ("add", {})]),
         ('{"name": "add"}\n{"name": "add", "args": {"a": 2}}', "", [("add", {}), ("add", {"a": 2})]),
         ('{"tool_calls": [{"type": "function", "function": {"name": "add"}}]}', "", [("add", {})]),
-        # Cut off, or arguments that are none: not told, and no call.
+        # Cut off, or invalid arguments: neither text nor a call.
         ('{"name": "add", "arguments": {"a": 1', "", []),
         ('{"name": "add", "arguments": "one and two"}', "", []),
         ('{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
-        # A call of what is no tool is not told either.
+        # A call of an unknown tool is not text either.
         ('Well. {"name": "books", "arguments": {"of": "wood"}}', "Well. ", []),
         ('Well: {"name": "add_books", "arguments": "{\\"add\\": 1}"}', "Well: ", []),
         ('It says {"name": "ad', 'It says {"name": "ad', []),
@@ -75,7 +75,7 @@ BEFORE = 'Well. {"name": "add"} '
 @pytest.mark.parametrize(
     ("text", "prose", "num_calls"),
     [
-        # Of calls, 128 are made. What is no JSON is passed over.
+        # At most 128 calls are made. Invalid JSON is skipped.
         (f"[{', '.join([ADD] * 130)}]", "", 128),
         (f"[{', '.join([ADD] * 20_000)}]", "", 63),
         ('{"name": "add", "arguments": {}, "x": [' + "[1, 1, " * 50_000, "", 0),
@@ -84,7 +84,7 @@ BEFORE = 'Well. {"name": "add"} '
         (BEFORE + ("[" + "1," * 4000) * 60, "Well. ", 1),
         (BEFORE + '{"a": ' * 900 + ADD + "}" * 900, "Well. ", 2),
         (BEFORE + '{"name": "add", "arguments": ' + "9" * 5000 + "} " + ADD, "Well. ", 2),
-        # What never becomes a call is prose, and not held for long.
+        # Text that does not become a call is prose, and is not held for long.
         ("{" + " " * 300_000, "{" + " " * 300_000, 0),
         ("[" * 300_000, "[" * 300_000, 0),
         ("`" * 300_000, "`" * 300_000, 0),
@@ -99,7 +99,7 @@ BEFORE = 'Well. {"name": "add"} '
     ids=range(18),
 )
 def test_whatever_looks_like_calls_is_read_in_no_time(text: str, prose: str, num_calls: int) -> None:
-    """Where a text is searched from its beginning again and again, each of these takes minutes."""
+    """Searching the text from its beginning again and again would take minutes in each case."""
     told, calls, reason = written(text, 1 << 20)
     assert (told == prose, len(calls), reason) == (True, num_calls, "tool_calls" if num_calls else "stop")
 
@@ -113,7 +113,7 @@ def test_what_might_become_a_call_is_given_out_after_200_characters(head: str) -
 
 
 def test_a_long_text_behind_a_call_is_put_together_once() -> None:
-    """Where each character has all before it copied, it takes minutes."""
+    """Copying the earlier text for each character would take minutes."""
     assert written(ADD + "x" * 100_000, 1) == ("", [("add", {"a": 1})], "tool_calls")
 
 
@@ -137,7 +137,7 @@ def test_json_behind_a_call_of_the_servers_own_is_neither_told_nor_called() -> N
 
 def test_a_server_whose_model_calls_what_is_no_tool_is_asked_again_without_tools() -> None:
     async def main() -> tuple[list[Reply], list[bool]]:
-        # Its second answer has such JSON, too: it is dropped.
+        # Its second answer also contains such JSON, which is dropped.
         made_up = says('{"name": "add_books", ', '"input": {"add": "wood"}}')
         answers = made_up, says("Old ", 'books. {"name": "add", "arguments": {}}')
         async with scripted_server(*answers) as server:
@@ -155,7 +155,7 @@ def test_a_server_whose_model_calls_what_is_no_tool_is_asked_again_without_tools
     replies, offered = asyncio.run(main())
     assert read(iter(replies)) == ("Old books. ", [], "stop")
     assert offered == [True, False]
-    # What the first one took is counted.
+    # The tokens of the first answer count too.
     (done,) = [r for r in replies if isinstance(r, ReplyDone)]
     assert (done.prompt_tokens, done.completion_tokens) == (14, 4)
 

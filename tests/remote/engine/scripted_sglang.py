@@ -1,6 +1,7 @@
-"""An SGLang server on a real socket without a model, as tests/remote/engine/scripted_vllm.py is one of vLLM. Its
-sessions are trees of requests, by the rules of SGLang 0.5.23 (`managers/session_controller.py`), which was read and not
-run.
+"""An SGLang server on a real socket, without a model; the counterpart of scripted_vllm.py.
+
+Its sessions are trees of requests, by the rules of SGLang 0.5.23 (`managers/session_controller.py`). That source was
+read but not run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from tests.remote.engine.scripted_vllm import ScriptedVllm, send, write
 
 @dataclass(eq=False)
 class Node:
-    """A request of a session. `rows`: with its tokens so far."""
+    """A request of a session. `rows`: its rows, including its tokens so far."""
 
     name: str
     rows: list[int]
@@ -28,10 +29,11 @@ class Node:
 
 
 class ScriptedSglang(ScriptedVllm):
-    """`bos`: the token that begins texts, which is taken away from the head of what is added to a session.
+    """An SGLang server whose answers a test scripts.
 
-    `sessions`: the requests of each open session by their names. `sent`: the bodies of requests for more than one
-    token, as they came; `prompts` has all rows of them.
+    - `bos`: the token that begins texts. It is removed from the start of the rows that are added to a session.
+    - `sessions`: the requests of each open session by their names.
+    - `sent`: the bodies of requests for more than one token, as received; `prompts` has all rows of them.
     """
 
     def __init__(self, *args: Any, incremental: bool = False, **options: Any) -> None:
@@ -71,7 +73,7 @@ class ScriptedSglang(ScriptedVllm):
             await send(writer, 404, {"detail": "Not Found"})
 
     def _flat(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The body as vLLM has it."""
+        """Return the body in vLLM's form."""
         out = body["sampling_params"] | {"cache_salt": body["extra_key"], "model": self.model}
         out["max_tokens"] = out["max_new_tokens"]
         if "json_schema" in out:
@@ -81,7 +83,7 @@ class ScriptedSglang(ScriptedVllm):
         return out
 
     def _placed(self, body: dict[str, Any]) -> tuple[list[int] | None, Node | None]:
-        """All rows of a request, and its node; None where its session or parent is not known."""
+        """Return all rows of a request, and its node; None if its session or parent is unknown."""
         rows, wanted = body["input_ids"], body.get("session_params")
         assert rows
         if wanted is None:

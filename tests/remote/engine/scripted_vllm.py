@@ -1,5 +1,6 @@
-"""A vLLM server on a real socket without a model: the token after a row is that row's id + 1, or what a test says. Its
-answers have the form of those in `recorded/`, which a real vLLM 0.32 gave. It fails as it is told.
+"""A vLLM server on a real socket, without a model: the token after a row is that row's id + 1, or set by a test.
+
+Its answers have the form of those in `recorded/`, which come from a real vLLM 0.32. It fails as the test says.
 """
 
 from __future__ import annotations
@@ -24,25 +25,24 @@ RECORDED = Path(__file__).parent / "recorded"
 
 
 def recorded_events(name: str) -> list[dict[str, Any]]:
-    """The events of a recorded answer, without the closing [DONE]."""
+    """Return the events of a recorded answer, without the closing [DONE]."""
     lines = (RECORDED / name).read_text().splitlines()
     return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
 
 
 class ScriptedVllm:
-    """One server, in a thread of its own from `start` until `stop`. `url`: its root.
+    """One server, which runs in its own thread from `start` until `stop`. `url`: its root.
 
-    - `vocabulary`: how many tokens it has; its `eos` ends a text where a request does not say otherwise.
-    - `takes_grammars`: tokens are held to `structured_outputs`; otherwise a request that has some is refused. So is one
-      whose grammar has a text of `refuses` in it.
-    - `says`: by path, the body that it answers in place of its own.
-    - `generates`: it has /inference/v1/generate.
-    - `requests`: the bodies of all requests for tokens, as /v1/completions has them; `aborted`: how many of them were
-      closed by their client.
-    - `faults`: what becomes of the next requests for more than one token: ("refuse", status), ("hang", n), ("cut", n),
+    - `vocabulary`: the number of its tokens. Its `eos` ends a text unless a request says otherwise.
+    - `takes_grammars`: `structured_outputs` are enforced; otherwise requests with them are refused. A request whose
+      grammar contains a text of `refuses` is always refused.
+    - `says`: bodies, by path, that replace its own answers.
+    - `generates`: it offers /inference/v1/generate.
+    - `requests`: the bodies of all requests for tokens, in the form of /v1/completions.
+    - `aborted`: the number of requests that their client closed.
+    - `faults`: the faults of the next requests for more than one token: ("refuse", status), ("hang", n), ("cut", n),
       ("garbage", n), ("miscount", n), ("error", n), ("no ids", n) after n tokens, or ("fine", 0). With ("events", n),
-      the first of `events` is sent as it is.
-    - `gate`: where set, no token is sent before it is.
+      the first of `events` is sent unchanged.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class ScriptedVllm:
     ) -> None:
         self.vocabulary, self.context_rows = vocabulary, context_rows
         self.eos = vocabulary - 1 if eos is None else eos
-        # The token that follows some rows, where it may.
+        # Returns the token that follows some rows, if it is allowed.
         self.following: Callable[[list[int]], int] = lambda rows: (rows[-1] + 1) % vocabulary
         self.takes_grammars, self.generates = takes_grammars, generates
         self.tokenizer = tokenizer
@@ -65,7 +65,7 @@ class ScriptedVllm:
         self.key = ""
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        # Off where a benchmark asks for hours.
+        # Off in benchmarks that send requests for hours.
         self.keeps_bodies = True
         self.refuses: set[str] = set()
         self.says: dict[str, bytes] = {}
@@ -74,7 +74,7 @@ class ScriptedVllm:
         self.events: deque[bytes] = deque()
         self.retry_after = "0"
         self.token_s = 0.0
-        # What it has computed, in blocks: (salt, rows of the block and of those before).
+        # The computed blocks: (salt, rows of the block and of those before).
         self.blocks: set[tuple[str, tuple[int, ...]]] = set()
         self._compiler = GrammarCompiler(tokenizer, vocabulary)
         self._loop = asyncio.new_event_loop()
@@ -99,7 +99,7 @@ class ScriptedVllm:
         return self._server is not None and self._server.is_serving()
 
     def start(self) -> None:
-        """Listen, on the same port as before."""
+        """Listen, on the same port as before if it was started before."""
 
         async def listen() -> None:
             self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
@@ -108,16 +108,17 @@ class ScriptedVllm:
         asyncio.run_coroutine_threadsafe(listen(), self._loop).result(10)
 
     def restart(self, model: str) -> None:
-        """Come back with a model, and without what was computed before."""
+        """Serve this model from now on, without the blocks computed before."""
         self.model = model
         self.blocks.clear()
 
     def kill(self) -> None:
-        """Close every connection, in the middle of whatever it sends, and listen no more."""
+        """Close every connection, even in the middle of an answer, and stop listening."""
 
         async def kill() -> None:
             assert self._server
-            # asyncio leaks what was accepted and has no transport yet when its server closes: let these come in first.
+            # When asyncio's server closes, it leaks accepted connections that have no transport yet. Let these start
+            # first.
             for listening in self._server.sockets:
                 self._loop.remove_reader(listening.fileno())
             for _ in range(5):
@@ -129,7 +130,7 @@ class ScriptedVllm:
         asyncio.run_coroutine_threadsafe(kill(), self._loop).result(10)
 
     def stop(self) -> None:
-        """End it for good."""
+        """Stop the server and its thread for good."""
         self.kill()
 
         async def wait() -> None:
@@ -153,7 +154,7 @@ class ScriptedVllm:
     # --- HTTP ---------------------------------------------------------------------------------------------------------
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Not in the task: one that is cancelled before its first step would leave the connection open.
+        # Not in the task, because a task that is cancelled before its first step would leave the connection open.
         self._writers.add(writer)
         task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
         self._serving.add(task)
@@ -264,20 +265,20 @@ class ScriptedVllm:
         await writer.drain()
 
     def _event(self, chat: list[dict[str, Any]], body: dict[str, Any], rows: list[int], ends: str | None) -> Any:
-        """A recorded event with the newest row, which is the last one where `ends` says why."""
+        """Return a recorded event with the newest row. `ends`: why it is the last one; None if more follow."""
         found = copy.deepcopy(chat[-2] if ends else chat[0])
         found["choices"][0] |= {"token_ids": rows[-1:], "finish_reason": ends}
         return found
 
     def _last(self, chat: list[dict[str, Any]], body: dict[str, Any], rows: list[int], cached: int) -> Any:
-        """What comes after the tokens: their counts."""
+        """Return the event after the tokens: their counts."""
         usage = copy.deepcopy(chat[-1])
         usage["usage"] |= {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(rows) - len(body["prompt"])}
         usage["usage"]["prompt_tokens_details"] = {"cached_tokens": cached}
         return usage
 
     async def _fail(self, kind: str, chat: list[dict[str, Any]], writer: asyncio.StreamWriter) -> None:
-        """Do what is wrong. Nothing comes after it."""
+        """Simulate the fault. Nothing follows it."""
         match kind:
             case "hang":
                 await asyncio.Event().wait()
@@ -304,7 +305,7 @@ class ScriptedVllm:
                 await writer.drain()
 
     def _next(self, rows: Sequence[int], body: dict[str, Any], allowed: list[int] | None) -> int:
-        """The next number, or the first above it that may be."""
+        """Return the next number, or the first allowed one above it."""
         if body.get("allowed_token_ids") is not None:
             mine = body["allowed_token_ids"]
             allowed = [token for token in mine if allowed is None or token in allowed]

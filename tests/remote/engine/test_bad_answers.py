@@ -1,4 +1,6 @@
-"""Servers whose answers have any type and size, and servers that refuse a grammar: who notices, and for how long."""
+"""Servers whose answers have any type and size, and servers that refuse a grammar: which owners are affected, and for
+how long.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ async def said(session: VllmSession, grammar: Grammar) -> str:
 
 
 def with_grammars(one: ScriptedVllm) -> list[bool]:
-    """Of each request for tokens, whether it had a grammar."""
+    """Return for each request for tokens whether it had a grammar."""
     return ["structured_outputs" in body for body in one.requests]
 
 
@@ -54,7 +56,7 @@ def test_a_grammar_that_a_server_refuses_is_no_matter_of_another_key_and_not_of_
     held = engine(one)
 
     async def main() -> None:
-        # The refused one costs a request, one with a grammar of our own, and those that are held to it here.
+        # A refused grammar costs one request, one with a trivial grammar, and the requests of local enforcement.
         assert await said(await opened(held, "a"), bad(1)) in ('"Ada"', '"Grace"')
         assert with_grammars(one)[:2] == [True, True]
         assert not any(with_grammars(one)[2:])
@@ -64,7 +66,7 @@ def test_a_grammar_that_a_server_refuses_is_no_matter_of_another_key_and_not_of_
         assert await said(await opened(held, "a"), GOOD) in ('"Ada"', '"Grace"')
         assert with_grammars(one) == [True] * 3
         one.requests.clear()
-        # It is remembered for its own key; another key's, and another one, are tried, and nothing of our own with them.
+        # The refusal is remembered for its key. Another key and another grammar are tried, without a trivial grammar.
         await said(await opened(held, "a"), bad(1))
         assert not any(with_grammars(one))
         for owner, grammar in (("b", bad(1)), ("a", bad(2))):
@@ -105,7 +107,7 @@ def test_only_so_many_refused_grammars_are_remembered_and_for_some_minutes() -> 
     refused.refused("a", bad(MAX_REFUSED), 1)
     assert not refused.is_refused("a", bad(0), 1)
     assert refused.is_refused("a", bad(1), 1)
-    # A server that takes no schemas may take a grammar of another kind.
+    # A server that accepts no schemas may accept another kind of grammar.
     refused.tried("json_schema", 2, takes=False)
     assert refused.is_refused("b", GOOD, 2)
     assert not refused.is_refused("b", TRIVIAL["lark"], 2)
@@ -282,7 +284,7 @@ def test_a_tokenizer_that_answers_anything_is_not_the_models(
     one = server()
     one.says["/tokenize"] = data
     engine(one)
-    assert "does not say what it serves: the model's server sent what is no list of tokens" in caplog.text
+    assert "does not say what it serves: the model's server sent no valid list of tokens" in caplog.text
     one.says["/tokenize"] = b'{"tokens": [1]}'
     with pytest.raises(ModelError, match="another tokenizer"):
         engine(one)

@@ -1,4 +1,6 @@
-"""Servers that refuse, hang, send garbage, die in mid-answer and come back as others: what a session makes of it."""
+"""Servers that refuse, hang, send garbage, die in the middle of an answer and come back changed, and the effects on a
+session.
+"""
 
 from __future__ import annotations
 
@@ -76,11 +78,11 @@ def test_when_an_answer_breaks_then_another_server_goes_on_and_no_token_is_lost_
         session.append([5, 6, 7])
         for broken in (one, other):
             broken.faults.append((kind, number))
-        # Whichever is asked first breaks, and so does the one that goes on.
+        # The first server breaks off, and so does the one that continues.
         other.faults.extend([("fine", 0)])
         assert await tokens(session, 20) == after(7, 20)
         assert session.length == 23
-        # The session can be used, and its rows are those that were read.
+        # The session is still usable, and its rows are those that were read.
         session.append([1])
         assert await tokens(session, 2) == [2, 3]
 
@@ -124,7 +126,7 @@ def test_when_the_only_server_is_killed_then_the_generation_fails_and_the_sessio
         one.start()
         session.append([9])
         assert await tokens(session, 3) == [10, 11, 12]
-        # It has come back empty, and got all rows.
+        # The server came back empty, and got all rows.
         assert one.prompts[-1] == [5, *got, 9]
 
     asyncio.run(main())
@@ -170,7 +172,7 @@ def test_when_a_server_hangs_then_the_other_one_is_asked_and_others_are_not_slow
         assert found == [after(6, 12)] * 2
 
     asyncio.run(main())
-    # A request that is left is closed, so that nothing is computed for nobody.
+    # An abandoned request is closed, so that the server computes nothing for it.
     assert one.aborted == other.aborted == 1
 
 
@@ -200,7 +202,7 @@ def test_when_a_server_is_full_then_the_other_one_is_asked(server: MakeServer, s
         session.append([5])
         one.faults.append(("refuse", status))
         other.faults.append(("refuse", status))
-        # Both are full for now, and then are not.
+        # Both are full at first, and then have room.
         assert await tokens(session, 4) == after(5, 4)
 
     asyncio.run(main())
@@ -236,14 +238,14 @@ def test_when_a_server_comes_back_with_another_model_then_it_is_not_asked(
         used = one if one.requests else other
         used.restart("another")
         assert await tokens(session, 5) == after(7, 5)
-        # It knew neither the model nor the session, and is looked at again before it is asked anything more.
+        # It knew neither the model nor the session, and is verified again before the next request.
         count = len(used.requests)
         assert await tokens(session, 5) == after(12, 5)
         assert len(used.requests) == count
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    assert re.search("status 404|serves another now", caplog.text)
+    assert re.search("status 404|now serves another", caplog.text)
 
 
 def test_a_server_with_another_tokenizer_or_key_stops_the_start(server: MakeServer) -> None:
@@ -320,7 +322,7 @@ def test_when_a_server_dies_within_a_grammar_then_the_text_still_keeps_to_it(
         one.faults.extend([("fine", 0)] * len(trigger) + [("cut", begun)])
         other.faults.extend([("fine", 0)] * len(trigger) + [("cut", begun)])
         grammar = Grammar("json_schema", JSON.text, trigger)
-        # White space would be allowed for ever.
+        # The grammar would allow white space forever.
         ban = {tokenizer.encode(c).ids[0]: -100.0 for c in " \n"}
         got = await tokens(session, 60, grammar=grammar, stop=stop, bias=ban)
         assert number < len(got)
@@ -349,13 +351,13 @@ def test_when_a_server_takes_no_grammars_then_that_is_said_once_and_they_hold(
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    assert caplog.text.count("takes no json_schema grammar") == 1
+    assert caplog.text.count("takes no json_schema grammars") == 1
 
 
 def test_where_a_grammar_allows_many_tokens_those_that_it_does_not_are_asked_for_anew(
     server: MakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if what is allowed were too much to send; the scripted server then tries one token after another.
+    # As if the list of allowed tokens were too long to send. The scripted server then tries one token after another.
     monkeypatch.setattr("antiphon.remote.engine.answer.MAX_ALLOWED", 0)
     monkeypatch.setattr("antiphon.remote.engine.answer.MAX_REJECTED", V)
     one = server(takes_grammars=False)
@@ -375,7 +377,7 @@ def test_where_a_grammar_allows_many_tokens_those_that_it_does_not_are_asked_for
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_done_a_server_is_asked_for_just_the_rows_of_the_session(server: MakeServer, seed: int) -> None:
-    """Random appends, rollbacks, generations, and generations that are left, with faults now and then."""
+    """Random appends, rollbacks, generations, and abandoned generations, with occasional faults."""
     draw = random.Random(seed)
     servers = [server(context_rows=200), server(context_rows=200, generates=False)]
     held = engine(*servers)
@@ -422,7 +424,7 @@ def test_whatever_is_done_a_server_is_asked_for_just_the_rows_of_the_session(ser
             for one, before in zip(servers, asked, strict=True):
                 for body in one.requests[before:]:
                     prompt = body["prompt"]
-                    # What was given, up to where it was asked; a cut drops the oldest.
+                    # The rows up to the time of the request. A cut drops the oldest.
                     whole = rows if session.context_start == 0 else in_context
                     assert prompt == whole[: len(prompt)] or tail_of(prompt, rows)
         session.close()
@@ -431,7 +433,7 @@ def test_whatever_is_done_a_server_is_asked_for_just_the_rows_of_the_session(ser
 
 
 def tail_of(prompt: list[int], rows: list[int]) -> bool:
-    """Whether a prompt is neighbouring rows: what a session had before a cut, or before a rollback."""
+    """Whether a prompt is a run of neighbouring rows, as from before a cut or a rollback."""
     joined, part = ",".join(map(str, ["", *rows, ""])), ",".join(map(str, ["", *prompt, ""]))
     return part in joined
 

@@ -14,7 +14,7 @@ from antiphon.remote.engine.wires import HeldRows, Piece
 
 
 class Server:
-    """What ServedRows asks of an EngineServer; notes what is forgotten."""
+    """The part of an EngineServer that ServedRows uses. Records what is forgotten."""
 
     def __init__(self, *, has_sessions: bool = True, context_rows: int = 100) -> None:
         self.endpoints = Endpoints(["http://a", "http://b"])

@@ -1,5 +1,6 @@
-"""Sessions that an SGLang server holds: what is sent of them, and what becomes of them. The rest of the contract, and
-the faults, are tested with both kinds of servers.
+"""Sessions that an SGLang server holds: which rows are sent, and how the sessions end.
+
+The rest of the contract, and the faults, are tested with both kinds of servers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def server() -> Iterator[ScriptedSglang]:
 
 
 async def closed(held: VllmEngine, server: ScriptedSglang) -> None:
-    """Wait until the server was told to forget sessions."""
+    """Wait until the server has closed all sessions."""
     while held.server.tasks or server.sessions:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
 
@@ -46,7 +47,7 @@ def test_only_rows_that_are_new_are_sent(server: ScriptedSglang) -> None:
         assert await tokens(session, 4) == after(19, 4)
         session.append([1, 2])
         assert await tokens(session, 4) == after(2, 4)
-        # Taken back into the middle of the first answer, as after an interruption.
+        # Rolled back into the middle of the first answer, as after an interruption.
         session.rollback(22)
         session.append([3])
         assert await tokens(session, 3) == after(3, 3)

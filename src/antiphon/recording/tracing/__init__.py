@@ -1,1 +1,1 @@
-"""What each turn of a conversation took, stage by stage, and its export as OpenTelemetry traces."""
+"""The durations of each turn's stages in a conversation, and their export as OpenTelemetry traces."""

@@ -1,4 +1,4 @@
-"""Turns as OpenTelemetry traces, one each, sent over OTLP (`--otel-endpoint`). Needs the extra `[otel]`."""
+"""Exports turns as OpenTelemetry traces, one for each turn, over OTLP (`--otel-endpoint`). Needs the extra `[otel]`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ if TYPE_CHECKING:
 
 # The value of an attribute.
 Fact = str | bool | int | float
-# What waits to be sent; more is dropped, and the SDK logs it.
+# Bounds of the export queue and of a batch, and the interval between batches. A full queue drops turns, and the SDK
+# logs it.
 QUEUE, BATCH, EVERY_MS = 2048, 256, 2000
-# A turn that was not answered in this time, or failed, is kept whatever the sample.
+# Statuses of turns that are sampled. Turns with another status, or that missed the objective, are always exported.
 GOOD = ("completed", "cancelled", "")
 
 
 def is_kept(trace: TurnTrace, objective_s: float, sample: float) -> bool:
-    """Whether a turn is sent: all that missed the objective or failed, and a part of the rest, by their ids."""
+    """Whether a turn is exported: always if it missed the objective or failed, otherwise sampled by its trace id."""
     took_s = trace.voice_to_voice_s
     if trace.status not in GOOD or (took_s is not None and took_s > objective_s):
         return True
@@ -30,9 +31,10 @@ def is_kept(trace: TurnTrace, objective_s: float, sample: float) -> bool:
 
 
 class TurnExporter:
-    """Sends turns. `exporter`: where to; None makes one for the OTLP endpoint, `http://HOST:4318` or a URL with a path.
+    """Exports turns.
 
-    Raises SettingsError where OpenTelemetry is not installed.
+    `exporter`: where to; None creates one for the OTLP endpoint, `http://HOST:4318` or a URL with a path. Raises
+    SettingsError if OpenTelemetry is not installed.
     """
 
     def __init__(self, endpoint: str, exporter: SpanExporter | None = None) -> None:
@@ -65,7 +67,7 @@ class TurnExporter:
     def send(self, trace: TurnTrace, facts: Mapping[str, Fact], client: str) -> None:
         """Queue one turn: a root span, a child for each stage, and the decisions as events. Does not wait.
 
-        `facts`: attributes of the root. `client`: the client's `traceparent`, which it is linked to; "" for none.
+        `facts`: attributes of the root. `client`: the client's `traceparent`, to which the root is linked; "" for none.
         """
         from opentelemetry.context import Context
         from opentelemetry.trace import Status, StatusCode, set_span_in_context
@@ -93,7 +95,7 @@ class TurnExporter:
         root.end(self._ns(end_s))
 
     def close(self) -> None:
-        """Send what waits, and end. Blocks for seconds at most."""
+        """Send the queued turns, and stop. Blocks for some seconds at most."""
         self._provider.shutdown()
 
     def _ns(self, at_s: float) -> int:
@@ -128,7 +130,7 @@ def _links(client: str) -> list[Any]:
 
 
 class _GivenIds:
-    """The ids of the next root span, which other servers were told already."""
+    """The ids of the next root span, which were already sent to other servers."""
 
     def __init__(self) -> None:
         self._ids: dict[str, int] = {}
@@ -141,7 +143,7 @@ class _GivenIds:
 
 
 def _id_generator(given: _GivenIds) -> Any:
-    """An IdGenerator of the SDK that takes the given ids first."""
+    """Return an IdGenerator of the SDK that uses the given ids first."""
     from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
 
     class Ids(RandomIdGenerator):

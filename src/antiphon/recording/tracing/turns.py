@@ -1,7 +1,7 @@
-"""Follows the events of one session, and says of each turn how long every stage took. Pure: times are arguments.
+"""Follows the events of one session, and measures the duration of each stage of its turns. Pure: times are arguments.
 
-The instants are those at which events are told, which the black box has too. Only the end of the speech is found
-otherwise: by when the sound that it lies in came.
+The times are those at which events are reported, the same as in the black box. Only the end of speech is found in
+another way: by the time at which the sound that contains it arrived.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ from antiphon.events.transcription import (
     TurnCommitted,
 )
 
-# From the end of the user's speech to the first sound of the answer, in this order; each begins where the last ended.
+# The stages from the end of the user's speech to the first sound of the answer, in order. Each begins where the last
+# ended.
 STAGES = ("endpoint", "final", "first_token", "first_sound")
 SAMPLES_A_MS = 16
-# When sound came is known of the last minutes; decisions and open turns of one session are bounded too.
+# Bounds: arrival times of sound (some minutes), decisions of a turn, and open turns of a session.
 MOST_ARRIVALS, MOST_DECISIONS, MOST_TURNS = 4096, 64, 16
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Something that was decided on the way. `name`: begun_ahead, used, dropped, ducked, unducked, interrupted, ..."""
+    """A decision during a turn. `name`: begun_ahead, used, dropped, ducked, unducked, interrupted, ..."""
 
     name: str
     at_s: float
@@ -45,41 +46,49 @@ class Decision:
 
 @dataclass(slots=True)
 class TurnTrace:
-    """One turn, in monotonic seconds; None for what did not happen.
+    """One turn. Times are monotonic seconds; None if the event did not happen."""
 
-    `trace_id`, `span_id`: hex, of its root span. `speech_start_s`, `speech_end_s`: of the user's speech, as it came.
-    `endpoint_s`: its end was decided. `final_s`: its transcript was complete. `first_token_s`, `first_sound_s`: of the
-    answer, were sent. `heard_s`: the client, or the server where it plays itself, began to play it. `ended_s`: the
-    answer was over, `status` says how.
-    """
-
+    # The number of the turn.
     turn: int
+    # The trace id of its root span, in hex.
     trace_id: str
+    # The id of its root span, in hex.
     span_id: str
+    # When the start of the user's speech arrived.
     speech_start_s: float | None = None
+    # When the end of the user's speech arrived.
     speech_end_s: float | None = None
+    # When the end of the turn was decided.
     endpoint_s: float | None = None
+    # When its transcript was complete.
     final_s: float | None = None
+    # When the first text of the answer was sent.
     first_token_s: float | None = None
+    # When the first audio of the answer was sent.
     first_sound_s: float | None = None
+    # When the client, or the server's own player, began to play the answer.
     heard_s: float | None = None
+    # When the answer ended.
     ended_s: float | None = None
+    # The response that answers the turn; "" without one.
     response_id: str = ""
+    # How the answer ended.
     status: str = ""
+    # The decisions during the turn, in order.
     decisions: list[Decision] = field(default_factory=list)
 
     @property
     def voice_to_voice_s(self) -> float | None:
-        """From the end of the user's speech to the first sound of the answer."""
+        """Seconds from the end of the user's speech to the first sound of the answer."""
         if self.speech_end_s is None or self.first_sound_s is None:
             return None
         return max(0.0, self.first_sound_s - self.speech_end_s)
 
     def stages(self) -> list[tuple[str, float, float]]:
-        """The stages that happened, as (name, begin, end). Each begins where the one before ends.
+        """Return the stages that happened, as (name, begin, end). Each begins where the one before ends.
 
-        A stage whose instant lies behind the first sound, as a transcript that is told after an answer that was begun
-        ahead, ends with it: so the stages up to the first sound add up to `voice_to_voice_s`.
+        A stage that ends after the first sound is cut there, such as a transcript that follows a preemptive answer. The
+        stages up to the first sound therefore add up to `voice_to_voice_s`.
         """
         if self.speech_end_s is None:
             return []
@@ -97,26 +106,26 @@ class TurnTrace:
 
 
 class TurnTracer:
-    """Follows one session: what comes (`sound`), what is told (`follow`), and what nobody is told of (`final`,
-    `decided`), in the order in which it happens. Pure, but for ids.
+    """Follows one session: arriving sound (`sound`), reported events (`follow`), and internal events (`final`,
+    `decided`), in the order in which they happen. Pure, except for random ids.
     """
 
     def __init__(self) -> None:
         self._samples: list[int] = []
         self._arrivals: list[float] = []
         self._total = 0
-        # Turns that are open, or whose answer is, by their number; the newest last.
+        # Turns that are open, or whose answer is, by number; the newest last.
         self._turns: dict[int, TurnTrace] = {}
         self._by_response: dict[str, TurnTrace] = {}
 
     @property
     def traceparent(self) -> str:
-        """The `traceparent` of the newest turn that is under way; "" for none."""
+        """The `traceparent` of the newest open turn; "" without one."""
         newest = next(reversed(self._turns.values()), None)
         return f"00-{newest.trace_id}-{newest.span_id}-01" if newest else ""
 
     def sound(self, num_samples: int, at_s: float) -> None:
-        """Take in that so many samples came, at 16 kHz."""
+        """Note that `num_samples` samples, at 16 kHz, have arrived."""
         self._total += num_samples
         self._samples.append(self._total)
         self._arrivals.append(at_s)
@@ -124,7 +133,7 @@ class TurnTracer:
             del self._samples[: MOST_ARRIVALS // 2], self._arrivals[: MOST_ARRIVALS // 2]
 
     def follow(self, event: Any, at_s: float) -> list[TurnTrace]:
-        """Take in an event that is told now, and return the turns that are over with it."""
+        """Note an event that is reported now, and return the turns that it ends."""
         match event:
             case SpeechStarted():
                 trace = self._turn(event.turn)
@@ -150,7 +159,7 @@ class TurnTracer:
             case ResponseCreated():
                 waiting = [t for t in self._turns.values() if not t.response_id and t.endpoint_s is not None]
                 if waiting:
-                    # The turns before it were said in one go with it.
+                    # The turns before it were spoken together with it.
                     waiting[-1].response_id = event.response.id
                     self._by_response[event.response.id] = waiting[-1]
             case ResponseTextDelta() if trace := self._by_response.get(event.at.response_id):
@@ -165,7 +174,7 @@ class TurnTracer:
                 trace.decisions.append(Decision("interrupted", at_s))
             case ResponseDone() if trace := self._by_response.pop(event.response.id, None):
                 trace.status, trace.ended_s = event.response.status, at_s
-                # What it was said in one go with is told with it.
+                # Drop the turns that were spoken together with it.
                 for number in [n for n in self._turns if n <= trace.turn]:
                     del self._turns[number]
                 return [trace]
@@ -174,14 +183,14 @@ class TurnTracer:
         return []
 
     def _drop_unanswered(self, event: TurnCleared | TranscriptFailed, at_s: float) -> list[TurnTrace]:
-        """A turn has no answer to come: one that failed is over, one that was cleared never was."""
+        """End a turn without an answer. A turn that failed is returned, a turn that was cleared is forgotten."""
         if isinstance(event, TurnCleared):
             for number in [n for n, t in self._turns.items() if not t.response_id]:
                 del self._turns[number]
             return []
         trace = self._turns.get(event.turn)
         if trace is None or trace.response_id:
-            # It was answered all the same, by a model that hears.
+            # A model that hears answered it without the transcript.
             self.decided("transcript_failed", at_s)
             return []
         trace.status, trace.ended_s = "failed", at_s
@@ -197,14 +206,14 @@ class TurnTracer:
         return self._turns[number]
 
     def final(self, at_s: float) -> None:
-        """A transcript is complete: that of the first turn that is over and has none."""
+        """Note that a transcript is complete: that of the first ended turn without one."""
         for trace in self._turns.values():
             if trace.endpoint_s is not None and trace.final_s is None:
                 trace.final_s = at_s
                 return
 
     def decided(self, name: str, at_s: float) -> None:
-        """Note a decision about the newest turn."""
+        """Note a decision in the newest turn."""
         newest = next(reversed(self._turns.values()), None)
         if newest and len(newest.decisions) < MOST_DECISIONS:
             newest.decisions.append(Decision(name, at_s))
@@ -215,7 +224,7 @@ class TurnTracer:
         trace.speech_end_s = min(self._came_s(end_ms, at_s), trace.endpoint_s)
 
     def _came_s(self, ms: int, now_s: float) -> float:
-        """When the sound at this millisecond of the session came: within a piece of sound it came evenly."""
+        """Return when the sound at this millisecond of the session arrived, interpolated within a piece of sound."""
         sample = ms * SAMPLES_A_MS
         at = bisect_left(self._samples, sample)
         if at >= len(self._samples):

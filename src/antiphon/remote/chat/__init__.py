@@ -1,6 +1,6 @@
-"""Models on other servers, spoken to over HTTP: a language model behind any server with OpenAI's API.
+"""Models on other servers, called over HTTP: a language model behind any server with OpenAI's API.
 
-`address.py` reads how a server is named, `chat_completions.py` and `responses.py` spell requests and read what is
-streamed, `client.py` sends them, with timeouts, one second attempt and a circuit breaker, and `language.py` is the
-LanguageModel made of these.
+`address.py` parses the name of a server, `chat_completions.py` and `responses.py` write requests and read streamed
+events, `client.py` sends requests with timeouts, a second attempt and a circuit breaker, and `language.py` combines
+them into a LanguageModel.
 """

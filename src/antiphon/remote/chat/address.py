@@ -1,4 +1,4 @@
-"""Where a model on another server is: `URL#MODEL`, and the key that the server asks for."""
+"""The address of a model on another server, `URL#MODEL`, and the key that the server requires."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _CHAT, _RESPONSES = "/chat/completions", "/responses"
 
 @dataclass(frozen=True, slots=True)
 class ServerAddress:
-    """A model of a server that speaks OpenAI's API.
+    """A model on a server that offers OpenAI's API.
 
-    - `base_url`: what the paths of the API follow, without a slash at its end, as in `http://127.0.0.1:11434/v1`.
-    - `model`: the model's name there.
-    - `api`: which of the two endpoints for answers is used.
+    - `base_url`: the URL before the paths of the API, without a slash at its end, such as `http://127.0.0.1:11434/v1`.
+    - `model`: the model's name at the server.
+    - `api`: which of the two endpoints is used.
     """
 
     base_url: str
@@ -34,28 +34,28 @@ class ServerAddress:
 
 
 def is_address(name: str) -> bool:
-    """Return whether a setting names a server and not a model of this machine."""
+    """Return whether a setting names a server instead of a model on this machine."""
     return name.startswith(("http://", "https://"))
 
 
 def parse_address(text: str, flag: str) -> ServerAddress:
-    """Read `URL#MODEL`. A URL that ends in /responses means that API; /chat/completions at its end may be left out.
+    """Parse `URL#MODEL`. A URL that ends in /responses selects that API; /chat/completions at its end is optional.
 
-    Raises SettingsError, which begins with `flag`, for what is no such address, and for one with a name, a password or
-    a query: keys are given otherwise (`read_key`), because other users of the machine can read flags.
+    Raises SettingsError, which begins with `flag`, if the address is invalid, or contains a user name, a password or a
+    query. Keys are configured in another way (`read_key`), because other users of the machine can read flags.
     """
     url, _, model = text.partition("#")
     try:
         parts = urlsplit(url)
         host = parts.hostname
-        # An impossible port raises.
+        # An invalid port raises ValueError.
         _ = parts.port
     except ValueError:
         host = None
     if not host or not is_address(text):
         raise SettingsError(f"{flag}: expected URL#MODEL, as in http://127.0.0.1:11434/v1#qwen3:4b")
     if not model.strip():
-        raise SettingsError(f"{flag} {url}: name the model behind a #, as in {url}#MODEL")
+        raise SettingsError(f"{flag} {url}: add the model's name after a #, as in {url}#MODEL")
     if parts.username or parts.password or parts.query:
         raise SettingsError(f"{flag}: no name, password or query in the URL; a key goes into ANTIPHON_REMOTE_KEY")
     base, api = url.rstrip("/"), "chat_completions"
@@ -65,9 +65,9 @@ def parse_address(text: str, flag: str) -> ServerAddress:
 
 
 def read_key(settings: RemoteSettings) -> str:
-    """The key for the server: that of the settings, else the text of the file they name, else "".
+    """Return the key for the server: that of the settings, else the content of the key file, else "".
 
-    Raises SettingsError for a file that cannot be read or is empty.
+    Raises SettingsError if the file cannot be read or is empty.
     """
     if settings.remote_key or not settings.remote_key_file:
         return settings.remote_key

@@ -1,7 +1,7 @@
 """OpenAI's Chat Completions from the client's side: the body of a request, and the chunks of its answer. Pure.
 
-vLLM, SGLang, llama.cpp, Ollama, antiphon itself and the hosted services speak it. What is sent beyond OpenAI's fields
-(`top_k`, `min_p`, `repetition_penalty`) is sent only where a client asked for it.
+vLLM, SGLang, llama.cpp, Ollama, antiphon itself and the hosted services offer this API. Fields beyond OpenAI's
+(`top_k`, `min_p`, `repetition_penalty`) are sent only if a client set them.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ class _Usage(msgspec.Struct):
 
 class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
-    # Any type, as with servers of others.
+    # Any type, because servers differ.
     usage: msgspec.Raw = msgspec.Raw(b"null")
-    # An error has a message, or is one: servers differ.
+    # An object with a message, or a message: servers differ.
     error: Any = None
 
 
@@ -98,34 +98,57 @@ class _Format(msgspec.Struct, tag="json_schema"):
 
 
 class _Body(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A request. What is None is not sent."""
+    """The body of a request. Fields that are None are not sent."""
 
+    # The model's name at the server.
     model: str
+    # The whole conversation.
     messages: list[_SentMessage]
+    # Always True.
     stream: bool
+    # Asks for token counts at the end.
     stream_options: dict[str, bool]
+    # For vLLM: requests with different salts share no KV.
     cache_salt: str | None = None
+    # The most tokens of the reply.
     max_tokens: int | None = None
+    # The same, under the name that OpenAI's models since o1 use.
     max_completion_tokens: int | None = None
+    # 0 samples the likeliest token.
     temperature: float | None = None
+    # The share of probability that may be sampled.
     top_p: float | None = None
+    # The number of likeliest tokens that may be sampled.
     top_k: int | None = None
+    # Relative to the likeliest token.
     min_p: float | None = None
+    # Above 1, repeated tokens are less likely.
     repetition_penalty: float | None = None
+    # Subtracted from tokens that already occurred.
     presence_penalty: float | None = None
+    # Subtracted for each occurrence.
     frequency_penalty: float | None = None
+    # Seed of the random numbers.
     seed: int | None = None
+    # Texts that end the reply.
     stop: list[str] | None = None
+    # Added to logits, by token id.
     logit_bias: dict[str, float] | None = None
+    # The functions that the model may call.
     tools: list[_SentTool] | None = None
+    # "required" or a function; None: "auto".
     tool_choice: str | _SentTool | None = None
+    # False allows only one call.
     parallel_tool_calls: bool | None = None
+    # The JSON schema of the text.
     response_format: _Format | None = None
 
 
 def body(model: str, messages: Sequence[Message], options: ReplyOptions, *, limit_field: str, salt: str = "") -> bytes:
-    """The body of a request. `limit_field`: the name that the server has for the most tokens of the reply. `salt`: for
-    vLLM, which keeps what it has cached for one salt from requests with another.
+    """Return the body of a request.
+
+    `limit_field`: the server's name for the most tokens of the reply. `salt`: for vLLM, which does not share its cache
+    between requests with different salts.
     """
     out = _Body(
         model=model,
@@ -171,20 +194,20 @@ def _message(message: Message, salt: str) -> _SentMessage:
 
 
 class ChatReader:
-    """A ReplyReader of Chat Completions."""
+    """A ReplyReader of the chunks of Chat Completions."""
 
     def __init__(self) -> None:
         self.done = False
         self._reason: str | None = None
         self._calls = CallBuffer()
-        # The number and the id of the newest call with an index.
+        # For each index: the number and the id of its newest call.
         self._call_at: dict[int, tuple[int, str]] = {}
         self._num_calls = 0
         self._thoughts = ThoughtFilter()
         self._usage = (0, 0, 0)
 
     def feed(self, data: bytes) -> Iterator[Reply]:
-        """Yield what one chunk says; see ReplyReader."""
+        """Yield the content of one chunk; see ReplyReader."""
         if data == b"[DONE]":
             self.done = True
             return
@@ -201,11 +224,11 @@ class ChatReader:
                 name, arguments = call.function.name or "", call.function.arguments or ""
                 yield from self._calls.add(self._number_of(call), call.id or "", name, arguments)
             if choice.finish_reason:
-                # Some servers close the connection behind it and never send [DONE].
+                # Some servers then close the connection without sending [DONE].
                 self._reason, self.done = choice.finish_reason, True
 
     def _number_of(self, call: _Call) -> int:
-        """Which call of the reply this is a part of. Ollama before 0.9 gives all calls the index 0, each whole."""
+        """Return the number of the call within the reply. Ollama before 0.9 sends whole calls, all with the index 0."""
         known = self._call_at.get(call.index)
         is_new = known is None or (call.function.name and call.id and call.id != known[1])
         if known is None or is_new:
@@ -214,7 +237,7 @@ class ChatReader:
         return known[0]
 
     def end(self) -> Iterator[Reply]:
-        """Yield what is left; see ReplyReader."""
+        """Yield the remaining content; see ReplyReader."""
         yield from self._thoughts.end()
         yield from self._calls.end()
         yield done(self._reason, len(self._calls), self._usage)

@@ -1,8 +1,8 @@
-"""Sends requests to a model's server and yields what it streams: with timeouts, a second attempt and a circuit breaker.
+"""Sends requests to a model's server and yields the streamed replies, with timeouts, a second attempt and a circuit
+breaker.
 
-An attempt that fails before its first word is made again, once; so is one whose first word is late, while the first
-attempt goes on: whichever speaks first is taken. Nothing is asked twice once a word was given out, because the user may
-have heard it.
+A second attempt starts if the first one fails before its first word, or if its first word is late; then both run, and
+the first to speak is used. After a word was yielded, the request is never repeated, because the user may have heard it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ from antiphon.remote.trace_context import trace_headers
 
 log = logging.getLogger(__name__)
 
-# A server that asks for no more than this is asked again after it; for longer, the client is told when to try again.
+# If a server asks for a pause up to MAX_WAIT_S, the request is repeated after it. A longer pause is passed to the
+# client.
 MAX_WAIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long a server may take. `first_s`: to the first word, in each of two attempts; after half of it the second
-    is begun. `next_s`: from one word to the next.
+    """Timeouts of a server, in seconds.
+
+    `first_s`: to the first word of each of two attempts; the second one starts after half of it. `next_s`: from one
+    word to the next.
     """
 
     first_s: float
@@ -42,7 +45,7 @@ class Timeouts:
 
 @dataclass(slots=True)
 class Counts:
-    """What was asked of a server: requests, those of them that were second attempts, and those that failed."""
+    """Counts of the requests to a server: all requests, second attempts, failures, and replies in progress."""
 
     requests: int = 0
     second_attempts: int = 0
@@ -53,14 +56,14 @@ class Counts:
 class ModelServerClient:
     """Requests to one URL, for all conversations of a process, from one event loop.
 
-    `key` is sent as a bearer token and is in no message of an error. `make_reader` gives the reader of one reply.
-    `is_away`: the server did not answer when it was asked last. Only the log names its URL: clients are told of errors.
+    `key` is sent as a bearer token and appears in no error message. `make_reader` creates the reader of one reply.
+    `is_away`: the server did not answer the last request. Only the log names the URL, because clients see the errors.
     """
 
     def __init__(self, url: str, key: str, timeouts: Timeouts, make_reader: Callable[[], ReplyReader]) -> None:
         self.counts = Counts()
         self.is_away = False
-        # Attempts that go on or are being closed, so that none is garbage before its connection is closed.
+        # Attempts that run or are being closed, so that none is garbage-collected before its connection is closed.
         self.tasks: set[asyncio.Task[None]] = set()
         self._url = url
         self._key = key
@@ -70,10 +73,10 @@ class ModelServerClient:
         self._clients = LoopClients()
 
     async def replies(self, body: bytes, owner: Hashable | None = None) -> AsyncGenerator[Reply, None]:
-        """Send JSON, and yield the reply, a ReplyDone last. Closing the generator ends the request at the server.
+        """Send JSON, and yield the reply, with a ReplyDone last. Closing the generator ends the request at the server.
 
-        Raises Refused where the server has no room for `owner`, or is left alone after failures; RemoteProtocolError
-        where it does not accept the request; RemoteError, ModelError.
+        Raises Refused if the server has no room for `owner` or the circuit breaker is open, RemoteProtocolError if the
+        server does not accept the request, RemoteError, and ModelError.
         """
         self._breaker.check(owner, time.monotonic())
         attempts = [ReaderTask(self.read(body), self.tasks)]
@@ -99,13 +102,13 @@ class ModelServerClient:
                 attempt.end()
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections to the server."""
         await self._clients.close()
 
     async def _first(
         self, attempts: list[ReaderTask[Reply]], body: bytes, owner: Hashable | None
     ) -> tuple[Reply, ReaderTask[Reply]]:
-        """The first reply of whichever attempt gives one. Adds the second attempt to `attempts` where one is made."""
+        """Return the first reply of either attempt. Adds the second attempt to `attempts` if one is made."""
         waiting: dict[asyncio.Future[Reply], ReaderTask[Reply]] = {
             asyncio.ensure_future(attempts[0].take()): attempts[0]
         }
@@ -122,7 +125,7 @@ class ModelServerClient:
                         return future.result(), attempt
                     failure = self._counted(error, owner)
                 if done and waiting:
-                    # The other one may still speak.
+                    # The other attempt may still succeed.
                     continue
                 if len(attempts) == 2:
                     raise failure
@@ -142,7 +145,7 @@ class ModelServerClient:
                 future.cancel()
 
     def _counted(self, error: BaseException, owner: Hashable | None) -> AntiphonError:
-        """The failure of an attempt. What is not the server's fault, or would fail again, is raised at once."""
+        """Count and return an attempt's failure. Raises errors that are not the server's fault or would occur again."""
         if not isinstance(error, RemoteError | Refused):
             raise error
         self.counts.failures += 1
@@ -157,7 +160,7 @@ class ModelServerClient:
             await asyncio.sleep(failure.retry_after_s)
 
     async def read(self, body: bytes) -> AsyncGenerator[Reply, None]:
-        """One attempt: send a body and yield the reply as it is streamed. Raises what `replies` raises."""
+        """Make one attempt: send a body and yield the reply as it is streamed. Raises the same errors as `replies`."""
         self.counts.requests += 1
         headers = {"Content-Type": "application/json"} | trace_headers()
         if self._key:
@@ -184,7 +187,7 @@ class ModelServerClient:
             yield reply
 
     async def _error(self, answer: httpx.Response) -> AntiphonError:
-        """What an answer's status says. The server's own words are passed on where the client can act on them."""
+        """Turn an answer's status into an error. It contains the server's message if the client can act on it."""
         said = await read_failure("the model's server", answer, self._key)
         if not isinstance(said, str):
             return said

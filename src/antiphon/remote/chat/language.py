@@ -1,6 +1,7 @@
-"""A LanguageModel on another server: any that speaks OpenAI's Chat Completions or Responses.
+"""A LanguageModel on another server: any that offers OpenAI's Chat Completions or Responses.
 
-A conversation is sent whole each time, as it was heard; the server's own prefix cache finds what it knows of it.
+Each request carries the whole conversation as it was heard. The server's own prefix cache finds what it already
+computed.
 """
 
 from __future__ import annotations
@@ -30,22 +31,24 @@ from antiphon.shares.threads import in_thread
 
 log = logging.getLogger(__name__)
 
-# What a server that does not say is taken to hold, in tokens.
+# The assumed context of a server that does not report it, in tokens.
 DEFAULT_CONTEXT_TOKENS = 8192
-# The share of the context that a conversation is cut back to, so that the next replies find the server's prefix cache.
+# A full conversation is cut to this share of the context, so that the next replies find the server's prefix cache.
 KEPT_SHARE = 0.6
-# So much of a text is searched for calls before the event loop gets a turn.
+# Characters of a text that are searched for calls before the event loop can run other tasks.
 SLICE_CHARS = 1 << 13
-# The name of the most tokens of a reply: of nearly all servers, and of OpenAI's models since o1.
+# Names of the field for the most tokens of a reply: in nearly all servers, and in OpenAI's models since o1.
 LIMIT_FIELDS = ("max_tokens", "max_completion_tokens")
 
 
 class RemoteLanguageModel:
-    """A model that another server runs. A LanguageModel.
+    """A LanguageModel that another server runs.
 
-    `key`: the server's, "" for none. `context_tokens`: what the user says that the model holds; 0: what the server
-    says, else DEFAULT_CONTEXT_TOKENS. It asks the server for its models, and waits a few seconds for that; a server
-    that is not there yet is logged and no error. Raises ModelError where the key is not accepted.
+    The constructor asks the server for its models, which takes up to some seconds. A server that does not answer yet is
+    logged and is not an error. Raises ModelError if the key is not accepted.
+
+    - `key`: the server's; "" for none.
+    - `context_tokens`: the context size that the user configured; 0: the server's, else DEFAULT_CONTEXT_TOKENS.
     """
 
     def __init__(self, address: ServerAddress, key: str, settings: RemoteSettings, context_tokens: int = 0) -> None:
@@ -60,7 +63,7 @@ class RemoteLanguageModel:
         )
         self.address = address
         self.limit_field = LIMIT_FIELDS[0]
-        # vLLM keeps the prefix caches of two salts apart; other servers may refuse the field.
+        # vLLM separates the prefix caches of two salts. Other servers may refuse the field.
         self._secret = secrets.token_bytes(32) if found.owner == "vllm" else b""
         self.client = ModelServerClient(
             address.url,
@@ -73,22 +76,20 @@ class RemoteLanguageModel:
 
     @property
     def counts(self) -> Counts:
-        """What was asked of the server so far."""
+        """Counts of the requests to the server so far."""
         return self.client.counts
 
     async def open(self, owner: Hashable | None = None) -> RemoteLanguageStream:
-        """Open a conversation, which costs nothing. Where the server is vLLM, it tells no owner's prefixes to
-        another.
-        """
+        """Open a conversation, which sends no request. If the server is vLLM, owners do not share cached prefixes."""
         self.num_open += 1
         return RemoteLanguageStream(self, owner, salt_of(self._secret, owner) if self._secret else "")
 
     def load(self) -> LanguageLoad:
-        """How many conversations are open and being answered. Their KV is the server's."""
+        """Return the numbers of conversations that are open and being answered. The server holds their KV."""
         return LanguageLoad(self.num_open, self.counts.answering, 0, 0, 0, 0, is_away=self.client.is_away)
 
     def close(self) -> None:
-        """Nothing is left to close: connections end with their event loop."""
+        """Do nothing: connections are closed with their event loop."""
 
 
 class RemoteLanguageStream:
@@ -97,18 +98,19 @@ class RemoteLanguageStream:
     def __init__(self, model: RemoteLanguageModel, owner: Hashable | None, salt: str) -> None:
         self._model = model
         self._owner, self._salt = owner, salt
-        # How many messages behind the system's were left out, and the first of these: as in ChatStream.
+        # The number of messages that were left out after the system message, and the first of them; same as in
+        # ChatStream.
         self._left_out: tuple[int, Message | None] = (0, None)
         self._open = True
 
     async def prefill(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
-        """Do nothing: a request that nobody waits for would cost as much as one that is."""
+        """Do nothing: a speculative request would cost as much as a real one."""
 
     async def reply(self, messages: Sequence[Message], options: ReplyOptions) -> AsyncGenerator[Reply, None]:
-        """Yield the reply: prose and calls as they come, then one ReplyDone. Closing the generator ends it there too.
+        """Yield the reply: text and calls as they arrive, then one ReplyDone. Closing the generator ends the request.
 
-        Of a conversation that has outgrown the context, the oldest messages are left out. Raises
-        RemoteProtocolError, Refused and ModelError.
+        If the conversation has outgrown the context, its oldest messages are left out. Raises RemoteProtocolError,
+        Refused or ModelError.
         """
         model = self._model
         limit = model.profile.context_tokens - (options.max_tokens or 0)
@@ -139,7 +141,7 @@ class RemoteLanguageStream:
                             await asyncio.sleep(0)
                 if not (written and written.void):
                     return
-                log.warning("the model called what is no tool; it is asked again without tools")
+                log.warning("the model called an unknown tool; the request is repeated without tools")
                 void = written.void
                 left = options.max_tokens and max(1, options.max_tokens - void.completion_tokens)
                 options = replace(options, tool_choice="none", max_tokens=left)
@@ -149,13 +151,13 @@ class RemoteLanguageStream:
                 kept = changed
 
     def close(self, *, keep: bool = False) -> None:
-        """End the conversation. The server keeps what it likes."""
+        """End the conversation. The server decides what it keeps in its cache."""
         if self._open:
             self._open = False
             self._model.num_open -= 1
 
     def _fitting(self, messages: Sequence[Message], options: ReplyOptions, limit: int) -> list[Message]:
-        """The messages that fit. What was left out before stays so, that the server finds what it knows."""
+        """Return the messages that fit. Messages that were left out stay left out, to match the server's cache."""
         count, first = self._left_out
         system = [m for m in messages[:1] if m.role == "system"]
         rest = list(messages[len(system) :])
@@ -176,7 +178,7 @@ class RemoteLanguageStream:
         self._left_out = (dropped, first) if dropped else (0, None)
 
     def _mended(self, error: RemoteProtocolError, kept: list[Message], options: ReplyOptions) -> list[Message] | None:
-        """The messages to send again after a server refused them; None where that would not help."""
+        """Return the messages to send again after a server refused them; None if a retry would not help."""
         if error.code == "context_length_exceeded" and options.truncation != "disabled":
             half = newest(kept, options.tools, estimated_tokens(kept, options.tools) // 2)
             return half if len(half) < len(kept) else None
@@ -197,18 +199,19 @@ class RemoteLanguageStream:
                 model.address.model, messages, options, limit_field=model.limit_field, salt=self._salt
             )
 
-        # Media are encoded in a thread.
+        # Media are encoded in a thread, so that the event loop does not wait.
         return await in_thread(make) if any(m.parts for m in messages) else make()
 
 
 def _probe(address: ServerAddress, key: str) -> tuple[ListedModel, bool]:
-    """What the server says of the model, nothing where it does not, and whether it answers. Raises ModelError where the
-    key is not accepted.
+    """Return what the server reports about the model, empty if it reports nothing, and whether it answered.
+
+    Raises ModelError if the key is not accepted.
     """
     try:
         models = {model.id: model for model in asyncio.run(list_models(address.base_url, key))}
     except RemoteError as error:
-        log.warning("%s does not tell its models: %s", address.base_url, error)
+        log.warning("%s does not list its models: %s", address.base_url, error)
         return ListedModel(address.model), not isinstance(error.__cause__, httpx.HTTPError)
     if models and address.model not in models:
         log.warning("%s has no model %s; it has %s", address.base_url, address.model, ", ".join(sorted(models)[:20]))
@@ -216,7 +219,7 @@ def _probe(address: ServerAddress, key: str) -> tuple[ListedModel, bool]:
 
 
 def _slices(reply: Reply) -> Iterator[Reply]:
-    """A part of a reply, cut where its text is long."""
+    """Yield a part of a reply, with long text split into slices."""
     if not isinstance(reply, TextDelta):
         yield reply
         return
@@ -225,8 +228,9 @@ def _slices(reply: Reply) -> Iterator[Reply]:
 
 
 def _written_calls(options: ReplyOptions, *, makes: bool) -> WrittenCalls | None:
-    """What makes calls of JSON in the prose of a reply that may call tools; None for one that may not. `makes` false:
-    what drops such JSON.
+    """Return what converts JSON in the text of a reply into calls; None if the reply may not contain calls.
+
+    If `makes` is False, it drops such JSON instead.
     """
     if not options.tools or (makes and options.tool_choice == "none") or options.schema is not None:
         return None

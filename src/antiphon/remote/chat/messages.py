@@ -1,7 +1,7 @@
-"""Conversations as servers of others accept them: calls with their results, media in base64, no more than fits. Pure.
+"""Prepares conversations for other servers: calls with their results, media in base64, cut to the context. Pure.
 
-A live conversation may go on before a function has answered, and a barge-in may cut an answer between two calls.
-OpenAI's API refuses such histories: behind a message with calls it wants one result for each, at once.
+A live conversation may continue before a function has answered, and a barge-in may cut an answer between two calls.
+OpenAI's API refuses such histories: a message with calls must be followed directly by one result for each.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from antiphon.contracts import AudioPart, ImagePart, Message, MessagePart
 from antiphon.errors import RemoteProtocolError
 from antiphon.events.tools import JsonSchema, Tool, ToolCall
 
-# What stands for the result of a call that has none yet.
+# Sent as the result of a call that has no result yet.
 NO_RESULT = "(no result yet)"
-# How many characters a token has at least, on average over a conversation: an estimate for a tokenizer that is not
-# here. English has four or five, other European languages three.
+# A low estimate of the average characters per token, because the server's tokenizer is not available. English has four
+# or five, other European languages three.
 CHARS_PER_TOKEN = 3
-# Tokens that a message takes besides its text, and those of an image or a second of sound.
+# Estimated tokens of a message in addition to its text, and of an image or an audio part.
 MESSAGE_TOKENS, IMAGE_TOKENS = 8, 1000
 
 
 def with_results(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with the results of calls behind the message that made the calls, one for each.
+    """Return the messages with the results of calls directly after the message that made the calls, one for each.
 
-    A call without a result is given NO_RESULT; a result without a call is left out.
+    A call without a result gets NO_RESULT; a result without a call is dropped.
     """
     results = {m.tool_call_id: m for m in messages if m.role == "tool"}
     out: list[Message] = []
@@ -51,8 +51,10 @@ def with_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def sent_arguments(call: ToolCall) -> str:
-    """Return the arguments of a call of the history, as JSON of an object: `{}` for a call that was cut off, and for
-    what else is none. Servers refuse the whole conversation for it, or their templates fail.
+    """Return the arguments of a call of the history as a JSON object; `{}` if the call was cut off or they are not an
+    object.
+
+    Servers refuse a conversation with other arguments, or their templates fail.
     """
     try:
         return call.arguments if isinstance(json.loads(call.arguments), dict) else "{}"
@@ -61,17 +63,17 @@ def sent_arguments(call: ToolCall) -> str:
 
 
 def sent_schema(schema: JsonSchema) -> msgspec.Raw:
-    """Return a JSON schema as it is sent."""
+    """Return a JSON schema encoded for the request."""
     return msgspec.Raw(json.dumps(dict(schema), ensure_ascii=False, separators=(",", ":")).encode())
 
 
 def sent_parameters(tool: Tool) -> msgspec.Raw:
-    """Return a function's parameters, where none are an object without fields: servers refuse an empty schema."""
+    """Return a function's parameters, or an object without fields, because servers refuse an empty schema."""
     return sent_schema(tool.parameters or {"type": "object", "properties": {}})
 
 
 def estimated_tokens(messages: Sequence[Message], tools: Sequence[Tool] = ()) -> int:
-    """Return about how many tokens a conversation has, rather too many than too few."""
+    """Return a high estimate of a conversation's tokens."""
     num_chars = sum(len(t.name) + len(t.description) + len(json.dumps(dict(t.parameters))) for t in tools)
     num_tokens = 0
     for message in messages:
@@ -84,9 +86,9 @@ def estimated_tokens(messages: Sequence[Message], tools: Sequence[Tool] = ()) ->
 
 
 def newest(messages: Sequence[Message], tools: Sequence[Tool], max_tokens: int) -> list[Message]:
-    """Return the system's message and the newest others of about `max_tokens`, beginning with one of the user's.
+    """Return the system message and the newest other messages of about `max_tokens`, beginning with a user's message.
 
-    The last of the user's messages, and what follows it, is kept in any case.
+    The user's last message and everything after it are always kept.
     """
     system = [m for m in messages[:1] if m.role == "system"]
     rest = list(messages[len(system) :])
@@ -99,7 +101,7 @@ def newest(messages: Sequence[Message], tools: Sequence[Tool], max_tokens: int) 
 
 
 def refuse_if_cut(messages: Sequence[Message], kept: Sequence[Message], limit: int) -> None:
-    """Raise RemoteProtocolError, `context_length_exceeded`, where messages were left out."""
+    """Raise RemoteProtocolError, `context_length_exceeded`, if messages were left out."""
     if len(kept) < len(messages):
         raise RemoteProtocolError(
             "context_length_exceeded",
@@ -109,30 +111,36 @@ def refuse_if_cut(messages: Sequence[Message], kept: Sequence[Message], limit: i
 
 
 def without_media(message: Message) -> Message:
-    """Return the message with its text alone, for a server that takes neither images nor audio."""
+    """Return the message with its text only, for a server that accepts neither images nor audio."""
     return replace(message, parts=()) if message.parts else message
 
 
-# The first bytes of each kind of image that antiphon accepts.
+# The first bytes of each image format that antiphon accepts.
 _KINDS = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpeg"), (b"GIF8", "gif"), (b"RIFF", "webp"), (b"BM", "bmp"))
 
 
 class SentPart(msgspec.Struct, kw_only=True):
-    """A part of a message's content, in the form of either API."""
+    """A part of a message's content, in the form of either API. Fields that the API does not use are unset."""
 
+    # The kind of the part, as the API names it.
     type: str
+    # Of a text part.
     text: str | UnsetType = UNSET
+    # Of an image: a data URI, in Chat Completions within an object.
     image_url: str | dict[str, str] | UnsetType = UNSET
+    # Of an image in the Responses API: always "auto".
     detail: str | UnsetType = UNSET
+    # Of audio: base64 of a WAV file, and its format.
     input_audio: dict[str, str] | UnsetType = UNSET
+    # The cache key of an image or of audio, for vLLM.
     uuid: str | UnsetType = UNSET
 
 
 def content_part(part: MessagePart, api: Literal["chat_completions", "responses"], salt: str = "") -> SentPart:
-    """One part of a message's content in the form of the named API. Encoding a picture takes milliseconds.
+    """Return one part of a message's content in the form of the named API. Encoding a picture takes milliseconds.
 
-    `salt`: where given, images and audio get a `uuid`, by which vLLM finds what its encoder made of them before. It is
-    made of the salt and the bytes, so that the same picture of another owner is another one.
+    `salt`: if given, images and audio get a `uuid`, by which vLLM finds earlier results of its encoder. It is derived
+    from the salt and the bytes, so that the same picture of another owner has another one.
     """
     responses = api == "responses"
     if isinstance(part, str):
@@ -144,7 +152,7 @@ def content_part(part: MessagePart, api: Literal["chat_completions", "responses"
         if responses:
             return SentPart(type="input_image", image_url=url, detail="auto")
         return SentPart(type="image_url", image_url={"url": url}, uuid=_uuid(salt, data))
-    # A model whose profile has no video window is given no VideoParts.
+    # A model whose profile has no video window gets no VideoParts.
     assert isinstance(part, AudioPart)
     pcm = to_pcm16(part.pcm)
     sound = base64.b64encode(wav_header(SAMPLE_RATE_HZ, len(pcm)) + pcm).decode()

@@ -1,4 +1,7 @@
-"""What every wire of this room gives: a body to send, and a reader of the events that come back. Pure."""
+"""The common part of both wires in this folder: the protocol of readers, function calls, thoughts, and ends of replies.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,43 +15,42 @@ import msgspec
 from antiphon.contracts import Reply, ReplyDone, TextDelta, ToolCallDelta, ToolCallStarted
 from antiphon.errors import RemoteError
 
-# Bounds: the characters that one reply may have, those of calls with their names and ids; and its calls, as with
-# OpenAI. A server that never ends is cut off.
+# Bounds: characters of one reply, characters of its calls with their names and ids, and the number of its calls
+# (OpenAI's limit). An endless stream is cut off.
 MAX_REPLY_CHARS, MAX_CALLS = 1 << 20, 128
 _OPENING, _CLOSING = "<think>", "</think>"
 _SPACE = re.compile(r"\s*")
-# Tokens, as a server counts them.
+# A server's token count.
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 
 
 class ReplyReader(Protocol):
     """Reads the events of one streamed reply.
 
-    `done`: the reply has ended as it should; a stream that ends before is cut off.
+    `done`: the reply has ended properly. A stream that ends earlier was cut off.
     """
 
     done: bool
 
     def feed(self, data: bytes) -> Iterator[Reply]:
-        """Yield what one event says. `data` is the event's, without its name. Raises RemoteError for an event that is
-        none, or that tells of an error.
-        """
+        """Yield the content of one event's data. Raises RemoteError if the event is invalid or reports an error."""
         ...
 
     def end(self) -> Iterator[Reply]:
-        """Yield what is left once the stream has ended well: calls that waited, and last one ReplyDone."""
+        """Yield the remaining content after the stream has ended properly: calls that waited, and a ReplyDone last."""
         ...
 
 
 class CallBuffer:
-    """Puts calls in a row: of several that a server writes side by side, the later ones wait for the first to end.
+    """Serializes calls: if a server sends several calls interleaved, the later ones wait for the end of the first.
 
-    Arguments that are nothing or null, as servers write those of a function without any, are given out as `{}`.
+    Arguments that are empty or null, as servers send them for a function without parameters, are returned as `{}`.
     """
 
     def __init__(self) -> None:
-        # By the server's number: the call's id, its name, and the arguments that were not given out yet. Those of the
-        # open call are held while they may still be nothing or null, without white space around; then they are None.
+        # By the server's number: the call's id, its name, and the arguments that were not yielded yet. The arguments of
+        # the open call are held, without surrounding white space, while they may still be empty or null. After that
+        # they are None.
         self._calls: dict[int, tuple[str, str, list[str] | None]] = {}
         self._open: int | None = None
         self._num_chars = 0
@@ -57,9 +59,9 @@ class CallBuffer:
         return len(self._calls)
 
     def add(self, number: int, call_id: str, name: str, arguments: str) -> Iterator[Reply]:
-        """Add what an event says of a call. Of an event that goes on with one, `call_id` and `name` may be "".
+        """Add an event's part of a call. If the event continues a call, `call_id` and `name` may be "".
 
-        Raises RemoteError for arguments of no call, and for more than a reply may have.
+        Raises RemoteError for arguments of an unknown call, and above the bounds of a reply.
         """
         self._num_chars += len(call_id) + len(name) + len(arguments)
         if number not in self._calls:
@@ -69,7 +71,7 @@ class CallBuffer:
                 raise RemoteError(f"the model's server sent more than {MAX_CALLS} calls in one reply")
             self._calls[number] = (call_id or f"call_{secrets.token_hex(12)}", name, [])
         if self._num_chars > MAX_REPLY_CHARS:
-            raise RemoteError("the model's server sent more of calls than a reply may have")
+            raise RemoteError("the model's server sent larger calls than a reply may have")
         if self._open is None:
             yield from self._begin(number)
         waiting = self._calls[number][2]
@@ -103,23 +105,23 @@ class CallBuffer:
 
 
 class ThoughtFilter:
-    """Takes the thoughts off a reply's head, `<think>…</think>`, which models write that were trained to reason.
+    """Removes the thoughts, `<think>…</think>`, from the head of a reply of a reasoning model.
 
     They are not meant for the user, and would be spoken.
     """
 
     def __init__(self) -> None:
         self._held = ""
-        # Whether the head was seen, and whether a thought is open, which is part of the head.
+        # Whether the head is complete, and whether a thought is open, which is part of the head.
         self._decided = self._thinking = False
         self._num_chars = 0
 
     def feed(self, text: str) -> Iterator[TextDelta]:
-        """Add text, and yield what of it is for the user. Raises RemoteError for more than a reply may have."""
+        """Add text, and yield the part for the user. Raises RemoteError above MAX_REPLY_CHARS."""
         self._num_chars += len(text)
         if self._num_chars > MAX_REPLY_CHARS:
             raise RemoteError("the model's server sent more text than a reply may have")
-        # Only a few characters are ever held, of a tag that may begin or end.
+        # At most a few characters are held: those that may be part of a tag.
         text, at, self._held = self._held + text, 0, ""
         while not self._decided or self._thinking:
             if self._thinking:
@@ -140,12 +142,12 @@ class ThoughtFilter:
             yield TextDelta(text[at:])
 
     def end(self) -> Iterator[TextDelta]:
-        """Yield what was held back for it might have opened a thought."""
+        """Yield the text that was held because it might have opened a thought."""
         if not self._thinking and self._held:
             yield TextDelta(self._held)
 
 
 def done(reason: str | None, num_calls: int, usage: tuple[int, int, int]) -> ReplyDone:
-    """The end of a reply. `usage`: tokens of the prompt, of these the cached ones, and of the reply."""
+    """Return the end of a reply. `usage`: tokens of the prompt, cached tokens among them, and tokens of the reply."""
     why = "length" if reason == "length" else "tool_calls" if num_calls else "stop"
     return ReplyDone(why, *usage)  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """OpenAI's Responses API from the client's side: the body of a request, and the events of its answer. Pure.
 
-Nothing is stored at the server: a conversation is sent whole, as it was heard.
+The server stores nothing: each request carries the whole conversation as it was heard.
 """
 
 from __future__ import annotations
@@ -39,24 +39,32 @@ class _Incomplete(msgspec.Struct):
 
 
 class _Response(msgspec.Struct):
-    # Any type, as with servers of others.
+    # Any type, because servers differ.
     usage: msgspec.Raw = msgspec.Raw(b"null")
     incomplete_details: _Incomplete | None = None
-    # An error has a message, or is one: servers differ.
+    # An object with a message, or a message: servers differ.
     error: Any = None
 
 
 class _Event(msgspec.Struct):
+    """An event of the answer."""
+
+    # The name of the event.
     type: str
+    # More text, or more of a call's arguments.
     delta: str = ""
+    # The position of the item in the output.
     output_index: int = 0
+    # The item that was added.
     item: _Item | None = None
+    # The response, in its last event.
     response: _Response | None = None
+    # Of an error event.
     message: str | None = None
 
 
 class _AnyEvent(msgspec.Struct):
-    """An event of a type that is not read: its fields may have any form."""
+    """An event of any type. The fields of types that are not used may have any form."""
 
     type: str
 
@@ -80,16 +88,25 @@ class _Said(msgspec.Struct, tag="output_text"):
 
 
 class _SentItem(msgspec.Struct, kw_only=True):
-    """An item of the input: a message, a function's call or its result."""
+    """An item of the input: a message, a function's call or its result. Fields that do not apply are unset."""
 
+    # The kind of the item; unset for messages of the user.
     type: str | UnsetType = UNSET
+    # Of the assistant's messages.
     id: str | UnsetType = UNSET
+    # Of the assistant's messages: always "completed".
     status: str | UnsetType = UNSET
+    # Of messages.
     role: str | UnsetType = UNSET
+    # Of messages.
     content: str | list[SentPart] | list[_Said] | UnsetType = UNSET
+    # Of a call and its result: the id that links them.
     call_id: str | UnsetType = UNSET
+    # Of a call: the function.
     name: str | UnsetType = UNSET
+    # Of a call: JSON text.
     arguments: str | UnsetType = UNSET
+    # Of a result: its text.
     output: str | UnsetType = UNSET
 
 
@@ -105,24 +122,36 @@ class _Format(msgspec.Struct, tag="json_schema"):
 
 
 class _Body(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """A request. What is None is not sent."""
+    """The body of a request. Fields that are None are not sent."""
 
+    # The model's name at the server.
     model: str
+    # The conversation without system messages.
     input: list[_SentItem]
+    # Always True.
     stream: bool
+    # Always False: the server keeps no history.
     store: bool
+    # The system messages.
     instructions: str | None = None
+    # The most tokens of the reply.
     max_output_tokens: int | None = None
+    # 0 samples the likeliest token.
     temperature: float | None = None
+    # The share of probability that may be sampled.
     top_p: float | None = None
+    # The functions that the model may call.
     tools: list[_SentTool] | None = None
+    # "auto", "required" or a function.
     tool_choice: str | _SentTool | None = None
+    # False allows only one call.
     parallel_tool_calls: bool | None = None
+    # The JSON schema of the text.
     text: dict[str, _Format] | None = None
 
 
 def body(model: str, messages: Sequence[Message], options: ReplyOptions) -> bytes:
-    """The body of a request. What the API has no field for (seeds, penalties, stops, biases) is not sent."""
+    """Return the body of a request. Options that the API lacks (seeds, penalties, stops, biases) are not sent."""
     out = _Body(
         model=model,
         input=[item for n, m in enumerate(messages) if m.role != "system" for item in _items(n, m)],
@@ -150,7 +179,7 @@ def _items(number: int, message: Message) -> list[_SentItem]:
     items: list[_SentItem] = []
     if message.role == "assistant":
         if message.text:
-            # The whole form of it: llama.cpp's server knows no other.
+            # The long form, because llama.cpp's server accepts no other.
             said, name = [_Said(message.text)], f"msg_{number}"
             items.append(_SentItem(type="message", id=name, status="completed", role="assistant", content=said))
     else:
@@ -164,7 +193,7 @@ def _items(number: int, message: Message) -> list[_SentItem]:
 
 
 class ResponsesReader:
-    """A ReplyReader of the Responses API."""
+    """A ReplyReader of the Responses API's events."""
 
     def __init__(self) -> None:
         self.done = False
@@ -174,7 +203,7 @@ class ResponsesReader:
         self._usage = (0, 0, 0)
 
     def feed(self, data: bytes) -> Iterator[Reply]:
-        """Yield what one event says; see ReplyReader. Events of other types say nothing."""
+        """Yield the content of one event; see ReplyReader. Events of other types are ignored."""
         if data == b"[DONE]":
             return
         if decoded(_type_decoder, data, "event of an answer").type not in _READ:
@@ -203,7 +232,7 @@ class ResponsesReader:
         self._reason = "length" if details and details.reason == "max_output_tokens" else None
 
     def end(self) -> Iterator[Reply]:
-        """Yield what is left; see ReplyReader."""
+        """Yield the remaining content; see ReplyReader."""
         yield from self._thoughts.end()
         yield from self._calls.end()
         yield done(self._reason, len(self._calls), self._usage)

@@ -1,4 +1,4 @@
-"""Function calls that a server's model writes as JSON in its text, where the server made no calls of them. Pure."""
+"""Function calls that a model writes as JSON in its text, and that its server does not convert into calls. Pure."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from antiphon.remote.chat.replies import MAX_CALLS
 from antiphon.text.written_calls import WrittenCallFinder
 
 log = logging.getLogger(__name__)
-# How servers and models name a function and its arguments.
+# The names that servers and models use for a function and its arguments.
 _NAMES = ("name", "function", "function_name", "tool", "tool_name")
 _ARGUMENTS = ("arguments", "parameters", "args", "input")
-# Bounds: the beginnings of JSON in one reply that are tried, and the values in it that are looked at for calls.
-# What stands further behind is not read: no arguments are so long.
+# Bounds: beginnings of JSON in one reply that are tried, values in it that are searched for calls, and characters that
+# are read. Real arguments are shorter.
 _MAX_BEGINNINGS, _MAX_VALUES, _MAX_CHARS = 64, 10_000, 1 << 18
 _BEGINNING = re.compile(r"[{\[]")
 _decoder = json.JSONDecoder()
 
 
 class WrittenCalls:
-    """Turns JSON in a reply's prose that calls a tool of one of `names` into calls: it would be spoken.
+    """Converts JSON in a reply's text that calls a tool of one of `names` into calls, because it would be spoken
+    otherwise.
 
-    From where such JSON begins, prose is held until the end. `parallel` false: of several
-    calls, those of the server's own included, only the first is made.
-    Arguments are as the model wrote them: nothing holds them to the tool's schema.
+    From the beginning of such JSON, the text is held back until the end of the reply. The arguments stay as the model
+    wrote them; the tool's schema is not enforced.
 
-    `makes` false: such JSON is dropped, and no call is made of it.
-
-    `void`: the end of a reply that was nothing but a call of what is no tool, which is not yielded: it is for the
-    caller to ask again without tools. None for any other.
+    - `parallel`: if False, only the first call is kept, including the server's own calls.
+    - `makes`: if False, such JSON is dropped instead of converted.
+    - `void`: the end of a reply that contained only a call of an unknown tool. This ReplyDone is not yielded, because
+      the caller repeats the request without tools. None for other replies.
     """
 
     void: ReplyDone | None = None
@@ -45,14 +45,14 @@ class WrittenCalls:
     def __init__(self, names: Collection[str], *, parallel: bool = True, makes: bool = True) -> None:
         self._names, self._parallel, self._makes = frozenset(names), parallel, makes
         self._finder = WrittenCallFinder(names)
-        # What may become the beginning of a call, and the reply's text from where one began.
+        # Text that may turn out to be the beginning of a call, and the reply's text from the beginning of a call.
         self._held, self._text = "", list[str]()
         self._before = ""
         self._written = self._told = self._is_known = False
         self._num_calls = 0
 
     def feed(self, reply: Reply) -> Iterator[Reply]:
-        """Yield what a part of the reply adds to what is known of it."""
+        """Take a part of the reply, and yield what is known not to be a written call."""
         match reply:
             case TextDelta(text):
                 yield from self._prose(text)
@@ -84,14 +84,14 @@ class WrittenCalls:
                 yield TextDelta(self._held)
             yield done
             return
-        # Behind a call that the server has made, JSON is what the model says of it.
+        # After a call that the server made itself, JSON is the model's comment on it.
         reads = self._makes and self._is_known and not self._num_calls
         calls = calls_in("".join(self._text), self._names) if reads else []
         if self._makes and not (self._is_known or self._num_calls or self._told):
             self.void = done
             return
         if not calls and not self._num_calls:
-            log.warning("the model's server sent a call as JSON that cannot be read; nothing is made of it")
+            log.warning("the model's server sent a call as JSON that cannot be read; it is dropped")
         for call in calls if self._parallel else calls[:1]:
             yield ToolCallStarted(call.id, call.name)
             yield ToolCallDelta(call.arguments)
@@ -99,8 +99,10 @@ class WrittenCalls:
 
 
 def calls_in(text: str, names: Collection[str]) -> list[ToolCall]:
-    """Return the calls of tools of these names that stand as JSON in a text, in their order, each with a new id: the
-    first MAX_CALLS in its first _MAX_CHARS characters. What is no JSON is passed over, until twice the text was read.
+    """Return the calls of tools with these names that a text contains as JSON, in their order, each with a new id.
+
+    Returns the first MAX_CALLS calls in the first _MAX_CHARS characters. Invalid JSON is skipped, until the length of
+    the text has been read twice.
     """
     text = text[:_MAX_CHARS]
     calls, at, read = list[ToolCall](), 0, 0
@@ -114,14 +116,14 @@ def calls_in(text: str, names: Collection[str]) -> list[ToolCall]:
             read += at - begin
             calls += islice(_calls(value, names), MAX_CALLS - len(calls))
         except (ValueError, RecursionError) as error:
-            # How far a text was read that is too deep, or has too long a number, is not known.
+            # If the JSON is too deep or has too long a number, it is unknown how far it was read.
             read += getattr(error, "pos", len(text)) - begin
             at = max(at, begin + 1)
     return calls
 
 
 def _calls(value: Any, names: Collection[str]) -> Iterator[ToolCall]:
-    """The calls in a JSON value, from the first to the last, among the first _MAX_VALUES values in it."""
+    """Yield the calls in a JSON value in order, among its first _MAX_VALUES values."""
     waiting = [value]
     for _ in range(_MAX_VALUES):
         if not waiting:
@@ -138,9 +140,9 @@ def _calls(value: Any, names: Collection[str]) -> Iterator[ToolCall]:
 
 
 def _call(name: str, arguments: Any) -> ToolCall | None:
-    """The call of a tool with what an object has as its arguments; None where these are none."""
+    """Return the call of a tool with an object's arguments; None if they are invalid."""
     if isinstance(arguments, str):
-        # OpenAI's form has them as JSON within JSON.
+        # In OpenAI's form, they are JSON within JSON.
         try:
             arguments = json.loads(arguments)
         except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""An engine on another server: vLLM, or SGLang. The rows are kept here, their KV is kept there."""
+"""Engines on another server: vLLM or SGLang. The rows are kept here, their KV is kept there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 
 from antiphon.engine.api import Capabilities
 
-# What a VllmEngine can do. Its server finds the rows that it has computed before by their tokens, a block at a time.
+# What a VllmEngine can do. Its server finds previously computed rows by their tokens, one block at a time.
 CAPABILITIES = Capabilities.FORK | Capabilities.GRAMMAR | Capabilities.PREFILL_AHEAD
 
 ServerKind = Literal["vllm", "sglang"]
@@ -15,11 +15,12 @@ ServerKind = Literal["vllm", "sglang"]
 
 @dataclass(frozen=True, slots=True)
 class EngineServers:
-    """The servers that an engine asks.
+    """The servers of an engine.
 
-    - `kind`: what they speak. `urls`: their roots, as in `http://127.0.0.1:8000`; each serves the same model.
-    - `key`: sent as a bearer token, "" for none. It is in no representation of this value.
-    - `first_token_s`, `token_s`: seconds in which a generation's first token, and each further one, has to come.
+    - `kind`: the software of the servers.
+    - `urls`: their roots, such as `http://127.0.0.1:8000`. All serve the same model.
+    - `key`: sent as a bearer token; "" for none. The `repr` omits it.
+    - `first_token_s`, `token_s`: timeouts, in seconds, of a generation's first token and of each further one.
     """
 
     kind: ServerKind

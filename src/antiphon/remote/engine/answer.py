@@ -1,11 +1,12 @@
-"""One generation: requests to servers, each of which goes on behind the tokens of those before.
+"""One generation: a sequence of requests to servers, each of which continues after the tokens of the previous ones.
 
-A generation is mostly one request. It goes on with another where a server failed (another server is asked, and whoever
-reads the tokens does not notice), where the context is full, and where a grammar begins or ends within the text: a
-server takes a grammar that holds from its first token on, so what follows a trigger is a request of its own.
+Usually one request is enough. Another one follows in three cases. A server failed: another server continues, invisibly
+to the reader of the tokens. The context is full. Or a grammar begins or ends within the text: a server applies a
+grammar from its first token on, so the text after a trigger needs its own request.
 
-A grammar whose text was cut in the middle cannot be sent again. From there on, and with servers that take no grammar,
-it is held to here: tokens are taken as long as it allows them, and where it allows few, only those are asked for.
+A grammar whose text was interrupted in the middle cannot be sent again. From there on, and with servers that support no
+grammars, it is enforced locally. Tokens are accepted as long as the grammar allows them; if it allows only a few
+tokens, the request allows only those.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from antiphon.remote.engine.wires import Ask
 
 log = logging.getLogger(__name__)
 
-# A server that asks for no more than this is waited for, where there is no other.
+# If no other server is available, a pause that a server asks for is waited for up to MAX_WAIT_S.
 MAX_WAIT_S = 2.0
-# After an answer's last token its counts may come for so long.
+# Timeout of the token counts after an answer's last token.
 USAGE_S = 0.5
-# Where a grammar allows no more tokens than this, only these are asked for.
+# If a grammar allows at most MAX_ALLOWED tokens, the request allows only these.
 MAX_ALLOWED = 512
-# Tokens that a grammar did not allow, one after another, before a generation fails.
+# Consecutive tokens that a grammar did not allow, before a generation fails.
 MAX_REJECTED = 32
 
 
 class Answer:
     """The tokens of one generation. They become rows of `served` as they are yielded.
 
-    `guide`: follows the grammar of `params`; None where it has none. `finish`: why the tokens ended; None while they
-    come, and where they failed.
+    `guide`: follows the grammar of `params`; None without a grammar. `finish`: why the tokens ended; None while they
+    arrive, and if they failed.
     """
 
     def __init__(self, served: ServedRows, params: Sampling, guide: GrammarFollower | None) -> None:
@@ -54,14 +55,14 @@ class Answer:
         self._params, self._guide = params, guide
         self._seed = secrets.randbits(62) if params.seed is None else params.seed
         self._num_tokens = 0
-        # Servers that have failed since the last token, and how often one has.
+        # The servers that failed since the last token, and the number of failures.
         self._failed: set[Endpoint] = set()
         self._num_failures = 0
-        # Tokens that the grammar does not allow next.
+        # Tokens that the grammar does not allow at the next position.
         self._rejected: list[int] = []
 
     async def tokens(self) -> AsyncGenerator[Token, None]:
-        """Yield the tokens. Raises ModelError, Refused and EngineError."""
+        """Yield the tokens. Raises ModelError, Refused or EngineError."""
         while self.finish is None:
             endpoint = self._served.bind(self._failed)
             try:
@@ -72,7 +73,7 @@ class Answer:
                 await self._recover(endpoint, error)
 
     async def _request(self, endpoint: Endpoint) -> AsyncGenerator[Token, None]:
-        """The tokens of one request to one server."""
+        """Yield the tokens of one request to one server."""
         served, server = self._served, self._server
         await server.verify(endpoint)
         ask, began_inside = self._ask(endpoint), self._is_inside
@@ -99,7 +100,7 @@ class Answer:
                     self.finish = Finish.STOP
                 elif finish == "length" and self._num_tokens == before:
                     raise RemoteError("the model's server ended an answer without a token")
-                # The counts come last.
+                # The token counts arrive last.
                 with suppress(RemoteError):
                     while True:
                         served.note(await reader.next(USAGE_S))
@@ -110,7 +111,7 @@ class Answer:
             await self._give_up_grammar(endpoint, ask, ask.rule, error)
 
     def _ask(self, endpoint: Endpoint) -> Ask:
-        """The request to a server for the tokens that are still wanted, behind the rows that there are."""
+        """Build the request for the remaining tokens, after the rows so far."""
         served, params = self._served, self._params
         rows = served.fitting()
         max_tokens = min(params.max_tokens - self._num_tokens, self._server.context_rows - len(rows))
@@ -124,12 +125,12 @@ class Answer:
             else:
                 forbid, allow = tuple(self._rejected), self._few_allowed(params)
                 max_tokens = 1 if allow is not None else max_tokens
-        # A server that goes on draws other numbers than the one before.
+        # A server that continues must draw other random numbers than the previous one.
         seed = self._seed + self._num_tokens
         return Ask(rows, max_tokens, params, seed, served.salt, served.name, rule, forbid, allow, served.held())
 
     def _few_allowed(self, params: Sampling) -> list[int] | None:
-        """The tokens that the grammar allows next, where these are few."""
+        """Return the tokens that the grammar allows next; None if there are more than MAX_ALLOWED."""
         assert self._guide
         found: list[int] = allowed_tokens(self._guide.allowed()).tolist()
         if params.allow is not None:
@@ -137,7 +138,7 @@ class Answer:
         return found if len(found) <= MAX_ALLOWED else None
 
     def _take(self, token: int) -> bool:
-        """Make a token a row. False where the grammar does not allow it, and another one has to be asked for."""
+        """Make a token a row. Returns False if the grammar does not allow it, so another one must be requested."""
         params = self._params
         if self._guide and not is_allowed(self._guide.allowed(), token):
             self._rejected.append(token)
@@ -159,18 +160,19 @@ class Answer:
 
     @property
     def _is_inside(self) -> bool:
-        """Whether the grammar holds for the next token. A request ends where that changes."""
+        """Whether the grammar applies to the next token. A request ends when that changes."""
         return self._guide is not None and self._guide.num_tokens is not None
 
     async def _give_up_grammar(self, endpoint: Endpoint, ask: Ask, rule: Grammar, error: EngineError) -> None:
-        """The server does not take the grammar: for some minutes it is held to here. Others are sent as before, unless
-        the server refuses one of our own too.
+        """Enforce the grammar locally for LOOK_AGAIN_S, because the server does not accept it.
+
+        Other grammars are still sent, unless the server also refuses a trivial one.
         """
         grammars, now_s = endpoint.grammars, time.monotonic()
-        log.info("%s refuses a grammar, which is held to here: %s", endpoint.host, error)
+        log.info("%s refuses a grammar, which is enforced locally: %s", endpoint.host, error)
         if not grammars.refused(self._served.owner, rule, now_s):
             return
-        # Others that come meanwhile do not ask.
+        # Concurrent generations do not send the trivial grammar again.
         grammars.tried(rule.kind, now_s, takes=True)
         own = replace(ask, rows=ask.rows[:1], max_tokens=1, params=Sampling(), salt=secrets.token_hex(32), held=None)
         own = replace(own, rule=TRIVIAL[rule.kind], forbid=(), allow=None)
@@ -183,17 +185,17 @@ class Answer:
                     pass
         except EngineError:
             grammars.tried(rule.kind, now_s, takes=False)
-            log.warning("the model's server takes no %s grammar, which are held to here: %s", rule.kind, error)
+            log.warning("the model's server takes no %s grammars, which are enforced locally: %s", rule.kind, error)
         except (ModelError, Refused, TimeoutError) as failure:
             log.info("%s does not say whether it takes grammars: %s", endpoint.host, failure)
 
     async def _recover(self, endpoint: Endpoint, error: ModelError | Refused) -> None:
-        """Get ready to ask another server, or the same one again. Raises `error` where that would be for nothing."""
+        """Prepare a request to another server, or to the same one again. Raises `error` if a retry would be useless."""
         endpoints = self._server.endpoints.all
         self._server.check_alive()
         self._num_failures += 1
         if isinstance(error, SessionLost) and self._num_failures == 1:
-            # Asked again with all rows, and looked at before. That is no failure of the server.
+            # Retry with all rows and verify the server first. This does not count as a failure of the server.
             endpoint.verified = False
             log.info("%s", error)
             return
@@ -214,12 +216,12 @@ class Answer:
         self._failed.clear()
 
 
-# A mask is an array of numpy's.
+# Masks are numpy arrays.
 def allowed_tokens(mask: Any) -> Any:
-    """The tokens whose bits are set in a Constraint's mask, int64 [n]."""
+    """Return the tokens whose bits are set in a Constraint's mask, int64 [n]."""
     return np.unpackbits(mask.view(np.uint8), bitorder="little").nonzero()[0]
 
 
 def is_allowed(mask: Any, token: int) -> bool:
-    """Whether a Constraint's mask allows a token; None allows all."""
+    """Whether a Constraint's mask allows a token. The mask None allows all."""
     return mask is None or bool(mask[token // 32] >> (token % 32) & 1)

@@ -1,5 +1,5 @@
-"""The servers that an engine's requests go to: which one a session asks, which one after it failed, and which grammars
-each refuses, so that they are not sent to it again for some minutes.
+"""The servers of an engine: which one a session uses, which one replaces it after a failure, and which grammars each
+refuses. A refused grammar is not sent to the server again for some minutes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from antiphon.engine.api import Grammar
 from antiphon.errors import Refused
 from antiphon.remote.breaker import ServerBreaker
 
-# Bound: refused grammars that are remembered; the oldest is forgotten first.
+# Bound: refused grammars that are remembered. The oldest is forgotten first.
 MAX_REFUSED = 256
-# After this a server is asked again: it may have been started anew, with another library.
+# After this time a server is tried again: it may have restarted with another grammar library.
 LOOK_AGAIN_S = 300.0
-# A grammar of our own for each kind, which every library takes: a server that refuses it takes none of that kind.
+# A trivial grammar of each kind that every library accepts. A server that refuses it supports no grammars of that kind.
 TRIVIAL = {
     "json_schema": Grammar("json_schema", '{"type": "boolean"}'),
     "lark": Grammar("lark", 'start: "yes" | "no"\n'),
@@ -26,24 +26,24 @@ TRIVIAL = {
 
 
 class RefusedGrammars:
-    """What one server has refused. Pure; times are monotonic seconds.
+    """The grammars that one server has refused. Pure; times are monotonic seconds.
 
-    A grammar is remembered for the owner that sent it: a request may also be refused for something else in it. That the
-    server takes no grammars of a kind is found out with one of our own.
+    A refusal is remembered for the owner that sent the grammar, because something else in its request may be the
+    reason. Whether the server supports a kind of grammar at all is found out with a trivial one.
     """
 
     def __init__(self) -> None:
         self._until_s: dict[tuple[Hashable, str, bytes], float] = {}
-        # Of each kind that was tried with a grammar of our own: whether the server takes it, and until when that holds.
+        # For each kind that was tried with a trivial grammar: whether the server accepts it, and until when that holds.
         self._kinds: dict[str, tuple[bool, float]] = {}
 
     def is_refused(self, owner: Hashable, rule: Grammar, now_s: float) -> bool:
-        """Whether the server would refuse a grammar of this owner."""
+        """Whether the server is expected to refuse a grammar of this owner."""
         takes, until_s = self._kinds.get(rule.kind, (True, 0.0))
         return (not takes and now_s < until_s) or now_s < self._until_s.get(_name(owner, rule), 0.0)
 
     def refused(self, owner: Hashable, rule: Grammar, now_s: float) -> bool:
-        """The server has refused a grammar. Return whether it is to be tried with one of our own."""
+        """Note that the server has refused a grammar. Return whether to try a trivial one."""
         self._until_s.pop(name := _name(owner, rule), None)
         self._until_s[name] = now_s + LOOK_AGAIN_S
         if len(self._until_s) > MAX_REFUSED:
@@ -51,7 +51,7 @@ class RefusedGrammars:
         return now_s >= self._kinds.get(rule.kind, (True, 0.0))[1]
 
     def tried(self, kind: str, now_s: float, *, takes: bool) -> None:
-        """The server was tried with a grammar of our own."""
+        """Note whether the server accepts a trivial grammar."""
         self._kinds[kind] = takes, now_s + LOOK_AGAIN_S
 
 
@@ -61,19 +61,21 @@ def _name(owner: Hashable, rule: Grammar) -> tuple[Hashable, str, bytes]:
 
 @dataclass(slots=True, eq=False)
 class Endpoint:
-    """One server.
+    """One of an engine's servers, with its state."""
 
-    - `url`: its root, without a slash at the end.
-    - `verified`: what it serves has been compared with what is expected, and it has not failed since.
-    - `sessions`: sessions whose rows it has. `requests`, `failures`: counted since the start.
-    """
-
+    # Its root, without a slash at the end.
     url: str
+    # Its circuit breaker.
     breaker: ServerBreaker = field(default_factory=ServerBreaker)
+    # The grammars that it has refused.
     grammars: RefusedGrammars = field(default_factory=RefusedGrammars)
+    # What it serves was compared with what is expected, and it has not failed since.
     verified: bool = False
+    # The number of sessions whose rows it has.
     sessions: int = 0
+    # The number of requests since the start.
     requests: int = 0
+    # The number of failures since the start.
     failures: int = 0
 
     @property
@@ -82,23 +84,24 @@ class Endpoint:
         return urlsplit(self.url).netloc
 
     def failed(self, owner: Hashable | None) -> None:
-        """Count a failure of an owner's request; what it serves is looked at again before it is asked the next time."""
+        """Count a failure of an owner's request. The server is verified again before its next request."""
         self.failures += 1
         self.verified = False
         self.breaker.failed(owner, time.monotonic())
 
 
 class Endpoints:
-    """The servers of one model. Each has a breaker of its own, and a session stays with its server while that works."""
+    """The servers of one model. Each has its own breaker, and a session stays with its server while that works."""
 
     def __init__(self, urls: Sequence[str]) -> None:
         self.all = tuple(Endpoint(url) for url in dict.fromkeys(url.rstrip("/") for url in urls))
 
     def choose(self, owner: Hashable | None, bound: Endpoint | None, avoid: Collection[Endpoint] = ()) -> Endpoint:
-        """The server to ask for an owner: `bound` where it may be asked, otherwise the one with the fewest sessions.
+        """Return the server for an owner's request: `bound` if it is available, otherwise the one with the fewest
+        sessions.
 
-        `avoid`: servers that have failed this request; one of them is taken only where there is no other. Raises
-        Refused where all are left alone for now.
+        `avoid`: servers that failed this request; they are used only if no other is available. Raises Refused if the
+        breakers of all servers are open.
         """
         now_s, refused = time.monotonic(), list[Refused]()
         others = sorted(self.all, key=lambda e: (e in avoid, e is not bound, e.sessions))

@@ -1,4 +1,4 @@
-"""An engine whose model runs on another server: vLLM, or SGLang. docs/design/remote.md."""
+"""An engine whose model runs on another server: vLLM or SGLang. See docs/design/remote.md."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ from antiphon.shares.threads import GRAMMAR_THREADS, in_thread
 
 log = logging.getLogger(__name__)
 
-# Rows that are given within so short a time are prefilled together.
+# Rows that are appended within this time are prefilled together.
 COALESCE_S = 0.005
 
 
 class VllmSession:
-    """A Session of a VllmEngine."""
+    """A Session (engine/api.py) of a VllmEngine."""
 
     def __init__(self, served: ServedRows, compiler: GrammarCompiler, opened: set[VllmSession]) -> None:
-        """`opened`: the engine's sessions, of which this is one until it is closed."""
+        """`opened`: the engine's open sessions. The session adds itself, and removes itself when it is closed."""
         self.finish: Finish | None = None
         self._served, self._server, self._rows = served, served.server, served.rows
         self._compiler, self._opened = compiler, opened
@@ -53,7 +53,7 @@ class VllmSession:
         self._prefilling: asyncio.Task[None] | None = None
         opened.add(self)
 
-    # --- what the contract has ----------------------------------------------------------------------------------------
+    # --- the contract -------------------------------------------------------------------------------------------------
 
     @property
     def length(self) -> int:
@@ -95,7 +95,7 @@ class VllmSession:
         require(self._server, Capabilities.EVICT)
 
     async def settle(self, *, include_newest: bool = False) -> None:
-        """Wait until whole blocks of the rows given so far are at the server; less than a block is left for later."""
+        """Wait until all whole blocks of the rows so far are at the server. An incomplete block is left for later."""
         self._check_open()
         if self._prefilling:
             await asyncio.wait([self._prefilling])
@@ -143,7 +143,7 @@ class VllmSession:
 
     @property
     def _due(self) -> int:
-        """Rows to prefill: without the newest, and only where they make a block that the server can find again."""
+        """The number of rows to prefill: all except the newest, and 0 if they do not fill a block."""
         count = len(self._rows.ids) - 1
         return count if count - self._rows.computed >= self._server.block_rows else 0
 
@@ -157,14 +157,14 @@ class VllmSession:
             self._prefilling = None
 
     def _stop_prefill(self) -> None:
-        """End a prefill under way, which leaves at the server what it has computed. Returns at once."""
+        """End a running prefill. The server keeps what it has computed. Returns at once."""
         if self._prefilling:
             self._prefilling.cancel()
             self._prefilling = None
 
     async def _prefill(self) -> None:
-        """Have the server compute rows, by asking for one token, which is thrown away. A failure is for the generation
-        to meet.
+        """Make the server compute rows by requesting one token, which is discarded. Failures are left to the
+        generation.
         """
         await asyncio.sleep(COALESCE_S)
         while (count := self._due) and not self._closed and count < self._server.context_rows:
@@ -208,17 +208,18 @@ class VllmSession:
 
 
 async def follower(compiler: GrammarCompiler, grammar: Grammar, stop: frozenset[int]) -> GrammarFollower:
-    """Return what holds one generation to a grammar. Raises GrammarError for one that is none."""
+    """Return the follower that enforces a grammar in one generation. Raises GrammarError if the grammar is invalid."""
     if found := compiler.kept(grammar, stop):
         return found
     return await in_thread(compiler.compile, grammar, stop, places=GRAMMAR_THREADS)
 
 
 class VllmEngine:
-    """An Engine. Its sessions keep their rows, and servers keep their KV; EngineServer says how these are looked at.
+    """An Engine. Its sessions keep their rows, and servers keep their KV. For the checks of the servers, see
+    EngineServer.
 
-    `tokenizer`: the model's. `settings`: of these, the context counts. Tokens are held to grammars by the servers, and
-    here where these refuse one.
+    `tokenizer`: the model's. `settings`: only the context size is used. The servers enforce grammars. A grammar that a
+    server refuses is enforced locally.
     """
 
     def __init__(

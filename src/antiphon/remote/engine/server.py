@@ -1,4 +1,4 @@
-"""Asks servers for tokens, and looks at what they serve. HTTP only: what is sent and read, wires know."""
+"""Requests tokens from servers, and verifies what they serve. HTTP only: the wires write requests and read events."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from antiphon.remote.trace_context import trace_headers
 
 log = logging.getLogger(__name__)
 
-# What every tokenizer is asked for: scripts, numbers, spaces, code, a character of several bytes.
+# The text by which tokenizers are compared: scripts, numbers, spaces, code, a character of several bytes.
 PROBE_TEXT = "Hello, wörld! 1234567890  \n\tfür 東京 Привет مرحبا 🙂 def f(x): return x**2 <|im_start|></s>"
-# A block of a server that says it has larger ones is not believed.
+# Larger block sizes in a server's metrics are cut to this.
 MAX_BLOCK_ROWS = 4096
-# The rows of a block where the server does not say: vLLM's on GPUs.
+# The rows of a block if the server does not report them: vLLM's default on GPUs.
 DEFAULT_BLOCK_ROWS = 16
 
 
@@ -54,8 +54,10 @@ _tokenized_decoder = msgspec.json.Decoder(_Tokenized)
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What a server says of itself. `model`: the name that requests carry. `context_rows`, `block_rows`: 0 where it
-    does not say. `generates`: vLLM's `/inference/v1/generate` is on.
+    """What a server reports about itself.
+
+    `model`: the name to use in requests. `context_rows`, `block_rows`: 0 if it does not report them. `generates`:
+    vLLM's `/inference/v1/generate` is enabled.
     """
 
     model: str
@@ -66,7 +68,9 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a checkpoint's configuration says of its model; see Engine. `context_rows`: what it was made for."""
+    """The facts of a model in its checkpoint's configuration; see Engine. `context_rows`: the context
+    it was made for.
+    """
 
     context_rows: int
     vocabulary_size: int
@@ -76,20 +80,23 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class TokenTimeouts:
-    """Seconds to the first token of a request, and from one piece of an answer to the next."""
+    """Timeouts, in seconds: to the first token of a request, and between two pieces of an answer."""
 
     first_s: float
     next_s: float
 
 
 class EngineServer:
-    """The servers of one engine, which its sessions ask: all of one kind, with one key and one tokenizer.
+    """The servers of one engine, used by its sessions: all of one kind, with one key and one tokenizer.
 
-    It looks at each server first, and waits some seconds for that. Raises ModelError where one serves another model
-    than the tokenizer's, or does not take the key. A server that is not there yet is logged, and no error.
+    The constructor verifies each server, which takes up to some seconds. A server that does not answer yet is logged
+    and is not an error. Raises ModelError if a server serves another model than the tokenizer's, or does not accept the
+    key.
 
-    `name`: the kind. `tokenizer`: the model's. `context_rows`: the most rows of a session, 0: as many as there can be;
-    `block_rows`: rows of a block of the servers' KV.
+    - `name`: the kind of the servers.
+    - `tokenizer`: the model's.
+    - `context_rows`: the most rows of a session; 0: as many as server and model allow.
+    - `block_rows`: the rows of a block of the servers' KV.
     """
 
     capabilities: Capabilities = CAPABILITIES
@@ -104,9 +111,9 @@ class EngineServer:
         self._special = frozenset(token for token, what in added.items() if what.special)
         self._probe = (PROBE_TEXT, tokenizer.encode(PROBE_TEXT, add_special_tokens=False).ids)
         self._clients = LoopClients()
-        # What the first server said; the others, and each after a failure, have to serve the same.
+        # What the first server reported. The other servers must serve the same, and each server after a failure.
         self.served: Served | None = None
-        # Requests that go on or are being closed.
+        # Requests that run or are being closed.
         self.tasks: set[asyncio.Task[None]] = set()
         self._readers: dict[ReaderTask[Piece], asyncio.AbstractEventLoop] = {}
         self._closed = False
@@ -119,23 +126,23 @@ class EngineServer:
         """End all answers that are being read. Returns at once."""
         self._closed = True
         for reader, loop in list(self._readers.items()):
-            # Its loop may have ended with it.
+            # The reader's loop may have ended.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(reader.fail, EngineError("the engine was closed"))
 
     def check_alive(self) -> None:
-        """Raise EngineError for a generation whose engine was closed."""
+        """Raise EngineError if the engine of a running generation was closed."""
         if self._closed:
             raise EngineError("the engine was closed")
 
     def check_open(self) -> None:
-        """Raise Refused after `close`."""
+        """Raise Refused if the engine was closed."""
         if self._closed:
             raise Refused("the engine is shutting down", 5.0)
 
     @contextmanager
     def reading(self, endpoint: Endpoint, ask: Ask) -> Iterator[ReaderTask[Piece]]:
-        """Ask a server, and read its answer in a task, until the block ends, or `close` ends the answer."""
+        """Send a request and read its answer in a task, until the block ends or `close` ends the answer."""
         reader = ReaderTask(self.ask(endpoint, ask), self.tasks)
         self._readers[reader] = asyncio.get_running_loop()
         try:
@@ -153,7 +160,7 @@ class EngineServer:
 
     @property
     def wire(self) -> Wire:
-        """How the servers are asked. Known once one of them was looked at."""
+        """The wire to the servers. It is known after one of them was verified."""
         assert self.served
         if self.name == "sglang":
             return Sglang(self._special)
@@ -161,9 +168,10 @@ class EngineServer:
         return wire(self.served.model, self._eos)
 
     async def verify(self, endpoint: Endpoint) -> None:
-        """See to it that a server serves what the first one did, with the same tokenizer, unless that is known.
+        """Verify that a server serves the same as the first one, with the same tokenizer, unless it is already
+        verified.
 
-        Raises RemoteError where it does not answer, ModelError where it serves something else, or takes another key.
+        Raises RemoteError if it does not answer, and ModelError if it serves something else or does not accept the key.
         """
         if endpoint.verified:
             return
@@ -177,14 +185,15 @@ class EngineServer:
             self.served = served
         same = (served.model, served.generates) == (self.served.model, self.served.generates)
         if not same or (served.context_rows and served.context_rows < self.served.context_rows):
-            raise ModelError(f"{endpoint.host} serves {served.model} now, and not what it did at the start")
+            raise ModelError(f"{endpoint.host} now serves {served.model}, and not the same as at the start")
         endpoint.verified = True
 
     async def ask(self, endpoint: Endpoint, ask: Ask) -> AsyncGenerator[Piece, None]:
-        """Send a request and yield its answer, of which one piece has a `finish`. Closing the generator ends it there.
+        """Send a request and yield its answer, of which one piece has a `finish`. Closing the generator ends it at the
+        server.
 
-        Raises RemoteError where the server fails, Refused where it has no room, ModelError where it does not accept
-        the request.
+        Raises RemoteError if the server fails, Refused if it has no room, and ModelError if it does not accept the
+        request.
         """
         wire, held, given, finished, goes_on = self.wire, ask.held, 0, False, False
         endpoint.requests += 1
@@ -192,7 +201,7 @@ class EngineServer:
         try:
             client = await self._clients.client()
             if held and not held.opened:
-                # Also where this is cancelled, so that it is closed.
+                # Set before the request, so that the session is closed even if this is cancelled.
                 held.opened = True
                 url = f"{endpoint.url}/open_session"
                 status, _ = await ask_document(client, "POST", url, headers, held.opening())
@@ -231,7 +240,7 @@ class EngineServer:
             raise
 
     def forget(self, endpoint: Endpoint, held: HeldRows | None) -> None:
-        """Have a server forget what it holds of a session. Returns at once."""
+        """Make a server forget what it holds of a session. Returns at once."""
         if held and held.opened:
             closing = asyncio.create_task(self._close_session(endpoint, held.id))
             self.tasks.add(closing)
@@ -270,7 +279,7 @@ class EngineServer:
         status, data = await self._get(client, f"{endpoint.url}/v1/models")
         if status != 200:
             raise RemoteError(f"status {status}")
-        # Adapters of a model come behind it.
+        # A model's adapters follow it in the list.
         first = next((model for model in models_in(data) if not model.has_parent), None)
         if first is None:
             raise RemoteError("it has no models")
@@ -287,21 +296,21 @@ class EngineServer:
         body = {"model": model, "prompt": text, "add_special_tokens": False}
         status, data = await ask_document(client, "POST", f"{endpoint.url}/tokenize", self._headers(), body)
         if status != 200:
-            log.warning("%s has no /tokenize: whether its tokenizer is the model's is not known", endpoint.host)
+            log.warning("%s has no /tokenize: its tokenizer cannot be compared with the model's", endpoint.host)
             return
         if decoded(_tokenized_decoder, data, "list of tokens").tokens != expected:
             raise ModelError(f"{endpoint.host} has another tokenizer than the folder of --language-model")
 
     async def _error(self, endpoint: Endpoint, answer: httpx.Response) -> Exception:
-        """What an answer's status says."""
+        """Turn an answer's status into an error."""
         if answer.status_code == 404:
-            # It serves another model now.
+            # The server serves another model now.
             return RemoteError(f"{endpoint.host} failed with status 404")
         said = await read_failure(endpoint.host, answer, self._key)
         return EngineError(f"{endpoint.host} does not accept this: {said}") if isinstance(said, str) else said
 
 
 def _block_rows(metrics: bytes) -> int:
-    """The rows of a block of vLLM's KV, by its metrics; 0 where these do not say."""
+    """Return the rows of a block of vLLM's KV from its metrics; 0 if they are missing."""
     found = re.search(rb'^vllm:cache_config_info\{.*?\bblock_size="(\d{1,9})"', metrics, re.MULTILINE)
     return min(int(found[1]), MAX_BLOCK_ROWS) if found else 0

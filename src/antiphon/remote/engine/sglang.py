@@ -1,9 +1,9 @@
-"""SGLang's `POST /generate`, with sessions that the server holds (`session_params`): a request carries the rows that
-are new, and says behind which row of which request they come. Pure.
+"""The wire of SGLang's `POST /generate`, with sessions that the server holds (`session_params`): a request carries only
+the new rows, and the row of an earlier request that they follow. Pure.
 
-A server holds a session as a tree of requests. A request names its parent, and how many of the parent's rows stay
-(`offset`): so an append, a rollback and an answer that was cut are one kind of request. Read in SGLang 0.5.23
-(`managers/session_controller.py`); no package of it computes without a GPU.
+A server holds a session as a tree of requests. A request names its parent and the number of the parent's rows that stay
+(`offset`). An append, a rollback and an answer that was cut off are therefore the same kind of request. Based on the
+source of SGLang 0.5.23 (`managers/session_controller.py`); no package of it computes without a GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from antiphon.remote.http import decoded, error_text, optional
 
 
 class SessionLost(RemoteError):
-    """The server does not know the session, or the request that this one goes on from: it may have started anew."""
+    """The server does not know the session, or the request that this one continues. It may have restarted."""
 
 
 class _Shaping(TypedDict, total=False):
@@ -75,7 +75,7 @@ class _Reason(msgspec.Struct):
 
 
 class _Meta(msgspec.Struct):
-    """What may be missing may have any type."""
+    """Optional fields may have any type."""
 
     completion_tokens: Any = None
     finish_reason: msgspec.Raw = NULL
@@ -96,8 +96,10 @@ _logprobs_decoder = msgspec.json.Decoder(list[list[Any]])
 
 @dataclass(frozen=True, slots=True)
 class Sglang:
-    """SGLang's `/generate`. It tells tokens that were given so far with each event, or only the new ones, as it was
-    started. `special`: the tokenizer's special tokens.
+    """The wire of SGLang's `/generate`.
+
+    Depending on how the server was started, each event carries all tokens so far, or only the new ones. `special`: the
+    tokenizer's special tokens.
     """
 
     special: frozenset[int] = frozenset()
@@ -121,17 +123,17 @@ class Sglang:
         }
 
     def _rows(self, ask: Ask) -> _Rows:
-        """The rows that the server does not hold, and where they belong."""
+        """Return the rows that the server does not hold, and where they belong."""
         rows, held = list(ask.rows), ask.held
         if held is None:
             return {"input_ids": rows}
         request = held.next_request()
         kept = min(sum(1 for _ in takewhile(bool, map(eq, held.rows, rows))), len(rows) - 1)
-        # SGLang takes a token that begins texts away where it begins what is added to a session.
+        # SGLang removes a token that begins texts from the start of the rows that are added to a session.
         while kept > 0 and rows[kept] in self.special:
             kept -= 1
         parent = held.request if kept else None
-        # Requests that came behind the same one are ended and forgotten.
+        # With `replace`, the server ends and forgets other requests that continue the same parent.
         params: _SessionParams = {"id": held.id, "replace": True, "rid": parent, "offset": kept}
         return {"rid": request, "input_ids": rows[kept:], "session_params": params}
 
@@ -161,7 +163,7 @@ def _shaping(ask: Ask) -> _Shaping:
     out: _Shaping = {}
     bias = bias_of(ask)
     if (allow := ask.allow if ask.allow is not None else ask.params.allow) is not None:
-        # It knows no list of tokens that may come.
+        # SGLang has no list of allowed tokens.
         bias |= {str(token): bias.get(str(token), 0.0) + MAX_BIAS for token in allow}
     if bias:
         out["logit_bias"] = bias

@@ -1,9 +1,9 @@
-"""What is sent to a server for the tokens that follow some rows, and how its answer is read. Pure.
+"""How requests for tokens are written, and how the answers are read. Pure.
 
-- vLLM: `POST /v1/completions` with token ids and `return_token_ids`, which every vLLM server has, or `POST
-  /inference/v1/generate`, which it has with `--enable-scale-out`.
+- vLLM: `POST /v1/completions` with token ids and `return_token_ids`, which every vLLM server offers, or `POST
+  /inference/v1/generate`, which it offers with `--enable-scale-out`.
 
-SGLang's is in sglang.py.
+For SGLang, see sglang.py.
 """
 
 from __future__ import annotations
@@ -19,31 +19,32 @@ from antiphon.engine.api import Grammar, Sampling
 from antiphon.errors import RemoteError
 from antiphon.remote.http import decoded, error_text, optional
 
-# A bias that a token never overcomes; vLLM takes none beyond it.
+# A bias that a token never overcomes. vLLM accepts no larger one.
 MAX_BIAS = 100.0
-# A request is held with all rows before it: after so many the tree is begun anew, from whole rows.
+# A server holds a request with all rows before it. After MAX_REQUESTS requests the tree starts again from whole rows.
 MAX_REQUESTS = 64
-# `/open_session` wants the most characters that a session may have: more than any context.
+# `/open_session` requires the most characters of a session: more than any context has.
 CAPACITY = 1 << 24
 
 
 @dataclass(slots=True)
 class HeldRows:
-    """What one server holds of one session.
+    """What one server holds of one session."""
 
-    - `id`: the session's name there. `opened`: the server knows it.
-    - `request`: the newest request that the server has answered, "" where there is none; `rows`: its rows and tokens.
-    """
-
+    # The session's name at the server.
     id: str = field(default_factory=lambda: secrets.token_hex(12))
+    # The server knows the session.
     opened: bool = False
+    # The newest request that the server has answered; "" if there is none.
     request: str = ""
+    # The rows and tokens of `request`.
     rows: list[int] = field(default_factory=list)
+    # The request that was sent last.
     asked: str = ""
     _number: int = 0
 
     def next_request(self) -> str:
-        """A name for a request of this session, which is `asked` until the next one."""
+        """Return a name for a request of this session, and keep it in `asked` until the next one."""
         self._number += 1
         if self._number % MAX_REQUESTS == 0:
             self.request, self.rows = "", []
@@ -51,52 +52,55 @@ class HeldRows:
         return self.asked
 
     def answered(self, request: str, rows: Sequence[int], tokens: Sequence[int], given: int) -> None:
-        """The server has sent tokens of a request, of which it had sent `given` before."""
+        """Note tokens of a request, of which the server had sent `given` before."""
         if request != self.request:
             self.request, self.rows = request, list(rows)
         del self.rows[len(rows) + given :]
         self.rows.extend(tokens)
 
     def lose(self) -> None:
-        """Begin anew, in another session: what the server holds is not known any more."""
+        """Start another session, because it is no longer known what the server holds."""
         self.id, self.opened, self.request, self.rows = secrets.token_hex(12), False, "", []
 
     def opening(self) -> dict[str, str | int]:
-        """The body of `/open_session`."""
+        """Return the body of an `/open_session` request."""
         return {"session_id": self.id, "capacity_of_str_len": CAPACITY}
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """The tokens that are asked for.
+    """A request for the tokens that follow a session's rows."""
 
-    - `rows`: the tokens that they follow. `max_tokens`: at most so many.
-    - `params`: how they are chosen; `seed` takes the place of its seed, and `rule` of its grammar.
-    - `rule`: holds from the first of these tokens on. `forbid`: never sampled, besides those of `params`.
-    - `allow`: where given, no other is sampled, whatever `params` say.
-    - `salt`: requests with different ones share no KV. `session`: a name of the session, for whoever routes requests.
-    - `held`: what the server holds of the session, where it has sessions of its own.
-    """
-
+    # The tokens that the new ones follow.
     rows: Sequence[int]
+    # The most tokens of the answer.
     max_tokens: int
+    # How they are sampled, except seed and grammar.
     params: Sampling
+    # Replaces the seed of `params`.
     seed: int
+    # Requests with different salts share no KV.
     salt: str
+    # The session's name, for proxies that route requests.
     session: str
+    # Replaces the grammar of `params`. It applies from the first token on.
     rule: Grammar | None = None
+    # Tokens that are never sampled, in addition to those of `params`.
     forbid: Sequence[int] = ()
+    # If given, only these tokens are sampled, whatever `params` say.
     allow: Sequence[int] | None = None
+    # What the server holds of the session, if it supports sessions.
     held: HeldRows | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer: tokens, with their log-probabilities where these were asked for.
+    """A part of an answer: tokens, with their log-probabilities if requested.
 
-    - `logprobs`: one for each token, or none.
-    - `finish`: why no more tokens come; None where more may.
-    - `prompt_tokens`, `cached_tokens`: rows that the server counted, and how many of them it had; None: not told here.
+    - `logprobs`: one for each token, or empty.
+    - `finish`: why the tokens ended; None if more may follow.
+    - `prompt_tokens`, `cached_tokens`: the rows that the server counted, and those of them that it had cached; None if
+      this piece does not report them.
     """
 
     tokens: Sequence[int] = ()
@@ -107,10 +111,10 @@ class Piece:
 
 
 class Wire(Protocol):
-    """How one kind of server is asked for tokens.
+    """The protocol of one kind of server.
 
-    - `path`: of its URL, behind the server's root.
-    - `has_sessions`: the server holds the rows of a session, and requests carry what is new.
+    - `path`: the path of its URL, after the server's root.
+    - `has_sessions`: the server holds the rows of a session, and requests carry only the new rows.
     """
 
     @property
@@ -120,27 +124,35 @@ class Wire(Protocol):
     def has_sessions(self) -> bool: ...
 
     def body(self, ask: Ask) -> object:
-        """The body of a request whose answer is streamed, as JSON has it."""
+        """Return the body of a request with a streamed answer, as a value that encodes to JSON."""
         ...
 
     def read(self, data: bytes, given: int) -> Piece | None:
-        """One event of the answer, of which `given` tokens have been read; None for its last, which says nothing.
+        """Read one event of the answer, of which `given` tokens were read before. Returns None for the end marker.
 
-        Raises RemoteError for what is no such event.
+        Raises RemoteError if the event is invalid.
         """
         ...
 
 
 class Sampled(TypedDict):
-    """The fields that vLLM and SGLang name alike."""
+    """The fields that have the same names in vLLM and SGLang. They are those of Sampling."""
 
+    # 0 samples the likeliest token.
     temperature: float
+    # -1: all tokens.
     top_k: int
+    # 1: all tokens.
     top_p: float
+    # Relative to the likeliest token.
     min_p: float
+    # 1: none.
     repetition_penalty: float
+    # 0: none.
     presence_penalty: float
+    # 0: none.
     frequency_penalty: float
+    # Tokens that end the answer.
     stop_token_ids: list[int]
 
 
@@ -169,18 +181,18 @@ _count_decoder = msgspec.json.Decoder(TokenId)
 
 
 def refuse(failure: object) -> None:
-    """Raise RemoteError for an event that tells of a failure."""
+    """Raise RemoteError if an event reports a failure."""
     if failure:
         raise RemoteError(f"the model's server failed: {error_text(failure)}")
 
 
 def count_in(told: msgspec.Raw) -> int | None:
-    """What a server counted; None for what is no count."""
+    """Decode a server's count; return None if it is not a count."""
     return optional(_count_decoder, told)
 
 
 def logprobs_in(values: Sequence[object], count: int) -> list[float | None]:
-    """The log-probabilities of so many tokens; none where there are others than one number, or null, for each."""
+    """Return the log-probabilities of `count` tokens; empty unless `values` has one number or null for each of them."""
     if len(values) != count:
         return []
     return [float(value) if isinstance(value, int | float) else None for value in values]
@@ -191,13 +203,13 @@ class _TokenLogprob(msgspec.Struct):
 
 
 class _Logprobs(msgspec.Struct):
-    """`/v1/completions` has the one list, and `/inference/v1/generate` the other."""
+    """`/v1/completions` uses the first list, and `/inference/v1/generate` the second."""
 
     token_logprobs: list[Any] | None = None
     content: list[_TokenLogprob] | None = None
 
 
-# What may be missing may have any type: servers differ.
+# Optional fields may have any type, because servers differ.
 class _Choice(msgspec.Struct):
     token_ids: list[TokenId] | None = None
     finish_reason: Any = None
@@ -224,7 +236,7 @@ _details_decoder, _logprobs_decoder = msgspec.json.Decoder(_Details), msgspec.js
 
 
 class _Shaping(TypedDict, total=False):
-    """vLLM's fields that are sent only where they say something."""
+    """vLLM's fields that are sent only if they differ from the default."""
 
     logit_bias: dict[str, float]
     allowed_token_ids: list[int]
@@ -233,15 +245,27 @@ class _Shaping(TypedDict, total=False):
 
 
 class _CompletionsBody(Sampled, _Shaping):
+    """The body of `/v1/completions`, in addition to the sampling fields."""
+
+    # The model's name at the server.
     model: str
+    # Token ids.
     prompt: list[int]
+    # The most tokens of the answer.
     max_tokens: int
+    # Seed of the random numbers.
     seed: int
+    # Always True.
     stream: bool
+    # Asks for token counts at the end.
     stream_options: dict[str, bool]
+    # Asks for token ids in addition to text.
     return_token_ids: bool
+    # Always False: the prompt is complete.
     add_special_tokens: bool
+    # Whether the model's end-of-text tokens are ordinary tokens.
     ignore_eos: bool
+    # Requests with different salts share no KV.
     cache_salt: str
 
 
@@ -253,24 +277,34 @@ class _GenerateSampling(Sampled, _Shaping):
 
 
 class _GenerateBody(TypedDict):
+    """The body of `/inference/v1/generate`."""
+
+    # The model's name at the server.
     model: str
+    # The prompt.
     token_ids: list[int]
+    # How the tokens are sampled.
     sampling_params: _GenerateSampling
+    # Always True.
     stream: bool
+    # Asks for token counts at the end.
     stream_options: dict[str, bool]
+    # Requests with different salts share no KV.
     cache_salt: str
 
 
 @dataclass(frozen=True, slots=True)
 class _Vllm:
-    """What vLLM's two wires have in common. `model`: its name there. `eos`: the tokens that end a text by the model's
-    configuration, which vLLM stops at unless it is asked not to.
+    """The common part of vLLM's two wires.
+
+    `model`: its name at the server. `eos`: the tokens that end a text according to the model's configuration. vLLM
+    stops at them unless the request says otherwise.
     """
 
     model: str
     eos: frozenset[int]
     has_sessions = False
-    # A server that sends text without them does not know `return_token_ids`.
+    # A server that sends text without token ids does not know `return_token_ids`.
     needs_token_ids = False
 
     def read(self, data: bytes, given: int) -> Piece | None:
@@ -288,7 +322,7 @@ class _Vllm:
         choice = event.choices[0]
         reason = choice.finish_reason
         if self.needs_token_ids and choice.token_ids is None and not reason:
-            raise RemoteError("the model's server sends no token ids: it is no vLLM, or too old for return_token_ids")
+            raise RemoteError("the model's server sends no token ids: it is not vLLM, or too old for return_token_ids")
         if reason not in (None, "stop", "length"):
             raise RemoteError(f"the model's server ended an answer: {error_text(reason)}")
         tokens = choice.token_ids or []
@@ -298,7 +332,7 @@ class _Vllm:
 
 
 class VllmCompletions(_Vllm):
-    """vLLM's `/v1/completions`."""
+    """The wire of vLLM's `/v1/completions`, which also sends text."""
 
     needs_token_ids = True
 
@@ -322,7 +356,7 @@ class VllmCompletions(_Vllm):
 
 
 class VllmGenerate(_Vllm):
-    """vLLM's `/inference/v1/generate`: tokens in, tokens out, and no text made of them."""
+    """The wire of vLLM's `/inference/v1/generate`: tokens in, tokens out, without text."""
 
     path = "/inference/v1/generate"
 
