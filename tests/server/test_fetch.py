@@ -136,13 +136,13 @@ def test_a_file_of_a_listed_host_is_fetched_and_redirects_are_followed(site: Sit
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("page", "it is text/html, and no audio file."),
+        ("page", "it is text/html, not an audio file."),
         ("zipped", "it is compressed."),
         ("nothing", "its server answered 404."),
         ("endless", "at most 1 MiB."),
         ("again/9", "it has more than 3 redirects."),
         ("rude", "its server cannot be reached."),
-        ("broken", "it redirects to what is no URL."),
+        ("broken", "it redirects to an invalid URL."),
     ],
 )
 def test_when_a_server_gives_something_else_then_the_error_says_what(site: Site, path: str, why: str) -> None:
@@ -240,14 +240,14 @@ def test_addresses_that_stand_for_a_private_one_are_private() -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("ftp://cdn.example.com/a.wav", "it is no http or https URL."),
-        ("file:///etc/passwd", "it is no http or https URL."),
-        ("http:///a.wav", "it is no http or https URL."),
-        ("http://cdn.example.com:99999/a", "it is no URL."),
-        ("http://cdn.exämple.com/a", "it is no URL."),
-        ("http://cdn.example.com/a b", "it is no http or https URL."),
-        ("http://cdn.example.com/\r\nHost: x", "it is no http or https URL."),
-        ("http://cdn.example.com/" + "a" * 2048, "it is no http or https URL."),
+        ("ftp://cdn.example.com/a.wav", "it is not an http or https URL."),
+        ("file:///etc/passwd", "it is not an http or https URL."),
+        ("http:///a.wav", "it is not an http or https URL."),
+        ("http://cdn.example.com:99999/a", "it is not a URL."),
+        ("http://cdn.exämple.com/a", "it is not a URL."),
+        ("http://cdn.example.com/a b", "it is not an http or https URL."),
+        ("http://cdn.example.com/\r\nHost: x", "it is not an http or https URL."),
+        ("http://cdn.example.com/" + "a" * 2048, "it is not an http or https URL."),
         ("http://me:secret@cdn.example.com/a", "a URL may not have a user or password."),
         ("http://example.com/a", "the host 'example.com' is not among those of --fetch-from."),
         ("http://cdn.example.com:8080/a", "the host 'cdn.example.com' is not among those of --fetch-from."),

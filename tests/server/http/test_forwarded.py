@@ -185,7 +185,7 @@ def test_a_proxy_of_ipv4_is_one_on_a_socket_of_ipv6(given: str) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("*", "no address and no network"),
+        ("*", "neither an address nor a network"),
         ("localhost", "no address"),
         ("10.0.0.1:8000", "no address"),
         ("10.0.0.1/8", "has the form 10.0.0.0/8"),

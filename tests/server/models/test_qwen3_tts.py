@@ -172,7 +172,7 @@ def test_when_a_sample_is_at_a_url_of_a_listed_host_then_it_is_fetched_and_else_
         return seen
 
     page, elsewhere, *spoke = asyncio.run(main())
-    assert page == "Invalid value for 'ref_audio': it is text/html, and no audio file."
+    assert page == "Invalid value for 'ref_audio': it is text/html, not an audio file."
     assert "'127.0.0.2' is not among those of --fetch-from" in elsewhere
     assert spoke == ["audio.start", "sound", "audio.done", "session.done"]
     site.close()
