@@ -33,7 +33,7 @@ class UploadedVoice(msgspec.Struct):
 
     # The name that requests use.
     name: str
-    # The identifier of the speaker's consent.
+    # Whose consent was given, in the client's words.
     consent: str
     # When it was uploaded, in Unix seconds.
     created_at: int
