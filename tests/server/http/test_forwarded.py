@@ -169,7 +169,7 @@ async def test_each_client_behind_a_proxy_has_what_an_address_may_hold_and_the_p
         # Any other address is not trusted.
         assert (await stranger.get("/", headers=a)).text == "192.0.2.9"
     assert len(refused) == 1
-    # A proxy that does not know its clients reports the address of another proxy.
+    # The client that a proxy reports may itself be a proxy, which has no limit.
     assert [connections.take_forwarded(PROXY) for _ in range(10)] == [True] * 10
     assert [connections.take(PROXY) for _ in range(10)] == [True] * 10
     assert not connections.take("192.0.2.1")

@@ -171,7 +171,7 @@ async def hold(url: str, kind: str, turns: int, cuts: int, seed: int) -> Client:
         assert (await client.take())["type"] == "session.created"
     at = 0
     begun = kind != "duplex"
-    # Number of steps between two cuts.
+    # Maximum number of steps between two cuts.
     gap = max(1, (2 * len(frames)) // max(1, cuts))
     until = draw.randint(1, gap) if cuts else 10**9
     while done(kind, client.seen) < turns:
