@@ -198,7 +198,7 @@ class LiveRealtime:
     async def handle(self, data: ClientData) -> None:
         """Decode a frame and pass its commands to the session. Errors are answered on the wire.
 
-        Waits while the inbox is full (`--overflow wait`), and while the client does not read. The first configuration
+        Waits while the inbox is full (`--overflow block`), and while the client does not read. The first configuration
         starts the session.
         """
         await self._goes_on.wait()
