@@ -33,8 +33,8 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
     server = settings.server
     if not is_loopback(server.host) and not server.allow_anonymous:
         raise SettingsError(
-            f"--host {server.host} is open to others, and a door checks no API key, its hosts do: give "
-            "--allow-anonymous if each of them has one"
+            f"--host {server.host} is open to others, and a door checks no API key, which its hosts do: give "
+            "--allow-anonymous if each host has a key"
         )
     hosts = Hosts(host_urls(settings), time.monotonic)
     door = Door(hosts, settings.resume.grace_s, server.metrics_key, server.body_timeout_s)

@@ -40,7 +40,7 @@ class MemoryAccount:
         """Raise Refused if `more` bytes would exceed the limit of a session, of the key or of the server.
 
         Does not reserve memory. A key that holds less than its equal share of the server's memory is not refused because
-        other keys hold more than theirs.
+        other keys hold more than their shares.
         """
         self._ledger.check(self, more)
 

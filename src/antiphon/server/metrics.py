@@ -130,21 +130,21 @@ class Metrics:
         self.turns = Counter(
             "antiphon_turns",
             "preemptive_begun, preemptive_used, preemptive_dropped: responses begun before a turn had surely ended. "
-            "preemptive_dropped_tokens: tokens of those that were dropped. ducks: responses paused for speech over "
-            "them; ducks_without_interruption: those that went on.",
+            "preemptive_dropped_tokens: tokens of the dropped ones. ducks: responses paused for speech over them. "
+            "ducks_without_interruption: paused responses that continued.",
             ["what"],
             registry=self.registry,
         )
         self.voice_to_voice_s = Histogram(
             "antiphon_voice_to_voice_seconds",
-            "From the end of the user's speech to the first sound of the answer.",
+            "From the end of the user's speech to the first audio of the answer.",
             buckets=_LATENCY_S,
             registry=self.registry,
         )
         self.stage_s = Histogram(
             "antiphon_turn_stage_seconds",
-            "endpoint: end of speech to the decision that it is over. final: to its transcript. first_token, "
-            "first_sound: to those of the answer. heard: to its being played. Each begins where the last ended.",
+            "endpoint: from the end of speech to the decision that it is over. final: to its transcript. first_token, "
+            "first_sound: to those of the answer. heard: to its playback. Each begins where the previous one ends.",
             ["stage"],
             buckets=_LATENCY_S,
             registry=self.registry,
@@ -152,7 +152,7 @@ class Metrics:
         self.connections = Gauge("antiphon_connections", "Open connections.", registry=self.registry)
         self.loop_lag_s = Histogram(
             "antiphon_event_loop_lag_seconds",
-            "How long the event loop took to answer, asked 20 times a second.",
+            "Lag of the event loop, measured 20 times a second.",
             buckets=_LAG_S,
             registry=self.registry,
         )
@@ -267,11 +267,11 @@ class _Kv(Collector):
     def collect(self) -> Iterable[Metric]:
         load = self._language.load()
         for name, help, value in (
-            ("antiphon_kv_conversations", "Conversations with KV, parked ones too.", load.conversations),
+            ("antiphon_kv_conversations", "Conversations with KV, including parked ones.", load.conversations),
             ("antiphon_kv_generating", "Conversations being answered.", load.answering),
             ("antiphon_kv_parked", "Conversations whose KV is parked.", load.parked),
-            ("antiphon_kv_bytes", "KV in memory, that of closed conversations too.", load.kv_bytes),
-            ("antiphon_kv_limit_bytes", "KV that may be in memory.", load.kv_total_bytes),
+            ("antiphon_kv_bytes", "KV in memory, including that of closed conversations.", load.kv_bytes),
+            ("antiphon_kv_limit_bytes", "Maximum KV in memory.", load.kv_total_bytes),
             ("antiphon_kv_parked_bytes", "KV that is parked.", load.parked_bytes),
             ("antiphon_language_model_away", "1 while the language model's server does not answer.", load.is_away),
         ):
@@ -284,10 +284,12 @@ class _Headroom(Collector):
 
     def collect(self) -> Iterable[Metric]:
         held, certificate = self._held, self._headroom.certificate
-        load = GaugeMetricFamily("antiphon_load", "Taken part of what the machine holds; only with a certificate.")
+        load = GaugeMetricFamily(
+            "antiphon_load", "Fraction of the machine's capacity that is taken; only with a certificate."
+        )
         if (taken := self._headroom.load(held)) is not None:
             load.add_metric([], taken)
-        live = GaugeMetricFamily("antiphon_held_sessions", "Places taken, by what for.", labels=["kind"])
+        live = GaugeMetricFamily("antiphon_held_sessions", "Places taken, by kind.", labels=["kind"])
         room = GaugeMetricFamily(
             "antiphon_headroom_sessions", "Sessions of a certified kind that would be admitted.", labels=["kind"]
         )
@@ -311,8 +313,10 @@ class _Memory(Collector):
     def collect(self) -> Iterable[Metric]:
         held, limit = "antiphon_held_bytes", "antiphon_held_limit_bytes"
         yield GaugeMetricFamily(held, "Memory held for clients.", value=self._memory.num_bytes)
-        yield GaugeMetricFamily(limit, "Memory that may be held for them.", value=self._memory.limit_bytes)
-        refused = CounterMetricFamily("antiphon_held_refused", "What was not kept, by what was full.", labels=["scope"])
+        yield GaugeMetricFamily(limit, "Maximum memory held for clients.", value=self._memory.limit_bytes)
+        refused = CounterMetricFamily(
+            "antiphon_held_refused", "Refusals for lack of memory, by limit.", labels=["scope"]
+        )
         for scope, count in self._memory.num_refused.items():
             refused.add_metric([scope], count)
         yield refused
@@ -323,7 +327,7 @@ class _Workers(Collector):
         self._workers = workers
 
     def collect(self) -> Iterable[Metric]:
-        alive = GaugeMetricFamily("antiphon_model_alive", "0 once a model is lost.", labels=["worker"])
+        alive = GaugeMetricFamily("antiphon_model_alive", "0 after a model is lost.", labels=["worker"])
         busy = GaugeMetricFamily("antiphon_model_busy_seconds", "Age of the step under way.", labels=["worker"])
         for name, worker in self._workers.items():
             alive.add_metric([name], 0 if worker.lost else 1)
@@ -346,6 +350,6 @@ class _Lanes(Collector):
             running.add_metric([lane.name], lane.running)
             age.add_metric([lane.name], lane.oldest_age_s())
             restarts.add_metric([lane.name], lane.stats.restarts)
-        backlog = GaugeMetricFamily("antiphon_backlog_seconds", "Audio waiting in the session that is furthest behind.")
+        backlog = GaugeMetricFamily("antiphon_backlog_seconds", "The longest backlog of a session.")
         backlog.add_metric([], self._backlog_s())
         return (depth, running, age, restarts, backlog)

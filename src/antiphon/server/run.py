@@ -48,7 +48,7 @@ def check_exposure(settings: Settings) -> None:
     if not is_loopback(host) and not settings.server.api_keys and not settings.server.allow_anonymous:
         raise SettingsError(
             f"--host {host} is open to others and no API key is set: "
-            "give --api-key KEY, or set ANTIPHON_API_KEYS, or give --allow-anonymous if that is meant"
+            "give --api-key KEY, or set ANTIPHON_API_KEYS, or give --allow-anonymous if this is intended"
         )
 
 

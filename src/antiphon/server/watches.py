@@ -46,7 +46,7 @@ async def watch_headroom(state: ServerState, models: LoadedModels) -> None:
             headroom.burst,
         )
     elif others := await anyio.to_thread.run_sync(differs, headroom.certificate.machine):
-        log.warning("the certificate is of another machine: its %s differ", ", ".join(others))
+        log.warning("the certificate was made on another machine: its %s differ", ", ".join(others))
     before: dict[str, bool] = {}
     while True:
         overload.see(_signals(state, models), time.monotonic(), _falls_s(state))

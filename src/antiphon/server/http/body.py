@@ -56,7 +56,7 @@ def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None)
         try:
             message = await received()
         except TimeoutError:
-            raise HTTPException(408, "The body came too slowly.") from None
+            raise HTTPException(408, "The body arrived too slowly.") from None
         num_bytes += len(message.get("body", b""))
         if num_bytes > max_bytes:
             raise error

@@ -104,9 +104,9 @@ class EnrolledVoices:
             # The file is being replaced or deleted.
             return None
         except Refused as refusal:
-            return _Unfit("resource_exhausted", f"cannot be listened to now: {refusal}.")
+            return _Unfit("resource_exhausted", f"cannot be processed now: {refusal}.")
         except ModelError:
-            return _Unfit("server_error", "could not be listened to: the model failed.")
+            return _Unfit("server_error", "could not be processed: the model failed.")
 
 
 def _recording(name: str, store: VoiceStore) -> _Recording | _Unfit | None:
@@ -124,7 +124,7 @@ async def _listened(recording: bytes, model: SpeakerModel, detector: VoiceActivi
             decode_beginning, io.BytesIO(recording), SAMPLE_RATE_HZ, MAX_RECORDING_S, places=FILE_THREADS
         )
     except MediaError as error:
-        return _Unfit("invalid_value", f"cannot be heard: {error}.")
+        return _Unfit("invalid_value", f"cannot be decoded: {error}.")
     speech = await _speech(pcm, detector)
     seconds = len(speech) / SAMPLE_RATE_HZ
     if seconds < MIN_SPEECH_S:

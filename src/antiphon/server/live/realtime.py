@@ -277,7 +277,7 @@ class LiveRealtime:
         if not has_audio:
             self._live.count_memory()
             if self._bounds.is_spent:
-                self._end("memory_limit_exceeded", "Too much came that could not be kept.", CLOSE_TOO_BIG)
+                self._end("memory_limit_exceeded", "Too many events could not be kept.", CLOSE_TOO_BIG)
         await self._flush()
         if self.wire.closing:
             self._close()

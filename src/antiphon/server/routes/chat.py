@@ -112,7 +112,7 @@ def _told(error: AntiphonError | HTTPException) -> bytes:
     """Return the last event of a stream that fails after its status was sent."""
     if isinstance(error, RemoteProtocolError):
         return openai_chat.error_chunk(error.message, error.code, "invalid_request_error", error.param)
-    log.error("a completion failed under way: %s", error)
+    log.error("a completion failed while it was streamed: %s", error)
     return openai_chat.error_chunk("The model failed.", "processing_error")
 
 

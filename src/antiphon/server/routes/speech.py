@@ -96,7 +96,7 @@ async def _bytes(first: EncodedSpeech | None, chunks: AsyncGenerator[EncodedSpee
 
 
 def _log_failure(error: Exception) -> None:
-    log.error("speech failed under way: %s", error)
+    log.error("speech failed while it was streamed: %s", error)
 
 
 async def _events(
@@ -171,7 +171,7 @@ async def _result(
             async for chunk in chunks:
                 budget.left_s -= chunk.end_s - chunk.start_s
                 if budget.left_s < 0:
-                    raise RemoteProtocolError("too_long", f"a batch may hold {MAX_BATCH_S:.0f} s of sound", "items")
+                    raise RemoteProtocolError("too_long", f"a batch may hold {MAX_BATCH_S:.0f} s of audio", "items")
                 data.append(chunk.data)
                 words += chunk.words
                 skipped += chunk.skipped
