@@ -64,7 +64,7 @@ def test_when_a_key_has_all_the_voices_it_may_have_then_other_keys_have_theirs(t
 
 def cached(server: Process, key: dict[str, str], code: str) -> int:
     """Return the number of cached tokens of a prompt with `code`, a guess of a code in another key's prompt."""
-    prompt = f"The vault code of the branch in Zurich, which nobody must ever be told by anybody, is {code}."
+    prompt = f"The vault code of the branch in Zurich, which nobody may ever learn from anybody, is {code}."
     body = {"model": "default", "messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
     usage = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=key, timeout=60).json()["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
