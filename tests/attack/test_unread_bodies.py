@@ -23,7 +23,7 @@ def address() -> Iterator[tuple[str, int]]:
 
 
 def answered(address: tuple[str, int], first: str, body: list[bytes], *headers: str) -> bytes:
-    """Return the bytes read by a client that sends the rest of its body after the response has begun, and then reads."""
+    """Return the bytes that a client reads if it first sends the rest of its body, after the response has begun."""
     head = "\r\n".join([first, "Host: 127.0.0.1", *headers, "", ""])
     with socket.create_connection(address, LIMIT_S) as connection:
         connection.sendall(head.encode() + body[0])

@@ -198,7 +198,7 @@ def test_when_a_client_floods_events_then_the_session_ends_with_rate_limit_excee
 def test_when_a_client_never_reads_then_the_server_stops_reading_too(
     server: Process, recordings: dict[str, Recording]
 ) -> None:
-    """The client sends and never reads. The server stops reading too, and releases the session when the client leaves."""
+    """The client sends and never reads. The server stops reading too, and ends the session when the client leaves."""
     process = psutil.Process(server.popen.pid)
     before = process.memory_info().rss
     host, port = server.url.removeprefix("http://").split(":")

@@ -31,7 +31,7 @@ MAX_JUMP_S = 2.0
 
 
 class JumpingSelector(selectors.DefaultSelector):
-    """Does not wait for timers, but adds the wait to `jumped_s`. Waits a moment for data that is under way on a socket."""
+    """Does not wait for timers, but adds the wait to `jumped_s`. Waits a moment for data on its way to a socket."""
 
     jumped_s = 0.0
 
@@ -175,8 +175,8 @@ def test_a_client_that_answers_pings_stays() -> None:
 
 @pytest.mark.parametrize(("pace", "buffers"), [(1.2, 0), (0.6, 50_000)])
 def test_a_client_that_reads_at_the_pace_of_speech_stays(pace: float, buffers: int) -> None:
-    # The pings wait behind all the data. If the socket buffers hold the data, the server only knows its amount. Otherwise
-    # it sees that the client reads.
+    # The pings wait behind all the data. If the socket buffers hold the data, the server only knows its amount.
+    # Otherwise it sees that the client reads.
     bytes_per_s = pace * SLOWEST_BYTES_PER_S
     size = int(130 * bytes_per_s) // len(MESSAGE) * len(MESSAGE)
 
@@ -193,7 +193,8 @@ def test_a_client_that_reads_at_the_pace_of_speech_stays(pace: float, buffers: i
                     assert OP_CLOSE not in [f.opcode for f in await client.read(4096)]
                     client.write()
             assert now_s() > 2 * SILENCE_S
-            # After all pongs, the timeout is a minute again, from the time that the client's system took the last bytes.
+            # After all pongs, the timeout is a minute again, from the time that the client's system took the last
+            # bytes.
             await client.read()
             client.write()
             start_s = now_s()

@@ -150,7 +150,7 @@ class AccessLog:
 
 
 def _observe(record: RequestRecord, message: Message) -> None:
-    """Copy the status of an ASGI message into the record, and add the record's id to a message that begins a response."""
+    """Copy an ASGI message's status into the record, and add the record's id to a message that begins a response."""
     kind = message["type"]
     if kind in ("http.response.start", "websocket.http.response.start"):
         record.status = message["status"]

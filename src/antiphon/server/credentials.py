@@ -68,7 +68,7 @@ class Credentials:
     def add(self, value: str, secret: ClientSecret) -> None:
         """Let the short-lived key `value` open sessions until it expires.
 
-        An API key has at most MAX_SECRETS of them; the oldest are dropped. Raises Refused if the key has no memory left.
+        An API key has at most MAX_SECRETS; the oldest are dropped. Raises Refused if the key has no memory left.
         """
         now_s = time.monotonic()
         own = self._secrets_of.setdefault(secret.key, {})

@@ -39,8 +39,8 @@ class MemoryAccount:
     def check(self, more: int) -> None:
         """Raise Refused if `more` bytes would exceed the limit of a session, of the key or of the server.
 
-        Does not reserve memory. A key that holds less than its equal share of the server's memory is not refused because
-        other keys hold more than their shares.
+        Does not reserve memory. A key that holds less than its equal share of the server's memory is not refused
+        because other keys hold more than their shares.
         """
         self._ledger.check(self, more)
 

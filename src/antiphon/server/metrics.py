@@ -33,7 +33,7 @@ MOST_RECENT = 2048
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """How many measurements are evidence of load: `enough` within `long_s`, or two within `short_s`, both in seconds."""
+    """The measurements that are evidence of load: `enough` within `long_s`, or two within `short_s`, in seconds."""
 
     long_s: float
     short_s: float

@@ -159,8 +159,8 @@ class _Watch:
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
-# A thread that ends reports it at once (`engine/lane.py`, `engine/model_thread.py`). This check finds threads that hang.
-# Interval of the check: /ready and all callers learn of a loss at most this time after the limit.
+# A thread that ends reports it at once (`engine/lane.py`, `engine/model_thread.py`). This check finds threads that
+# hang. Interval of the check: /ready and all callers learn of a loss at most this time after the limit.
 CHECK_S = 1.0
 
 

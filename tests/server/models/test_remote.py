@@ -1,4 +1,4 @@
-"""A language model on another server in a real server's conversations: truncation, faults, and that its key is secret."""
+"""A language model on another server, in a real server's conversations: truncation, faults, and a secret key."""
 
 from __future__ import annotations
 

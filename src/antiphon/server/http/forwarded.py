@@ -94,7 +94,7 @@ def _network(text: str) -> Network:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Parse an address; convert an IPv6-mapped one to IPv4. None for other text, and for a zone, which may be any text."""
+    """Parse an address; convert an IPv6-mapped one to IPv4. None for other text, or if it has a zone (free text)."""
     try:
         found = ipaddress.ip_address(text)
     except ValueError:

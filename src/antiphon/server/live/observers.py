@@ -38,7 +38,7 @@ DECISIONS = {
 
 
 class SessionObservers:
-    """Observes one session. Never waits. Changes nothing, except that a recorded session gets audio rounded to 16 bits."""
+    """Observes one session. Never waits. Changes nothing, except that a recorded session gets 16-bit audio."""
 
     def __init__(self, state: ServerState, wire: WireConnection, measure: Callable[[str, float], None]) -> None:
         self._state, self._wire, self._measure = state, wire, measure

@@ -53,7 +53,7 @@ class DoorCalls:
         ]
 
     async def call(self, request: Request) -> Response:
-        """Answer an SDP offer as a host does: 201 with the answer and the call's Location, after a host has the session.
+        """Answer an SDP offer as a host does: 201 with the answer and the call's Location, when a host has the session.
 
         The call then continues as a task of the door.
         """

@@ -67,7 +67,7 @@ class UploadedVoice(msgspec.Struct):
 
 
 class Voice(msgspec.Struct):
-    """A voice that requests may name by its `id`, with the languages that it speaks. `language` is the first of them."""
+    """A voice that requests may name by its `id`, with the languages that it speaks. `language` is the first."""
 
     id: str
     name: str

@@ -1,4 +1,4 @@
-"""The stored copy of a conversation: frames wait for it, other hosts get it, and a host that loses the session ends it."""
+"""The stored copy of a conversation: frames wait for it, and the session ends on a host that has lost it to another."""
 
 from __future__ import annotations
 

@@ -99,7 +99,8 @@ class ResumePoint(msgspec.Struct):
     # The last response, if the history ends with it. The client may not have received all of it.
     finished: FinishedResponse | None = None
     # Whether the numbers in `journal` have no gap, so that its frames can be sent as they are. True if the host handed
-    # the session over and the frames were not too large. Otherwise deltas of responses and the oldest frames are missing.
+    # the session over and the frames were not too large. Otherwise deltas of responses and the oldest frames are
+    # missing.
     is_whole: bool = False
     # Frames that the client may not have received.
     journal: list[SentFrame] = []
@@ -249,7 +250,7 @@ class Progress:
         return AppendAudio(pcm)
 
     async def hear_again(self, messages: Sequence[tuple[int, Pcm]]) -> None:
-        """Handle the messages of a stored tail, by number, as if the client sent them. Waits while the inbox is full."""
+        """Handle the messages of a stored tail as if the client sent them. Waits while the inbox is full."""
         for number, pcm in messages:
             if not self.is_applied(number):
                 commands = self.unheard([AppendAudio(pcm)])

@@ -108,7 +108,7 @@ class StoredCopy:
 
     @property
     def goes_on(self) -> bool:
-        """Whether the session continues at once from where another host left it, without a first frame of its client."""
+        """Whether the session continues at once from where another host left it, without waiting for a first frame."""
         return self._restored is not None and self._restored.continued is not None
 
     def begin(self, conversation: RealtimeConversation | None) -> None:
@@ -151,7 +151,7 @@ class StoredCopy:
     # --- what the client gets -----------------------------------------------------------------------------------------
 
     def send(self, frames: Iterable[Frame] = (), *, at_once: bool = False) -> None:
-        """Send the frames that wait, then `frames`, unless the copy is being written. `at_once` sends them even then."""
+        """Send the frames that wait, then `frames`, unless the copy is being written. `at_once`: even then."""
         self._frames += frames
         if self._num_writing and not at_once:
             return

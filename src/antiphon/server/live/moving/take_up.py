@@ -280,8 +280,8 @@ def _left(
     continued: ResumePoint | None,
     tail: Sequence[TailChunk],
 ) -> Restored:
-    """Return what the session continues from: without its unfinished items, and with as much of its tail as a live inbox
-    takes at once.
+    """Return the state from which the session continues: without unfinished items, and with as much of its tail as a
+    live inbox accepts at once.
     """
     audio = state.settings.audio
     kept, told = recovered(items, continued or ResumePoint())
