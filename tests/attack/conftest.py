@@ -1,4 +1,4 @@
-"""A server with two keys, and a home of its own for what they upload."""
+"""A server with two keys, with its own home for their uploads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.conftest import SMALL, VOICE, Process, Serve
 
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home of `two_keys`, with the models of the user's own."""
+    """Return the home of `two_keys`, which has the models of the user's home."""
     home = tmp_path_factory.mktemp("two-keys")
     own = Path(ModelSettings().home).expanduser()
     for folder in ("models", "prepared"):
@@ -25,14 +25,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def two_keys(serve: Serve, home: Path) -> Process:
-    """A server with a language model and a voice, whose keys are `alice` and `bob`."""
+    """Return a server with a language model and a voice, whose keys are `alice` and `bob`."""
     models = ("--language-model", SMALL, "--synthesizer", VOICE, "--home", str(home))
     limits = ("--sessions-per-key", "3", "--voices-per-key", "3")
     return serve(*models, "--api-key", "alice", "--api-key", "bob", *limits, keep=True)
 
 
 class LoopLag:
-    """The lags of a server process's event loop since this was made, by its histogram in `/metrics`."""
+    """The lags of a server process's event loop since this object was made, from the histogram in `/metrics`."""
 
     NAME = "antiphon_event_loop_lag_seconds"
 
@@ -41,7 +41,7 @@ class LoopLag:
         self._before = self._counts()
 
     def within(self, limit_s: float) -> bool:
-        """Whether the loop has never taken longer than `limit_s`, which has to be a bound of a bucket."""
+        """Whether the lag never exceeded `limit_s`, which has to be the bound of a bucket."""
         now = self._counts()
         assert now["+Inf"] > self._before["+Inf"], "nothing was measured"
         longer = [counts["+Inf"] - counts[str(limit_s)] for counts in (self._before, now)]

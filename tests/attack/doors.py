@@ -1,4 +1,4 @@
-"""Requests as a browser, or a client with the wrong key, would send them: only the status matters."""
+"""Requests like those of a browser, or of a client with the wrong key. Only their status matters."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ UPGRADE = {
 
 
 def upgrade(server: Process, path: str, **headers: str) -> int:
-    """The status of a WebSocket's upgrade: 101 where it is accepted. The socket is dropped at once."""
+    """Return the status of a WebSocket's upgrade, 101 if it is accepted. Closes the socket at once."""
     with httpx.stream("GET", f"{server.url}{path}", headers=UPGRADE | headers, timeout=30) as response:
         return response.status_code
 
 
 def as_key(key: str) -> dict[str, str]:
-    """The header of an API key, or of a client secret."""
+    """Return the header with an API key, or with a client secret."""
     return {"Authorization": f"Bearer {key}"}

@@ -1,7 +1,7 @@
 """`antiphon serve` over scripted models, as a process: python -m tests.attack.scripted_server LOADS [FLAG ...].
 
-A file whose `prompt` is "wait" is transcribed when the process gets SIGUSR1, "hang" hangs in a lane's worker for good,
-and "die" ends the worker. With LOADS "slowly", the models never come.
+A file whose `prompt` is "wait" is transcribed when the process gets SIGUSR1. "hang" hangs in a lane's worker forever,
+and "die" ends the worker. With LOADS "slowly", the models never finish loading.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def load(*_: Any) -> LoadedModels:
 
 @dataclass(slots=True)
 class ScriptedServer:
-    """A process of this module. `log` and `out` are what it wrote to its standard error and output."""
+    """A process of this module. `log` and `out` have its standard error and standard output."""
 
     url: str
     popen: subprocess.Popen[bytes]
@@ -81,12 +81,12 @@ class ScriptedServer:
     out: Path
 
     def ready(self) -> dict[str, Any]:
-        """The body of /ready."""
+        """Return the body of /ready."""
         body: dict[str, Any] = httpx.get(f"{self.url}/ready", timeout=LIMIT_S).json()
         return body
 
     def until(self, line: str) -> None:
-        """Wait until /metrics has the line."""
+        """Wait until /metrics has this line."""
         end_s = time.monotonic() + LIMIT_S
         while line not in httpx.get(f"{self.url}/metrics", timeout=LIMIT_S).text.splitlines():
             assert self.popen.poll() is None
@@ -99,7 +99,7 @@ class ScriptedServer:
             assert time.monotonic() < end_s, f"{name} is {body[name]!r}, not {value!r}"
 
     def exit_code(self) -> int:
-        """Wait for the end of the process; what it logged must hold no traceback."""
+        """Wait for the end of the process, and check that its log has no traceback."""
         code = self.popen.wait(LIMIT_S)
         assert "Traceback" not in self.log.read_text(), self.log.read_text()
         assert " ERROR " not in self.log.read_text(), self.log.read_text()
@@ -108,7 +108,7 @@ class ScriptedServer:
 
 @contextmanager
 def scripted_server(folder: Path, *flags: str, loads: str = "at once", **popen: Any) -> Iterator[ScriptedServer]:
-    """Start a server, and wait until it is ready, or until its socket is open where it loads "slowly"."""
+    """Start a server, and wait until it is ready, or if it loads "slowly", until its socket is open."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     log_path, out_path = folder / "log.txt", folder / "out.txt"
@@ -135,6 +135,6 @@ def scripted_server(folder: Path, *flags: str, loads: str = "at once", **popen: 
 
 if __name__ == "__main__":
     run.load = load
-    # Until a file waits for it, the signal does nothing.
+    # The signal has no effect until a file waits for it.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     sys.exit(main(sys.argv[2:]))

@@ -1,4 +1,4 @@
-"""`antiphon bench attack` in its small form, of every class: what it measures is there, and is what was attacked."""
+"""`antiphon bench attack` in its small form, for each class: it measures what it attacks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bench.hostile.__main__ import CLASSES
 from bench.hostile.stages import STAGES
 
 ROOT = Path(__file__).parents[2]
-# What a class has to have come to: its inputs were read, and refused or served.
+# Outcomes that each class has to reach, which show that its inputs were read, and refused or served.
 COMES_TO = {
     "bodies": "415 invalid_value",
     "door-paths": "404",
@@ -24,7 +24,7 @@ COMES_TO = {
 
 
 def attacked(name: str, out: Path) -> tuple[dict[str, Any], str]:
-    """The document of one class in its small form, and what was printed."""
+    """Return the document of one class in its small form, and its printed output."""
     command = [sys.executable, "-m", "antiphon", "bench", "attack", "--quick", "--out", str(out)]
     done = subprocess.run([*command, "--classes", name], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -44,7 +44,7 @@ def test_when_a_class_is_tried_then_each_figure_is_measured_and_nothing_falls(tm
     assert document["machine"]["cores"] > 0
     assert found["tried"] >= 4
     assert found["outcomes"].get(COMES_TO.get(name, ""), 1) >= 1
-    # A model whose server misbehaves fails by name.
+    # A model whose server misbehaves fails with this code.
     outcomes = found["outcomes"].keys() - {"500 processing_error"}
     assert not {told for told in outcomes if told.startswith(("500", "closed 1011", "LEAK", "the attack"))}
     assert found["server_lived"]
@@ -55,6 +55,6 @@ def test_when_a_class_is_tried_then_each_figure_is_measured_and_nothing_falls(tm
     assert found["health_alone_s"]["worst"] > 0
     assert 0 < found["health_s"]["p99"] <= found["health_s"]["worst"]
     assert 0 < found["rss_mb"]["before"] <= found["rss_mb"]["peak"]
-    # A line of log for each input would fill a disk.
+    # One log line for each input would fill a disk.
     assert found["logged_bytes"] < 100_000
     assert f"{name}: " in printed

@@ -1,4 +1,4 @@
-"""Bodies of hostile clients: without a declared length, without an end, in charsets that cost, and cut off."""
+"""Bodies from hostile clients: without a declared length, endless, in expensive charsets, and cut off."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FORM = "multipart/form-data; boundary=B"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server that takes files of MAX_FILE_BYTES, and bodies that arrive within a second."""
+    """Yield the URL of a server that accepts files of MAX_FILE_BYTES, and bodies that arrive within a second."""
     settings = Settings()
     settings = replace(
         settings,
@@ -40,7 +40,7 @@ def post(url: str, path: str, content: object, content_type: str) -> httpx.Respo
 
 
 class Endless:
-    """A body in chunks, which ends only when nobody takes more. `num_bytes` counts what was taken."""
+    """A chunked body, which ends only when the server stops reading. `num_bytes` counts the bytes that were read."""
 
     def __init__(self, head: bytes = b"", max_bytes: int = 1 << 30) -> None:
         self.num_bytes, self._head, self._max_bytes = 0, head, max_bytes
@@ -71,7 +71,7 @@ def test_when_a_body_without_a_length_does_not_end_then_it_is_refused_by_name_at
     response = post(url, path, body, content_type)
     assert response.status_code == (400 if code == "invalid_value" else 413)
     assert response.json()["error"]["code"] == code
-    # The largest limit is that of a voice's sample; what lies between is the sockets' buffers.
+    # The largest limit is that of a voice's recording. The rest is in the sockets' buffers.
     assert body.num_bytes < 32 << 20
 
 
@@ -90,7 +90,7 @@ def test_when_a_sender_leaves_within_a_body_then_nothing_fails(url: str, caplog:
     with caplog.at_level(logging.WARNING):
         with socket.create_connection(("127.0.0.1", int(port)), LIMIT_S) as raw:
             raw.sendall(head.encode() + b"Content-Length: 90000\r\n\r\n" + part("file", '; filename="a.wav"'))
-        # A further request shows that the server has seen the first one's end.
+        # After another response, the server has noticed the end of the first request.
         assert httpx.get(f"{url}/health", timeout=LIMIT_S).status_code == 200
     assert not caplog.records
 

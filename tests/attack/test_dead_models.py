@@ -1,4 +1,4 @@
-"""A model whose threads have ended, or hang: what /ready, /metrics and the callers are told."""
+"""A model whose threads have ended, or hang: the effects on /ready, /metrics and the callers."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ EVIL = "https://evil.example"
 def test_when_a_page_of_another_site_opens_a_socket_then_it_is_refused(server: Process, path: str) -> None:
     assert upgrade(server, path, Origin=EVIL) == 403
     assert upgrade(server, path, Origin="null") == 403
-    # A page that has its own name resolve to this machine.
+    # A page whose own host name resolves to this machine.
     assert upgrade(server, path, Host="rebind.evil.example") == 403
     assert upgrade(server, path, Host="rebind.evil.example", Origin="http://rebind.evil.example") == 403
 
@@ -56,7 +56,7 @@ def test_when_the_servers_own_page_calls_then_it_is_served_under_each_name_of_th
     own = {"Host": host, "Origin": f"http://{host.lower()}"}
     assert httpx.get(f"{server.url}/v1/models", headers=own).status_code == 200
     assert upgrade(server, "/v1/realtime", **own) == 101
-    # Another server of this machine is another site.
+    # Another server on this machine is another site.
     assert upgrade(server, "/v1/realtime", Host=host, Origin="http://localhost:3000") == 403
 
 
@@ -161,7 +161,7 @@ def test_when_a_secret_resumes_a_session_that_the_key_opened_then_there_is_no_su
             assert refused["error"]["code"] == "unknown_session"
         async with connect(two_keys.ws, "?resume=1", additional_headers=as_key(secret)) as wire:
             granted = await wire.read()
-        # A browser that comes back has a new secret for the same session.
+        # A browser that returns has a new secret for the same session.
         again = secret_for(two_keys, {"type": "realtime"})
         assert (await resumed(again, granted))["type"] == "session.resumed"
 

@@ -1,4 +1,4 @@
-"""Texts and JSON of hostile clients: whatever they send, the event loop goes on answering everybody."""
+"""Texts and JSON from hostile clients: whatever they send, the event loop still serves all other clients."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tests.attack.conftest import LoopLag
 from tests.conftest import Process
 from tests.server.conversations import ConversationClient, talk
 
-# The promise is 50 ms on a machine of the server's own. The machines of these tests are shared and slow, and a thread
-# that has nothing to do waits for its turn there: five times as much is allowed, a bound of the histogram's.
+# The promise is 50 ms on a dedicated machine. These tests run on shared and slow machines, where even an idle thread
+# waits to be scheduled, so five times that is allowed. It is a bound of the histogram.
 MAX_LAG_S = 0.25
 TEXT = 256 << 10
-# JPEG's first bytes and then nothing: it is kept and shown without being decoded.
+# The first bytes of a JPEG, then zeros: it is kept and returned without being decoded.
 IMAGE = "data:image/jpeg;base64," + base64.b64encode(b"\xff\xd8\xff" + bytes(4 << 20)).decode()
 
 
 async def echoes(client: ConversationClient) -> None:
-    """A prompt as long as it may be, echoed with each of a hundred updates of a few bytes."""
+    """Set a prompt of the maximum length, which is echoed after each of a hundred updates of a few bytes."""
     await client.say("session.update", session={"type": "realtime", "instructions": "x" * TEXT})
     for _ in range(20):
         for _ in range(5):
@@ -32,7 +32,7 @@ async def echoes(client: ConversationClient) -> None:
 
 
 async def long_words(client: ConversationClient) -> None:
-    """Prompts of one long word, which the tokenizer takes longest for: too long to be rendered, and just not."""
+    """Send prompts of one long word, the slowest input of the tokenizer: one just too long, and one just allowed."""
     for num_chars in (TEXT, 100_000, 100_000, 100_000):
         session = {"type": "realtime", "instructions": "x" * num_chars, "truncation": "disabled"}
         await client.say("session.update", session=session)
@@ -42,14 +42,14 @@ async def long_words(client: ConversationClient) -> None:
 
 
 async def too_long_words(client: ConversationClient) -> None:
-    """A word of 3 MB, where 256 KiB may be."""
+    """Send a word of 3 MB, where 256 KiB are allowed."""
     for _ in range(5):
         await client.text("x" * (3 << 20))
         assert (await client.until("error"))["error"]["code"] == "string_above_max_length"
 
 
 async def many_values(client: ConversationClient) -> None:
-    """JSON that is little else than values."""
+    """Send JSON that consists mostly of tiny values."""
     for fill in ('{"a":1},', '"\\n",', "[],", "1,") * 3:
         frame = '{"type": "session.update", "session": [' + fill * ((8 << 20) // len(fill)) + "1]}"
         await client.socket.send(frame)
@@ -57,7 +57,7 @@ async def many_values(client: ConversationClient) -> None:
 
 
 async def large_items(client: ConversationClient) -> None:
-    """An image of 4 MiB, asked for again and again."""
+    """Create an image of 4 MiB, and retrieve it again and again."""
     item = {"id": "seen", "type": "message", "role": "user", "content": [{"type": "input_image", "image_url": IMAGE}]}
     await client.say("conversation.item.create", item=item)
     for _ in range(10):

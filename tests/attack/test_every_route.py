@@ -1,7 +1,7 @@
-"""Every route of a host, with every kind of key: what each may ask for, and that one key sees nothing of another's.
+"""Every route of a host, with every kind of key: which key opens it, and that no key sees data of another key.
 
-The table has a row for each route that the application has; a new route needs a row. Alice has a session, a call, a
-voice, a client secret and a recording, and everybody else asks for them.
+The table has a row for each route of the application, and a new route needs a row. Alice has a session, a call, a
+voice, a client secret and a recording, and every other key asks for them.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from tests.server.routes.test_calls import call
 from tests.server.scripted import serving
 from tests.traces import models
 
-# Everything of Alice's has it, and nothing that another key is answered may.
+# All of Alice's data contains this word, and no response to another key may.
 MARK = "blackbird"
 VOICE = "of-alice"
-# In this order: Alice, whose own requests end what she has, is the last.
+# Alice is the last, since her own requests end her session and call.
 CREDENTIALS = ("none", "wrong", "metrics", "internal", "captions", "conversation", "bob", "alice")
 EVERYBODY = CREDENTIALS
 
 
 @dataclass(frozen=True)
 class Row:
-    """What comes of one route with each credential: `status` for those in `opens`, `others` by name, else 401.
+    """The expected status of one route with each credential: `status` for those in `opens`, `others` by name, else 401.
 
-    `path`: as it is asked, where it is not the route's own; `{id}` is Alice's. `options`: of httpx, for the body.
-    `tells_bob`: what is in Bob's answer.
+    `path` is the requested path, if it is not the route's own; `{id}` is Alice's. `options` are httpx's, for the body.
+    `tells_bob` has to be in Bob's response.
     """
 
     status: int
@@ -85,7 +85,7 @@ TABLE: dict[tuple[str, str], Row] = {
     ("POST", "/v1/audio/translations"): Row(400, options=FILE),
     ("POST", "/v1/chat/completions"): Row(200, options={"json": CHAT}),
     ("POST", "/v1/audio/speech"): Row(200, others={"bob": 404}, options={"json": SPEECH}),
-    # Each item of a batch has a status of its own.
+    # Each item of a batch has its own status.
     ("POST", "/v1/audio/speech/batch"): Row(
         200, options={"json": {"items": [{"input": "hello"}], "voice": VOICE}}, tells_bob="voice_not_found"
     ),
@@ -159,7 +159,7 @@ def host(tmp_path: Path) -> Iterator[Host]:
 
 @dataclass
 class Alices:
-    """What Alice has. `hidden`: what nobody else may be shown, by what a request may name of it."""
+    """Alice's data. `hidden` has texts that no other key may see, by the part of them that a request may contain."""
 
     wire: Wire
     session_id: str
@@ -170,14 +170,14 @@ class Alices:
     secrets: dict[str, str]
 
     def seen_in(self, answer: str, request: str) -> list[str]:
-        """What of hers is in an answer that was not in the request."""
+        """Return the texts of hers that are in an answer but were not in the request."""
         of_hers = [MARK, self.session_id, self.token, self.item_id, self.response_id, self.call_id, VOICE]
         return [mark for mark in (*of_hers, *self.secrets.values()) if mark in answer and mark not in request]
 
 
 @asynccontextmanager
 async def alice_has(host: Host) -> AsyncIterator[Alices]:
-    """A session with an item and a response, a call, a voice and two client secrets, all of them Alice's."""
+    """Yield Alice's data: a session with an item and a response, a call, a voice and two client secrets."""
     key = as_key("alice")
     async with httpx.AsyncClient(base_url=host.url, headers=key, timeout=30) as client:
         form = {"name": VOICE, "consent": MARK, "ref_text": MARK, "speaker_embedding": "[0.1, 0.2]"}
@@ -204,7 +204,7 @@ async def alice_has(host: Host) -> AsyncIterator[Alices]:
 
 
 def test_when_a_route_is_new_then_it_has_a_row_in_the_table() -> None:
-    """Of each route its path and method; HEAD is asked for with GET."""
+    """Compares the path and method of each route. HEAD is tested with GET."""
     found = {("WS", route.path) for route in ROUTES if isinstance(route, WebSocketRoute)}
     for route in ROUTES:
         if isinstance(route, Route):
@@ -215,7 +215,7 @@ def test_when_a_route_is_new_then_it_has_a_row_in_the_table() -> None:
 async def asked(
     client: httpx.AsyncClient, method: str, path: str, headers: dict[str, str], options: Mapping[str, Any]
 ) -> tuple[int, str]:
-    """The status of a request and all of its answer; of a WebSocket its upgrade's, and its first frames' bytes."""
+    """Return the status and the body of a response; for a WebSocket, the upgrade's status and the first frames."""
     if method == "WS":
         async with client.stream("GET", path, headers=UPGRADE | headers) as answer:
             if answer.status_code == 101:
@@ -235,7 +235,7 @@ def test_every_route_opens_to_its_keys_alone_and_no_answer_has_anything_of_anoth
             httpx.AsyncClient(base_url=host.url, timeout=30) as client,
         ):
             keys = {name: as_key(hers.secrets.get(name, name)) for name in CREDENTIALS} | {"none": {}}
-            # What Alice has is there until she ends it herself.
+            # Alice's data exists until she ends it herself.
             found: dict[tuple[str, str], dict[str, int]] = {place: {} for place in TABLE}
             seen: list[tuple[str, str, list[str]]] = []
             for name in CREDENTIALS:
@@ -257,7 +257,7 @@ def test_every_route_opens_to_its_keys_alone_and_no_answer_has_anything_of_anoth
 
 
 async def still_there(hers: Alices) -> None:
-    """Alice's session has what it had, and answers."""
+    """Check that Alice's session has its history, and answers."""
     await hers.wire.say("conversation.item.retrieve", item_id=hers.item_id)
     item = (await hers.wire.until("conversation.item.retrieved"))["item"]
     assert item["content"][0]["text"] == f"hello {MARK}"
@@ -265,7 +265,7 @@ async def still_there(hers: Alices) -> None:
     assert (await hers.wire.until("response.done"))["response"]["status"] == "completed"
 
 
-# Where sessions are resumed.
+# Paths at which a client secret's session is resumed.
 OPENED_BY_A_SECRET = ("/v1/realtime", "/realtime", "/v1/duplex")
 RESUMES = (*OPENED_BY_A_SECRET, "/v1/audio/speech/stream", "/v1/video/chat/stream")
 
@@ -276,7 +276,7 @@ def test_when_another_key_resumes_a_session_with_its_very_token_then_there_is_no
 ) -> None:
     async def main() -> None:
         async with alice_has(host) as hers:
-            # Also with what Alice's page has: a secret does not resume what her key opened.
+            # The same with the client secret of Alice's page: it does not resume a session that her key opened.
             for key in ("bob", hers.secrets["conversation"]):
                 url = f"{host.ws}{path}?resume={hers.session_id}"
                 ask = {"type": "session.resume", "session_id": hers.session_id, "resume_token": hers.token}
@@ -328,7 +328,7 @@ def test_when_a_session_names_what_another_has_then_it_is_not_found_and_stays_as
 
 
 def test_when_a_secret_is_used_up_or_of_another_kind_then_no_other_secret_is_told(host: Host) -> None:
-    """A client secret opens what it was made for, and its answers name neither the key nor other secrets."""
+    """A client secret only opens its own session, and no response contains the key or other secrets."""
 
     async def main() -> None:
         async with alice_has(host) as hers:

@@ -1,6 +1,7 @@
-"""Faults inside the server: a store that fails, hangs or lies, a model that raises or answers with nonsense.
+"""Faults inside the server: a store that fails, hangs or returns wrong data, and a model that raises or returns
+nonsense.
 
-Each has one named consequence, and the server stays ready. Models whose threads end or hang: test_dead_models.py.
+Each has one named consequence, and the server stays ready. test_dead_models.py has models whose threads end or hang.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SETTINGS = {"type": "transcription", "audio": {"input": {"turn_detection": None}
 
 
 class FaultyStore:
-    """A store of conversations: what `put` and `get` do is what a test says."""
+    """A store of conversations. The test defines what `put` and `get` do."""
 
     degraded = None
 
@@ -100,7 +101,7 @@ def test_when_a_stored_session_cannot_be_read_then_resuming_it_is_refused_by_nam
         async with connect(ws, "?resume=sess-1") as wire:
             await wire.say("session.resume", session_id="sess-1", resume_token=SECRET, last_received_server_event_seq=0)
             assert (await wire.read())["error"]["code"] == code
-        # The place that it held is free.
+        # The place that the session held is free.
         assert await is_ready(ws)
 
     with serving() as (ws, state, _):
@@ -131,7 +132,7 @@ def test_when_a_write_fails_or_hangs_then_the_client_is_told_before_its_item_is_
 
 
 class InLane(ScriptedTranscriber):
-    """Decodes in a lane, whose work a test gives."""
+    """Decodes in a lane. The test defines the lane's work."""
 
     def __init__(self, lane: Lane[Any, Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What an operator sees: a line for each request and session, without keys or text, and metrics behind a key."""
+"""The operator's view: a log line for each request and session, without keys or text, and metrics that need a key."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ KEY = as_key("sk-very-private")
 
 @pytest.fixture(scope="module")
 def logged(serve: Serve) -> Process:
-    """A server that writes JSON lines, and asks for a key for its metrics."""
+    """Return a server that logs JSON lines, and requires a key for its metrics."""
     return serve("--api-key", "sk-very-private", "--metrics-key", "scrape", "--log-format", "json")
 
 
 def lines(server: Process, message: str, **fields: object) -> list[dict[str, Any]]:
-    """The log's lines with this message and these fields, once there is one."""
+    """Wait for log lines with this message and these fields, and return them."""
     while True:
         found = [json.loads(line) for line in server.log.read_text().splitlines()]
         found = [row for row in found if row["message"] == message and fields.items() <= row.items()]

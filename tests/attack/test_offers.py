@@ -1,4 +1,4 @@
-"""WebRTC offers of hostile clients: broken ones, and ones that take long to parse."""
+"""WebRTC offers from hostile clients: broken ones, and ones that are slow to parse."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def offer() -> str:
 
 
 def mutated(offer: str, seed: int) -> str:
-    """The offer with a few of its lines deleted, doubled, cut or garbled."""
+    """Return the offer with a few lines deleted, duplicated, truncated or garbled."""
     draw, lines = random.Random(seed), offer.split("\r\n")
     for _ in range(draw.randint(1, 4)):
         at = draw.randrange(len(lines))

@@ -1,4 +1,4 @@
-"""SIGTERM to a server that loads, or has files and sessions under way: what its clients get, and how it ends."""
+"""SIGTERM to a server that loads, or has files and sessions under way: the responses to its clients, and its end."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ FILE = wav(16_000, 1600)
 
 
 class Posted(threading.Thread):
-    """A file on its way to be transcribed. `status` and `text` are those of its response."""
+    """A request that transcribes a file. `status` and `text` are those of its response."""
 
     def __init__(self, server: ScriptedServer, prompt: str, **fields: str) -> None:
         super().__init__(daemon=True)
         self._request: dict[str, Any] = {
             "url": f"{server.url}/v1/audio/transcriptions",
-            # The file is silent: it would not reach the transcriber if speech were looked for.
+            # The file is silent, so it would not reach the transcriber with speech detection.
             "data": {"model": "default", "prompt": prompt, "chunking_strategy": "null", **fields},
             "files": {"file": ("a.wav", FILE)},
         }
@@ -60,7 +60,7 @@ def test_when_files_are_under_way_then_the_drain_finishes_them_and_refuses_new_o
         status, text = Posted(server, "").done()
         assert (status, json.loads(text)["error"]["message"]) == (503, "the server is shutting down")
         while file.is_alive():
-            # It has no effect before the transcriber waits for it.
+            # The signal has no effect before the transcriber waits for it.
             server.popen.send_signal(signal.SIGUSR1)
             file.join(0.1)
         status, text = file.done()
@@ -80,7 +80,7 @@ def test_when_files_are_not_finished_in_time_then_each_is_told_so_and_the_proces
         status, text = stream.done()
         last = json.loads(text.strip().rpartition("data: ")[2])
         assert (status, last["error"]["code"]) == (200, "server_shutting_down")
-        # The worker hangs: the process does not wait for it, and does not abort either.
+        # The worker hangs. The process does not wait for it, and does not abort.
         assert server.exit_code() == 0
         assert time.monotonic() - began_s < 10
 

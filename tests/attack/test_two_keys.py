@@ -1,4 +1,4 @@
-"""Two keys: what one of them has, the other neither sees nor changes nor learns."""
+"""Two keys: neither can see, change or infer data of the other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def listed(server: Process, key: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def spoken_with(server: Process, key: dict[str, str], voice: str) -> str:
-    """The error of speech with an uploaded voice: the loaded model has none of its own vectors."""
+    """Return the error for speech with an uploaded voice, whose embedding does not fit the loaded model."""
     body = {"input": "Hi", "voice": voice}
     return str(httpx.post(f"{server.url}/v1/audio/speech", json=body, headers=key).json()["error"]["code"])
 
@@ -49,7 +49,7 @@ def test_when_another_key_uses_the_name_of_a_voice_then_it_has_a_voice_of_its_ow
     )
     assert httpx.delete(url, headers=BOB).status_code == 200
     assert listed(two_keys, ALICE) == [("Grandmother", "alice")]
-    # Neither other users of the machine nor a reader of the folders' names learn of them.
+    # The voices are hidden from other users of the machine, and from a reader of the folders' names.
     assert stat.S_IMODE((home / "voices").stat().st_mode) == 0o700
     assert not [p for p in (home / "voices").rglob("*") if "alice" in p.name or "grandmother" in p.name.lower()]
 
@@ -63,8 +63,8 @@ def test_when_a_key_has_all_the_voices_it_may_have_then_other_keys_have_theirs(t
 
 
 def cached(server: Process, key: dict[str, str], code: str) -> int:
-    """How many tokens of a prompt were in the KV: a guess of a code that somebody else's prompt has."""
-    prompt = f"The vault code of the branch in Zurich, which nobody must ever be told by anybody, is {code}."
+    """Return the number of cached tokens of a prompt with `code`, a guess of a code in another key's prompt."""
+    prompt = f"The vault code of the branch in Zurich, which nobody may ever learn from anybody, is {code}."
     body = {"model": "default", "messages": [{"role": "user", "content": prompt}], "max_tokens": 1}
     usage = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=key, timeout=60).json()["usage"]
     return int(usage["prompt_tokens_details"]["cached_tokens"])
@@ -98,12 +98,12 @@ def test_when_a_key_holds_all_its_sessions_then_it_gets_429_and_another_key_is_s
         async with AsyncExitStack() as sockets:
             for _ in range(3):
                 wire = await sockets.enter_async_context(connect(two_keys.ws, additional_headers=ALICE))
-                # It has its place once it is told that it has a session.
+                # The socket has its place when its session is reported.
                 await wire.read()
             assert await asyncio.to_thread(upgrade, two_keys, "/v1/realtime", **ALICE) == 429
             assert await asyncio.to_thread(upgrade, two_keys, "/v1/realtime", **BOB) == 101
 
-    # A request of another test gives its place back a moment after it was answered.
+    # A request of another test releases its place shortly after its response.
     end_s = time.monotonic() + 30
     while httpx.get(f"{two_keys.url}/ready").json()["sessions"]:
         assert time.monotonic() < end_s

@@ -1,4 +1,4 @@
-"""Requests that are answered before their bodies have come: the client has the answer, whole, and no reset."""
+"""Requests that are answered before their bodies have arrived: the client gets the whole response, and no reset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def address() -> Iterator[tuple[str, int]]:
 
 
 def answered(address: tuple[str, int], first: str, body: list[bytes], *headers: str) -> bytes:
-    """What a client reads that sends the rest of its body once the answer has begun to come, and reads only then."""
+    """Return the bytes that a client reads if it first sends the rest of its body, after the response has begun."""
     head = "\r\n".join([first, "Host: 127.0.0.1", *headers, "", ""])
     with socket.create_connection(address, LIMIT_S) as connection:
         connection.sendall(head.encode() + body[0])

@@ -1,4 +1,4 @@
-"""Small raw clients, for tests that send what no library would."""
+"""Small raw clients, for tests that send messages that no library would send."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMIT_S = 60
 
 
 async def until_idle(server: Process) -> None:
-    """Wait until the server holds no session and its lanes no job."""
+    """Wait until the server has no session and its lanes have no job."""
     async with httpx.AsyncClient() as client:
         for _ in range(LIMIT_S * 20):
             text = (await client.get(f"{server.url}/metrics")).text
@@ -40,13 +40,13 @@ async def until_idle(server: Process) -> None:
 
 
 def b64(pcm: Pcm, rate: int = 16000) -> str:
-    """16 kHz audio as base64 of 16-bit PCM at `rate`."""
+    """Return 16 kHz audio as base64 of 16-bit PCM at `rate`."""
     data = pcm if rate == 16000 else np.asarray(soxr.resample(pcm, 16000, rate), np.float32)
     return base64.b64encode(to_pcm16(data)).decode()
 
 
 class Wire:
-    """One socket. `say` sends an event, `until` reads up to the frame that is asked for; `seen` holds all that came."""
+    """One socket. `say` sends an event, `until` reads up to a given frame, and `seen` has all received frames."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -83,7 +83,7 @@ async def connect(ws: str, query: str = "", **options: Any) -> AsyncIterator[Wir
 
 
 async def vllm(wire: Wire, pcm: Pcm, **update: Any) -> str:
-    """A whole transcript in the vLLM dialect."""
+    """Return the complete transcript of some audio, in the vLLM dialect."""
     await wire.say("session.update", model="default", **update)
     await wire.sound(pcm)
     await wire.say("input_audio_buffer.commit", final=True)

@@ -1,4 +1,4 @@
-"""A collector of traces on a real socket: what a server sends by OTLP over HTTP."""
+"""A collector of traces on a real socket, which receives OTLP over HTTP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[Any]]]:
-    """Collects spans that are sent to it."""
+    """Yield the collector's URL, and the list of spans that it has received."""
     spans = list[Any]()
 
     class Handler(BaseHTTPRequestHandler):

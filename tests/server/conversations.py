@@ -1,4 +1,4 @@
-"""A raw client of realtime conversations, and what several tests of them share."""
+"""A raw client of realtime conversations, and helpers that several of their tests share."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TEXT_ONLY = {"output_modalities": ["text"], "max_output_tokens": 24}
 
 
 class ConversationClient:
-    """One conversation. Every frame that comes is checked against the types of openai-python, except the beta's."""
+    """One conversation. Checks every received frame against the types of openai-python, except frames of the beta."""
 
     def __init__(self, socket: ClientConnection, beta: bool = False) -> None:
         self.socket = socket
@@ -60,7 +60,7 @@ class ConversationClient:
                 return frame
 
     def kinds(self, response: str | None = None) -> list[str]:
-        """Event types in order, each run of deltas once."""
+        """Return the event types in order, each run of deltas once."""
         out: list[str] = []
         for frame in self.seen:
             its_response = frame.get("response_id") or frame.get("response", {}).get("id")
@@ -90,7 +90,7 @@ async def talk(
     headers: dict[str, str] | None = None,
     **session: Any,
 ) -> AsyncIterator[ConversationClient]:
-    """Open a conversation; `session` is what it is configured with before the block begins."""
+    """Open a conversation, and configure it with `session` before the block begins."""
     headers = (headers or {}) | ({"OpenAI-Beta": "realtime=v1"} if beta else {})
     async with websockets.connect(
         f"{server.ws}/v1/realtime{query}", max_size=None, additional_headers=headers

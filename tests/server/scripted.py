@@ -1,4 +1,4 @@
-"""A real server in a thread of this process, over scripted models: its sockets are real, its audio is known exactly."""
+"""A server in a thread of this process, with scripted models: its sockets are real, and its audio is known exactly."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ WORD_S = 0.3
 class Echo:
     """A conversation model that repeats the last message, one word and its audio at a time, each after `pace_s`.
 
-    The message "fail" makes it raise ModelError, "crash" an exception that no contract allows.
+    The message "fail" makes it raise ModelError, and "crash" an exception that no contract allows.
     """
 
     native = None
@@ -69,7 +69,7 @@ class Echo:
         if messages[-1].text == "crash":
             raise RuntimeError("it crashed")
         at_s = 0.0
-        # Unlike the audio of a scripted user, so that the echo guard does not take the one for the other.
+        # Unlike the audio of a scripted user, so that the echo guard does not confuse the two.
         noise = np.random.default_rng(0).normal(0.0, 0.05, int(WORD_S * RATE_HZ)).astype(np.float32)
         for word in messages[-1].text.split():
             yield TextDelta(f" {word}" if at_s else word)
@@ -84,7 +84,7 @@ class Echo:
 
 
 def scripted_models(echo: Echo, transcriber: ScriptedTranscriber | None = None) -> LoadedModels:
-    """The models of a server that follow a script, and answer by `echo`."""
+    """Return scripted models for a server, with `echo` as the conversation model."""
     return LoadedModels(
         transcriber=transcriber or ScriptedTranscriber(),
         vad=ScriptedDetector(),
@@ -108,9 +108,9 @@ def serving(
     partner: Echo | None = None,
     models: LoadedModels | None = None,
 ) -> Iterator[tuple[str, ServerState, Echo]]:
-    """Yields a running server's ws:// URL, its state and its conversation model; drains the server afterwards.
+    """Yield a running server's ws:// URL, its state and its conversation model; drain the server afterwards.
 
-    `models`: in place of those that the other arguments make.
+    `models` replaces the models that the other arguments make.
     """
     echo = partner or Echo()
     models = models or replace(scripted_models(echo, transcriber), lanes=lanes, speaker_model=speaker_model)
@@ -141,6 +141,6 @@ def serving(
 
 
 def with_resume(**values: Any) -> Settings:
-    """Settings with other limits of resuming."""
+    """Return settings with other limits for resuming."""
     settings = Settings()
     return replace(settings, resume=replace(settings.resume, **values))

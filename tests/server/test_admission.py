@@ -1,4 +1,4 @@
-"""A server that admits by a certificate and by live headroom: bursts, kinds, refusals before the upgrade."""
+"""Admission by a certificate and by live headroom: bursts, kinds, and refusals before the upgrade."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def certified(tmp_path: Path) -> Iterator[Host]:
 
 
 class Callers:
-    """Clients of a host; all leave with the block."""
+    """Clients of a host, which all leave at the end of the block."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -63,7 +63,7 @@ class Callers:
         await asyncio.gather(*(socket.close() for socket in self._sockets))
 
     async def knock(self, path: str, **headers: str) -> Any:
-        """A socket that was let in, or the response that it was refused with."""
+        """Return the socket if it was admitted, or the response that refused it."""
         try:
             socket = await websockets.connect(f"{self._host.ws}{path}", additional_headers=headers)
         except InvalidStatus as refused:
@@ -90,12 +90,12 @@ def test_a_burst_of_thrice_what_was_certified_is_refused_before_the_upgrade(
 ) -> None:
     async def act() -> None:
         async with Callers(certified) as callers:
-            # A client of full duplex may come back for its session, whose place is kept for a while.
+            # A full-duplex client may resume its session, whose place is kept for a while.
             for _ in range(1 if kind == "duplex" else 2):
                 found = await asyncio.gather(*(callers.knock(path) for _ in range(3 * N[kind])))
                 inside, refused = in_and_out(found)
                 if kind == "duplex":
-                    # A client of full duplex has a place once its session has begun.
+                    # A full-duplex client gets a place when its session has begun.
                     await asyncio.sleep(0.5)
                     inside = [s for s in inside if s.close_code is None]
                 assert len(inside) <= N[kind]
@@ -106,7 +106,7 @@ def test_a_burst_of_thrice_what_was_certified_is_refused_before_the_upgrade(
                 assert certified.metric(f'antiphon_held_sessions{{kind="{kind}"}}') == N[kind]
                 assert certified.metric(f'antiphon_headroom_sessions{{kind="{kind}"}}') == 0
                 assert certified.metric("antiphon_load ") == 1
-                # Places are given back.
+                # Places are released.
                 await asyncio.gather(*(s.close() for s in inside))
                 if kind != "duplex":
                     await reached(lambda: not certified.metric("antiphon_load "))
@@ -128,7 +128,7 @@ def test_kinds_share_the_machine_and_a_vllm_client_is_counted_as_captions(certif
         async with Callers(certified) as callers:
             talks = [await callers.knock("/v1/realtime?model=gpt-realtime") for _ in range(2)]
             undecided = await callers.knock("/v1/realtime")
-            # Until it says more it is a conversation: 3 / 4, and one of captions would be 1.08.
+            # Until its first message it counts as a conversation: 3 / 4. With one of captions it would be 1.08.
             assert (await callers.knock("/v1/realtime?intent=transcription")).status_code == 503
             await undecided.send(json.dumps({"type": "session.update", "model": "default"}))
             await reached(lambda: certified.metric('antiphon_held_sessions{kind="captions"}') == 1)
@@ -234,7 +234,7 @@ def test_whoever_is_in_goes_on_beside_a_hostile_neighbour(tmp_path: Path, attack
     attacking = asyncio.Event()
     try:
         found = asyncio.run(act())
-        # It was turned away or answered, and took no place that was not there.
+        # The attacker was refused or answered, and took no place beyond its limit.
         assert found["tried"] > 0, found
         assert max(loads) <= 1.0
     finally:
@@ -242,7 +242,7 @@ def test_whoever_is_in_goes_on_beside_a_hostile_neighbour(tmp_path: Path, attack
 
 
 def test_a_server_whose_models_take_too_long_turns_red_and_takes_nobody_in(tmp_path: Path) -> None:
-    """The scripted transcriber hears each turn at once, and then it is made to wait."""
+    """The scripted transcriber first decodes each turn at once, and is then made to wait."""
     host = started(tmp_path, "--certificate", str(certificate(tmp_path, captions=50)), ANTIPHON_TEST_FINAL_S="4")
 
     async def act() -> None:

@@ -1,4 +1,4 @@
-"""Which keys stand for whom, and for how long."""
+"""Which caller each key stands for, and for how long."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_client_secret_counts_in_memory_until_it_has_expired(monkeypatch: pyte
     assert keys.secret("old") is not None
     now_s = 10.0
     assert keys.secret("old") is None
-    # Its memory is given back when its key makes another one.
+    # Its memory is released when its key makes another secret.
     keys.add("new", ClientSecret("alice", 20.0, SESSION))
     assert memory.num_bytes == SECRET_BYTES + len(bytes(SESSION))
 
@@ -77,5 +77,5 @@ def test_a_secret_for_which_there_is_no_memory_is_refused_and_leaves_nothing() -
         keys.add("ek_1", ClientSecret("alice", FOREVER_S, msgspec.Raw(b" " * MIB)))
     assert keys.secret("ek_1") is None
     assert memory.num_bytes == 0
-    # The account is closed: nothing of the key is left.
+    # The account is closed, and the ledger has forgotten the key.
     assert memory == MemoryLedger(memory.settings, num_refused=memory.num_refused)

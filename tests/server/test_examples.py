@@ -1,4 +1,4 @@
-"""The client programs of examples/, run as a user runs them against real servers."""
+"""The client programs in examples/, run against real servers as a user runs them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def seconds(path: Path) -> float:
 
 @pytest.fixture
 def question(recordings: dict[str, Recording], tmp_path: Path) -> Path:
-    """A recording as the examples want it."""
+    """Return a recording in the format that the examples need."""
     data, path = to_pcm16(recordings["lj-LJ001-0008"].pcm), tmp_path / "question.wav"
     path.write_bytes(wav_header(SAMPLE_RATE_HZ, len(data)) + data)
     return path
@@ -82,9 +82,9 @@ def test_a_native_model_answers_what_is_committed(
     )
     out = tmp_path / "answer.wav"
     given = ("--push-to-talk", "--instructions", tiny_minicpmo.PROMPT, "--url", f"{native.ws}/v1/duplex")
-    # When random weights have said enough is up to chance, mostly within half a minute.
+    # Random weights end their answer at a random time, mostly within half a minute.
     done = run("duplex_demo", question, *given, "--out", out, limit_s=5 * LIMIT_S)
     assert done.returncode == 0, done.stderr
-    # The tiny model has no voice, and says noise: any characters.
+    # The tiny model has no voice, and answers with random characters.
     assert done.stdout.replace("> has never been surpassed.", "").strip()
     assert seconds(out) == 0

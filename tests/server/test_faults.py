@@ -1,4 +1,4 @@
-"""What clients do wrong, and what the server does about it: nobody else notices and nothing is left behind."""
+"""Faults of clients: the server handles each one, no other client is affected, and no resource leaks."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_when_audio_comes_faster_than_real_time_then_it_is_slowed_and_nothing_is
             )
 
             async def send() -> None:
-                # As a careless client does: frames of 20 ms, as fast as the socket takes them.
+                # Like a careless client: frames of 20 ms, as fast as the socket accepts them.
                 await wire.sound(pcm, chunk_s=0.02)
 
             sending = asyncio.create_task(send())
@@ -138,7 +138,7 @@ def test_when_clients_vanish_then_no_session_job_or_memory_is_left(
         await socket.send(json.dumps({"type": "session.update", "model": "default"}))
         await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": b64(pcm)}))
         await asyncio.sleep(0.05 * (number % 5))
-        # No close frame: the wire is cut in the middle of a word.
+        # No close frame: the connection breaks in the middle of a word.
         socket.transport.abort()
 
     async def wave() -> None:
@@ -198,7 +198,7 @@ def test_when_a_client_floods_events_then_the_session_ends_with_rate_limit_excee
 def test_when_a_client_never_reads_then_the_server_stops_reading_too(
     server: Process, recordings: dict[str, Recording]
 ) -> None:
-    """It sends and never reads: the server stops reading too, and lets go of it when it leaves."""
+    """The client sends and never reads. The server stops reading too, and ends the session when the client leaves."""
     process = psutil.Process(server.popen.pid)
     before = process.memory_info().rss
     host, port = server.url.removeprefix("http://").split(":")
@@ -210,11 +210,11 @@ def test_when_a_client_never_reads_then_the_server_stops_reading_too(
         )
         raw.settimeout(3)
         payload = json.dumps({"type": "x" * 4000}).encode()
-        # A client's frame, masked with zeros; each is answered with an error that nobody reads.
+        # A client's frame, masked with zeros. Each is answered with an error that the client does not read.
         frame = b"\x81\xfe" + len(payload).to_bytes(2, "big") + bytes(4) + payload
         sent = 0
-        # A slow client is stopped by its unread answers, once they fill the system's buffers; the session of a fast
-        # one is ended by the limit on events, and what it still sends is thrown away.
+        # The unread errors of a slow client fill the system's buffers, and the server stops reading. The session of a
+        # fast client ends by the limit on events, and its further messages are dropped.
         try:
             for _ in range(100_000):
                 raw.sendall(frame)
@@ -316,7 +316,7 @@ def test_when_sigterm_comes_then_sessions_get_an_error_their_finals_and_a_close(
     told = next(f for f in seen if f["type"] == "error")
     assert told["error"]["code"] == "server_shutting_down"
     final = next(f for f in seen if f["type"].endswith("completed"))
-    # As much of it as was read until then.
+    # The part that was read before SIGTERM.
     assert "block" in final["transcript"].lower()
     assert code == 1001
     assert server.popen.wait(30) == 0
@@ -396,7 +396,7 @@ def test_when_sigterm_comes_in_an_answer_then_it_is_given_to_its_end_and_nobody_
 
     seen, code = asyncio.run(asyncio.wait_for(main(), 60))
     done = [f["response"] for f in seen if f["type"] == "response.done"]
-    # At its end, or at the length that it was given: not cancelled.
+    # Completed, or ended by its maximum length, but not cancelled.
     assert [r["status"] for r in done] in (["completed"], ["incomplete"])
     assert [f["error"]["code"] for f in seen if f["type"] == "error"] == ["server_shutting_down"]
     assert code == 1001

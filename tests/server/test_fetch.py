@@ -1,4 +1,4 @@
-"""Audio that a client names by a URL, fetched from real servers on this machine: what is allowed, and every refusal."""
+"""Audio that a client names by a URL, fetched from real servers on this machine: allowed URLs, and each refusal."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_BYTES = 1 << 20
 
 
 class Files(BaseHTTPRequestHandler):
-    """Answers by the path; `asked` are the paths, in order."""
+    """Responds according to the path. `asked` has the requested paths, in order."""
 
     asked: list[str]
     protocol_version = "HTTP/1.1"
@@ -127,7 +127,7 @@ def test_a_file_of_a_listed_host_is_fetched_and_redirects_are_followed(site: Sit
     for path in ("sound", "untyped", "again/2"):
         assert fetched(f"http://{host}/{path}", host) == SOUND
     assert site.asked == [f"{host}/{p}" for p in ("sound", "untyped", "again/2", "again/1", "again/0", "sound")]
-    # A name is as good as its address, where both are listed.
+    # A name works as well as its address if both are listed.
     assert (
         fetched(f"http://LOCALHOST:{site.port}/sound#x", f"localhost:{site.port}", host, f"[::1]:{site.port}") == SOUND
     )
@@ -136,13 +136,13 @@ def test_a_file_of_a_listed_host_is_fetched_and_redirects_are_followed(site: Sit
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("page", "it is text/html, and no audio file."),
+        ("page", "it is text/html, not an audio file."),
         ("zipped", "it is compressed."),
         ("nothing", "its server answered 404."),
         ("endless", "at most 1 MiB."),
         ("again/9", "it has more than 3 redirects."),
         ("rude", "its server cannot be reached."),
-        ("broken", "it redirects to what is no URL."),
+        ("broken", "it redirects to an invalid URL."),
     ],
 )
 def test_when_a_server_gives_something_else_then_the_error_says_what(site: Site, path: str, why: str) -> None:
@@ -192,7 +192,7 @@ def test_when_a_key_waits_for_its_own_fetches_then_the_wait_is_of_the_fetchs_tim
         return await asyncio.gather(*(fetch_as("a", fetcher, f"http://{host}/silent") for _ in range(5)))
 
     assert all("it took longer than" in str(found) for found in asyncio.run(main()))
-    # Three were never sent.
+    # Three requests were never sent.
     assert len(site.asked) == 2
 
 
@@ -207,10 +207,10 @@ def test_when_an_address_is_private_then_nothing_is_sent_to_it(site: Site) -> No
     for host in ("127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "2130706433", "127.1"):
         assert refused(f"http://{host}:{site.port}/secret", f"*:{site.port}") == private, host
     assert site.asked == []
-    # What is listed at one port is not at another.
+    # An address that is listed with one port is refused at another port.
     assert refused(f"http://127.0.0.1:{site.port}/secret", f"*:{site.port}", "127.0.0.1:9") == private
     assert site.asked == []
-    # A redirect leads there from an address that is listed.
+    # A redirect from a listed address leads to a private one.
     for host in ("127.0.0.2", "0.0.0.0"):
         url = f"http://127.0.0.1:{site.port}/elsewhere/{host}"
         assert refused(url, f"127.0.0.1:{site.port}", f"*:{site.port}") == private, host
@@ -240,14 +240,14 @@ def test_addresses_that_stand_for_a_private_one_are_private() -> None:
 @pytest.mark.parametrize(
     ("url", "why"),
     [
-        ("ftp://cdn.example.com/a.wav", "it is no http or https URL."),
-        ("file:///etc/passwd", "it is no http or https URL."),
-        ("http:///a.wav", "it is no http or https URL."),
-        ("http://cdn.example.com:99999/a", "it is no URL."),
-        ("http://cdn.exämple.com/a", "it is no URL."),
-        ("http://cdn.example.com/a b", "it is no http or https URL."),
-        ("http://cdn.example.com/\r\nHost: x", "it is no http or https URL."),
-        ("http://cdn.example.com/" + "a" * 2048, "it is no http or https URL."),
+        ("ftp://cdn.example.com/a.wav", "it is not an http or https URL."),
+        ("file:///etc/passwd", "it is not an http or https URL."),
+        ("http:///a.wav", "it is not an http or https URL."),
+        ("http://cdn.example.com:99999/a", "it is not a URL."),
+        ("http://cdn.exämple.com/a", "it is not a URL."),
+        ("http://cdn.example.com/a b", "it is not an http or https URL."),
+        ("http://cdn.example.com/\r\nHost: x", "it is not an http or https URL."),
+        ("http://cdn.example.com/" + "a" * 2048, "it is not an http or https URL."),
         ("http://me:secret@cdn.example.com/a", "a URL may not have a user or password."),
         ("http://example.com/a", "the host 'example.com' is not among those of --fetch-from."),
         ("http://cdn.example.com:8080/a", "the host 'cdn.example.com' is not among those of --fetch-from."),

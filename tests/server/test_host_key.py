@@ -1,4 +1,4 @@
-"""What a host tells others of itself: doors lead nobody to one that loads, drains, or says nothing."""
+"""The entry of a host in the store: doors send no client to a host that loads, drains or has no entry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose jobs a lane is given: those of the API key whose session or request submits them."""
+"""The owner of a lane's job is the API key whose session or request submits it."""
 
 from __future__ import annotations
 

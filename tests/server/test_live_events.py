@@ -1,4 +1,4 @@
-"""Server-sent events that are long in coming: their head and comments, by pauses that the test ends itself."""
+"""Server-sent events with long pauses: their head and comments. The test ends each pause itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SAID = b"data: 1\n\n"
 
 
 class Scene:
-    """One response. `sent`: the bodies that were sent, the head being `head`. `pauses`: those that were begun."""
+    """One response. `sent` has the bodies that were sent, and `head` their head. `pauses` has the started pauses."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[bytes | Exception | None] = asyncio.Queue()
@@ -48,13 +48,13 @@ class Scene:
         self.sent.append("head" if message["type"] == "http.response.start" else message["body"])
 
     async def settle(self) -> list[object]:
-        """Wait until nothing goes on any more, and return what was sent."""
+        """Wait until all tasks are blocked, and return the bodies that were sent."""
         for _ in range(20):
             await asyncio.sleep(0)
         return self.sent
 
     async def passes(self, seconds: float) -> list[object]:
-        """Let the pause under way end, which is to be of so many seconds."""
+        """End the pause under way, which has to be one of `seconds`."""
         await self.settle()
         assert self.pauses[-1][0] == seconds
         self.pauses[-1][1].set_result(None)

@@ -1,4 +1,4 @@
-"""The watch over the event loop: what it measures, and which function it names when the loop is held."""
+"""The monitor of the event loop: the lag that it measures, and the function that it names when the loop is blocked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMIT_S, WAIT_S = 0.05, 30
 
 
 def hold_the_loop(until: Callable[[], object]) -> None:
-    """Keep the event loop's thread from everything else until something has happened in another thread."""
+    """Block the event loop's thread until something has happened in another thread."""
     end_s = time.monotonic() + WAIT_S
     while not until() and time.monotonic() < end_s:
         pass

@@ -1,4 +1,4 @@
-"""The ledger of what clients make the server hold."""
+"""The ledger of the memory that the server holds for its clients."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_when_accounts_are_closed_then_nothing_is_held_and_no_key_is_remembered(
             account.hold(1000)
     assert books.num_bytes == 0
     books.open("a").hold(30 * MIB)
-    # Were the closed ones remembered, the part of each would be less than this.
+    # If closed accounts were remembered, each key's share would be smaller than this.
     books.open("b").check(4 * MIB)
 
 
@@ -67,7 +67,8 @@ def test_when_the_process_is_larger_than_what_is_held_then_memory_is_given_back_
     monkeypatch.setattr("antiphon.server.memory.LOOK_EVERY_S", 0)
     books = MemoryLedger(MemorySettings())
     books.open("a").hold(200 * MIB)
-    # It begins at 1000 MiB. What clients hold is no excess, nor is a little more; after that it is given back once.
+    # The process begins at 1000 MiB. Memory that clients hold, or slightly more, is not an excess. More is returned
+    # once.
     seen, given = [1000, 1200, 1200, 1263, 1263, 1265, 1265], list[int]()
     left = iter([*seen, 1010, *[1010] * 40])
 

@@ -1,4 +1,4 @@
-"""Places of sessions and requests: who gets one, what it is for, and when it is free again."""
+"""Places of sessions and requests: which caller gets one, its kind, and when it is free again."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_place_is_held_while_its_session_runs() -> None:
         place = current_place()
         assert place is not None
         assert (admission.num_sessions, admission.num_under_way, dict(admission.by_kind)) == (1, 1, {"captions": 1})
-        # Its first message says that it is something else.
+        # The session's first message shows another kind.
         place.becomes("duplex")
         assert dict(admission.by_kind) == {"duplex": 1}
     assert current_place() is None
@@ -90,13 +90,13 @@ def test_headroom_is_asked_once_it_is_watched(stack: ExitStack) -> None:
     admission, _ = of(burst_sessions="1")
     stack.enter_context(admission.admit(ALICE, "captions"))
     admission.asks_headroom = True
-    # The first one was not counted as young: headroom was not asked for it.
+    # The first session did not count as young, since headroom was not asked for it.
     stack.enter_context(admission.admit(BOB, "captions"))
     with pytest.raises(Refused, match="just begun"), admission.admit(CAROL, "captions"):
         pass
     with pytest.raises(Refused, match="just begun"):
         admission.refuse_early(CAROL, "captions")
-    # A session that another host had is taken in.
+    # A session that another host had is admitted.
     stack.enter_context(admission.admit(CAROL, "captions", resumes=True))
     admission.asks_headroom = False
     admission.refuse_early(CAROL, "captions")

@@ -1,4 +1,4 @@
-"""What counts as evidence of a server that is too slow: not one late value among five."""
+"""Which measurements are evidence of a server that is too slow: not one late value among five."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Clock:
 
 
 def measured(*values: tuple[float, float]) -> tuple[Recent, Clock]:
-    """Measurements, each with its time; the clock is at 100 s then."""
+    """Return measurements, each added at its time, and the clock, which is then at 100 s."""
     clock = Clock()
     recent = Recent(clock)
     for at_s, value in values:

@@ -1,4 +1,4 @@
-"""Which sessions are live, which of them can be resumed, and which one is furthest behind."""
+"""Which sessions are live, which of them can be resumed, and which has the longest backlog."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from antiphon.transports.attachment import AttachedSession
 
 def entry(id: str, token: str | None = None, backlog_s: float = 0.0) -> AttachedSession:
     found: Any = SimpleNamespace(id=id, attachment=SimpleNamespace(token=token), backlog_s=backlog_s)
-    # A namespace has no hash.
+    # A SimpleNamespace is not hashable.
     return cast(AttachedSession, type("Entry", (), vars(found))())
 
 

@@ -1,4 +1,4 @@
-"""Servers that share a Redis or a Postgres: one is killed, and another one goes on with its conversation."""
+"""Servers that share a Redis or a Postgres: one is killed, and another one continues its conversation."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_when_a_server_is_killed_then_another_one_has_its_conversation_once_its_
         async def main() -> None:
             async with connect(one.ws, "?resume=1") as wire:
                 session_id, token = await begin(wire)
-                # While the first one lives, the second leads to it.
+                # While the first server is alive, the second relays to it.
                 relayed = await resume(two.ws, session_id, token)
                 assert (relayed["type"], relayed["how"]) == ("session.resumed", "relayed")
                 token = relayed["resume_token"]

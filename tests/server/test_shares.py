@@ -1,4 +1,4 @@
-"""What one key does at a server is no other's wait."""
+"""One key's work at a server does not delay another key."""
 
 from __future__ import annotations
 

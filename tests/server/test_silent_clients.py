@@ -1,5 +1,5 @@
-"""WebSocket clients that fall silent, or read slowly or not at all, on real sockets. Time passes only where nothing
-else can happen: the event loop's clock jumps to its next timer.
+"""WebSocket clients that fall silent, read slowly or do not read, on real sockets. Time passes only when nothing else
+can happen: the event loop's clock jumps to its next timer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAX_JUMP_S = 2.0
 
 
 class JumpingSelector(selectors.DefaultSelector):
-    """Waits for no timer, but adds the wait to `jumped_s`. What is under way on a socket gets a moment to arrive."""
+    """Does not wait for timers, but adds the wait to `jumped_s`. Waits a moment for data on its way to a socket."""
 
     jumped_s = 0.0
 
@@ -60,7 +60,7 @@ App = Callable[[Callable[[], Awaitable[Any]], Callable[[dict[str, Any]], Awaitab
 
 
 class Client:
-    """A client that reads and answers only when it is asked to."""
+    """A client that reads and answers only when the test calls it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
@@ -74,17 +74,17 @@ class Client:
         assert len(self._protocol.events_received()) == 1
 
     def write(self) -> None:
-        """Send what waits, pongs included."""
+        """Send all waiting data, including pongs."""
         self._writer.write(b"".join(self._protocol.data_to_send()))
 
     def say(self) -> None:
-        """Send a message and no pong."""
+        """Send a message without a pong."""
         self._protocol.data_to_send()
         self._protocol.send_text(b"here")
         self.write()
 
     async def read(self, size: int = 1 << 16) -> list[Frame]:
-        """Read what is there, up to `size`. At the end of the connection the close frame was read before."""
+        """Read the available data, up to `size`. At the end of the connection, the close frame has been read before."""
         data = await self._reader.read(size)
         assert data
         self.num_read += len(data)
@@ -100,8 +100,9 @@ class Client:
 
 @asynccontextmanager
 async def served(app: App, buffers: int = 0) -> AsyncIterator[tuple[Client, Connections]]:
-    """A client of a server that runs `app` once it has accepted the WebSocket. `buffers`: what the systems of both hold
-    of the connection, in bytes; 0: what they like.
+    """Yield a client of a server that runs `app` after accepting the WebSocket.
+
+    `buffers` is the size of the socket buffers on both sides, in bytes; 0 for the system's default.
     """
 
     async def asgi(scope: Any, receive: Any, send: Any) -> None:
@@ -174,7 +175,8 @@ def test_a_client_that_answers_pings_stays() -> None:
 
 @pytest.mark.parametrize(("pace", "buffers"), [(1.2, 0), (0.6, 50_000)])
 def test_a_client_that_reads_at_the_pace_of_speech_stays(pace: float, buffers: int) -> None:
-    # The pings wait behind all of it: where the systems hold it, only its amount tells, else that it gets less.
+    # The pings wait behind all the data. If the socket buffers hold the data, the server only knows its amount.
+    # Otherwise it sees that the client reads.
     bytes_per_s = pace * SLOWEST_BYTES_PER_S
     size = int(130 * bytes_per_s) // len(MESSAGE) * len(MESSAGE)
 
@@ -191,7 +193,8 @@ def test_a_client_that_reads_at_the_pace_of_speech_stays(pace: float, buffers: i
                     assert OP_CLOSE not in [f.opcode for f in await client.read(4096)]
                     client.write()
             assert now_s() > 2 * SILENCE_S
-            # Once it has answered all, a minute is enough again, from when its system has taken the last bytes.
+            # After all pongs, the timeout is a minute again, from the time that the client's system took the last
+            # bytes.
             await client.read()
             client.write()
             start_s = now_s()

@@ -1,4 +1,4 @@
-"""One recording sent at 1, 2, 5 and 15 times the speed at which it was spoken: every word arrives, once."""
+"""One recording sent at 1, 2, 5 and 15 times its speed: each word is transcribed exactly once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tiny(serve: Serve, tmp_path_factory: pytest.TempPathFactory) -> Process:
 
 
 async def said(server: Process, pcm: Pcm, speed: float) -> tuple[str, str, dict[str, int]]:
-    """The joined deltas, the text and the usage of a recording that is sent at a speed, in the vLLM dialect."""
+    """Send a recording at a speed in the vLLM dialect; return its joined deltas, its text and the usage."""
     loop = asyncio.get_running_loop()
     async with connect(server.ws) as wire:
         await wire.say("session.update", model="default", language="en")
@@ -31,7 +31,7 @@ async def said(server: Process, pcm: Pcm, speed: float) -> tuple[str, str, dict[
         begun_s, step = loop.time(), int(CHUNK_S * 16000)
         for at in range(0, len(pcm), step):
             await wire.sound(pcm[at : at + step])
-            # What is late is made up for, so that the speed holds on a busy machine.
+            # Catches up after a delay, so that the average speed is right on a busy machine.
             await asyncio.sleep(max(0.0, begun_s + (at + step) / 16000 / speed - loop.time()))
         await wire.say("input_audio_buffer.commit", final=True)
         done = await wire.until("transcription.done")

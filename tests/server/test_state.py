@@ -1,4 +1,4 @@
-"""Conversations that outlive their server: it is killed or stopped, and the next one restores them."""
+"""Conversations that outlive their server: it is killed or stopped, and the next server restores them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def until(socket: Any, *kinds: str) -> dict[str, Any]:
 
 
 def resume(session_id: str, token: str, last: int = 7) -> str:
-    """A `session.resume` of a client that has the events up to this number."""
+    """Return a `session.resume` of a client that has received the events up to number `last`."""
     event = {"type": "session.resume", "session_id": session_id, "resume_token": token}
     return json.dumps(event | {"last_received_server_event_seq": last})
 
@@ -92,7 +92,7 @@ def test_when_a_server_is_killed_or_stopped_then_the_next_one_restores_its_conve
             resumed = json.loads(await socket.recv())
             response = await ask(socket, "What is my name?")
             assert socket.last > last  # type: ignore[attr-defined]
-            # With a history, it costs more than without.
+            # With a history, the prompt has more tokens than without.
             return resumed, response, str(resumed.get("resume_token"))
 
     server = serve(*flags, clean=not killed)
@@ -108,7 +108,7 @@ def test_when_a_server_is_killed_or_stopped_then_the_next_one_restores_its_conve
     assert resumed["session"]["instructions"] == "You are brief."
     assert fresh not in ("", token)
     assert response["status"] in ("completed", "incomplete")
-    # All that was said is in the prompt, and was prefilled anew.
+    # The whole history is in the prompt, and was prefilled again.
     history = sum(len(text.split()) for text in said)
     assert response["usage"]["input_tokens"] > 30 + history
     assert response["usage"]["input_token_details"]["cached_tokens"] < response["usage"]["input_tokens"] / 2
@@ -126,11 +126,11 @@ def degraded_metric(url: str) -> float:
 def test_when_what_is_said_cannot_be_stored_then_the_client_is_told_before_it_is_acknowledged(
     serve: Serve, tmp_path: Path
 ) -> None:
-    """Another process holds the file: the conversation goes on, and in the end all of it is stored."""
+    """Another process locks the file. The conversation continues, and is completely stored in the end."""
     flags = ("--language-model", SMALL, "--state", str(tmp_path))
 
     async def types_until(socket: Any, kind: str) -> list[str]:
-        """The types of the messages up to one of this type, and whether a session is said to be degraded."""
+        """Return the types of the messages up to one of this type, with the `degraded` of each state message."""
         found: list[str] = []
         while not found or found[-1] != kind:
             event = json.loads(await socket.recv())
@@ -156,7 +156,7 @@ def test_when_what_is_said_cannot_be_stored_then_the_client_is_told_before_it_is
                 assert told.index("session.state_degraded True") < told.index("conversation.item.done")
                 assert degraded_metric(http) == 1
                 assert is_ready(http)
-                # It is told once.
+                # The client is notified only once.
                 assert "session.state_degraded True" not in await say(socket, "I have a dog.")
                 other.execute("rollback")
             said = 3

@@ -1,4 +1,4 @@
-"""A server that traces its turns: what reaches a collector, beside what its black box says; exemplars."""
+"""A server that traces its turns: the traces at a collector, compared with the black box, and exemplars."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_every_turn_is_one_trace_whose_stages_add_up_and_agree_with_the_black_bo
         stages_ms = sum(own[f"antiphon.{s}"].end_time_unix_nano - own[f"antiphon.{s}"].start_time_unix_nano
                         for s in STAGES) / 1e6  # fmt: skip
         assert stages_ms == pytest.approx(attributes["antiphon.voice_to_voice_ms"].double_value, abs=5)
-        # Between two instants both say the same, up to what the machine does in between.
+        # Both agree on the time between two instants, up to the delays of the machine.
         between_ns = own["antiphon.first_token"].end_time_unix_nano - own["antiphon.endpoint"].end_time_unix_nano
         assert between_ns / 1e6 == pytest.approx((word_s - stopped_s) * 1000, abs=100)
     assert f'trace_id="{roots[-1].trace_id.hex()}"' in metrics
@@ -67,7 +67,7 @@ async def talk(host: Host) -> str:
 
 
 def black_box(folder: Path) -> list[tuple[float, float]]:
-    """When each turn's end was told, and the first word of its answer, by the recording."""
+    """Return the times of each turn's end and of the first word of its answer, from the recording."""
     (file,) = folder.glob("*/events.jsonl")
     out, stopped_s = list[tuple[float, float]](), 0.0
     for line in map(json.loads, file.read_text().splitlines()):

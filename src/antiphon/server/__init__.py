@@ -1,1 +1,1 @@
-"""ASGI (Starlette): routes, auth, limits, metrics, drain. The only room that knows sockets."""
+"""The server: ASGI routes (Starlette), authentication, limits, metrics and draining."""

@@ -1,8 +1,8 @@
 """Gives every request an id, and writes one log line when a request or a WebSocket ends.
 
-The line names the endpoint by its route, never by the URL, which may hold what the client chose, and the API key by
-a short hash. A record is reached through a context variable, so that whatever runs for a request, in its task or in
-one that it began, can add to its line.
+The line names the endpoint by its route and the API key by a short hash. It never contains the URL, whose text a client
+chooses. The record is in a context variable, so that any code that runs for a request, in its task or in a task that it
+started, can add to the line.
 """
 
 from __future__ import annotations
@@ -25,37 +25,36 @@ from antiphon.transports.http import LineLimit
 log = logging.getLogger(__name__)
 
 REQUEST_ID = "X-Request-Id"
-# An id that a client may choose. Others could forge a log line, or fill the log.
+# Ids that a client may choose. Others could forge a log line, or fill the log.
 _VALID_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-# Scraped every few seconds, or part of the page: logged only at the level debug.
+# Routes that are polled every few seconds, or that serve the page. Logged only at the level debug.
 _QUIET = ("/health", "/ready", "/metrics", "/", "/web/{name}", "/web/client/{name}")
-# Close codes that are no refusal: their reason says who left.
+# Close codes of a normal end. Their reason is not logged as a refusal.
 _PLAIN_CLOSES = (1000, 1001)
 Fields = dict[str, str | int | float]
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """What the log line of one request or WebSocket says.
+    """The fields of one request's or WebSocket's log line."""
 
-    - `id`: the request's id, which the response carries too.
-    - `key`: the short hash of the caller's key, "-" for a server without keys; "" until the caller is known.
-    - `refusal`: the code of the error that it was answered with; "" for none.
-    - `refused`: the origin or host name that was refused, and `allowed_by`: the flag that would allow it; "" for none.
-    - `session`: the id of the session that it began; "" for none.
-    - `audio_s`: seconds of audio taken or made, where the endpoint counts them.
-    - `traceparent`: the client's, as W3C Trace Context has it; "" for none.
-    - `status`: the HTTP status, or the close code of an accepted WebSocket; 0 until it is known.
-    """
-
+    # The request's id, which the response contains too.
     id: str
+    # The short hash of the caller's key; "-" on a server without keys, "" until the caller is known.
     key: str = ""
+    # The code of the error in the response; "" for none.
     refusal: str = ""
+    # The origin or host name that was refused; "" for none.
     refused: str = ""
+    # The flag that would allow `refused`; "" for none.
     allowed_by: str = ""
+    # The id of the session that the request began; "" for none.
     session: str = ""
+    # Seconds of audio received or made, if the endpoint counts them.
     audio_s: float = 0.0
+    # The HTTP status, or the close code of an accepted WebSocket; 0 until it is known.
     status: int = 0
+    # The client's `traceparent` header (W3C Trace Context); "" for none. Not logged.
     traceparent: str = ""
 
 
@@ -63,14 +62,14 @@ _current: ContextVar[RequestRecord] = ContextVar("request")
 
 
 def current_request() -> RequestRecord:
-    """Return the record of the request that this task runs for; outside of any, one that is never logged."""
+    """Return the record of the request that this task runs for; outside of a request, one that is never logged."""
     return _current.get(None) or RequestRecord("-")
 
 
 def log_fields(logger: logging.Logger, level: int, message: str, fields: Fields) -> None:
-    """Log `message` with fields: as `name=value` behind it in text, and as members of the line's object in JSON.
+    """Log `message` with fields, as `name=value` after it in text, and as members of the line's object in JSON.
 
-    Fields that are empty or 0 are left out. Values must not hold what a client may choose, except for checked ids.
+    Fields that are empty or 0 are left out. Values must not contain text that a client chooses, except checked ids.
     """
     given = {name: value for name, value in fields.items() if value not in ("", 0)}
     text = " ".join(f"{name}={value}" for name, value in given.items())
@@ -78,11 +77,10 @@ def log_fields(logger: logging.Logger, level: int, message: str, fields: Fields)
 
 
 class AccessLog:
-    """ASGI middleware that gives requests and upgrades their id and logs their end. It has to be the outermost but
-    for the one that mends paths.
+    """ASGI middleware that gives requests and upgrades an id, and logs their end.
 
-    The id is that of the client's `X-Request-Id`, where it is a token of at most 128 characters, else a new one. The
-    response, or the answer to the upgrade, carries it. `clock` returns monotonic seconds.
+    It has to be the outermost middleware, except for `BasePath`. The id is the client's `X-Request-Id` if that is a
+    token of at most 128 characters, else a new one. The response has it as a header. `clock` returns monotonic seconds.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute], clock: Callable[[], float] = time.monotonic) -> None:
@@ -144,7 +142,7 @@ class AccessLog:
         log_fields(log, level, "request ended", fields)
 
     def _endpoint(self, scope: Scope) -> str:
-        """Return the path of the route that serves the request, with placeholders; "unknown" where there is none."""
+        """Return the path of the route that serves the request, with placeholders; "unknown" without a route."""
         for route in self._routes:
             if route.matches(scope)[0] is not Match.NONE:
                 return str(getattr(route, "path", "unknown"))
@@ -152,7 +150,7 @@ class AccessLog:
 
 
 def _observe(record: RequestRecord, message: Message) -> None:
-    """Add what a message of ASGI says to the record, and the record's id to the message that begins an answer."""
+    """Copy an ASGI message's status into the record, and add the record's id to a message that begins a response."""
     kind = message["type"]
     if kind in ("http.response.start", "websocket.http.response.start"):
         record.status = message["status"]

@@ -1,4 +1,4 @@
-"""Which sessions and requests a server takes in: a place for each, by limits, memory and headroom."""
+"""Admits sessions and requests to a server, each with a place, by limits, memory and headroom."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from antiphon.signals import Signal
 
 @dataclass(slots=True)
 class Place:
-    """The place that one session or request holds, and what it is for."""
+    """The place that one session or request holds, with its kind."""
 
     kind: Kind
     _held: Counter[Kind]
 
     def becomes(self, kind: Kind) -> None:
-        """Say that it is for something else than its upgrade told: nobody is refused for it."""
+        """Change the kind of the place, if the upgrade did not show it. Never refused."""
         self.release()
         self.kind = kind
         self._held[kind] += 1
 
     def release(self) -> None:
-        """Count it no more. For the owner, once."""
+        """Stop counting the place. The owner calls it, once."""
         self._held[self.kind] -= 1
         if not self._held[self.kind]:
             del self._held[self.kind]
@@ -49,35 +49,34 @@ def current_place() -> Place | None:
 
 
 class Admission:
-    """The places of one server. Raises SettingsError for a certificate that cannot be read."""
+    """Holds the places of one server. Raises SettingsError for a certificate that cannot be read."""
 
     def __init__(self, settings: Settings, memory: MemoryLedger) -> None:
         self._server, self._memory = settings.server, memory
         server = settings.server
         certificate = certificates.read(Path(server.certificate).expanduser()) if server.certificate else None
         by_device = MOST_YOUNG if settings.models.device == "cpu" else MOST_YOUNG_GPU
-        # Whether one more session fits. It is asked once its signals are watched.
+        # Decides whether one more session fits. Asked only while its signals are watched.
         self.headroom = Headroom(certificate, server.max_sessions, burst=server.burst_sessions or by_device)
         self.asks_headroom = False
-        # Set once, on the first signal to stop: no session is admitted any more.
+        # Set on the first signal to stop. No session is admitted after that.
         self.draining = False
         # Sessions admitted since the start.
         self.num_admitted = 0
-        # Places that are taken, by key: of sessions and requests, and of WebSockets that have yet to say what they are
-        # for.
+        # Places taken, by key: by sessions and requests, and by WebSockets that wait for their first event.
         self._by_key: Counter[str] = Counter()
         self._awaiting: Counter[str] = Counter()
-        # The same places as `_by_key`, by what they are for.
+        # The same places as in `_by_key`, by kind.
         self.by_kind: Counter[Kind] = Counter()
         self._left = Signal()
 
     @contextmanager
     def admit(self, caller: Caller, kind: Kind, *, resumes: bool = False) -> Iterator[None]:
-        """Hold a place for one session of the caller's API key while the block runs; `current_place` returns it there.
+        """Hold a place for one session of the caller's API key while the block runs. `current_place` returns it there.
 
-        `resumes`: it is a session that another host had, and is taken in even while headroom is short. Raises Refused
-        where the server, or this caller, has no place left (`--max-sessions`, `--sessions-per-key`, headroom) or holds
-        all the memory that it may, and when the server drains. Waits for nothing: a burst is admitted one by one.
+        `resumes`: the session was another host's, and is admitted even while headroom is short. Does not wait: a burst
+        is admitted one by one. Raises Refused while the server drains, and if the server or the caller has no place
+        left (`--max-sessions`, `--sessions-per-key`, headroom) or holds all the memory that it may.
         """
         self.refuse_if_draining()
         with self._memory.opened(caller.key) as account:
@@ -96,25 +95,25 @@ class Admission:
                 place.release()
                 self.headroom.left(now_s, time.monotonic(), kind, client)
                 with suppress(ValueError):
-                    # Left in another task than the one that came: a call outlives its request.
+                    # Exited in another task than entered: a call outlives its request.
                     _current_place.reset(token)
 
     def refuse_if_draining(self) -> None:
-        """Raise Refused where no session is admitted any more."""
+        """Raise Refused while the server drains."""
         if self.draining:
             raise Refused("the server is shutting down", 5.0)
 
     def refuse_early(self, caller: Caller, kind: Kind) -> None:
-        """Raise Refused where a new session of this kind would find no headroom now. Takes no place."""
+        """Raise Refused if headroom would not admit a new session of this kind now. Takes no place."""
         if self.asks_headroom:
             self.headroom.check(kind, self.by_kind, time.monotonic(), client=caller.client)
 
     @contextmanager
     def await_first_event(self, caller: Caller) -> Iterator[None]:
-        """Hold a place for one WebSocket that has yet to say what it is for, while the block runs.
+        """Hold a place for one WebSocket that waits for its first event, while the block runs.
 
-        There are as many of these as places of sessions, and they are counted apart from them: a client has to be able
-        to resume its session where no new one finds a place. Raises Refused as `admit` does.
+        These places have the same limits as those of sessions but are counted apart from them, so that a client can
+        resume its session on a full server. Raises Refused if no place is left.
         """
         with self._place(self._awaiting, caller, "connections without a first event"):
             yield
@@ -137,20 +136,20 @@ class Admission:
             self._left.notify()
 
     async def all_left(self) -> None:
-        """Wait until no session and no request holds a place. Returns at once where that is so."""
+        """Wait until no session and no request holds a place."""
         while self._by_key:
             await self._left.wait()
 
     @property
     def num_sessions(self) -> int:
-        """Places taken: live sessions, REST requests that hold a place, and handshakes."""
+        """Number of places taken by live sessions, by REST requests that hold a place, and by handshakes."""
         return self.num_under_way + self._awaiting.total()
 
     @property
     def num_under_way(self) -> int:
-        """Places taken by what a drain waits for: sessions, and REST requests that hold a place."""
+        """Number of places that a drain waits for: of sessions, and of REST requests that hold a place."""
         return self._by_key.total()
 
     def load(self) -> float | None:
-        """Return what part of the machine the places that are taken fill; None without a certificate."""
+        """Return the fraction of the machine's capacity that is taken; None without a certificate."""
         return self.headroom.load(self.by_kind)

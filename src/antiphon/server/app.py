@@ -1,4 +1,4 @@
-"""Builds the ASGI application: routes, access log, origins, API keys, CORS, errors. It loads no model."""
+"""Builds the ASGI application: routes, access log, origins, API keys, CORS and errors. Loads no model."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from antiphon.server.routes.table import ROUTES
 from antiphon.server.state import ServerState
 from antiphon.transports.paths import BasePath, CheckedPaths, is_for_clients
 
-# Probes and scrapers have no key, and the page asks its user for one. A call may come with a short-lived key, which its
-# route checks.
+# Paths that need no API key. Probes and scrapers have none, and the page asks its user for one. A call may have a
+# short-lived key, which its route checks.
 OPEN_PATHS = frozenset({"/", "/health", "/ready", "/metrics", "/v1/realtime/calls"})
-# Of a path, in an error.
+# Maximum length of a path in an error message.
 MAX_SHOWN_CHARS = 100
 
 
@@ -54,11 +54,11 @@ def build(state: ServerState) -> Starlette:
 
 
 async def _no_route(scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a request or an upgrade to a path that there is not, with those that there are."""
+    """Refuse a request or an upgrade to an unknown path, with a list of the known paths."""
     is_upgrade = scope["type"] == "websocket"
     known = [route for route in ROUTES if isinstance(route, Route | WebSocketRoute) and _is_listed(route.path)]
     if any(route.path == scope["path"] for route in known):
-        # The router knows it for the other kind.
+        # The path exists, but is a WebSocket where a request was sent, or the reverse.
         text = f"{scope['path']} is {'no' if is_upgrade else 'a'} WebSocket."
     else:
         text = f"There is no {'WebSocket ' if is_upgrade else ''}{scope['path'][:MAX_SHOWN_CHARS]}."
@@ -73,12 +73,12 @@ def _shown(route: Route | WebSocketRoute) -> str:
 
 
 def _is_listed(path: str) -> bool:
-    """Whether a path is for clients, and not for the page alone, or is asked by those who watch a server."""
+    """Whether errors list a path: one for clients, probes or scrapers, but not the page's files."""
     return path in OPEN_PATHS or (is_for_clients(path) and not path.startswith("/web/"))
 
 
 class _Keys:
-    """Refuses HTTP requests without a known API key. WebSockets are refused by their own routes, before the upgrade."""
+    """Refuses HTTP requests without a known API key. The routes of WebSockets refuse them before the upgrade."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -95,5 +95,5 @@ class _Keys:
 
 
 def _is_open(path: str) -> bool:
-    # Those who run the server have a key of their own, which its routes check.
+    # Operators have their own key, which the routes under /internal/ check.
     return path in OPEN_PATHS or path.startswith(("/web/", "/internal/"))

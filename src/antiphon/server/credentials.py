@@ -1,4 +1,4 @@
-"""Who calls: API keys, and the client secrets that are made with them."""
+"""API keys, the client secrets made with them, and the callers that they stand for."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from antiphon.errors import Refused
 from antiphon.protocols.opening import NULL
 from antiphon.server.memory import MemoryAccount, MemoryLedger
 
-# Client secrets of one key, and the memory that each takes beside its session.
+# Maximum number of client secrets of one key, and the memory that each takes in addition to its session.
 MAX_SECRETS, SECRET_BYTES = 10_000, 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What a request shows of who sent it.
+    """The sender of a request, as far as the request shows it.
 
-    `key`: an API key, or the one that a client secret was made with; "" where the server asks for none. `granted`: the
-    session that the client secret opens, as JSON; None for an API key, which may open anything. `address`: where the
-    connection comes from: the client's, or that of the proxy in front.
+    `key` is an API key, or the one that a client secret was made with; "" if the server requires none. `granted` is
+    the session that the client secret opens, as JSON; None for an API key, which may open anything. `address` is the
+    address of the client, or of the proxy in front of it.
     """
 
     key: str = ""
@@ -33,25 +33,23 @@ class Caller:
 
     @property
     def client(self) -> str:
-        """The address and the key: who comes back, as well as a server can tell."""
+        """The address and the key, by which the server recognizes a client that comes back."""
         return f"{self.address} {self.key}"
 
     @property
     def label(self) -> str:
-        """A short hash of the key, to tell callers apart in logs; "-" without a key. It does not show the key."""
+        """A short hash of the key, which identifies the caller in logs without revealing the key; "-" without a key."""
         return hashlib.sha256(self.key.encode()).hexdigest()[:12] if self.key else "-"
 
     @property
     def session(self) -> msgspec.Raw:
-        """The session of the client secret, for an Opening; null for an API key."""
+        """The client secret's session, for an Opening; JSON null for an API key."""
         return NULL if self.granted is None else self.granted
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSecret:
-    """A short-lived key: the API key that it was made with, its expiry in monotonic seconds, and the session that it
-    opens, as JSON.
-    """
+    """A short-lived key: the API key it was made with, its expiry in monotonic seconds, and its session as JSON."""
 
     key: str
     until_s: float
@@ -59,18 +57,18 @@ class ClientSecret:
 
 
 class Credentials:
-    """The keys that a server accepts. `api_keys`: none of them where everybody may call."""
+    """The keys that a server accepts. Without `api_keys`, the server requires no key."""
 
     def __init__(self, api_keys: Sequence[str], memory: MemoryLedger) -> None:
         self._api_keys, self._memory = api_keys, memory
         self._secrets: dict[str, tuple[ClientSecret, MemoryAccount]] = {}
-        # Of each API key, the client secrets that were made with it, oldest first, and their expiry.
+        # For each API key, the expiry of the client secrets made with it, oldest first.
         self._secrets_of: dict[str, dict[str, float]] = {}
 
     def add(self, value: str, secret: ClientSecret) -> None:
         """Let the short-lived key `value` open sessions until it expires.
 
-        An API key has at most MAX_SECRETS of them; the oldest go first. Raises Refused where it has no memory left.
+        An API key has at most MAX_SECRETS; the oldest are dropped. Raises Refused if the key has no memory left.
         """
         now_s = time.monotonic()
         own = self._secrets_of.setdefault(secret.key, {})
@@ -94,15 +92,15 @@ class Credentials:
         account.close()
 
     def secret(self, key: str | None) -> ClientSecret | None:
-        """Return what a short-lived key stands for; None for one that has expired, and for any other key."""
+        """Return the client secret of a short-lived key; None if it has expired, and for any other key."""
         found, _ = self._secrets.get(key or "", (None, None))
         return found if found and found.until_s > time.monotonic() else None
 
     def caller(self, key: str | None, *, short: bool = False) -> Caller | None:
-        """Return the caller that an API key stands for; None for a key that is missing or unknown.
+        """Return the caller of an API key; None if the key is missing or unknown.
 
-        With `short`, a short-lived key is accepted too. A client secret is nothing else than that: without `short` it
-        stands for nobody, even where the server asks for no key. Keys are compared in constant time.
+        With `short`, a short-lived key is accepted too. Without it, a client secret is refused even if the server
+        requires no key. Keys are compared in constant time.
         """
         if secret := self.secret(key):
             return Caller(secret.key, secret.session) if short else None

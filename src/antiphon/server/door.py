@@ -1,4 +1,4 @@
-"""Runs a door: a server without models that carries clients' connections to hosts (`antiphon serve --role door`)."""
+"""Runs a door: a server without models that relays clients' connections to hosts (`antiphon serve --role door`)."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from antiphon.signals import unless_set
 
 
 async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambda _: None) -> None:
-    """Carry connections until SIGTERM or SIGINT, then wait `drain_s` for those that are open, or for a second signal.
+    """Relay connections until SIGTERM or SIGINT. Then wait until all are closed, for `drain_s` or a second signal.
 
     Run it in the main thread's event loop. `on_ready` is called with the base URL. Raises SettingsError.
     """
     server = settings.server
     if not is_loopback(server.host) and not server.allow_anonymous:
         raise SettingsError(
-            f"--host {server.host} is open to others, and a door checks no API key, its hosts do: give "
-            "--allow-anonymous if each of them has one"
+            f"--host {server.host} is open to others, and a door checks no API key, which its hosts do: give "
+            "--allow-anonymous if each host has a key"
         )
     hosts = Hosts(host_urls(settings), time.monotonic)
     door = Door(hosts, settings.resume.grace_s, server.metrics_key, server.body_timeout_s)
     calls = DoorCalls(door, server)
     app = build(door, calls.routes(), partial(_foreign, _origins(server)))
     app.state.body_timeout_s = server.body_timeout_s
-    # A door has logged what its host has broken off.
+    # A door already logs the responses that its host breaks off.
     quiet_log(lambda: True)
     log_failed_accepts(asyncio.get_running_loop())
     sock = bind(server.host, server.port)
@@ -60,12 +60,12 @@ async def serve_door(settings: Settings, on_ready: Callable[[str], None] = lambd
 
 
 def _origins(server: ServerSettings) -> Origins:
-    """Who may see what the door answers itself. The key of its metrics is the only one that a door asks for."""
+    """Return the origins that may read the door's own responses. The metrics key is the only key that a door checks."""
     return Origins(replace(server, api_keys=(server.metrics_key,) if server.metrics_key else ()))
 
 
 def _foreign(origins: Origins, request: HTTPConnection) -> Response | None:
-    """Refuse a page of another site, as hosts do."""
+    """Return the refusal for a page of another site, as hosts do; None for an allowed request."""
     try:
         origins.check(request.headers)
     except Forbidden as error:

@@ -1,4 +1,4 @@
-"""How the server stops serving: what is under way is finished, and what is not in time is cut off by name."""
+"""Drains the server: finishes sessions and requests under way, and ends the rest with an error after a timeout."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from antiphon.server.state import ServerState
 from antiphon.signals import unless_set
 
 log = logging.getLogger(__name__)
-# Seconds that clients get to read what is sent to those who were cut off.
+# How long, in seconds, clients that were cut off have to read the last frames.
 LAST_WORDS_S = 2.0
 MESSAGE, CODE = "The server is shutting down.", "server_shutting_down"
 
 
 async def drain(state: ServerState, seconds: float, now: anyio.Event | None = None) -> None:
-    """Admit nothing more, have each live session finish what is being said and close, and wait for them and for
-    requests.
+    """Stop admitting sessions, have each live session finish the turn under way and close, and wait for all to end.
 
-    What is not finished after `seconds`, or when `now` is set, is cut off: requests are answered with 503, and sessions
-    send what waits and close. Those whose clients do not read that within LAST_WORDS_S are abandoned.
+    After `seconds`, or when `now` is set, the rest is cut off: requests are answered with 503, and sessions send their
+    waiting frames and close. Sessions whose clients do not read these within LAST_WORDS_S are abandoned.
     """
     state.admission.draining = True
     state.metrics.drained.set(1)
@@ -45,16 +44,16 @@ async def drain(state: ServerState, seconds: float, now: anyio.Event | None = No
 
 
 async def _wait_for_all(admission: Admission, seconds: float, now: anyio.Event) -> None:
-    """Wait until no place is held, at most `seconds`, and not after `now`."""
+    """Wait until no place is held, for at most `seconds`, or until `now` is set."""
     with anyio.move_on_after(seconds):
         await unless_set(now, admission.all_left)
 
 
 class CutRequests:
-    """ASGI middleware: lets `drain` cancel the HTTP requests that are under way, each of which is answered.
+    """ASGI middleware that lets `drain` cancel the HTTP requests under way, and answers them.
 
-    A response that has not begun becomes 503 `server_shutting_down`. Server-sent events end with an error event; any
-    other body that has begun is cut off, which its client sees by the missing end of the chunked encoding.
+    A response that has not begun becomes 503 `server_shutting_down`. Server-sent events end with an error event. Any
+    other body that has begun is cut off, which its client detects by the missing end of the chunked encoding.
     """
 
     def __init__(self, app: ASGIApp, sessions: SessionRegistry) -> None:

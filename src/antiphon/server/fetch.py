@@ -1,8 +1,8 @@
-"""Fetches what a client names by a URL: from the hosts that the operator lists, and never from a private address.
+"""Fetches files that a client names by a URL, from hosts that the operator lists and never from a private address.
 
-A host's addresses are looked up here and the connection is made to one of those, so that nothing can point the name
-elsewhere between the check and the connection. Each redirect is checked like the first URL. A key has at most two
-fetches under way, and keys have turns, so that no key's slow hosts keep the others waiting.
+A host's addresses are resolved here, and the connection is made to one of them, so that its name cannot resolve to
+another address between the check and the connection. Each redirect is checked like the first URL. A key has at most
+MAX_FETCHES_OF_KEY fetches under way, and keys take turns, so that slow hosts of one key do not delay the others.
 """
 
 from __future__ import annotations
@@ -23,33 +23,36 @@ from antiphon.errors import RemoteProtocolError, SettingsError
 from antiphon.shares.places import Places
 
 FLAG = "--fetch-from"
-# Bounds of one fetch: its seconds in all, the wait for a place among them, its redirects, and its URL's characters.
+# Limits of one fetch: its total time, including the wait for a place; its redirects; the length of its URL.
 MAX_FETCH_S, MAX_REDIRECTS, MAX_URL_CHARS = 10.0, 3, 2048
-# How many go on at a time, and how many of them are one key's.
+# Maximum number of concurrent fetches, in all and of one key.
 MAX_FETCHES, MAX_FETCHES_OF_KEY = 8, 2
 PORTS = {"http": 80, "https": 443}
-# What a server may say that an audio file is.
+# Content types that are accepted for an audio file.
 AUDIO_TYPES = re.compile(r"(audio|video)/.+|application/(octet-stream|ogg)|binary/octet-stream")
-# The only IPv6 addresses of the public internet: all others stand for IPv4 addresses, or are of a site, a link, a
-# protocol or nothing yet. RFC 9637 has the examples of documents, RFC 7526 the relays of 6to4, RFC 6890 the protocols.
+# Public IPv6 addresses are only in this range. All others stand for IPv4 addresses, are local to a site or link, belong
+# to a protocol, or are unassigned.
 GLOBAL_UNICAST = ipaddress.ip_network("2000::/3")
+# Ranges for documentation (RFC 9637), relays of 6to4 (RFC 7526) and protocols (RFC 6890).
 NOT_PUBLIC = tuple(map(ipaddress.ip_network, ("3fff::/20", "192.88.99.0/24", "192.0.0.0/24")))
-# IPv6 addresses that a network's gateway takes for the IPv4 address in their last 32 bits (RFC 6052).
+# IPv6 addresses that a gateway translates to the IPv4 address in their last 32 bits (RFC 6052).
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# The middle of an IPv6 address that a host takes for the IPv4 address in its last 32 bits (ISATAP, RFC 5214).
+# The middle of an IPv6 address that a host translates to the IPv4 address in its last 32 bits (ISATAP, RFC 5214).
 ISATAP = (0x5EFE, 0x0200_5EFE)
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class _NotAllowedError(Exception):
-    """A host has an address that is not public and not listed."""
+    """A host has an address that is neither public nor listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    """An entry of the list: `name` as in a URL, `*.` before it for what lies below it, or `*`. Without a `port` it is
-    the scheme's own.
+    """An entry of the list of hosts.
+
+    `name` is a host name as in a URL, `*.` followed by a domain for all its subdomains, or `*`. `port` None is the
+    default port of the scheme.
     """
 
     name: str
@@ -61,10 +64,10 @@ class _Host:
 
 
 class Fetcher:
-    """Fetches audio files from `hosts`, as `--fetch-from` lists them; from nowhere where that is empty.
+    """Fetches audio files from `hosts`, as listed by `--fetch-from`; refuses every fetch if the list is empty.
 
-    An address that is not public is connected to only if the list has that very address and port. Raises SettingsError
-    for an entry that is no host.
+    Connects to a private address only if the list contains exactly this address and port. Raises SettingsError for an
+    entry that is not a host.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
@@ -78,18 +81,18 @@ class Fetcher:
         self._fetches = Places(MAX_FETCHES, MAX_FETCHES_OF_KEY)
 
     def check(self, url: str, param: str) -> None:
-        """Check what can be seen of a URL without looking it up.
+        """Check a URL without resolving its host.
 
         Raises RemoteProtocolError (`invalid_value`) that names `param` and says what is not allowed.
         """
         self._checked(url, param)
 
     async def audio(self, url: str, param: str, max_bytes: int) -> bytes:
-        """Return the file at a URL. Waits for at most MAX_FETCH_S, also where all places are taken.
+        """Return the file at a URL. Waits for at most MAX_FETCH_S, including the wait for a place.
 
-        Raises RemoteProtocolError (`invalid_value`) that names `param` and says why: a host or an address that is not
-        allowed, also after a redirect; a file of more than `max_bytes`, of another type, or none; a server that is too
-        slow or fails.
+        Raises RemoteProtocolError (`invalid_value`) that names `param` and the reason: a host or an address that is not
+        allowed, also after a redirect; a file that is missing, larger than `max_bytes` or of another type; a server
+        that fails or is too slow.
         """
         try:
             with anyio.fail_after(MAX_FETCH_S):
@@ -103,7 +106,7 @@ class Fetcher:
             raise _refusal(param, "its server cannot be reached") from None
         except UnicodeError:
             # A name with an empty label, or one that is too long.
-            raise _refusal(param, "its host is no name") from None
+            raise _refusal(param, "its host is not a valid name") from None
 
     async def _follow(self, url: str, param: str, max_bytes: int) -> bytes:
         for _ in range(MAX_REDIRECTS + 1):
@@ -118,7 +121,7 @@ class Fetcher:
                         try:
                             url = urljoin(url, found[b"location"].decode("latin-1"))
                         except ValueError:
-                            raise _refusal(param, "it redirects to what is no URL") from None
+                            raise _refusal(param, "it redirects to an invalid URL") from None
                         if parts.scheme == "https" and not url.startswith("https:"):
                             raise _refusal(param, "it redirects from https to http")
                         continue
@@ -131,13 +134,13 @@ class Fetcher:
         if not self._hosts:
             raise _refusal(param, f"nothing is fetched; give the file as base64, or start the server with {FLAG}")
         try:
-            # What a URL may not have would be quoted by some readers and dropped by others.
+            # Parsers differ on characters that a URL may not have: some quote them, some drop them.
             parts = urlsplit(url.encode("ascii").decode())
             name, port = (parts.hostname or "").rstrip("."), parts.port or PORTS.get(parts.scheme, 0)
         except ValueError:
-            raise _refusal(param, "it is no URL") from None
+            raise _refusal(param, "it is not a URL") from None
         if parts.scheme not in PORTS or not name or len(url) > MAX_URL_CHARS or re.search(r"[\s\\\x00-\x1f]", url):
-            raise _refusal(param, "it is no http or https URL")
+            raise _refusal(param, "it is not an http or https URL")
         if "@" in parts.netloc:
             raise _refusal(param, "a URL may not have a user or password")
         if not any(host.allows(name, port, parts.scheme) for host in self._hosts):
@@ -146,7 +149,7 @@ class Fetcher:
 
 
 class _AllowedAddresses(httpcore.AsyncNetworkBackend):
-    """Connects to a host's addresses if each is public, or listed with the port. TLS names the host, as ever."""
+    """Connects to a host's addresses if each is public, or listed with the port. TLS still verifies the host's name."""
 
     def __init__(self, listed: frozenset[tuple[Address, int]]) -> None:
         self._listed = listed
@@ -160,10 +163,11 @@ class _AllowedAddresses(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Connect to the first address that answers. Raises _NotAllowedError, OSError for an unknown name, and
-        UnicodeError for what is none.
+        """Connect to the first address that answers.
+
+        Raises _NotAllowedError, OSError for an unknown name, and UnicodeError for an invalid name.
         """
-        # A thread of its own, which is left behind where the fetch's time is over.
+        # In a separate thread, which is abandoned when the fetch times out.
         look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
         limiter = anyio.CapacityLimiter(1)
         found = await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=limiter)
@@ -178,14 +182,14 @@ class _AllowedAddresses(httpcore.AsyncNetworkBackend):
         return await self._inner.connect_tcp(addresses[-1], port, timeout, local_address, socket_options)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait, between attempts to connect."""
+        """Wait for `seconds`. The pool calls it between attempts to connect."""
         await self._inner.sleep(seconds)
 
 
 async def _body(response: httpcore.Response, headers: dict[bytes, bytes], param: str, max_bytes: int) -> bytes:
     kind = headers.get(b"content-type", b"").decode("latin-1").partition(";")[0].strip().lower()
     if kind and not AUDIO_TYPES.fullmatch(kind):
-        raise _refusal(param, f"it is {kind[:80]}, and no audio file")
+        raise _refusal(param, f"it is {kind[:80]}, not an audio file")
     if headers.get(b"content-encoding", b"identity").lower() != b"identity":
         raise _refusal(param, "it is compressed")
     body = bytearray()
@@ -197,7 +201,7 @@ async def _body(response: httpcore.Response, headers: dict[bytes, bytes], param:
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address, and any IPv4 address that it stands for, is one of the public internet."""
+    """Whether an address is public, and so is any IPv4 address that it stands for."""
     if isinstance(address, ipaddress.IPv6Address):
         last = ipaddress.IPv4Address(int(address) & 0xFFFF_FFFF)
         if address.ipv4_mapped or address in NAT64:

@@ -1,7 +1,7 @@
-"""How many bytes clients make the server hold: an account for each session and request, within those of its API key.
+"""Accounts for the memory that the server holds for its clients, by session or request, by API key, and in total.
 
-Whoever keeps something for a client says how much it is (`MemoryAccount.hold`), and asks before it keeps more
-(`check`). What is counted: docs/design/memory.md.
+Code that keeps data for a client reports its size (`MemoryAccount.hold`), and asks before it keeps more
+(`MemoryAccount.check`). See docs/design/memory.md for what is counted.
 """
 
 from __future__ import annotations
@@ -21,36 +21,36 @@ from antiphon.errors import Refused
 from antiphon.settings import MemorySettings
 
 MIB = 1 << 20
-# Of clients that have to wait until a key or the server holds less.
+# Retry-After for clients that are refused because memory is short.
 RETRY_AFTER_S = 10.0
-# How often the process's memory is looked at, and by how much it may exceed what it was, and what clients hold, before
-# garbage is collected and free memory is given back to the system.
+# Interval at which the process's memory is measured, and how far it may exceed its least value plus what clients hold
+# before garbage is collected and free memory is returned to the system.
 LOOK_EVERY_S, EXCESS_BYTES = 5.0, 64 * MIB
 
 
 @dataclass(slots=True)
 class MemoryAccount:
-    """What one session, request or client secret holds. From `MemoryLedger.open`; the owner closes it, once."""
+    """The memory held for one session, request or client secret. `MemoryLedger.open` makes it; its owner closes it."""
 
     key: str
     _ledger: MemoryLedger
     num_bytes: int = 0
 
     def check(self, more: int) -> None:
-        """Raise Refused where `more` bytes would exceed what a session, the key or the server may hold.
+        """Raise Refused if `more` bytes would exceed the limit of a session, of the key or of the server.
 
-        Nothing is kept by this call. A key that holds less than its equal part of the server's memory is not refused
-        because others hold theirs.
+        Does not reserve memory. A key that holds less than its equal share of the server's memory is not refused
+        because other keys hold more than their shares.
         """
         self._ledger.check(self, more)
 
     def hold(self, num_bytes: int) -> None:
-        """Say that the owner holds this much now, whatever it was before. Never refused: what is there counts."""
+        """Set the number of bytes that the owner holds now. Never refused."""
         self._ledger.add(self.key, num_bytes - self.num_bytes)
         self.num_bytes = num_bytes
 
     def close(self) -> None:
-        """Say that the owner is gone and holds nothing. The last call."""
+        """Release everything, at the end of the owner. Must be the last call."""
         self.hold(0)
         self._ledger.closed(self)
 
@@ -61,24 +61,24 @@ class MemoryLedger:
 
     settings: MemorySettings
     num_bytes: int = 0
-    # How often `check` has refused, by what was full: "session", "key" or "server".
+    # Number of refusals by `check`, by the limit that was reached: "session", "key" or "server".
     num_refused: dict[str, int] = field(default_factory=lambda: {"session": 0, "key": 0, "server": 0})
     _by_key: dict[str, int] = field(default_factory=dict)
     _num_accounts: dict[str, int] = field(default_factory=dict)
 
     @property
     def limit_bytes(self) -> int:
-        """What all keys together may hold."""
+        """Maximum number of bytes that all keys together may hold."""
         return self.settings.total_memory_mb * MIB
 
     def open(self, key: str) -> MemoryAccount:
-        """Open an account that counts for `key` ("": all keyless clients). It holds nothing yet."""
+        """Open an empty account that counts for `key`. All clients without a key share the key ""."""
         self._num_accounts[key] = self._num_accounts.get(key, 0) + 1
         return MemoryAccount(key, self)
 
     @contextmanager
     def opened(self, key: str) -> Iterator[MemoryAccount]:
-        """Open an account for the block, and close it at its end."""
+        """Open an account for the duration of the block."""
         account = self.open(key)
         try:
             yield account
@@ -86,7 +86,7 @@ class MemoryLedger:
             account.close()
 
     def check(self, account: MemoryAccount, more: int) -> None:
-        """Raise Refused as `MemoryAccount.check` does."""
+        """Raise Refused if `more` bytes would exceed a limit; see `MemoryAccount.check`."""
         settings, of_key = self.settings, self._by_key.get(account.key, 0)
         if account.num_bytes + more > settings.session_memory_mb * MIB:
             self._refuse("session", f"a session may hold {settings.session_memory_mb} MiB", by_own_limit=True)
@@ -101,7 +101,7 @@ class MemoryLedger:
         raise Refused(reason, RETRY_AFTER_S, by_own_limit=by_own_limit)
 
     def add(self, key: str, num_bytes: int) -> None:
-        """Count more, or less, for a key. For MemoryAccount."""
+        """Add to the bytes that a key holds, or subtract from them. For MemoryAccount."""
         self.num_bytes += num_bytes
         self._by_key[key] = self._by_key.get(key, 0) + num_bytes
 
@@ -114,10 +114,10 @@ class MemoryLedger:
 
 
 def settle_garbage() -> None:
-    """Take all objects that live now out of the garbage collector's sight: call it when the models are loaded.
+    """Exclude all objects that exist now from garbage collection. Call it after the models are loaded.
 
-    They live as long as the process. Collections are a few milliseconds after that, and the collector, which waits for
-    garbage to be a quarter of everything, runs often enough to free sessions that have ended.
+    These objects live as long as the process. Without them, a collection takes a few milliseconds. The collector, which
+    starts when garbage is a quarter of all objects, then runs often enough to free sessions that have ended.
     """
     gc.collect()
     gc.freeze()
@@ -128,11 +128,11 @@ async def reclaim_excess(
     resident_bytes: Callable[[], int] | None = None,
     give_back: Callable[[], None] | None = None,
 ) -> None:
-    """Give free memory back to the system whenever there is much of it, until cancelled.
+    """Return free memory to the system when the process has too much of it, until cancelled.
 
-    There is, where the process has grown by EXCESS_BYTES more than clients hold since it was last done: large sessions
-    have ended, or images were decoded. A KV that grows makes it look once for each EXCESS_BYTES. `resident_bytes` and
-    `give_back` (in a thread) default to the process's memory and `reclaim`.
+    That is the case if the process has grown since the last time by EXCESS_BYTES more than clients hold, because large
+    sessions have ended or images were decoded. A growing KV also triggers it, once for each EXCESS_BYTES.
+    `resident_bytes` defaults to the process's memory, and `give_back`, which runs in a thread, to `reclaim`.
     """
     resident_bytes, give_back = resident_bytes or _resident_bytes, give_back or reclaim
     least = resident_bytes()
@@ -145,7 +145,7 @@ async def reclaim_excess(
 
 
 def _resident_bytes() -> int:
-    """The memory of the process, in bytes; 0 where the system does not tell."""
+    """Return the resident memory of the process in bytes; 0 if the system does not report it."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
@@ -153,9 +153,9 @@ def _resident_bytes() -> int:
 
 
 def reclaim() -> None:
-    """Collect garbage, and give free memory back to the system, which glibc does not by itself. Call it in a thread.
+    """Collect garbage, and return free memory to the system, which glibc does not do by itself. Call it in a thread.
 
-    Where the C library has no `malloc_trim`, only garbage is collected.
+    Only collects garbage if the C library has no `malloc_trim`.
     """
     gc.collect()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,4 +1,4 @@
-"""The metrics of one server, in Prometheus' text format. Each server has a registry of its own: tests run several."""
+"""The metrics of one server, in Prometheus' text format. Each server has its own registry, since tests run several."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
 
 _LATENCY_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
 _LAG_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-# Of recent measurements of one name, the newest that are kept.
+# Maximum number of recent measurements kept for each name.
 MOST_RECENT = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """When measurements are evidence, in seconds: `enough` of them within `long_s`, or two within `short_s`."""
+    """The measurements that are evidence of load: `enough` within `long_s`, or two within `short_s`, in seconds."""
 
     long_s: float
     short_s: float
@@ -41,8 +41,9 @@ class Evidence:
 
 
 class Recent:
-    """Measurements of the last seconds by name, each with its time; histograms only ever add up. Values are added from
-    any thread. `clock`: monotonic seconds.
+    """Recent measurements by name, each with its time. Histograms, in contrast, only accumulate.
+
+    Values may be added from any thread. `clock` returns monotonic seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -50,19 +51,19 @@ class Recent:
         self._values: dict[str, deque[tuple[float, float]]] = {}
 
     def add(self, name: str, value: float) -> None:
-        """Add one measurement, of now."""
+        """Add one measurement with the current time."""
         self._values.setdefault(name, deque(maxlen=MOST_RECENT)).append((self._clock(), value))
 
     def p95(self, name: str, within_s: float) -> float:
-        """Return the 95th percentile of the values of the last `within_s` seconds; 0 where there are none."""
+        """Return the 95th percentile of the values of the last `within_s` seconds; 0 without any."""
         found = sorted(value for _, value in self._within(name, within_s))
         return found[int(0.95 * (len(found) - 1))] if found else 0.0
 
     def sustained(self, name: str, evidence: Evidence) -> float:
-        """Return a value that enough measurements reach to blame the load, not chance.
+        """Return a value that was reached by enough measurements to indicate load instead of chance.
 
-        It is the larger of two: the 95th percentile of `long_s`, where that has `enough` values, and the
-        second largest value of `short_s`.
+        It is the larger of the 95th percentile over `long_s`, if that has `enough` values, and the second largest value
+        over `short_s`.
         """
         late = sorted(value for _, value in self._within(name, evidence.short_s))[-2:]
         second = late[0] if len(late) == 2 else 0.0
@@ -70,11 +71,12 @@ class Recent:
         return max(second, self.p95(name, evidence.long_s) if enough else 0.0)
 
     def falls_s(self, name: str, evidence: Evidence, limit: float) -> float:
-        """Return the seconds until `sustained` is below `limit`, if no more measurements come."""
+        """Return the seconds until `sustained` is below `limit`, if there are no further measurements."""
         now_s, values = self._clock(), self._within(name, evidence.long_s)
         late = [at_s for at_s, value in values if value >= limit]
         spared = int(0.05 * len(values)) if len(values) >= evidence.enough else len(late)
-        # The second newest late value leaves the short window, and the newest that is not spared the long one.
+        # The second newest late value has to leave the short window; the newest late value that is not in the 5 % above
+        # the percentile has to leave the long window.
         ends = [at_s + evidence.short_s for at_s in late[-2:-1]]
         ends += [at_s + evidence.long_s for at_s in late[: len(late) - spared]]
         return max(0.0, max(ends, default=now_s) - now_s)
@@ -85,10 +87,10 @@ class Recent:
 
 
 class Metrics:
-    """The server's counters, gauges and histograms; all names begin with `antiphon_`, but for those of the
-    process (`process_resident_memory_bytes`, `process_open_fds`, ...), which Linux has.
+    """The server's counters, gauges and histograms.
 
-    Prometheus' metrics are safe to update from any thread.
+    All names begin with `antiphon_`, except those of the process (`process_resident_memory_bytes`, `process_open_fds`,
+    ...), which exist only on Linux. Metrics may be updated from any thread.
     """
 
     def __init__(self) -> None:
@@ -128,21 +130,21 @@ class Metrics:
         self.turns = Counter(
             "antiphon_turns",
             "preemptive_begun, preemptive_used, preemptive_dropped: responses begun before a turn had surely ended. "
-            "preemptive_dropped_tokens: tokens of those that were dropped. ducks: responses paused for speech over "
-            "them; ducks_without_interruption: those that went on.",
+            "preemptive_dropped_tokens: tokens of the dropped ones. ducks: responses paused for speech over them. "
+            "ducks_without_interruption: paused responses that continued.",
             ["what"],
             registry=self.registry,
         )
         self.voice_to_voice_s = Histogram(
             "antiphon_voice_to_voice_seconds",
-            "From the end of the user's speech to the first sound of the answer.",
+            "From the end of the user's speech to the first audio of the answer.",
             buckets=_LATENCY_S,
             registry=self.registry,
         )
         self.stage_s = Histogram(
             "antiphon_turn_stage_seconds",
-            "endpoint: end of speech to the decision that it is over. final: to its transcript. first_token, "
-            "first_sound: to those of the answer. heard: to its being played. Each begins where the last ended.",
+            "endpoint: from the end of speech to the decision that it is over. final: to its transcript. first_token, "
+            "first_sound: to those of the answer. heard: to its playback. Each begins where the previous one ends.",
             ["stage"],
             buckets=_LATENCY_S,
             registry=self.registry,
@@ -150,7 +152,7 @@ class Metrics:
         self.connections = Gauge("antiphon_connections", "Open connections.", registry=self.registry)
         self.loop_lag_s = Histogram(
             "antiphon_event_loop_lag_seconds",
-            "How long the event loop took to answer, asked 20 times a second.",
+            "Lag of the event loop, measured 20 times a second.",
             buckets=_LAG_S,
             registry=self.registry,
         )
@@ -160,11 +162,11 @@ class Metrics:
         )
 
     def watch_memory(self, memory: MemoryLedger) -> None:
-        """Report what clients make the server hold, read anew for each /metrics. Call it once."""
+        """Report the memory held for clients, read at each request of /metrics. Call it once."""
         self.registry.register(_Memory(memory))
 
     def watch_headroom(self, headroom: Headroom, held: Mapping[Kind, int]) -> None:
-        """Report load, capacity, room and lights, read anew for each /metrics. Call it once."""
+        """Report load, capacity, room and overload signals, read at each request of /metrics. Call it once."""
         self.registry.register(_Headroom(headroom, held))
 
     def watch(
@@ -174,10 +176,10 @@ class Metrics:
         language: LanguageModel | None = None,
         workers: Mapping[str, ModelWorker] | None = None,
     ) -> None:
-        """Report lanes, workers, the longest backlog and the language model's KV, read anew for each /metrics.
+        """Report lanes, workers, the longest backlog and the language model's KV, read at each request of /metrics.
 
-        `backlog_s` returns the seconds of audio that wait in the session that is furthest behind. Call it once, when
-        the models are loaded.
+        `backlog_s` returns the longest backlog of all sessions, in seconds of audio. Call this once, when the models
+        are loaded.
         """
         self.registry.register(_Lanes(lanes, backlog_s))
         self.registry.register(_Workers(workers or {}))
@@ -185,9 +187,9 @@ class Metrics:
             self.registry.register(_Kv(language))
 
     def step(self, lane: str, priority: int, waited_s: float, took_s: float) -> None:
-        """Record one step of a lane: seconds that it waited and that it took. Lanes call it in a worker's thread.
+        """Record the waiting time and the duration of one step of a lane. Lanes call it in a worker's thread.
 
-        `priority`: the value of a `contracts.Urgency`.
+        `priority` is the value of a `contracts.Urgency`.
         """
         if priority == Urgency.FINAL:
             self.recent.add("wait", waited_s)
@@ -201,7 +203,7 @@ class Metrics:
         self.recent.add(kind, seconds)
 
     def turn(self, trace: TurnTrace) -> None:
-        """Record a turn that is over; its trace is the exemplar."""
+        """Record a turn that has ended. Its trace id becomes the exemplar."""
         exemplar = {"trace_id": trace.trace_id}
         if (took_s := trace.voice_to_voice_s) is not None:
             self.voice_to_voice_s.observe(took_s, exemplar)
@@ -209,7 +211,7 @@ class Metrics:
             self.stage_s.labels(stage).observe(end_s - begin_s, exemplar)
 
     def lagged(self, seconds: float) -> None:
-        """Record how long the event loop took to answer. From any thread."""
+        """Record the lag of the event loop. May be called from any thread."""
         self.loop_lag_s.observe(seconds)
         self.recent.add("loop", seconds)
 
@@ -218,8 +220,9 @@ class Metrics:
         self.turns.labels(what).inc(number)
 
     def text(self, *, openmetrics: bool = False) -> bytes:
-        """Return all metrics as /metrics sends them, UTF-8: version 0.0.4 of Prometheus' text format, or OpenMetrics,
-        which has exemplars.
+        """Return all metrics as /metrics sends them, in UTF-8.
+
+        The format is version 0.0.4 of Prometheus' text format, or OpenMetrics, which has exemplars.
         """
         if openmetrics:
             found: bytes = openmetrics_latest(self.registry)  # type: ignore[no-untyped-call]
@@ -228,9 +231,9 @@ class Metrics:
 
 
 class TurnReports:
-    """Reports each turn of a conversation that is over: metrics, and a trace where one is asked for.
+    """Reports each turn that has ended in the metrics and, with `--otel-endpoint`, as a trace.
 
-    Raises SettingsError where traces are asked for and OpenTelemetry is not installed.
+    Raises SettingsError if traces are enabled and OpenTelemetry is not installed.
     """
 
     def __init__(self, settings: ServerSettings, metrics: Metrics) -> None:
@@ -242,10 +245,7 @@ class TurnReports:
             self._exporter = TurnExporter(settings.otel_endpoint)
 
     def ended(self, trace: TurnTrace, *, session: str, dialect: str, client: str) -> None:
-        """Report a turn that is over. `client`: the `traceparent` that the session was opened with, or "".
-
-        Does not wait.
-        """
+        """Report a turn that has ended. `client` is the `traceparent` that opened the session, or "". Does not wait."""
         self._metrics.turn(trace)
         if self._exporter is None:
             return
@@ -255,7 +255,7 @@ class TurnReports:
             self._exporter.send(trace, {"antiphon.session": session, "antiphon.dialect": dialect}, client)
 
     def close(self) -> None:
-        """Send what waits. Blocks for seconds at most."""
+        """Send the remaining traces. Blocks for a few seconds at most."""
         if self._exporter:
             self._exporter.close()
 
@@ -267,11 +267,11 @@ class _Kv(Collector):
     def collect(self) -> Iterable[Metric]:
         load = self._language.load()
         for name, help, value in (
-            ("antiphon_kv_conversations", "Conversations with KV, parked ones too.", load.conversations),
+            ("antiphon_kv_conversations", "Conversations with KV, including parked ones.", load.conversations),
             ("antiphon_kv_generating", "Conversations being answered.", load.answering),
             ("antiphon_kv_parked", "Conversations whose KV is parked.", load.parked),
-            ("antiphon_kv_bytes", "KV in memory, that of closed conversations too.", load.kv_bytes),
-            ("antiphon_kv_limit_bytes", "KV that may be in memory.", load.kv_total_bytes),
+            ("antiphon_kv_bytes", "KV in memory, including that of closed conversations.", load.kv_bytes),
+            ("antiphon_kv_limit_bytes", "Maximum KV in memory.", load.kv_total_bytes),
             ("antiphon_kv_parked_bytes", "KV that is parked.", load.parked_bytes),
             ("antiphon_language_model_away", "1 while the language model's server does not answer.", load.is_away),
         ):
@@ -284,10 +284,12 @@ class _Headroom(Collector):
 
     def collect(self) -> Iterable[Metric]:
         held, certificate = self._held, self._headroom.certificate
-        load = GaugeMetricFamily("antiphon_load", "Taken part of what the machine holds; only with a certificate.")
+        load = GaugeMetricFamily(
+            "antiphon_load", "Fraction of the machine's capacity that is taken; only with a certificate."
+        )
         if (taken := self._headroom.load(held)) is not None:
             load.add_metric([], taken)
-        live = GaugeMetricFamily("antiphon_held_sessions", "Places taken, by what for.", labels=["kind"])
+        live = GaugeMetricFamily("antiphon_held_sessions", "Places taken, by kind.", labels=["kind"])
         room = GaugeMetricFamily(
             "antiphon_headroom_sessions", "Sessions of a certified kind that would be admitted.", labels=["kind"]
         )
@@ -311,8 +313,10 @@ class _Memory(Collector):
     def collect(self) -> Iterable[Metric]:
         held, limit = "antiphon_held_bytes", "antiphon_held_limit_bytes"
         yield GaugeMetricFamily(held, "Memory held for clients.", value=self._memory.num_bytes)
-        yield GaugeMetricFamily(limit, "Memory that may be held for them.", value=self._memory.limit_bytes)
-        refused = CounterMetricFamily("antiphon_held_refused", "What was not kept, by what was full.", labels=["scope"])
+        yield GaugeMetricFamily(limit, "Maximum memory held for clients.", value=self._memory.limit_bytes)
+        refused = CounterMetricFamily(
+            "antiphon_held_refused", "Refusals for lack of memory, by limit.", labels=["scope"]
+        )
         for scope, count in self._memory.num_refused.items():
             refused.add_metric([scope], count)
         yield refused
@@ -323,7 +327,7 @@ class _Workers(Collector):
         self._workers = workers
 
     def collect(self) -> Iterable[Metric]:
-        alive = GaugeMetricFamily("antiphon_model_alive", "0 once a model is lost.", labels=["worker"])
+        alive = GaugeMetricFamily("antiphon_model_alive", "0 after a model is lost.", labels=["worker"])
         busy = GaugeMetricFamily("antiphon_model_busy_seconds", "Age of the step under way.", labels=["worker"])
         for name, worker in self._workers.items():
             alive.add_metric([name], 0 if worker.lost else 1)
@@ -339,13 +343,13 @@ class _Lanes(Collector):
     def collect(self) -> Iterable[Metric]:
         depth = GaugeMetricFamily("antiphon_queue_jobs", "Jobs waiting in a model's lane.", labels=["lane"])
         running = GaugeMetricFamily("antiphon_running_jobs", "Jobs in a model's workers.", labels=["lane"])
-        restarts = CounterMetricFamily("antiphon_lane_restarts", "Workers that started anew.", labels=["lane"])
+        restarts = CounterMetricFamily("antiphon_lane_restarts", "Workers that were restarted.", labels=["lane"])
         age = GaugeMetricFamily("antiphon_queue_age_seconds", "Age of the oldest waiting job.", labels=["lane"])
         for lane in self._lanes:
             depth.add_metric([lane.name], lane.depth)
             running.add_metric([lane.name], lane.running)
             age.add_metric([lane.name], lane.oldest_age_s())
             restarts.add_metric([lane.name], lane.stats.restarts)
-        backlog = GaugeMetricFamily("antiphon_backlog_seconds", "Audio waiting in the session that is furthest behind.")
+        backlog = GaugeMetricFamily("antiphon_backlog_seconds", "The longest backlog of a session.")
         backlog.add_metric([], self._backlog_s())
         return (depth, running, age, restarts, backlog)

@@ -1,4 +1,4 @@
-"""The sessions, calls and requests that are here now, and how those that are elsewhere are found."""
+"""The sessions, calls and requests under way on this server, and where to find sessions of other hosts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from antiphon.shares.fair_cache import FairCache
 from antiphon.store.sessions import SessionStore
 from antiphon.transports.attachment import AttachedSession
 
-# Ids of sessions that overflowed.
+# Maximum number of ids kept of sessions that overflowed.
 MAX_OVERFLOWED = 10_000
 
 
@@ -25,47 +25,48 @@ class LiveCall(AttachedSession, Protocol):
 
     @property
     def caller(self) -> Caller:
-        """What opened it."""
+        """The caller that opened the session."""
         ...
 
     def hang_up(self) -> None:
-        """Have it finish what was heard, and close. Returns at once."""
+        """Have the session finish the audio it has received, and close. Returns at once."""
         ...
 
 
 @dataclass(slots=True)
 class SessionRegistry:
-    """What is under way on one server, which is one host of a store of conversations where `store` is given."""
+    """The sessions and requests under way on one server. With a `store`, the server is one of the store's hosts."""
 
-    # The full name of this server among the hosts of the store; each start has another one.
+    # The full name of this server among the hosts of the store. It is different after each start.
     host_name: str
-    # The base URL at which the other hosts of the store reach this one; "" where they cannot.
+    # The base URL at which the store's other hosts reach this one; "" if they cannot.
     address: str = ""
-    # Conversations that outlive the server; None where `--state` is not given.
+    # The store of conversations that outlive the server; None without `--state`.
     store: SessionStore | None = None
-    # What the store last said of other hosts.
+    # Caches what the store says about other hosts.
     alive_hosts: AliveHosts = field(default_factory=AliveHosts)
+    # All live sessions.
     live: set[AttachedSession] = field(default_factory=set)
-    # Those of them that can be resumed, by their id.
+    # The live sessions that can be resumed, by id.
     resumable: dict[str, AttachedSession] = field(default_factory=dict)
-    # Calls that are connected, by their id.
+    # Connected calls, by id.
     calls: dict[str, LiveCall] = field(default_factory=dict)
-    # What cancels each HTTP request that is under way.
+    # Cancels each HTTP request that is under way.
     requests: set[anyio.CancelScope] = field(default_factory=set)
-    # Requests that restore a session from the store, by its id, so that no second connection does; each has shown the
-    # session's key and token.
+    # Requests that restore a session from the store, by the session's id, so that only one connection does. Each has
+    # shown the session's key and token.
     restoring: dict[str, ResumeRequest] = field(default_factory=dict)
-    # Of each key, the ids of its sessions that ended because too much waited for a client that was away.
+    # For each key, the ids of its sessions that ended because their journal overflowed while the client was away.
     overflowed: FairCache[str, bool] = field(default_factory=lambda: FairCache(MAX_OVERFLOWED))
 
     def enter(self, session: AttachedSession) -> None:
-        """Add a session that begins to the live ones, and let clients resume it if it has a token."""
+        """Add a session that begins. If it has a token, clients can resume it."""
         self.live.add(session)
         if session.attachment.token:
             self.resumable[session.id] = session
 
     def leave(self, session: AttachedSession) -> None:
-        """Take a session that has ended off the live ones. Does nothing for one that is not there."""
+        """Remove a session that has ended. Does nothing for an unknown session."""
         self.live.discard(session)
         if self.resumable.get(session.id) is session:
             del self.resumable[session.id]
@@ -76,10 +77,10 @@ class SessionRegistry:
         return bool(self.resumable) or self.store is not None
 
     def backlog_s(self) -> float:
-        """Return the seconds of audio that wait in the session that is furthest behind; 0 where none is live."""
+        """Return the longest backlog of all live sessions, in seconds of audio; 0 without a live session."""
         return max((s.backlog_s for s in self.live), default=0.0)
 
 
 def host_name(configured: str) -> str:
-    """Return a full name for a server that starts now: the configured name, or else the machine's, and a random end."""
+    """Return a full name for a server that starts now: the configured or the machine's name, and a random suffix."""
     return f"{configured or socket.gethostname()}/{secrets.token_hex(4)}"

@@ -33,22 +33,22 @@ from antiphon.signals import unless_set
 from antiphon.store.sessions import SessionStore, open_store
 
 log = logging.getLogger(__name__)
-# What models get to finish their steps when the server stops.
+# Timeout, in seconds, for models to finish their steps when the server stops.
 CLOSE_MODELS_S = 2.0
-# What waits of traces has this long to be sent.
+# Timeout, in seconds, for sending the remaining traces when the server stops.
 CLOSE_TRACES_S = 5.0
-# A thread that computes in Python keeps the interpreter so long from one that waits for it (Python's own: 5 ms). A
-# model's step takes it hundreds of times, so that one busy thread would make each step last seconds.
+# Interval after which a busy thread yields the interpreter lock to a waiting one. Python's default is 5 ms. A model's
+# step acquires the lock hundreds of times, so with the default one busy thread would make each step take seconds.
 SWITCH_INTERVAL_S = 0.0005
 
 
 def check_exposure(settings: Settings) -> None:
-    """Raise SettingsError for an address beyond loopback without an API key, unless that was asked for."""
+    """Raise SettingsError for a non-loopback address without an API key, unless `--allow-anonymous` is given."""
     host = settings.server.host
     if not is_loopback(host) and not settings.server.api_keys and not settings.server.allow_anonymous:
         raise SettingsError(
             f"--host {host} is open to others and no API key is set: "
-            "give --api-key KEY, or set ANTIPHON_API_KEYS, or give --allow-anonymous if that is meant"
+            "give --api-key KEY, or set ANTIPHON_API_KEYS, or give --allow-anonymous if this is intended"
         )
 
 
@@ -61,15 +61,14 @@ async def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain and close. Run it in the main thread's event loop.
 
-    `ends`: what stops it in the place of signals, and what then ends the drain; any thread's event loop does then.
-    `on_app` is given the application, once it takes sessions, for callers in this process.
+    The socket is open while the models load, and requests are refused with 503 meanwhile. `on_ready` is called with
+    the base URL when the models are loaded and warm. `on_app` gets the application at that time, for callers in this
+    process. `bound` is a socket from `bind`, which is closed at the end; None binds one. `ends` replaces the signals:
+    the first event stops the server, the second ends the drain. With `ends`, the event loop of any thread will do.
 
-    The socket is open while the models load; requests are refused with 503 until then. `bound`: a socket that `bind`
-    gave before, which is closed here too; None: one is bound now. `on_ready` is called with the
-    base URL once the models are loaded and warm. A signal before that ends the server at once, and a second one ends
-    the drain. Threads that hang, or still load, are left to the caller, which ends the process. Raises SettingsError,
-    StoreError or ModelError if the server cannot start, ModelLost after the drain if a model was lost and
-    `exit_on_model_loss` is set.
+    A signal while models load ends the server at once. A second signal ends the drain. Threads that hang or still load
+    are left to the caller, which ends the process. Raises SettingsError, StoreError or ModelError if the server cannot
+    start, and ModelLost after the drain if a model was lost and `exit_on_model_loss` is set.
     """
     check_exposure(settings)
     sock = bound or bind(settings.server.host, settings.server.port)
@@ -127,20 +126,20 @@ async def _serve(
         with anyio.move_on_after(CLOSE_TRACES_S, shield=True):
             await anyio.to_thread.run_sync(state.turns.close, abandon_on_cancel=True)
         if models:
-            # A worker that hangs is left to the end of the process.
+            # A worker that hangs ends with the process.
             with anyio.move_on_after(CLOSE_MODELS_S, shield=True):
                 await anyio.to_thread.run_sync(models.close, abandon_on_cancel=True)
 
 
 async def _load(state: ServerState) -> LoadedModels:
-    """Load the models in a thread, which goes on by itself where this is cancelled."""
+    """Load the models in a thread. The thread continues if this is cancelled."""
     settings = state.settings
     work = partial(load, settings, store_of(settings.models), state.metrics.step)
     return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
 def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
-    """Serve with models that are loaded and warm, and watch them. Does not wait."""
+    """Begin to serve with models that are loaded and warm, and to monitor them. Does not wait."""
     server = state.settings.server
     state.models = models
     state.stop = stop.set
@@ -158,7 +157,7 @@ def _begin(state: ServerState, models: LoadedModels, stop: anyio.Event) -> None:
 
 
 def http_server(state: ServerState) -> QuietServer:
-    """Return a server of the application over `state`, which installs no signal handlers. Its `serve` takes sockets."""
+    """Return an HTTP server for the application over `state`. It installs no signal handlers."""
     http = QuietServer(build(state), state.settings, state.metrics.refused.labels("connections").inc)
     state.metrics.connections.set_function(lambda: float(http.connections.num_open))
     return http
@@ -169,7 +168,7 @@ def _reaching(host: str) -> str:
 
 
 def first_cause(failure: Exception) -> Exception:
-    """Return the error to report: of an exception group, the first AntiphonError in it, or else its first exception."""
+    """Return the error to report: the first AntiphonError of an exception group, or else its first exception."""
     while isinstance(failure, ExceptionGroup):
         found = failure.subgroup(AntiphonError)
         failure = (found or failure).exceptions[0]
@@ -186,12 +185,12 @@ def _open_session_store(state: ServerState) -> SessionStore | None:
         return None
     store = open_store(resume.state, resume.state_hours * 3600, resume.host_ttl_s)
     try:
-        # No session has an owner that others take for dead.
+        # Registered before any session is stored, so that no session's owner counts as dead.
         store.renew(as_host(state))
     except StoreError:
         store.close()
         raise
     state.metrics.state_degraded.set_function(lambda: float(store.degraded is not None))
     state.sessions.store = store
-    log.info("this server is the host %s of its store", state.sessions.host_name)
+    log.info("this server is host %s of its session store", state.sessions.host_name)
     return store

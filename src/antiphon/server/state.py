@@ -1,4 +1,4 @@
-"""The parts of one server, put together: settings, models, metrics, and who owns sessions, places and keys."""
+"""The state of one server: settings, models, metrics, sessions, admission and credentials."""
 
 from __future__ import annotations
 
@@ -26,39 +26,45 @@ from antiphon.settings import Settings
 from antiphon.store.voices import VoiceStore
 
 log = logging.getLogger(__name__)
-# Default names that were logged.
+# Maximum number of default model names that are logged, once each, and their maximum length.
 MAX_LOGGED_ALIASES = 1000
 MAX_ALIAS_CHARS = 80
 
 
 @dataclass(slots=True)
 class ServerState:
-    """One server. Made before the socket opens; `models` is set when they are loaded.
+    """The state of one server, made before the socket opens.
 
-    It belongs to the event loop that serves, and no method may be called from another thread.
+    It belongs to the event loop that serves. No method may be called from another thread.
     """
 
+    # The settings that the server was started with.
     settings: Settings
+    # The metrics that /metrics reports.
     metrics: Metrics
+    # None until the models are loaded and warm.
     models: LoadedModels | None = None
     # When the server was started, in Unix seconds.
     started_s: int = 0
-    # Has the server drain and end, as SIGTERM does; set by what runs the server.
+    # Makes the server drain and end, as SIGTERM does. Set by `run`.
     stop: Callable[[], None] = lambda: None
-    # Runs what lives longer than the request that began it; set by what runs the server.
+    # Runs tasks that outlive the request that started them. Set by `run`.
     group: anyio.abc.TaskGroup | None = None
-    # Of users who are told from others by an uploaded voice.
+    # The vectors of uploaded voices, by which sessions recognize their users.
     enrolled_voices: EnrolledVoices = field(default_factory=EnrolledVoices)
-    # What clients make the server hold, by key.
+    # The memory that the server holds for its clients, by key.
     memory: MemoryLedger = field(init=False)
+    # The sessions, calls and requests under way.
     sessions: SessionRegistry = field(init=False)
+    # Decides which sessions and requests are admitted.
     admission: Admission = field(init=False)
+    # The API keys and client secrets that the server accepts.
     credentials: Credentials = field(init=False)
-    # Of audio that clients name by URL.
+    # Fetches audio that clients name by URL.
     fetcher: Fetcher = field(init=False)
-    # None where `--torch-profiler-dir` is not given.
+    # None without `--torch-profiler-dir`.
     profiler: Profiler | None = field(init=False)
-    # What is reported of turns that are over.
+    # Reports the turns that have ended.
     turns: TurnReports = field(init=False)
     _logged_aliases: set[str] = field(default_factory=set)
 
@@ -76,9 +82,9 @@ class ServerState:
         self.metrics.watch_headroom(self.admission.headroom, self.admission.by_kind)
 
     def uploaded_voices(self, caller: Caller) -> VoiceStore:
-        """Return the voices that the caller's key has uploaded, which are kept beside the models.
+        """Return the store of the voices that the caller's key has uploaded, which is next to the models.
 
-        Its methods read and write files: call them in a thread.
+        The store's methods read and write files: call them in a thread.
         """
         return VoiceStore(store_of(self.settings.models).home, caller.key, self.settings.speech.voices_per_key)
 
@@ -90,7 +96,7 @@ class ServerState:
 
     @property
     def conversation_names(self) -> ModelNames | None:
-        """The names that a client may use for the conversation model; None where none is loaded."""
+        """The names that a client may use for the conversation model; None if none is loaded."""
         model = self.models.for_conversations if self.models else None
         if model is None:
             return None
@@ -99,23 +105,23 @@ class ServerState:
         return ModelNames((model.profile.id,), strict=strict, unit_ms=unit_ms, hears=hears)
 
     def loaded(self) -> LoadedModels:
-        """Return the models. Raises Refused while they load, and when the server drains."""
+        """Return the models. Raises Refused while they load, and while the server drains."""
         self.admission.refuse_if_draining()
         if self.models is None:
             raise Refused("the models are still loading", 5.0)
         return self.models
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run what outlives its request. `work` must not raise: an exception would end the server."""
+        """Start a task that outlives its request. `work` must not raise: an exception would end the server."""
         assert self.group
         self.group.start_soon(work)
 
     def log_alias(self, name: str, model: str = "") -> None:
-        """Log, once per name, that a client's default name is served by `model` (default: the transcriber).
+        """Log, once per name, that `model` (default: the transcriber) serves a client's default model name.
 
-        Bound: MAX_LOGGED_ALIASES names, then no further ones are logged.
+        Logs at most MAX_LOGGED_ALIASES names.
         """
         name = name[:MAX_ALIAS_CHARS]
         if name not in self._logged_aliases and len(self._logged_aliases) < MAX_LOGGED_ALIASES:
             self._logged_aliases.add(name)
-            log.info("%r is not here: served by %s", name, model or self.transcriber_names.loaded[0])
+            log.info("%r is not loaded: served by %s", name, model or self.transcriber_names.loaded[0])

@@ -1,6 +1,6 @@
-"""What is watched while a server serves: headroom, the event loop, the threads of its models, and its key as a host.
+"""Background tasks of a server: monitor headroom, the event loop and the models' threads, and renew the host's lease.
 
-All of these run until cancelled.
+Each runs until cancelled.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ log = logging.getLogger(__name__)
 
 # --- headroom ---------------------------------------------------------------------------------------------------------
 
-# The signals of live headroom are looked at four times a second: docs/design/admission.md has what each is.
+# Interval at which the signals of live headroom are read. docs/design/admission.md describes each signal.
 HEADROOM_EVERY_S = 0.25
-# The event loop's lag is a percentile of the last LOOP_S. The other two are evidence only where several are late: one
-# late final beside four others is chance, and refuses nobody.
+# The event loop's lag is a percentile over the last LOOP_S. The other two signals need several late measurements: one
+# late final among five is chance, and does not cause a refusal.
 LOOP_S = 2.0
 WINDOWS = {"wait": Evidence(5.0, 5.0), "final": Evidence(30.0, 10.0)}
 
 
 async def watch_headroom(state: ServerState, models: LoadedModels) -> None:
-    """Show the signals to the server's headroom until cancelled, and log each light that changes."""
+    """Feed the signals to the server's headroom until cancelled, and log each signal that turns red or green."""
     headroom, overload = state.admission.headroom, state.admission.headroom.overload
     if headroom.certificate is None:
         log.info(
@@ -46,7 +46,7 @@ async def watch_headroom(state: ServerState, models: LoadedModels) -> None:
             headroom.burst,
         )
     elif others := await anyio.to_thread.run_sync(differs, headroom.certificate.machine):
-        log.warning("the certificate is of another machine: its %s differ", ", ".join(others))
+        log.warning("the certificate was made on another machine: its %s differ", ", ".join(others))
     before: dict[str, bool] = {}
     while True:
         overload.see(_signals(state, models), time.monotonic(), _falls_s(state))
@@ -59,7 +59,7 @@ async def watch_headroom(state: ServerState, models: LoadedModels) -> None:
 
 
 def _signals(state: ServerState, models: LoadedModels) -> dict[str, float]:
-    """Return what each signal is now."""
+    """Return the current value of each signal."""
     recent, memory = state.metrics.recent, state.memory
     return {
         "loop": recent.p95("loop", LOOP_S),
@@ -73,7 +73,7 @@ def _signals(state: ServerState, models: LoadedModels) -> dict[str, float]:
 
 
 def _falls_s(state: ServerState) -> dict[str, float]:
-    """Return for each signal over a window when it is low again, in seconds, if nothing is added."""
+    """Return for each windowed signal the seconds until it is low again, if there are no further measurements."""
     recent, green = state.metrics.recent, state.admission.headroom.overload.green_below
     return {
         "loop": LOOP_S,
@@ -83,7 +83,7 @@ def _falls_s(state: ServerState) -> dict[str, float]:
 
 
 def _promised_kv(models: LoadedModels) -> float:
-    """Return what part of the language model's KV was promised, while no session could be parked; else 0."""
+    """Return the fraction of the language model's KV that is promised, if no session can be parked; else 0."""
     if models.language_model is None:
         return 0.0
     load = models.language_model.load()
@@ -92,7 +92,7 @@ def _promised_kv(models: LoadedModels) -> float:
 
 
 def _used_of_system(file: Path = Path("/proc/meminfo")) -> float:
-    """Return what part of the system's memory is in use; 0 where the system does not tell."""
+    """Return the fraction of the system's memory in use; 0 if the system does not report it."""
     try:
         fields = dict(line.split(":", 1) for line in file.read_text().splitlines())
         total, available = (int(fields[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
@@ -103,18 +103,18 @@ def _used_of_system(file: Path = Path("/proc/meminfo")) -> float:
 
 # --- the event loop ---------------------------------------------------------------------------------------------------
 
-# All sessions share one event loop, so whatever holds it holds all of them.
-# How often the loop is asked, and after what time without an answer the log says what holds it.
+# All sessions share one event loop, so code that blocks the loop blocks all of them.
+# Interval at which the loop's lag is measured, and the lag above which the log shows what blocks the loop.
 INTERVAL_S, LIMIT_S = 0.05, 0.25
-# At most one such line in this time, and the innermost calls that it shows.
+# Minimum time between two such log lines, and the number of innermost calls that each shows.
 LOG_EVERY_S, MAX_FRAMES = 10.0, 12
 
 
 async def watch_loop(observe: Callable[[float], None], limit_s: float = LIMIT_S) -> None:
-    """Watch the running event loop until cancelled.
+    """Measure the lag of the running event loop until cancelled.
 
-    `observe` is called in another thread, with the seconds from when the loop was asked to call back to when it did. A
-    loop that has not done so after `limit_s` is logged as a warning, with the stack of its thread at that moment.
+    Calls `observe` in another thread with the seconds that each callback waited for the loop. If the loop has not run a
+    callback after `limit_s`, logs a warning with the current stack of the loop's thread.
     """
     watch = _Watch(asyncio.get_running_loop(), observe, limit_s)
     threading.Thread(target=watch.run, name="loop-watch", daemon=True).start()
@@ -148,26 +148,26 @@ class _Watch:
             self._observe(time.monotonic() - asked_s)
 
     def _tell(self) -> None:
-        """Log where the loop's thread is now, unless another line has just been logged."""
+        """Log the stack of the loop's thread, at most once in LOG_EVERY_S."""
         frame, now_s = sys._current_frames().get(self._loop_thread), time.monotonic()
         if frame is None or self.stopped.is_set() or now_s - self._logged_s < LOG_EVERY_S:
             return
         self._logged_s = now_s
         calls = "".join(traceback.format_stack(frame)[-MAX_FRAMES:])
-        log.warning("the event loop has been held for %.0f ms by:\n%s", self._limit_s * 1000, calls.rstrip())
+        log.warning("the event loop has been blocked for %.0f ms by:\n%s", self._limit_s * 1000, calls.rstrip())
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
 
-# A thread that ends by itself says so at once (`engine/lane.py`, `engine/model_thread.py`); the others are looked at.
-# How often the workers are looked at: a loss is known to /ready and to all callers within this time of the limit.
+# A thread that ends reports it at once (`engine/lane.py`, `engine/model_thread.py`). This check finds threads that
+# hang. Interval of the check: /ready and all callers learn of a loss at most this time after the limit.
 CHECK_S = 1.0
 
 
 async def watch_models(workers: Mapping[str, ModelWorker], stall_s: float, on_lost: Callable[[], None]) -> None:
-    """Look at the workers every CHECK_S seconds until one is lost, call `on_lost` then, and go on looking.
+    """Check the workers every CHECK_S until cancelled. Calls `on_lost` once, when the first worker is lost.
 
-    `stall_s`: seconds that one step may run before its worker is declared lost; 0: any time. Runs until cancelled.
+    A worker is declared lost when one step has run for more than `stall_s` seconds; 0 sets no limit.
     """
     told = False
     while True:
@@ -178,7 +178,7 @@ async def watch_models(workers: Mapping[str, ModelWorker], stall_s: float, on_lo
 
 
 def declare_stalled(workers: Mapping[str, ModelWorker], stall_s: float) -> dict[str, str]:
-    """Declare the workers lost whose step has run for longer than `stall_s`, and return why each lost one is lost."""
+    """Declare workers lost whose step has run for more than `stall_s`; return the reason for each lost worker."""
     for worker in workers.values():
         if stall_s and worker.busy_s() > stall_s:
             worker.fail(f"a step has run for more than {stall_s:g} s")
@@ -189,22 +189,23 @@ def declare_stalled(workers: Mapping[str, ModelWorker], stall_s: float) -> dict[
 
 
 def as_host(state: ServerState) -> Host:
-    """Return what other hosts, and doors, are told of this server. One that still loads is as good as one that drains:
-    no session is for it while there is another.
+    """Return the entry of this server that other hosts and doors read.
+
+    A server that loads is marked like one that drains: it gets no session while another host is available.
     """
     takes_none, load = state.admission.draining or state.models is None, state.admission.load()
     return Host(state.sessions.host_name, state.sessions.address, None if load is None else min(load, 1.0), takes_none)
 
 
 async def keep_registered(state: ServerState, store: SessionStore) -> None:
-    """Renew the key of this host until cancelled, whether or not the store can be had.
+    """Renew the lease of this host until cancelled, even while the store fails.
 
-    It runs on the event loop that serves: a server whose loop hangs is dead for the others, as its clients find it.
+    Runs on the event loop that serves: if that loop hangs, the other hosts and the clients both find the server dead.
     """
     ttl_s, failing = state.settings.resume.host_ttl_s, False
     while True:
         try:
-            # A thread that hangs is left alone: the store bounds its calls.
+            # Does not wait for a thread that hangs: the store has timeouts of its own.
             await anyio.to_thread.run_sync(partial(store.renew, as_host(state)), abandon_on_cancel=True)
             failing = False
         except StoreError as error:

@@ -1,4 +1,4 @@
-"""What a page of an allowed origin may read of an answer."""
+"""The response headers that a page of an allowed origin may read."""
 
 from __future__ import annotations
 

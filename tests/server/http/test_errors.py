@@ -1,4 +1,4 @@
-"""Exceptions of routes as HTTP responses and refused upgrades, and request bodies that are too long."""
+"""Exceptions of routes as HTTP responses and as refused upgrades, and request bodies that are too long."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ IDS = [f"{type(error).__name__}-{status}" for error, status, *_ in RESPONSES]
 
 
 def application(handle: Callable[[Request], Any], path: str = "/v1/chat/completions") -> Starlette:
-    """One HTTP route, and a WebSocket route that raises the same before it accepts."""
+    """Return an app with one HTTP route, and a WebSocket route that raises the same exception before it accepts."""
 
     async def upgrade(websocket: WebSocket) -> None:
         await handle(websocket)  # type: ignore[arg-type]
@@ -85,7 +85,7 @@ def post(app: Starlette, path: str = "/v1/chat/completions", **options: Any) -> 
 
 
 async def sent_to_a_socket(app: Starlette) -> list[dict[str, Any]]:
-    """The ASGI messages that an upgrade is answered with."""
+    """Return the ASGI messages that answer an upgrade."""
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:
@@ -192,7 +192,7 @@ def test_when_there_is_no_room_after_the_upgrade_then_the_session_has_answered_a
 
 def test_when_an_exception_has_no_status_then_it_is_a_500_that_does_not_tell_it() -> None:
     app = raising(LocalProtocolError("a secret"))
-    # It is raised again after the response, and so is logged.
+    # The exception is raised again after the response, so it is logged.
     with pytest.raises(LocalProtocolError):
         post(app)
     request = Request({"type": "http", "app": app, "headers": []})
@@ -209,7 +209,7 @@ LIMIT = 1000
 
 
 def reading(error: BodyTooLarge | None = None) -> tuple[Starlette, list[int]]:
-    """A route that reads a body of at most LIMIT bytes, and the lengths of those that it got."""
+    """Return an app whose route reads a body of at most LIMIT bytes, and the list of the lengths that it read."""
     lengths: list[int] = []
 
     async def route(request: Request) -> Response:

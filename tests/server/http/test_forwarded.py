@@ -1,4 +1,4 @@
-"""Clients behind proxies: whose word is believed for their address, and what each of them may hold."""
+"""Clients behind proxies: which proxies are trusted to report their address, and the limits of each client."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PROXY = "10.0.0.1"
 
 @asynccontextmanager
 async def host(**settings: str) -> AsyncIterator[str]:
-    """The URL of a server without models, on a real socket."""
+    """Yield the URL of a server without models, on a real socket."""
     state = ServerState(load(settings | {"port": "0"}), Metrics())
     with bind("127.0.0.1", 0) as sock:
         server = http_server(state)
@@ -77,7 +77,7 @@ async def test_a_host_has_one_spelling_for_each_path(hidden: str) -> None:
     async with host(internal_key=INTERNAL_KEY) as url:
         for name, target in spelled(hidden).items():
             status, _ = await asyncio.to_thread(ask, url, target, headers=key)
-            # 307: it is said how the path is spelled. 405: a host without a name, which may be deleted.
+            # 307 leads to the right spelling of the path. 405 is for a host without a name: only DELETE is allowed.
             assert status in (307, 400, 404, 405) or target.split("?")[0] == f"/{hidden}", name
 
 
@@ -124,7 +124,7 @@ async def test_what_is_no_request_is_logged_a_few_times_a_minute(caplog: pytest.
 
 
 class Held:
-    """An application that answers with the client's address once it is let go."""
+    """An application that waits until it is released, and then answers with the client's address."""
 
     def __init__(self) -> None:
         self.go, self.num_begun = anyio.Event(), 0
@@ -166,10 +166,10 @@ async def test_each_client_behind_a_proxy_has_what_an_address_may_hold_and_the_p
             held.go.set()
         assert sorted(answers) == ["192.0.2.1", "192.0.2.1", "192.0.2.2"]
         assert (await proxy.get("/", headers=a)).text == "192.0.2.1"
-        # Nobody else is believed.
+        # Any other address is not trusted.
         assert (await stranger.get("/", headers=a)).text == "192.0.2.9"
     assert len(refused) == 1
-    # A proxy that knows its clients by another proxy says that one's address.
+    # The client that a proxy reports may itself be a proxy, which has no limit.
     assert [connections.take_forwarded(PROXY) for _ in range(10)] == [True] * 10
     assert [connections.take(PROXY) for _ in range(10)] == [True] * 10
     assert not connections.take("192.0.2.1")
@@ -185,12 +185,12 @@ def test_a_proxy_of_ipv4_is_one_on_a_socket_of_ipv6(given: str) -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("*", "no address and no network"),
-        ("localhost", "no address"),
-        ("10.0.0.1:8000", "no address"),
+        ("*", "neither an address nor a network"),
+        ("localhost", "neither an address"),
+        ("10.0.0.1:8000", "neither an address"),
         ("10.0.0.1/8", "has the form 10.0.0.0/8"),
-        ("http://10.0.0.1", "no address"),
-        ("10.0.0.1 10.0.0.2", "no address"),
+        ("http://10.0.0.1", "neither an address"),
+        ("10.0.0.1 10.0.0.2", "neither an address"),
         ("0.0.0.0/0", "every address"),
         ("10.0.0.1,::/0", "every address"),
     ],

@@ -1,4 +1,4 @@
-"""Which web pages may use a server, and what the log says of those that may not."""
+"""Which web pages may use a server, and how the log reports refused ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a conversation is given away: at the end of an answer, or when the drain has no more time for it."""
+"""When a conversation is handed over: at the end of an answer, or when the drain's time is over."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from antiphon.server.live.moving.stored_copy import wait_for_boundary
 
 @dataclass
 class Conversation:
-    """One in which an answer is made for so many looks, and which nobody else speaks in."""
+    """A conversation in which only the model speaks. Its answer lasts for a given number of polls."""
 
     looks: float
     user_speaks: bool = False

@@ -1,4 +1,4 @@
-"""The bounds of what one client of a realtime session may send."""
+"""The limits on what one client of a realtime session may send."""
 
 from __future__ import annotations
 

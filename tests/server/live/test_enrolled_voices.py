@@ -1,4 +1,4 @@
-"""Voices by which users are enrolled: uploaded, looked up by key and name, listened to once, and heard in sessions."""
+"""Enrolled voices: uploaded, looked up by key and name, processed once, and recognized in sessions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ SHORT, SILENT = wav(speech(1, 5, 200)), wav(np.zeros(160_000, np.float32))
 
 @dataclass(slots=True)
 class Shelf:
-    """Voices of a key, and how they are found."""
+    """Uploaded voices of several keys, and the lookup under test."""
 
     home: Path
     voices: EnrolledVoices
@@ -114,13 +114,13 @@ def test_when_a_voice_is_looked_up_then_its_recording_is_listened_to_once(shelf:
         shelf.add("Ann", USER)
         voices = await shelf.find("ann")
         assert len(voices) == shelf.model.num_embedded == 4
-        # The pauses are left out, but for the edges of the words.
+        # The pauses are left out, except at the edges of the words.
         assert {round(voice.speech_s, 1) for voice in voices} == {3.4}
         assert await shelf.find("Ann") == voices
         shelf.add("Ann", wav(speech(1, 12)))
         assert await shelf.find("Ann") != voices
         assert shelf.model.num_embedded == 8
-        # Another key learns nothing by how long it takes.
+        # The duration of a lookup reveals nothing to another key.
         shelf.add("Ann", USER, key="alice")
         await shelf.find("Ann", "alice")
         assert shelf.model.num_embedded == 12
@@ -291,15 +291,15 @@ def upload(url: str, name: str, sample: bytes) -> None:
 
 
 class Talk:
-    """A conversation of a client, by its socket."""
+    """A client's conversation over a socket."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
-        # Events that were not waited for: an answer may be done before the transcript of its turn.
+        # Events read while waiting for others: an answer may be done before the transcript of its turn.
         self.passed: list[dict[str, Any]] = []
 
     async def until(self, *kinds: str) -> dict[str, Any]:
-        """The next event of these kinds. Each is returned once."""
+        """Return the next event of these kinds. Returns each event only once."""
         while not (found := [event for event in self.passed if event["type"] in kinds]):
             self.passed.append(json.loads(await self.socket.recv()))
         self.passed.remove(found[0])
@@ -310,7 +310,7 @@ class Talk:
         return await self.until("session.updated", "error")
 
     async def say(self, first: int) -> str:
-        """Whose voice a turn was."""
+        """Speak a turn, and return which voice it was attributed to."""
         pcm = speech(first, 4, 20)
         for at in range(0, len(pcm), 1600):
             audio = b64encode(to_pcm16(pcm[at : at + 1600])).decode()
@@ -336,7 +336,7 @@ def test_when_a_voice_is_enrolled_then_only_its_turns_are_answered_from_the_firs
             assert (shown["primary_speaker"], shown["enrolled_voice"]) == ("enrolled", "Ann")
             assert await client.say(OTHERS) == "other"
             assert await client.say(11) == "user"
-            # The first answer is that to the user.
+            # The first answer is the answer to the user.
             assert (await client.answer()).startswith("w11 ")
             await client.set(updated(mode="off"))
             assert await client.say(OTHERS + 20) == "None"

@@ -1,4 +1,4 @@
-"""The query of a session's URL: what is nearly one of our parameters, or has no value of it, is refused by name."""
+"""The query of a session's URL: a misspelled parameter, or one with an invalid value, is refused by name."""
 
 from __future__ import annotations
 

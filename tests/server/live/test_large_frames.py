@@ -1,4 +1,4 @@
-"""Frames that take long to decode are decoded beside the event loop, and change nothing else."""
+"""Frames that are slow to decode are decoded in a thread, without any other effect."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_when_a_frame_is_large_then_a_thread_decodes_it_and_events_come_in_order
             await one.send(json.dumps({"type": "response.create"}))
             await one.send(append(10))
             await asyncio.to_thread(fed.wait, 20)
-            # The loop serves others while the frame is decoded, and the response waits for the wire.
+            # The loop serves other clients while the frame is decoded, and the response waits for the wire.
             await other.send(append(1))
             await other.send(json.dumps({"type": "input_audio_buffer.commit"}))
             await until(other, "input_audio_buffer.committed")
@@ -71,7 +71,7 @@ def test_when_a_frame_is_large_then_a_thread_decodes_it_and_events_come_in_order
 
 
 async def until(socket: Any, wanted: str) -> list[dict[str, Any]]:
-    """Read up to the frame of this type, and return all that came."""
+    """Read up to the frame of this type, and return all frames that were read."""
     frames: list[dict[str, Any]] = []
     while not frames or frames[-1]["type"] != wanted:
         frames.append(json.loads(await asyncio.wait_for(socket.recv(), 20)))

@@ -1,6 +1,4 @@
-"""Servers that share a store: one of them has a session, and the others refuse it until that one is dead or gave it
-away.
-"""
+"""Servers that share a store: one owns a session, and the others refuse it until the owner is dead or releases it."""
 
 from __future__ import annotations
 
@@ -48,14 +46,14 @@ class Server:
 
 @pytest.fixture
 def servers(tmp_path: Path) -> Iterator[list[Server]]:
-    """Two servers of one store that cannot reach each other."""
+    """Yield two servers of one store that cannot reach each other."""
     with sharing(tmp_path, 2) as found:
         yield found
 
 
 @contextmanager
 def sharing(folder: Path, count: int, *, reachable: bool = False) -> Iterator[list[Server]]:
-    """Servers of one store, each with a store object and a host of its own."""
+    """Yield servers of one store, each with its own store object and host name."""
     with ExitStack() as stack:
         found = []
         for _ in range(count):
@@ -76,7 +74,7 @@ async def say(wire: Wire, text: str) -> None:
 
 
 async def answer(wire: Wire, text: str) -> str:
-    """Say something, and return what the model, which repeats it, has said."""
+    """Send a text, and return the answer of the model, which repeats it."""
     await say(wire, text)
     await wire.say("response.create")
     done = await wire.until("response.done")
@@ -85,7 +83,7 @@ async def answer(wire: Wire, text: str) -> str:
 
 @asynccontextmanager
 async def conversation(server: Server) -> AsyncIterator[tuple[Wire, str, str]]:
-    """A conversation with an answer, its id and its token."""
+    """Yield a conversation that has had an answer, its id and its token."""
     async with connect(server.ws, "?resume=1") as wire:
         created = await wire.read()
         await wire.say("session.update", session=SESSION)
@@ -97,7 +95,7 @@ async def conversation(server: Server) -> AsyncIterator[tuple[Wire, str, str]]:
 async def resuming(
     server: Server, session_id: str, token: str, last_received: int = 0
 ) -> AsyncIterator[tuple[Wire, dict[str, Any]]]:
-    """A client that resumes, and the first frame that it gets."""
+    """Yield a client that resumes, and the first frame that it receives."""
     async with connect(server.ws, f"?resume={session_id}") as wire:
         about = {"session_id": session_id, "resume_token": token, "last_received_server_event_seq": last_received}
         await wire.say("session.resume", **about)
@@ -105,12 +103,12 @@ async def resuming(
 
 
 def last_seq(wire: Wire) -> int:
-    """The number of the last event that came."""
+    """Return the number of the last received event."""
     return max(int(frame.get("server_event_seq", 0)) for frame in wire.seen)
 
 
 async def refusal(server: Server, session_id: str, token: str) -> tuple[dict[str, Any], int]:
-    """The error and the close code that a client gets that resumes."""
+    """Try to resume; return the error and the close code."""
     async with resuming(server, session_id, token) as (wire, frame):
         with pytest.raises(ConnectionClosed):
             await wire.socket.recv()
@@ -138,7 +136,7 @@ def test_when_the_owner_lives_then_another_server_refuses_its_session_and_it_goe
 def test_when_the_owner_is_dead_for_others_then_it_ends_its_session_and_acknowledges_nothing(
     servers: list[Server],
 ) -> None:
-    """It was cut off from the store, and a supervisor took it for dead."""
+    """The owner was cut off from the store, and a supervisor reported it dead."""
     one, two = servers
 
     async def main() -> None:
@@ -161,7 +159,7 @@ def test_when_the_owner_is_dead_for_others_then_it_ends_its_session_and_acknowle
                 assert (latest.fence, latest.restores) == (2, 0)
                 assert latest.received.events == claimed.received.events + 2
                 assert b"lost" not in latest.snapshot
-                # What the first server had is deleted by nobody.
+                # The first server deletes nothing from the store.
                 assert one.state.admission.num_sessions == 0
                 assert two.store.get(session_id)
 
@@ -172,7 +170,7 @@ def test_when_the_owner_is_dead_for_others_then_it_ends_its_session_and_acknowle
 def test_when_a_client_comes_back_to_a_server_that_lost_its_session_then_it_is_carried_to_the_one_that_has_it(
     tmp_path: Path, *, is_heard: bool
 ) -> None:
-    """The first server hung for longer than its key lives, and does not know of the claim."""
+    """The first server hung for longer than its lease, and does not know of the claim."""
     with sharing(tmp_path, 2, reachable=True) as (one, two):
 
         async def main() -> None:
@@ -227,7 +225,7 @@ def test_when_a_server_drains_then_the_next_one_has_its_sessions_at_once(servers
             async with resuming(two, session_id, token) as (second, resumed):
                 assert (resumed["num_items"], resumed["how"]) == (2, "handed_over")
                 assert two.row(session_id).fence == 2
-                # This client says that it has nothing: it gets all that the first server had sent, then what is new.
+                # This client has received nothing, so it gets all events of the first server, then the new ones.
                 missed = await second.until("response.done")
                 assert missed["response"]["output"][0]["content"][0]["text"] == "one two"
                 assert await answer(second, "three") == "three"
@@ -236,7 +234,7 @@ def test_when_a_server_drains_then_the_next_one_has_its_sessions_at_once(servers
 
 
 def test_when_a_hand_over_is_replayed_then_it_is_refused_and_the_session_goes_on(servers: list[Server]) -> None:
-    """By a client with the token of before, and by the owner of before, which writes what it had."""
+    """By a client with the previous token, and by the previous owner, which writes its old state."""
     one, two = servers
 
     async def main() -> None:

@@ -1,4 +1,4 @@
-"""A real session recorded by a real server, and replayed against the models."""
+"""A session recorded by a real server, and replayed against the models."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_when_a_conversation_was_recorded_then_its_replay_has_the_same_turns(
         async with talk(server, headers=headers, **session) as wire:
             await wire.sound(recordings["lj-LJ001-0008"].pcm, silence_s=1.5)
             done = await wire.until("response.done")
-            # The client names an id that the server chose, which is another one in the replay.
+            # The client sends an id that the server chose. The replay has another id.
             await wire.say("conversation.item.delete", item_id=done["response"]["output"][0]["id"])
             await wire.until("conversation.item.deleted")
 
@@ -53,7 +53,7 @@ def test_when_a_conversation_was_recorded_then_its_replay_has_the_same_turns(
         env=os.environ | {"OMP_WAIT_POLICY": "PASSIVE"},
         check=False,
     )
-    # On a machine that is busier than at the recording, a client's event may now come before the event it followed.
+    # On a machine that is busier than during the recording, a client's event may precede the event that it followed.
     found = [
         line for line in run.stdout.splitlines() if line.startswith(("turns:", "turn 1 transcript", "turn 1 status"))
     ]
@@ -72,7 +72,7 @@ def test_when_a_conversation_was_recorded_then_its_replay_has_the_same_turns(
 
 
 SAID = "5550123"
-# What a program sends that has its own ids: of customers, of calls, of events.
+# Events of a program with its own ids: of customers, calls and events.
 EVENTS: list[dict[str, Any]] = [
     {"type": "session.update", "event_id": f"ev-{SAID}", "session": {"type": "realtime", "voice": f"jane-{SAID}"}},
     {
@@ -131,7 +131,7 @@ def test_when_a_recording_is_redacted_then_nothing_that_the_client_chose_is_in_i
             return sum(SAID in json.dumps(frame) for frame in wire.seen)
 
     with serving(settings) as (ws, _, _):
-        # The client itself is told all of it.
+        # The client itself receives the unredacted text.
         assert asyncio.run(main(ws)) > 5
     (folder,) = tmp_path.iterdir()
     until(lambda: "response.done" in (folder / "events.jsonl").read_text())

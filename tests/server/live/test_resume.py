@@ -1,4 +1,4 @@
-"""Sessions that outlive their connection: over real sockets, cut off at every kind of moment."""
+"""Sessions that outlive their connection, over real sockets that are cut off at various moments."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ SOCKETS: list[ClientConnection] = []
 
 
 async def dial(url: str) -> ClientConnection:
-    """A socket that is closed at the end of the test."""
+    """Return a socket that is closed at the end of the test."""
     SOCKETS.append(await connect(url, max_size=None))
     return SOCKETS[-1]
 
 
 class Client:
-    """A client that keeps what it sends until the server has it, and resumes when it is cut off."""
+    """A client that keeps its messages until the server has them, and resumes when it is cut off."""
 
     def __init__(self, url: str, query: str) -> None:
         self.url, self.query = url, query
@@ -110,7 +110,7 @@ def sound(turns: int) -> list[str]:
 
 
 def summary(seen: list[dict[str, Any]]) -> list[Any]:
-    """What a client makes of its events, however they were cut: turns, transcripts and responses."""
+    """Summarize a client's events, independent of how they were split: turns, transcripts and responses."""
     out: list[Any] = []
     for event in seen:
         match event["type"]:
@@ -145,7 +145,7 @@ COMMIT, CREATE = json.dumps({"type": "input_audio_buffer.commit"}), json.dumps({
 
 
 def script(kind: str, turns: int) -> tuple[str, list[str], dict[int, int]]:
-    """The query, the frames that the client sends, and by index the responses to await before a frame."""
+    """Return the query, the frames that the client sends, and by frame index the number of responses to await first."""
     if kind == "transcription":
         return "/v1/realtime?resume=1", [json.dumps(TRANSCRIPTION), *sound(turns)], {}
     frames, gates = [json.dumps(CONVERSATION if kind == "conversation" else DUPLEX)], {}
@@ -162,7 +162,7 @@ def done(kind: str, seen: list[dict[str, Any]]) -> int:
 
 
 async def hold(url: str, kind: str, turns: int, cuts: int, seed: int) -> Client:
-    """Hold a session of so many turns and cut it off so often: while it sends, while it reads, in between."""
+    """Hold a session of `turns` turns and cut it off `cuts` times: while it sends, while it reads, or in between."""
     query, frames, gates = script(kind, turns)
     draw = random.Random(seed)
     client = Client(url, query)
@@ -171,7 +171,7 @@ async def hold(url: str, kind: str, turns: int, cuts: int, seed: int) -> Client:
         assert (await client.take())["type"] == "session.created"
     at = 0
     begun = kind != "duplex"
-    # A cut falls so many steps after the last.
+    # Maximum number of steps between two cuts.
     gap = max(1, (2 * len(frames)) // max(1, cuts))
     until = draw.randint(1, gap) if cuts else 10**9
     while done(kind, client.seen) < turns:
@@ -181,7 +181,7 @@ async def hold(url: str, kind: str, turns: int, cuts: int, seed: int) -> Client:
             if until <= 0 and begun and client.cuts < cuts:
                 until = draw.randint(1, gap)
                 if draw.random() < 0.5 and may_send:
-                    # In the middle of what it sends.
+                    # In the middle of sending.
                     await client.say(frames[at])
                     at += 1
                 client.cut()
@@ -200,7 +200,7 @@ async def hold(url: str, kind: str, turns: int, cuts: int, seed: int) -> Client:
         except ConnectionClosed:
             resumed = await client.come_back()
             assert resumed["type"] == "session.resumed", resumed
-            # What the server has not taken is sent again.
+            # Sends the frames again that the server has not received.
             at = resumed["received_events"]
             assert at <= len(client.sent)
             del client.sent[at:]
@@ -244,7 +244,7 @@ async def until(client: Client, kind: str) -> dict[str, Any]:
 
 
 async def turn(client: Client, first: int = 1) -> dict[str, Any]:
-    """Speak a turn; return the end of its response."""
+    """Speak a turn; return the `response.done` of its response."""
     await client.say(append(speech(first, 3)))
     await client.say(COMMIT)
     await client.say(CREATE)
@@ -286,7 +286,7 @@ def test_when_a_client_resumes_then_its_earlier_connection_is_replaced(scripted:
         frames = [json.loads(f) async for f in first]
         assert frames[-1]["type"] == "session.replaced"
         assert first.close_code == 1000
-        # The session goes on with its history.
+        # The session continues with its history.
         await turn(client, 4)
         assert scripted[2].asked[-1] == ("w1 w2 w3", "w1 w2 w3", "w4 w5 w6")
         await client.socket.close()
@@ -297,7 +297,7 @@ def test_when_a_client_resumes_then_its_earlier_connection_is_replaced(scripted:
 def test_an_attempt_that_its_client_has_given_up_replaces_nobody(
     scripted: tuple[str, ServerState, Echo], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A server that hangs for a moment reads two attempts, the older one last, and by then nobody is behind it."""
+    """A server that hangs for a moment reads two attempts, the older one last, after its client has left."""
     monkeypatch.setattr(handshake, "GIVEN_UP_S", LIMIT_S)
     caplog.set_level(logging.INFO)
 
@@ -308,14 +308,14 @@ def test_an_attempt_that_its_client_has_given_up_replaces_nobody(
         used, attachment = client.token, state.sessions.resumable[client.session_id].attachment
         client.cut()
         await client.come_back()
-        # The client has not said anything over its new connection, so its earlier token might be all that it has.
+        # The client has sent nothing over its new connection, so it may only have its earlier token.
         assert attachment.doubts(used)
         late = await dial(f"{url}/v1/realtime?duplex=1")
         about = {"session_id": client.session_id, "resume_token": used, "last_received_server_event_seq": 0}
         await late.send(json.dumps({"type": "session.resume", **about}))
         late.transport.abort()
         await become(lambda: any("was given up" in message for message in caplog.messages), 0.01)
-        # Nor does it end the token of the one that is there.
+        # Nor does the attempt invalidate the token of the attached client.
         assert (await client.come_back())["type"] == "session.resumed"
         await turn(client, 4)
         assert not [event for event in client.seen if event["type"] == "session.replaced"]
@@ -328,7 +328,7 @@ def test_an_attempt_that_its_client_has_given_up_replaces_nobody(
 def test_of_attempts_that_are_read_at_once_the_one_whose_client_is_there_has_the_session(
     scripted: tuple[str, ServerState, Echo], monkeypatch: pytest.MonkeyPatch, order: tuple[int, int]
 ) -> None:
-    """A server that was held up reads them together, and answers none until it has written the newer token."""
+    """A server that was blocked reads them together, and answers none until it has stored the newer token."""
     monkeypatch.setattr(handshake, "GIVEN_UP_S", LIMIT_S)
     resumed = LiveRealtime.resumed
 
@@ -347,7 +347,7 @@ def test_of_attempts_that_are_read_at_once_the_one_whose_client_is_there_has_the
         for at in order:
             request = {"type": "session.resume", **about, "last_received_server_event_seq": client.last}
             await sockets[at].send(json.dumps(request))
-        # The first was given up.
+        # The client gave up the first attempt.
         sockets[0].transport.abort()
         client.socket = sockets[1]
         while (event := json.loads(await client.socket.recv()))["type"] != "session.resumed":
@@ -364,7 +364,7 @@ def test_of_attempts_that_are_read_at_once_the_one_whose_client_is_there_has_the
 def test_an_attempt_with_the_token_of_before_is_served_if_its_client_stays(
     scripted: tuple[str, ServerState, Echo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The message with the newer token was lost with its connection, which the server takes for alive."""
+    """The message with the newer token was lost with its connection, which the server still considers alive."""
     monkeypatch.setattr(handshake, "GIVEN_UP_S", 0.05)
 
     async def main() -> None:
@@ -397,7 +397,7 @@ def test_when_a_token_is_wrong_or_used_up_then_it_resumes_nothing(scripted: tupl
         assert (await attempt(url, client.session_id, used, 10**6))["error"]["code"] == "invalid_event_ack"
         await client.come_back()
         await turn(client)
-        # The client was heard since: the token before is used up.
+        # The client has sent a message since, so the previous token is used up.
         client.cut()
         assert (await attempt(url, client.session_id, used))["error"]["code"] == "invalid_resume_token"
         assert (await client.come_back())["type"] == "session.resumed"
@@ -472,10 +472,10 @@ def test_when_the_journal_is_too_small_then_a_resume_names_the_gap_or_the_overfl
             await client.say(json.dumps({"type": "push_text", "text": "word " * 20}))
             await until(client, "response.done")
         gap = await attempt(url, client.session_id, client.token, begun)
-        # The client is away, and more waits than the journal keeps: the session ends, and a resume is told why.
+        # While the client is away, the journal overflows: the session ends, and a resume gets the reason.
         client = await opened(url, session=AUDIO_SESSION)
         await client.say(json.dumps({"type": "push_text", "text": "word " * 900}))
-        # The reset of a connection may overtake the frame before it: the response has to have begun.
+        # Waits until the response has begun, since the reset of a connection may overtake the frame before it.
         await until(client, "response.created")
         client.cut()
         for _ in range(6000):
@@ -559,7 +559,7 @@ def test_when_a_client_does_not_read_then_a_resume_still_replaces_it(scripted: t
             if attachment.outbox.num_waiting > 256:
                 break
         assert attachment.outbox.num_waiting > 256
-        # Its reader waits for room too, in the middle of taking a frame.
+        # The server's reader waits for room too, while it handles a frame.
         await client.say(json.dumps({"type": "session.heartbeat"}))
         for _ in range(500):
             await asyncio.sleep(0.01)
@@ -632,5 +632,5 @@ def test_when_a_recorded_session_is_resumed_then_its_recording_says_so(tmp_path:
     told = [event.type for event in outputs if event.type in ("session.replaced", "session.resumed")]
     assert told == ["session.replaced", "session.resumed"]
     assert "connection resumed" in render(Tape.read(folder))
-    # A replay cuts nothing, and does not miss them.
+    # A replay is never cut off, and does not need these events.
     assert compare(outputs, [event for event in outputs if event.type not in told]) == 0

@@ -1,4 +1,4 @@
-"""The common part of live sessions, over scripted transports: how they end, also while a client resumes."""
+"""The common part of live sessions, over scripted transports: how sessions end, also while a client resumes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMIT_S = 10
 
 
 class Held(ScriptedSession):
-    """A session with a token. Its client's messages are what it does: "close" closes it, others are answered."""
+    """A session with a token. The message "close" closes it; any other message is answered."""
 
     def __init__(self, state: ServerState, token: ResumeToken | None) -> None:
         self.live = LiveSession(self, state, self.caller, token, 16)
@@ -80,7 +80,7 @@ class Stage:
     async def resume(
         self, transport: ScriptedTransport, last_received: int = 0, scope: anyio.CancelScope | None = None
     ) -> None:
-        """Resume the session over `transport`. Cancelling the scope is what happens to a client that gives up."""
+        """Resume the session over `transport`. Cancelling the scope simulates a client that gives up."""
         try:
             with scope or anyio.CancelScope():
                 await self.live.attachment.resume(self.token, last_received, transport)
@@ -89,7 +89,7 @@ class Stage:
 
 
 def run(play: Callable[[Stage, anyio.abc.TaskGroup], Awaitable[None]], **options: bool) -> Stage:
-    """Play a scene beside the session; return once the session is closed and every client served."""
+    """Play a scene while the session runs; return when the session is closed and every client was served."""
 
     async def main() -> Stage:
         stage = Stage(**options)
@@ -111,7 +111,7 @@ def test_when_a_session_finishes_then_its_last_frames_are_sent_before_the_close(
     async def play(stage: Stage, _: Any) -> None:
         stage.live.outbox.put(note("last"))
         stage.live.finish()
-        # Too late: only the first end counts.
+        # Too late: only the first call counts.
         stage.live.finish(1011, "late")
         stage.live.close("late")
         stage.live.end(1001, "late")
@@ -173,7 +173,7 @@ def test_when_anything_happens_in_any_order_then_no_transition_is_refused_and_th
                     stage.live.finish()
                 case "close":
                     stage.live.close("session_closed")
-            # How far the tasks get before the next step.
+            # Lets the tasks progress before the next step.
             for _ in range(num_turns):
                 await anyio.lowlevel.checkpoint()
         for transport in transports:
@@ -190,7 +190,7 @@ def test_when_anything_happens_in_any_order_then_no_transition_is_refused_and_th
         run(play)
     finally:
         log.removeHandler(failures)
-    # What fails in a task of an attachment is logged, and ends the session alone.
+    # A failure in a task of an attachment would be logged, and end only the session.
     assert failures.buffer == []
 
 
@@ -201,7 +201,7 @@ def test_when_the_server_ends_a_session_then_it_winds_up_and_closes_as_the_end_s
     async def play(stage: Stage, _: Any) -> None:
         stage.live.end(1001, "draining")
         stage.live.end(1008, "a second reason")
-        # A message that comes now is not read.
+        # A message that arrives now is not read.
         stage.transport.say("late")
         while not stage.session.is_winding_up:
             await anyio.lowlevel.checkpoint()
@@ -232,7 +232,7 @@ def test_when_a_client_closes_its_session_while_it_is_replaced_then_the_session_
         await stage.session.is_handling.wait()
         group.start_soon(stage.resume, ScriptedTransport())
         await stage.session.reaches(AttachmentState.REPLACED)
-        # The old connection's last message is handled to its end: it closes the session that is being resumed.
+        # The old connection's last message is handled completely: it closes the session that is being resumed.
         stage.session.may_handle.set()
 
     stage = run(play)
@@ -285,7 +285,7 @@ def test_when_a_client_gives_up_resuming_then_the_session_waits_for_the_next() -
         assert stage.live.attachment.state is AttachmentState.LEAVING
         stage.session.may_handle.set()
         await stage.session.reaches(AttachmentState.DETACHED)
-        # The session waits for its client, and serves the next one that comes.
+        # The session waits for its client, and serves the next one that resumes.
         assert stage.live.lifecycle is Lifecycle.OPEN
         stage.session.may_resume.set()
         group.start_soon(stage.resume, following)
@@ -304,7 +304,7 @@ def test_when_a_session_without_a_token_loses_its_client_then_it_is_over() -> No
 
 
 def last_line(caplog: pytest.LogCaptureFixture, end: Callable[[LiveSession], object]) -> str:
-    """What is logged of a session that measures four turns, and ends so."""
+    """Return the last log line of a session that measures four turns and is ended by `end`."""
 
     async def main() -> None:
         stage = Stage(resumes=False)

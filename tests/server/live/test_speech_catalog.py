@@ -1,4 +1,4 @@
-"""Uploaded voices as requests look them up."""
+"""Uploaded voices as the catalog for requests finds them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_when_a_voice_is_used_again_then_its_sample_is_read_once_until_it_is_rep
             store.add(voice, sample)
             path = store.sample("Nan")
             assert path
-            # Two uploads may have the same time where the clock of the disk is coarse.
+            # Two uploads may have the same mtime if the file system's clock is coarse.
             os.utime(path, ns=(0, sample[0]))
             for _ in range(3):
                 found = await anyio.to_thread.run_sync(catalog.uploaded, "nan")

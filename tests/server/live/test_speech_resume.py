@@ -1,4 +1,4 @@
-"""A speech stream that outlives its connection: one that is cut off has the audio of one that is not."""
+"""Speech streams that outlive their connection: the audio of a stream that is cut off is the same as without a cut."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONFIG = {"type": "session.config", "response_format": "pcm", "stream_audio": Tr
 
 
 async def spoken(url: str, cuts: int, seed: int = 1) -> tuple[list[Any], bytes, int]:
-    """Speak two utterances; return their events, their audio, and how often the socket was cut off."""
+    """Speak two utterances; return their events, their audio, and the number of cuts."""
     draw = random.Random(seed)
     frames = [json.dumps(CONFIG)]
     for _ in range(2):

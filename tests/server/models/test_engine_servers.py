@@ -27,7 +27,7 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The small model's configuration and tokenizer, without weights."""
+    """Return a folder with the small model's configuration and tokenizer, without weights."""
     model, tokenizer = checkpoint()
     found = tmp_path_factory.mktemp("engine") / SMALL
     tokenizer.save_pretrained(found)
@@ -69,7 +69,7 @@ def server(serve: Serve, engines: list[ScriptedVllm], folder: Path, records: Pat
 
 @pytest.fixture
 def says(engines: list[ScriptedVllm]) -> Iterator[Callable[[str], None]]:
-    """Have the engines answer with a text. Whatever is resubmitted goes on where it was."""
+    """Make the engines answer with a text. A resubmitted request continues from where it was."""
     _, tokenizer = checkpoint()
     opening = tokenizer.encode("<|im_start|>assistant\n")
 
@@ -98,7 +98,7 @@ def text_of(rows: list[int]) -> str:
 
 
 def newest(engines: list[ScriptedVllm]) -> str:
-    """The rows of the last request, as text."""
+    """Return the rows of the last request as text."""
     (one,) = (one for one in engines if one.prompts)
     return text_of(one.prompts[-1])
 
@@ -132,7 +132,7 @@ def test_an_interrupted_answer_is_in_the_rows_as_it_was_heard(
             assert "Once upon" in said
             assert "Nobody" not in said
             assert "Be brief." in said
-            # What was heard is at the engine, and was not computed anew.
+            # The engine still has the rows that were heard, and did not compute them again.
             usage = done["usage"]
             assert usage["input_token_details"]["cached_tokens"] > usage["input_tokens"] / 2, usage
 
@@ -178,7 +178,7 @@ def test_when_all_engines_are_gone_then_the_response_fails_and_the_session_lives
                 one.start()
             async with asyncio.timeout(60):
                 while (done := await response(wire, "And now?"))["status"] == "failed":
-                    # They are left alone for a moment.
+                    # The circuit breaker is open for a moment.
                     assert "does not answer" in done["status_details"]["error"]["message"]
                     await asyncio.sleep(0.1)
             assert written(done) == "Here."
@@ -189,7 +189,7 @@ def test_when_all_engines_are_gone_then_the_response_fails_and_the_session_lives
 def test_a_function_is_called_in_the_form_that_its_schema_asks_for(
     server: Process, engines: list[ScriptedVllm], says: Callable[[str], None]
 ) -> None:
-    # The engine holds the answer to the grammar, whatever it would say.
+    # The engine enforces the grammar, whatever the model would generate.
     says('<tool_call>\n{"name": "get_whether", "arguments": {"city": "Roma"}}\n</tool_call>')
 
     async def main() -> None:
@@ -213,7 +213,7 @@ def test_a_conversation_that_outgrows_the_context_is_cut_here_and_never_there(
                 done = await response(wire, f"{number}: " + "and so on and on " * 60)
                 assert done["status"] == "completed"
         prompts = [p for one in engines for p in one.prompts]
-        # The scripted engine has checked that each fits.
+        # The scripted engine has checked that each prompt fits.
         assert max(map(len, prompts)) > 1000
         assert "Remember the sea." in text_of(prompts[-1])
         assert " 0: " not in text_of(prompts[-1])

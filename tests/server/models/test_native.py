@@ -1,4 +1,4 @@
-"""MiniCPM-o of tiny random weights behind a real server: sessions that share it, frames, and the demo's worker."""
+"""MiniCPM-o with tiny random weights on a real server: sessions that share it, frames, and the demo's worker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from antiphon.events.duplex import NativeSampling
 from tests.adapters import tiny_minicpmo as tiny
 from tests.conftest import Process, Serve
 
-# How long an answer is that is sampled is chance.
+# The length of a sampled answer is random.
 LIMIT_S = 240
 NUM_UNITS = 9
 SESSION = {
@@ -57,9 +57,9 @@ def picture(number: int) -> str:
 
 
 async def units(socket: ClientConnection, first: int, frames: bool, count: int) -> list[str]:
-    """The text of the first units, "" where the model listened.
+    """Return the text of the first units, "" for each unit in which the model listened.
 
-    All units are sent at the start, so that none of them is silence that the server fed.
+    Sends all units at the start, so that the server does not insert silence.
     """
     for unit in range(NUM_UNITS):
         await socket.send(append(unit, first, **({"video_frames": [picture(unit)]} if frames and unit == 2 else {})))
@@ -86,7 +86,7 @@ async def session(url: str, first: int, count: int, frames: bool = False) -> lis
 
 
 def alone(folder: Path, first: int, frames: bool = False) -> list[str]:
-    """The same units without a server."""
+    """Return the text of the same units, computed without a server."""
 
     async def main() -> list[str]:
         model = MiniCpmO(folder, "tiny", EngineModelOptions(weights="fp32", threads=1))
@@ -122,15 +122,15 @@ def test_sessions_that_share_the_model_say_what_each_says_alone(native: Process,
         )
 
     together = run(main())
-    # A row computed in company may differ from the same row alone in its last bit, and where two tokens are nearly
-    # equal the other one is then chosen: from there on the texts part. What another session said or heard would show
-    # at once.
+    # A row computed in a batch may differ in its last bit from the same row computed alone. If two tokens are nearly
+    # equal, the other one is then chosen, and the texts differ from there on. A leak from another session would show at
+    # once.
     for texts, expected in zip(together, wanted, strict=True):
         parted = next((i for i, (a, b) in enumerate(zip(texts, expected, strict=True)) if a != b), len(expected))
         first_spoken = next(i for i, text in enumerate(expected) if text)
         assert parted > first_spoken, (texts, expected)
     assert any(texts == expected for texts, expected in zip(together, wanted, strict=True))
-    # The sessions speak, and differ.
+    # The sessions speak, and their texts differ.
     assert any(wanted[0])
     assert wanted[0] != wanted[1]
     assert wanted[2] != alone(folder, 60)
@@ -154,7 +154,7 @@ def test_when_the_demos_worker_forces_it_then_the_model_listens(native: Process)
 
 
 async def answered(socket: ClientConnection) -> list[dict[str, Any]]:
-    """The events up to the end of an answer."""
+    """Return the events up to the end of an answer."""
     events: list[dict[str, Any]] = []
     while not events or events[-1]["type"] != "response.done":
         events.append(json.loads(await socket.recv()))
@@ -170,7 +170,7 @@ def test_when_a_client_commits_or_asks_and_sends_nothing_more_then_it_is_answere
 ) -> None:
     async def main() -> list[dict[str, Any]]:
         async with connect(native.url.replace("http", "ws") + "/v1/duplex") as socket:
-            # Units in which the model has to listen do not keep it from answering.
+            # Units in which the model is forced to listen do not keep it from answering.
             await socket.send(json.dumps({"type": "session.update", "session": SESSION | {"temperature": 0.7}}))
             await socket.send(append(0, 0))
             await socket.send(append(1, 0))
@@ -178,7 +178,7 @@ def test_when_a_client_commits_or_asks_and_sends_nothing_more_then_it_is_answere
                 await socket.send(json.dumps({"type": kind}))
             return await answered(socket)
 
-    # Tiny random weights say nothing now and then.
+    # Tiny random weights sometimes say nothing.
     for _ in range(5):
         events = run(main())
         assert [e["type"] for e in events].count("response.created") == 1

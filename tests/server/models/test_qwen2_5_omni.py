@@ -1,4 +1,4 @@
-"""Qwen2.5-Omni of tiny random weights behind a real server: conversations, video with its sound, and chat."""
+"""Qwen2.5-Omni with tiny random weights on a real server: conversations, video with its sound, and chat."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_spoken_turn_is_heard_and_answered(server: Process, folder: Path, reco
             done: dict[str, Any] = await wire.until("response.done")
             return done
 
-    # The sound is in the prompt, 25 rows a second, with ten tokens around it. The wire's rate is 24 kHz.
+    # The prompt has the audio, 25 rows a second, and ten other tokens. The wire's rate is 24 kHz.
     assert run(main())["response"]["usage"]["input_tokens"] == pytest.approx(25 * recording.seconds * 2 / 3 + 10, abs=2)
 
 

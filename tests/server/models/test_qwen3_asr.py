@@ -1,6 +1,6 @@
-"""Qwen3-ASR of tiny random weights behind a real server, on the wire and for files.
+"""Qwen3-ASR with tiny random weights on a real server, on the wire and for files.
 
-Its transcripts are noise; what is tested is that they arrive once, whole, and without the model's tags.
+Its transcripts are random. The tests check that they arrive once, complete, and without the model's tags.
 """
 
 from __future__ import annotations

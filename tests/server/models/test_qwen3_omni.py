@@ -1,4 +1,4 @@
-"""Qwen3-Omni of tiny random weights behind a real server: conversations, the vLLM dialect, video and chat."""
+"""Qwen3-Omni with tiny random weights on a real server: conversations, the vLLM dialect, video and chat."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_speech_and_images_are_answered_aloud_and_in_text(
                 session={"type": "realtime", "max_output_tokens": 6, "audio": {"input": {"turn_detection": None}}},
             )
             await wire.until("session.updated")
-            # What the model says is drawn, and may be nothing.
+            # The model's answer is sampled, and may be empty.
             heard: list[dict[str, Any]] = []
             kinds = {"response.output_audio.delta", "response.output_audio_transcript.delta"}
             while not kinds <= {e["type"] for e in heard}:
@@ -86,7 +86,7 @@ def test_speech_and_images_are_answered_aloud_and_in_text(
     assert said
     assert done["usage"]["output_tokens"]
     assert not [e for e in written if e["type"] == "response.output_audio.delta"]
-    # The audio's rows are in the prompt, 13 a second, and of the second prompt they are cached.
+    # The audio is in the prompt, 13 rows a second, and these rows of the second prompt are cached.
     first = next(e for e in spoken if e["type"] == "response.done")["response"]["usage"]
     assert first["input_tokens"] > 13 * recording.seconds
     assert done["usage"]["input_token_details"]["cached_tokens"] > 13 * recording.seconds
@@ -101,7 +101,7 @@ def test_when_server_vad_ends_a_turn_then_it_is_answered(server: Process, record
             session = {"type": "realtime", "max_output_tokens": 6, "audio": {"input": {"turn_detection": vad}}}
             await wire.say("session.update", session=session)
             await wire.until("session.updated")
-            # What the model says is drawn, and may be nothing.
+            # The model's answer is sampled, and may be empty.
             turn: list[dict[str, Any]] = []
             while not any(e["type"] == "response.output_audio.delta" for e in turn):
                 before = len(wire.seen)
@@ -136,7 +136,7 @@ def test_when_the_model_speaks_then_the_vllm_dialect_has_audio(
         async with opened(server.ws) as wire:
             await wire.say("session.update", model=name, prompt="Be brief.", voice="chelsie", realtime_max_tokens=8)
             turns = [await turn(wire), await turn(wire)]
-            # What the model says is drawn, and may be nothing.
+            # The model's answer is sampled, and may be empty.
             while not any(events[-1]["has_audio"] for events in turns):
                 turns.append(await turn(wire))
             await wire.say("session.update", model="default")
@@ -171,7 +171,7 @@ def test_when_commits_are_not_final_then_the_vllm_dialect_answers_while_audio_is
     async def main() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         async with opened(server.ws) as wire:
             await wire.say("session.update", model=name, realtime_max_tokens=8)
-            # As vLLM's clients begin. What the model says is drawn, and may be nothing: it is asked until it speaks.
+            # As vLLM's clients begin. The sampled answer may be empty, so the test asks until the model speaks.
             await wire.say("input_audio_buffer.commit", final=False)
             while not any(e["type"] == "transcription.delta" for e in wire.seen):
                 await wire.sound(recording.pcm[:half])
@@ -202,7 +202,7 @@ def test_when_an_answer_is_cancelled_or_overtaken_then_the_vllm_dialect_goes_on(
 
     async def main() -> list[dict[str, Any]]:
         async with opened(server.ws) as wire:
-            # Long answers, which are under way when they are cut.
+            # Long answers, which are still under way when they are cancelled.
             await wire.say("session.update", model=name, realtime_max_tokens=2000)
             await wire.sound(recording.pcm)
             for cut in ("", "response.cancel", "commit"):
@@ -217,7 +217,7 @@ def test_when_an_answer_is_cancelled_or_overtaken_then_the_vllm_dialect_goes_on(
                 await wire.sound(recording.pcm)
             await wire.say("response.cancel")
             await wire.until("response.output_audio.done")
-            # One that is cancelled before it has begun ends as well.
+            # An answer that is cancelled before it has begun ends as well.
             await wire.say("input_audio_buffer.commit", final=True)
             await wire.say("response.cancel")
             await wire.until("response.output_audio.done")

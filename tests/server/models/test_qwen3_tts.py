@@ -1,4 +1,4 @@
-"""Qwen3-TTS of tiny random weights behind a real server: its voices, live text, and voices cloned from samples."""
+"""Qwen3-TTS with tiny random weights on a real server: its voices, live text, and voices cloned from recordings."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_when_text_is_live_then_audio_comes_before_it_is_complete(server: Proces
             while True:
                 message = await asyncio.wait_for(socket.recv(), 30)
                 if isinstance(message, bytes):
-                    # There is sound, and nobody has said that the text is complete.
+                    # Audio arrives before the client has completed the text.
                     break
                 seen.append(json.loads(message)["type"])
             await socket.send(json.dumps({"type": "input.text", "text": "friend."}))
@@ -172,7 +172,7 @@ def test_when_a_sample_is_at_a_url_of_a_listed_host_then_it_is_fetched_and_else_
         return seen
 
     page, elsewhere, *spoke = asyncio.run(main())
-    assert page == "Invalid value for 'ref_audio': it is text/html, and no audio file."
+    assert page == "Invalid value for 'ref_audio': it is text/html, not an audio file."
     assert "'127.0.0.2' is not among those of --fetch-from" in elsewhere
     assert spoke == ["audio.start", "sound", "audio.done", "session.done"]
     site.close()

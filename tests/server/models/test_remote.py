@@ -1,4 +1,4 @@
-"""A language model on another server in a real server's conversations: as heard, through every fault, no key told."""
+"""A language model on another server, in a real server's conversations: truncation, faults, and a secret key."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WEATHER = {
 
 @pytest.fixture(scope="module")
 def backend() -> Iterator[ScriptedServer]:
-    """A scripted model's server, in a thread of its own. A test sets its `scripts`."""
+    """Yield a scripted model's server in its own thread. A test sets its `scripts`."""
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(scripted_server(hangs)) as server:
         yield server
 
@@ -42,14 +42,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def spans() -> Iterator[tuple[str, list[Any]]]:
-    """Where traces are sent to, and those that have come."""
+    """Yield the URL for traces, and the list of received ones."""
     with collector() as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def server(serve: Serve, backend: ScriptedServer, folder: Path, spans: tuple[str, list[Any]]) -> Iterator[Process]:
-    """A server whose language model is the scripted one's, with a voice. Failures are logged, all turns traced."""
+    """Yield a server with a voice, whose language model is at the scripted server. Logs failures, traces all turns."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
         patch.setenv("ANTIPHON_REMOTE_KEY", KEY)
@@ -74,7 +74,7 @@ async def conversation(
 
 
 async def response(wire: ConversationClient, text: str = "", **options: Any) -> dict[str, Any]:
-    """Say a text and have it answered. Returns the response as it ended."""
+    """Send a text and request a response. Returns the finished response."""
     if text:
         await wire.text(text)
     await wire.say("response.create", **({"response": options} if options else {}))
@@ -83,7 +83,7 @@ async def response(wire: ConversationClient, text: str = "", **options: Any) -> 
 
 
 def sent(backend: ScriptedServer) -> list[tuple[str, str]]:
-    """Who said what in the last request."""
+    """Return the role and the text of each message in the last request."""
     return [(m["role"], m["content"]) for m in backend.asked[-1].body["messages"]]
 
 
@@ -122,7 +122,7 @@ def test_a_spoken_turn_is_one_trace_with_the_request_to_the_models_server(
     async def main() -> str:
         async with conversation(server, backend, [says("Yes."), says("No.")], **TEXT_ONLY) as wire:
             await response(wire, "Written, not said.")
-            # No turn of speech is under way.
+            # No spoken turn is under way.
             assert "traceparent" not in backend.asked[-1].headers
             await wire.sound(recording.pcm, 2.0)
             await wire.until("response.done")
@@ -140,13 +140,13 @@ def test_a_spoken_turn_is_one_trace_with_the_request_to_the_models_server(
 def test_what_a_client_says_of_its_trace_is_not_told_to_the_models_server(
     server: Process, backend: ScriptedServer
 ) -> None:
-    """Baggage and the state of a trace may hold anything, of people too: they are for the client's own services."""
+    """Baggage and trace state may contain personal data. They are for the client's own services."""
     theirs = {
         "traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01",
-        "tracestate": "vendor=told-to-nobody",
-        "baggage": "user=told-to-nobody",
+        "tracestate": "vendor=private-value",
+        "baggage": "user=private-value",
         **dict.fromkeys(
-            ("b3", "x-b3-traceid", "uber-trace-id", "x-datadog-trace-id", "x-amzn-trace-id"), "told-to-nobody"
+            ("b3", "x-b3-traceid", "uber-trace-id", "x-datadog-trace-id", "x-amzn-trace-id"), "private-value"
         ),
     }
     backend.begin([says("Yes.")])
@@ -155,7 +155,7 @@ def test_what_a_client_says_of_its_trace_is_not_told_to_the_models_server(
     assert answer.status_code == 200, answer.text
     asked = backend.asked[-1].headers
     assert not set(theirs) & set(asked)
-    assert "told-to-nobody" not in str(asked)
+    assert "private-value" not in str(asked)
 
 
 def test_an_interrupted_answer_is_sent_back_as_it_was_heard(server: Process, backend: ScriptedServer) -> None:
@@ -263,7 +263,7 @@ def test_a_fault_fails_one_response_and_the_next_one_works(
             assert done["status_details"]["error"]
             backend.scripts = [says("Here.")]
             while (again := await response(wire, "And now?"))["status"] == "failed":
-                # The server asked to be left alone for a while.
+                # The server has asked not to be called for a while.
                 assert fault == "is full for long"
                 await asyncio.sleep(0.1)
             assert again["output"][0]["content"][0]["text"] == "Here."

@@ -66,7 +66,7 @@ def test_when_an_omni_client_talks_then_its_turns_are_answered_and_recorded(
     seen, sound = run(main())
     assert [e["text"] for e in seen if e["type"] == "turn.done"] == ["w1 w2 w3", "w4 w5 w6"]
     assert len(sound) == 2 * 3 * round(0.3 * 24_000) * 2
-    # The second turn came before anything of the first response had been heard.
+    # The second turn arrived before any audio of the first response was heard.
     assert recorded[2].asked[-1] == ("Say it back.", "w1 w2 w3", "w4 w5 w6")
     assert list(Path(recorded[1].settings.server.record).iterdir())
 
@@ -84,7 +84,7 @@ def test_when_the_minicpmo_demo_talks_then_each_chunk_is_answered_and_health_cou
                 second = first if not out else silence
                 await socket.send(json.dumps({"type": "audio_chunk", "audio_base64": f32(second)}))
                 out.append(json.loads(await socket.recv()))
-                # The response is produced meanwhile; silence is sent for as long as that takes.
+                # Sends silence until the response is produced.
                 await asyncio.sleep(0.05)
             await socket.send(json.dumps({"type": "stop"}))
             assert json.loads(await socket.recv())["type"] == "stopped"

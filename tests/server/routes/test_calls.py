@@ -1,4 +1,4 @@
-"""Conversations over WebRTC: real peers on this host, a recording for a microphone."""
+"""Conversations over WebRTC: real peers on this host, with a recording instead of a microphone."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Caller:
         self.peer.on("track", self._track)
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.seen: list[dict[str, Any]] = []
-        # The loudest sample of each 20 ms that came.
+        # The loudest sample of each 20 ms received.
         self.heard: list[int] = []
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -163,7 +163,7 @@ def test_when_a_question_is_spoken_then_the_answer_is_played_and_no_event_has_au
 def test_when_the_user_barges_in_then_the_item_is_cut_to_what_was_played(
     partner: Process, recordings: dict[str, Recording]
 ) -> None:
-    """The client does nothing: the server knows what it has played."""
+    """The client does nothing: the server knows how much it has played."""
 
     async def main() -> tuple[Caller, str, str]:
         async with call(partner, np.zeros(16000, np.float32), {"max_output_tokens": 120}) as caller:
@@ -209,7 +209,7 @@ def test_when_the_client_clears_the_output_then_the_item_is_cut(partner: Process
 
 
 def test_when_an_offer_has_two_audio_sections_then_it_is_refused(partner: Process) -> None:
-    """Each further track would be decoded for nobody."""
+    """Each further track would be decoded without being used."""
 
     async def main() -> httpx.Response:
         caller = Caller(np.zeros(1600, np.float32))
@@ -276,7 +276,7 @@ def test_when_playback_is_silenced_then_what_was_played_is_known_to_the_frame() 
         assert len(track.next_frame()) == FRAME_SAMPLES
     assert reported == [PlaybackStarted("resp_1")]
     assert track.silence() == [(at("a"), 500)]
-    # What is still made of it is not played, and the next answer is.
+    # Further audio of this item is not played, but the next answer is.
     track.send(ResponseAudioDelta(at("a"), tone(1.0), 24_000))
     assert not track.next_frame().any()
     track.send(ContentPartDone(at("a"), ContentPart("output_audio")))

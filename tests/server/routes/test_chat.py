@@ -1,4 +1,4 @@
-"""/v1/chat/completions by the stock client, and by clients that do it wrong."""
+"""/v1/chat/completions with the stock client, and with clients that send invalid requests."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ import pytest
 
 from tests.conftest import SMALL, Process
 
-# The small model is rounded to int8, and which of two nearly equal tokens it chooses depends on the CPU's last bit. The
-# questions here have answers whose tokens are likelier than all others by far.
+# The small model is quantized to int8. Its choice between two nearly equal tokens depends on the CPU's last bit, so the
+# answers to these questions have tokens that are far likelier than all others.
 ASK: list[Any] = [
     {"role": "system", "content": "You are a helpful assistant."},
     {"role": "user", "content": "Complete the sentence: The capital of France is"},
@@ -167,7 +167,7 @@ def test_when_a_schema_is_given_then_the_text_fits_it(stock: openai.OpenAI) -> N
             seed=seed,
         )
         if done.choices[0].finish_reason == "stop":
-            # Others are cut: between two tokens of JSON a small model may put any number of line breaks.
+            # Other answers are cut off: a small model may put any number of line breaks between two tokens of JSON.
             assert 0 <= json.loads(done.choices[0].message.content or "")["n"] <= 9
             fitting += 1
     assert fitting
@@ -184,7 +184,8 @@ def test_when_the_seed_is_the_same_then_so_is_the_text(stock: openai.OpenAI) -> 
         )
         return done.choices[0].message.content
 
-    # All find the prompt's rows in the KV: rows that are computed one by one are rounded otherwise than together.
+    # All requests then find the prompt's rows in the KV. Rows computed one by one are rounded differently than in a
+    # batch.
     ask(6)
     assert ask(7) == ask(7)
     assert ask(7) != ask(8)
@@ -309,14 +310,14 @@ def test_when_many_ask_at_once_then_each_gets_its_own_text(talker: Process) -> N
         return [d.choices[0].message.content or "" for d in done]
 
     together = asyncio.run(main())
-    # Each answer is one token, twelve times over, and no two answers are alike.
+    # Each answer is one token repeated twelve times, and no two answers are equal.
     assert all(len(text) % 12 == 0 and text == text[: len(text) // 12] * 12 for text in together)
     assert len(set(together)) == len(TOKENS)
 
 
 @contextmanager
 def stopped_trials(talker: Process) -> Iterator[None]:
-    """Meanwhile, what tries the schemas of clients stands still."""
+    """Stop the process that compiles the clients' schemas during the test."""
     tries = [p for p in psutil.Process(talker.popen.pid).children() if "antiphon.engine.grammar_trial" in p.cmdline()]
     assert tries
     for process in tries:
@@ -329,7 +330,7 @@ def stopped_trials(talker: Process) -> Iterator[None]:
 
 
 def test_while_schemas_take_for_ever_to_compile_others_are_answered(talker: Process) -> None:
-    # As many as a default executor has threads, and more.
+    # More schemas than a default executor has threads.
     new = [{"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": f"x{i}"}}} for i in range(12)]
     body = {"model": "default", "messages": ASK, "temperature": 0, "max_tokens": 8}
 
@@ -343,7 +344,7 @@ def test_while_schemas_take_for_ever_to_compile_others_are_answered(talker: Proc
                 plain = await http.post("/v1/chat/completions", json=body)
                 assert plain.status_code == 200
                 assert not any(task.done() for task in waiting)
-                # Those who leave take their schemas back.
+                # The schemas of clients that leave are dropped.
                 for task in waiting[2:]:
                     task.cancel()
                 await asyncio.wait(waiting[2:])

@@ -1,4 +1,4 @@
-"""Short-lived keys: what they open, for how long, and what they do not."""
+"""Short-lived keys: which sessions they open, for how long, and which requests they do not authorize."""
 
 from __future__ import annotations
 

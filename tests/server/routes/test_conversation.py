@@ -224,12 +224,12 @@ def test_when_an_item_is_truncated_then_the_model_knows_only_what_was_heard(part
             kept = (await wire.until("conversation.item.retrieved"))["item"]["content"][0]["transcript"]
             assert whole.startswith(kept)
             assert 0 < len(kept) < len(whole)
-            # Beyond its end it is clamped, and a second cut brings nothing back.
+            # A cut beyond the item's end is clamped, and a second cut does not restore anything.
             await wire.say(
                 "conversation.item.truncate", item_id=item["id"], content_index=0, audio_end_ms=int(length_ms) + 9000
             )
             assert (await wire.until("conversation.item.truncated"))["audio_end_ms"] == 1500
-            # The model goes on from what was heard: it is told no more than that.
+            # The model continues from the part that was heard. Its prompt has no more than that.
             before = done["usage"]["input_tokens"] + done["usage"]["output_tokens"]
             await wire.say("response.create", response={"max_output_tokens": 5, "output_modalities": ["text"]})
             after = (await wire.until("response.done"))["response"]["usage"]["input_tokens"]
@@ -353,7 +353,7 @@ def test_when_a_response_is_active_then_another_one_and_another_voice_are_refuse
             await wire.say("response.cancel")
             await wire.until("response.done")
             await wire.say("session.update", session={"type": "realtime"})
-            # Refused as a whole.
+            # The update was refused as a whole.
             assert (await wire.until("session.updated"))["session"]["instructions"] == ""
 
     asyncio.run(main())
@@ -473,7 +473,7 @@ def test_when_an_item_has_an_image_then_the_text_on_it_reaches_the_model(talker:
         async with talk(talker, **TEXT_ONLY) as wire:
             for image in (encoded(RED), page("Platform nine", "leaves at half past ten"), b"no image"):
                 await wire.say("conversation.item.create", item=picture(image), event_id="mine")
-                # No item but this one is answered, so its tokens can be counted.
+                # The prompt has only this item, so its tokens can be counted.
                 await wire.say("response.create", response={"conversation": "none"})
                 done.append((await wire.until("response.done"))["response"])
                 item = next(f for f in reversed(wire.seen) if f["type"] == "conversation.item.added")["item"]
@@ -491,7 +491,7 @@ def test_when_an_item_has_an_image_then_the_text_on_it_reaches_the_model(talker:
 def test_when_a_client_only_sends_sound_then_it_is_heard_and_answered(
     partner: Process, recordings: dict[str, Recording], rate_hz: int, chunk_s: float
 ) -> None:
-    # As Hugging Face's speech-to-speech clients do: no model in the URL, no session.update.
+    # Like Hugging Face's speech-to-speech clients: no model in the URL, and no session.update.
     question = np.concatenate((recordings["lj-LJ001-0002"].pcm, np.zeros(32000, np.float32)))
 
     async def main() -> dict[str, Any]:
@@ -499,7 +499,7 @@ def test_when_a_client_only_sends_sound_then_it_is_heard_and_answered(
             await wire.sound(question, rate=rate_hz, chunk_s=chunk_s)
             await wire.until("input_audio_buffer.speech_started")
             await wire.until("response.output_audio.delta")
-            # Nobody has said how long the answer may be.
+            # The answer has no maximum length.
             await wire.say("response.cancel")
             return await wire.until("response.done")
 

@@ -1,4 +1,4 @@
-"""Conversations that outgrow the model's context, on a server with a small one."""
+"""Conversations that outgrow the model's context, on a server with a small context."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_when_a_conversation_outgrows_the_context_then_it_is_cut_and_goes_on(sma
     tokens = [r["usage"]["input_tokens"] for r in responses]
     if truncation != "auto":
         assert max(tokens) <= CONTEXT
-        # It is cut at once, by much, and then found again.
+        # The history is cut by a large part at once. After that, its prefix is cached again.
         assert any(b < a for a, b in pairwise(tokens))
         cached = [r["usage"]["input_token_details"]["cached_tokens"] for r in responses]
         cut = next(k for k in range(1, len(tokens)) if tokens[k] < tokens[k - 1])
@@ -66,7 +66,7 @@ def test_when_nothing_may_be_cut_then_the_response_fails_and_the_next_turn_works
 
 
 def test_when_one_turn_is_longer_than_the_context_then_it_is_answered(small: Process) -> None:
-    """A monologue of a quarter of an hour is one message of thousands of words."""
+    """A monologue of 15 minutes is one message of thousands of words."""
 
     async def main() -> str:
         async with talk(small, **TEXT_ONLY) as wire:
@@ -102,7 +102,7 @@ def test_when_a_conversation_has_two_thousand_items_then_it_is_answered(small: P
         async with talk(small, **TEXT_ONLY) as wire:
             for k in range(2000):
                 await wire.text(f"{k}")
-                # Under the limit on events without sound.
+                # Below the rate limit on events without audio.
                 await asyncio.sleep(0.003)
             await wire.say("response.create")
             done = await wire.until("response.done")

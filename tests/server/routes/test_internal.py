@@ -1,4 +1,4 @@
-"""The paths of those who run hosts: only their key opens them, and what they say of a host is done."""
+"""The paths for operators: only the internal key opens them, and they list, bury and drain hosts."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def settings(key: str = INTERNAL_KEY) -> Settings:
 
 @pytest.fixture
 def host(tmp_path: Path) -> Iterator[tuple[str, ServerState, SessionStore]]:
-    """A host with an internal key, and another one in its store."""
+    """Yield a host with an internal key, and with another host in its store."""
     with serving(settings()) as (ws, state, _):
         state.sessions.store = store = open_store(str(tmp_path), 3600, 1000.0)
         store.renew(as_host(state))

@@ -1,4 +1,4 @@
-"""A real server with the fallback voice: what is written in German is spoken in German."""
+"""A real server with the fallback voice, which speaks German text in German."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def samples(answer: httpx.Response) -> Any:
 
 
 def likeness(a: Any, b: Any) -> float:
-    """The correlation of two sounds that begin together."""
+    """Return the correlation of two sounds, aligned at their starts."""
     length = min(len(a), len(b))
     return float(np.corrcoef(a[:length].astype(float), b[:length].astype(float))[0, 1])
 

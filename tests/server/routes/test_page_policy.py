@@ -1,4 +1,4 @@
-"""The page may open WebSockets of its own server and of no other, whatever a client calls the server."""
+"""The page may only open WebSockets of its own server, whatever the Host header of its request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from antiphon.server.routes.page import asset, policy
 
 
 def connects(host: str) -> list[str]:
-    """What the page of this Host may connect to."""
+    """Return the sources that a page with this Host may connect to."""
     (found,) = re.findall(r"connect-src ([^;]*)", policy(host))
     return str(found).split()
 
@@ -51,7 +51,7 @@ def test_the_page_talks_to_the_server_that_it_came_from(host: str) -> None:
     ],
 )
 def test_a_host_that_no_policy_can_name_writes_none(host: str) -> None:
-    """Nothing of it is in the policy; 'self' is enough for browsers that know WebSockets to be of it."""
+    """The policy contains no part of the Host. In most browsers, 'self' includes WebSockets."""
     assert policy(host) == policy("")
     assert connects(host) == ["'self'"]
 
@@ -62,5 +62,5 @@ def test_every_file_of_the_page_has_the_policy_of_its_request(name: str) -> None
     scope = {"type": "http", "headers": headers, "path_params": {"name": name}, "app": SimpleNamespace()}
     answer = asyncio.run(asset(Request(scope)))
     assert answer.headers["content-security-policy"] == policy("voice.example.org")
-    # No scheme alone: that would be any server.
+    # A scheme without a host would allow any server.
     assert not re.search(r"\bwss?:(?!//)", policy("voice.example.org"))

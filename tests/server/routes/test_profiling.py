@@ -1,4 +1,4 @@
-"""Profiling endpoints, on a real server over a model of tiny weights."""
+"""The profiling endpoints, on a real server with a tiny model."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_trace_has_what_the_models_compute_between_start_and_stop(
             trace = Path(stopped.json()["trace"])
             assert trace.parent == traces
             events = json.loads(trace.read_text())["traceEvents"]
-            # The model's thread is none of those that serve the request or run the profiler.
+            # The model's thread is neither the one that serves the request nor the one that runs the profiler.
             assert any(e["name"] in ("aten::linear", "aten::addmm", "aten::mm") for e in events)
         assert len(list(traces.iterdir())) == 2
 
@@ -79,5 +79,5 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def settings_with(settings: Settings, folder: str) -> Settings:
-    """The settings with this folder for traces."""
+    """Return the settings with this folder for traces."""
     return replace(settings, server=replace(settings.server, torch_profiler_dir=folder))

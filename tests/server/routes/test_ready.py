@@ -20,7 +20,7 @@ from tests.scripted import ScriptedDetector, ScriptedTranscriber
 
 @pytest.mark.parametrize("is_away", [True, False])
 def test_a_language_model_that_is_away_leaves_the_server_ready_and_is_named(is_away: bool) -> None:
-    # Nothing listens there.
+    # No server listens at this address.
     language = RemoteLanguageModel(parse_address("http://127.0.0.1:9/v1#m", "--language-model"), "", RemoteSettings())
     language.client.is_away = is_away
     others: Any = dict.fromkeys(("turn_detector", "synthesizer", "image_reader", "conversation_model", "video_model"))

@@ -46,7 +46,7 @@ def test_when_there_is_nothing_to_say_then_every_format_is_a_short_valid_file(sp
         assert answer.status_code == 200, answer.text
         data = answer.content
         pcm = from_pcm16(data) if format == "pcm" else decode_all(io.BytesIO(data), RATE_HZ)
-        # Codecs have whole frames.
+        # Codecs round up to whole frames.
         assert 0.07 < len(pcm) / RATE_HZ < 0.2
         assert not len(pcm) or abs(pcm).max() < 0.01
 
@@ -87,7 +87,7 @@ def test_when_a_rate_is_asked_for_then_a_file_of_any_format_has_it(speaker: Proc
     plain = httpx.post(f"{speaker.url}/v1/audio/speech", json=body, timeout=LIMIT_S)
     assert asked.status_code == 200, asked.text
     with av.open(io.BytesIO(asked.content)) as file:
-        # Opus has one rate.
+        # Opus has only one rate.
         assert file.streams.audio[0].rate == (48000 if format == "opus" else rate_hz)
     seconds = [len(decode_beginning(io.BytesIO(a.content), 16000, 60)) / 16000 for a in (asked, plain)]
     assert seconds[0] == pytest.approx(seconds[1], abs=0.15)
@@ -158,7 +158,7 @@ def test_when_voices_are_uploaded_then_they_are_listed_and_can_be_deleted(
     good = {"name": "/home/Ähm//..x", "consent": "yes, recorded 2026-11-21", "sample": sample}
     languages = httpx.get(url).json()["voices"][0]["languages"]
     assert httpx.get(url).json() == {
-        # As pickers read them, and as strings.
+        # As objects for programs that show a choice, and as strings.
         "voices": [{"id": "heart", "name": "Heart", "language": "en", "languages": languages}],
         "voice_names": ["heart"],
         "uploaded_voices": [],
@@ -167,7 +167,7 @@ def test_when_voices_are_uploaded_then_they_are_listed_and_can_be_deleted(
     assert upload(**good).json()["success"]
     (stored,) = httpx.get(url).json()["uploaded_voices"]
     assert (stored["name"], stored["file_size"], stored["mime_type"]) == (good["name"], len(sample), "audio/flac")
-    # The name led nowhere.
+    # The name did not lead outside of the folder of voices.
     assert {p for p in home.parent.rglob("*") if "voices" not in p.parts} == before
     assert (
         upload(name="vec", consent="yes", speaker_embedding=json.dumps([0.1] * 256)).json()["voice"]["embedding_dim"]
@@ -184,7 +184,7 @@ def test_when_voices_are_uploaded_then_they_are_listed_and_can_be_deleted(
         ({"name": "a", "consent": "yes", "sample": b"no sound at all"}, 400),
         ({"name": "a" * 65, "consent": "yes", "sample": sample}, 400),
         ({"name": "a\nb", "consent": "yes", "sample": sample}, 400),
-        # No path could name it.
+        # This name cannot be part of a path.
         ({"name": "../../Ähm/..", "consent": "yes", "sample": sample}, 400),
         ({"name": "Heart", "consent": "yes", "sample": sample}, 400),
         ({"name": "Alloy", "consent": "yes", "sample": sample}, 400),
@@ -195,7 +195,7 @@ def test_when_voices_are_uploaded_then_they_are_listed_and_can_be_deleted(
         assert answer.status_code == code, (wrong.keys(), answer.text)
     spoken = httpx.post(f"{server.url}/v1/audio/speech", json={"input": "Hi", "voice": "vec"})
     assert (spoken.status_code, spoken.json()["error"]["code"]) == (400, "voice_not_supported")
-    # However long the body says it is.
+    # Without a declared length.
     endless = (b"x" * (1 << 20) for _ in range(20))
     kind = {"content-type": "multipart/form-data; boundary=x"}
     assert httpx.post(url, content=endless, headers=kind, timeout=LIMIT_S).status_code in (400, 413)
@@ -223,7 +223,7 @@ def joined(wire: Stream) -> Pcm:
 
 
 def test_when_speech_is_transcribed_then_it_is_the_text(speaker: Process) -> None:
-    """The stream's sound, back through the server's own transcriber."""
+    """Transcribe the synthesized speech with the server's own transcriber."""
     text = "The weather will be mild tomorrow. Please remember to take your umbrella with you."
 
     async def main() -> Stream:

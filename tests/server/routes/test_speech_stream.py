@@ -31,7 +31,7 @@ LIMIT_S = 60
 
 
 class Stream:
-    """One speech stream; `bytes` holds the sound that came, by (utterance, sentence)."""
+    """One speech stream. `sound` has the received audio by (utterance, sentence)."""
 
     def __init__(self, socket: ClientConnection) -> None:
         self.socket = socket
@@ -78,12 +78,12 @@ def test_when_text_comes_token_by_token_then_sentences_are_spoken_before_it_is_c
         async with stream(speaker, **PCM) as wire:
             for at in range(0, len(TEXT), 3):
                 await wire.say("input.text", text=TEXT[at : at + 3])
-            # The first two are spoken before the text is complete.
+            # The first two sentences are spoken before the text is complete.
             while len(wire.of("audio.done")) < 2:
                 await wire.read()
             await wire.say("input.done")
             assert (await wire.until("session.done"))["total_sentences"] == 3
-            # The configuration holds for the next utterance on the same connection.
+            # The configuration also applies to the next utterance on the same connection.
             await wire.say("input.text", text="Again.")
             await wire.say("input.done")
             done = await wire.until("session.done")
@@ -161,7 +161,7 @@ def test_when_an_utterance_is_cancelled_then_its_audio_stops_and_the_next_is_who
     first, last = wire.of("audio.done")
     assert first["cancelled"]
     assert first["total_bytes"] == len(wire.sound[(0, 0)])
-    # A sentence of 400 clauses is several minutes.
+    # A sentence of 400 clauses would take several minutes.
     assert first["total_bytes"] / 2 / RATE_HZ < 120
     assert last["utterance_index"] == 1
     assert not last["error"]
@@ -245,7 +245,7 @@ def test_when_text_has_nothing_to_speak_then_it_is_one_sentence_of_a_short_silen
             return wire
 
     wire = asyncio.run(main())
-    # Without any text there is no sentence.
+    # Without text there is no sentence.
     num = 1 if text else 0
     silence = 2 * round(0.08 * RATE_HZ)
     assert [(f["error"], f["total_bytes"]) for f in wire.of("audio.done")] == [(False, silence)] * num
@@ -295,7 +295,7 @@ def test_when_a_sentence_has_100000_characters_then_its_audio_begins_at_once(spe
         async with stream(speaker, **PCM) as wire:
             await wire.say("input.text", text="word " * 20_000)
             await wire.say("input.done")
-            # Its sound begins like that of any other.
+            # Its audio begins as early as that of a short sentence.
             while not wire.sound.get((0, 0)):
                 await wire.read()
             await wire.say("input.cancel")
@@ -324,12 +324,12 @@ def test_when_a_client_stops_reading_then_memory_is_bounded_and_synthesis_pauses
                 await socket.send(json.dumps({"type": "input.text", "text": "This goes on, " * 7000}))
             await socket.send(json.dumps({"type": "input.done"}))
             steps = -1.0
-            # Until nothing more is made: about eight hours of sound were asked for.
+            # Waits until synthesis pauses. About eight hours of audio were requested.
             while (now := spoken()) != steps:
                 steps = now
                 await asyncio.sleep(0.5)
             assert process.memory_info().rss - before < 64 << 20
-            # It reads again, and there is more.
+            # The client reads again, and synthesis continues.
             for _ in range(200):
                 await socket.recv()
             assert spoken() > steps
@@ -365,8 +365,8 @@ def test_when_clients_vanish_then_nothing_is_left_and_nothing_logged(speaker: Pr
         assert process.num_fds() <= fds + 4
 
     asyncio.run(main())
-    # The log is read for errors when the server is stopped; a client that leaves is not even worth a warning. On a slow
-    # machine, 100 clients at once are worth one about the event loop.
+    # The log is checked for errors when the server stops. A client that leaves does not even cause a warning. On a slow
+    # machine, 100 clients at once may cause a warning about the event loop.
     warnings = [line for line in speaker.log.read_text().splitlines() if " WARNING " in line]
     assert [line for line in warnings if "server.watches" not in line] == []
 

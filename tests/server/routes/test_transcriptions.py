@@ -1,4 +1,4 @@
-"""Files over real sockets: what a client is told of damage, and of what is no sound."""
+"""Files over real sockets: how damage, and files without audio, are reported to the client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ def post(url: str, data: bytes, **fields: str) -> httpx.Response:
 
 
 def damaged() -> bytes:
-    """A FLAC file of which half a second in the middle is zeros. Noise gives each of its frames some bytes."""
+    """Return a FLAC file of noise in which the bytes of half a second in the middle are zeros.
+
+    Noise makes all of its frames large.
+    """
     noise = np.random.default_rng(0).uniform(-3e-4, 3e-4, len(SAID)).astype(np.float32)
     data = written(SAID + noise, "flac", "flac", 16_000)
     start = len(data) * 6 // 10
@@ -46,7 +49,7 @@ def test_what_was_damaged_is_told_beside_the_words(url: str) -> None:
     assert 1 <= len(words) <= 3
     assert {"w1", "w2", "w11", "w12"} <= set(told["text"].split())
     assert told["duration"] == pytest.approx(len(SAID) / 16_000, abs=0.1)
-    # Formats that have no field for it have the header.
+    # For formats without a field for it, the header has it.
     assert post(url, damaged(), response_format="text").headers["antiphon-skipped-seconds"]
     last = json.loads(post(url, damaged(), stream="yes").text.strip().rpartition("data: ")[2])
     assert (last["type"], last["skipped_seconds"]) == ("transcript.text.done", told["skipped_seconds"])

@@ -1,6 +1,6 @@
-"""`/v1/video/chat/stream` on a real server: frames in, the text on them out.
+"""`/v1/video/chat/stream` on a real server: frames in, answers with the text on them out.
 
-Its models are the default ones, but for a small language model.
+Its models are the default ones, except for a small language model.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def run(coroutine: Any) -> Any:
 
 
 def screen(text: str, colour: str = "white", kind: str = "JPEG") -> str:
-    """A screen of 640 x 360 pixels that says something, in base64."""
+    """Return an image of a screen with a text, 640 x 360 pixels, in base64."""
     image = Image.new("RGB", (640, 360), colour)
     ImageDraw.Draw(image).text((60, 140), text, "black", ImageFont.load_default(64))
     file = io.BytesIO()
@@ -55,7 +55,7 @@ def url(server: Process) -> str:
 
 
 async def opened(socket: ClientConnection, *, max_tokens: int = 60, **config: Any) -> None:
-    """Configure the session. The smallest model may go on for ever, so its answers have an end."""
+    """Configure the session. Answers have a maximum length, since the smallest model may never stop."""
     fields = {"modalities": ["text"], "sampling_params_list": [{"max_tokens": max_tokens}]}
     await socket.send(json.dumps({"type": "session.config"} | fields | config))
 
@@ -65,7 +65,7 @@ async def say(socket: ClientConnection, kind: str, **fields: Any) -> None:
 
 
 async def until(socket: ClientConnection, kind: str) -> list[dict[str, Any]]:
-    """Events up to the first of a kind."""
+    """Return the events up to the first of a kind."""
     out: list[dict[str, Any]] = []
     while not out or out[-1]["type"] != kind:
         out.append(json.loads(await socket.recv()))
@@ -75,7 +75,7 @@ async def until(socket: ClientConnection, kind: str) -> list[dict[str, Any]]:
 def test_when_a_question_is_asked_then_the_text_on_the_screen_is_answered_in_text_and_audio(server: Process) -> None:
     async def main() -> list[dict[str, Any]]:
         async with connect(url(server), max_size=None) as socket:
-            # The other filter does not see that other words are written.
+            # The other frame filter does not detect a change of the text.
             await opened(socket, modalities=["text", "audio"], frame_filter="blocks")
             for i, text in enumerate(("WELCOME", "WELCOME", "EXIT 42")):
                 await say(socket, "video.frame", data=screen(text), frame_id=f"f{i}", pts_ms=1000 * i)
@@ -95,7 +95,7 @@ def test_when_a_question_is_asked_then_the_text_on_the_screen_is_answered_in_tex
     assert consumed["frame_ids"] == ["f0", "f2"]
     (done,) = (e for e in events if e["type"] == "response.text.done")
     assert done["text"] == "".join(e["delta"] for e in events if e["type"] == "response.text.delta")
-    # A model this small may say it badly; that it was read is sure.
+    # The text was read for sure, but a model this small may not answer well.
     assert "EXIT" in done["text"] or "WELCOME" in done["text"] or "cannot see" in done["text"]
     wavs = [b64decode(e["data"]) for e in events if e["type"] == "response.audio.delta"]
     assert wavs
@@ -172,7 +172,7 @@ def test_when_the_configuration_is_wrong_then_the_session_ends(server: Process, 
 
 
 def test_when_a_thousand_frames_come_at_once_then_each_is_acknowledged_in_order(server: Process) -> None:
-    """All are taken in order, none is lost without a word, and the server lives."""
+    """All frames are handled in order, none is silently dropped, and the server survives."""
 
     async def main() -> list[dict[str, Any]]:
         frames = [screen(str(i), kind="JPEG") for i in range(10)]
@@ -231,7 +231,7 @@ def test_when_a_stream_is_resumed_then_it_goes_on_and_ends_once_idle(server: Pro
             await say(socket, "session.resume", last_received_server_event_seq=1, **resume)
             first = json.loads(await socket.recv())
             assert first["type"] == "session.resumed", first
-            # The configuration and the frame: what had not been taken would be sent again.
+            # The configuration and the frame. The client would send any other message again.
             assert first["received_events"] == 2
             await say(socket, "video.query", text="What is written?")
             events = await until(socket, "response.text.done")
@@ -267,7 +267,7 @@ def test_when_the_server_drains_then_the_answer_under_way_is_completed(serve: Se
 
 
 def test_when_a_client_reads_nothing_then_its_session_ends_all_the_same(serve: Serve) -> None:
-    """With a session that can be resumed, too: what it is told waits for nobody for ever."""
+    """This includes a session that can be resumed: its waiting frames are not kept forever."""
     patient = serve("--language-model", SMALL, "--grace-s", "1", "--journal-mb", "1")
 
     async def main() -> None:
@@ -321,7 +321,7 @@ def test_when_async_chunks_are_off_then_text_and_audio_come_in_one_piece_each(se
 
 
 def test_when_an_image_claims_50_megapixels_then_it_is_refused_before_it_is_decoded(server: Process) -> None:
-    """A PNG that says it has 50 megapixels is refused before it is decoded."""
+    """Only the header of the PNG claims 50 megapixels."""
     import zlib
 
     data = bytearray(b64decode(screen("X", kind="PNG")))
@@ -386,7 +386,7 @@ def test_when_no_vision_model_is_loaded_then_the_models_list_says_text(server: P
 
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three seconds of a screen."""
+    """Return a video file that shows a screen for three seconds."""
     path = tmp_path_factory.mktemp("clip") / "clip.mp4"
     with av.open(str(path), "w") as file:
         stream = file.add_stream("mpeg4", rate=5)

@@ -1,1 +1,1 @@
-"""What a connection and a request pass before their route, and answers of errors."""
+"""The HTTP layers in front of the routes: connections, origins, keys, bodies, and error responses."""

@@ -1,4 +1,4 @@
-"""API keys: where a request carries one, and which caller it stands for."""
+"""Reads the API key of a request, and identifies its caller."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from antiphon.server.access_log import current_request
 from antiphon.server.credentials import Caller, Credentials
 from antiphon.shares.places import current_owner
 
-# A browser cannot set headers on a WebSocket; OpenAI's clients offer a subprotocol that begins so and ends in the key.
+# A browser cannot set headers on a WebSocket. OpenAI's clients offer a subprotocol of this prefix and the key instead.
 BROWSER_KEY = "openai-insecure-api-key."
-# What a client is told.
+# Messages of the 401 response.
 NO_KEY = "You didn't provide an API key. Send it as `Authorization: Bearer KEY`."
 WRONG_KEY = "Incorrect API key provided."
 
 
 def bearer(headers: Headers) -> str | None:
-    """Return the key that a request carries, or None.
+    """Return the key of a request, unchecked; None without one.
 
-    It is taken from the Authorization header (`Bearer KEY`), or else from the subprotocols that a WebSocket offers. The
-    key is not checked.
+    Reads the Authorization header (`Bearer KEY`), or else the subprotocols that a WebSocket offers.
     """
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and key.strip():
@@ -35,11 +34,11 @@ def bearer(headers: Headers) -> str | None:
 
 
 def identify(connection: HTTPConnection, *, short: bool = False) -> Caller:
-    """Return the caller of a request or upgrade, by its key. What this task and those it begins submit to a lane is the
-    caller's from now on.
+    """Return the caller of a request or upgrade, by its key.
 
-    With `short`, a short-lived key is accepted too; the route has to check that it opens what is asked for. Raises
-    Unauthorized for a key that is missing, unknown or expired.
+    From now on, jobs that this task and its subtasks submit to a lane count for the caller. With `short`, a short-lived
+    key is accepted too; the route has to check that the key opens the requested session. Raises Unauthorized for a key
+    that is missing, unknown or expired.
     """
     credentials: Credentials = connection.app.state.antiphon.credentials
     key = bearer(connection.headers)

@@ -1,4 +1,4 @@
-"""Bodies: those of requests are bounded in bytes and in time, those of responses are Structs as JSON."""
+"""Request bodies with limits on size and time, and JSON response bodies from Structs."""
 
 from __future__ import annotations
 
@@ -18,33 +18,32 @@ from antiphon.server.http.errors import BodyTooLarge
 from antiphon.server.state import ServerState
 from antiphon.transports.http import in_time
 
-# What is received of a body that nobody reads, so that its connection can be used again.
+# An unread body up to this size is received, so that its connection can be reused.
 SMALL_BODY_BYTES = 64 << 10
-# What is received of a larger one once it is answered, so that its client has the answer.
+# How much of a larger unread body is received after the response, so that the client gets the response.
 LINGER_S, LINGER_BYTES = 0.5, 8 << 20
-# What the text fields of a form may hold together, and each of them, in bytes.
+# Maximum size of all text fields of a form together, and of each.
 FORM_BYTES, FIELD_BYTES = 1 << 20, 256 << 10
-# What of a form is in memory at most: its fields, and the beginning of its file.
+# Maximum part of a form in memory: its fields, and the beginning of its file.
 HELD_FORM_BYTES = 2 << 20
-# The charsets in which fields may be sent, by any of their common names. Python knows codecs that take quadratic time
-# (punycode) or yield lone surrogates (unicode_escape), and a form's charset is the client's to choose.
+# Charsets that a form may declare, by any of their common names. The client chooses the charset, and Python has codecs
+# that take quadratic time (punycode) or yield lone surrogates (unicode_escape).
 CHARSETS = frozenset({"utf-8", "utf8", "us-ascii", "ascii", "iso-8859-1", "latin-1", "latin1"})
 
 _encoder = msgspec.json.Encoder()
 
 
 def json_response(body: msgspec.Struct, status: int = 200) -> Response:
-    """Make the response whose body is this value as JSON without spaces; text stays Unicode, in UTF-8."""
+    """Make a response with this value as compact JSON in UTF-8."""
     return Response(_encoder.encode(body), status, media_type="application/json")
 
 
 def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None) -> Request:
-    """Return the same request with a body of at most `max_bytes` bytes, whatever its headers say.
+    """Return the same request with its body limited to `max_bytes`. Read the body from the result, not from `request`.
 
-    A Content-Length beyond the limit raises `error` at once. A body that turns out longer raises it while it is read,
-    so that no more than the limit and one chunk is ever held. A body that arrives more slowly than `in_time` allows,
-    with the application's `body_timeout_s`, raises HTTPException 408. Read the body or form of what is returned, not of
-    `request`. Without `error`, a BodyTooLarge that names the limit is raised.
+    Raises `error` at once for a larger Content-Length, and otherwise while a larger body is read, so that at most the
+    limit and one chunk are held. `error` defaults to a BodyTooLarge that names the limit. Reading raises HTTPException
+    408 for a body that arrives more slowly than `in_time` allows, with the application's `body_timeout_s`.
     """
     error = error or BodyTooLarge(f"The body is larger than {max_bytes} bytes.")
     if int(request.headers.get("content-length", "0") or 0) > max_bytes:
@@ -57,7 +56,7 @@ def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None)
         try:
             message = await received()
         except TimeoutError:
-            raise HTTPException(408, "The body came too slowly.") from None
+            raise HTTPException(408, "The body arrived too slowly.") from None
         num_bytes += len(message.get("body", b""))
         if num_bytes > max_bytes:
             raise error
@@ -69,12 +68,12 @@ def limited(request: Request, max_bytes: int, error: BodyTooLarge | None = None)
 def limited_form(
     request: Request, max_bytes: int, *, max_fields: int, max_files: int = 1, error: BodyTooLarge | None = None
 ) -> AbstractAsyncContextManager[FormData]:
-    """Read a form of at most `max_bytes` bytes, for an `async with` that closes its files at the end.
+    """Read a form of at most `max_bytes`, for an `async with` that closes its files at the end.
 
-    A field has at most FIELD_BYTES (400), and a form without files at most FORM_BYTES. Raises as `limited` does, and
-    HTTPException 415 for a charset that is not in CHARSETS, before anything is decoded.
+    A field has at most FIELD_BYTES (else 400), and a form without files at most FORM_BYTES. Raises as `limited` does,
+    and HTTPException 415 for a charset that is not in CHARSETS, before anything is decoded.
     """
-    # Parsed as Starlette parses it, so that the charset checked here is the one used there.
+    # Starlette uses the same parser, so the charset checked here is the one that it uses.
     content_type, parameters = parse_options_header(request.headers.get("content-type"))
     charset = parameters.get(b"charset", b"utf-8").decode("latin-1")
     if charset.lower() not in CHARSETS:
@@ -86,10 +85,10 @@ def limited_form(
 
 
 class HeldBody:
-    """ASGI middleware: the body of an HTTP request counts as held by its API key until the response has ended.
+    """ASGI middleware that counts the body of an HTTP request as held by its API key until the response has ended.
 
-    Of a form, what is beyond HELD_FORM_BYTES is in temporary files. Where the key, or the server, holds all that it
-    may, the route that reads the body gets Refused.
+    A form counts with at most HELD_FORM_BYTES, since the rest is in temporary files. If the key or the server has
+    reached its memory limit, reading the body raises Refused in the route.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -118,12 +117,12 @@ class HeldBody:
 
 
 class CloseUnread:
-    """ASGI middleware: closes the connection of an HTTP request that is answered before its body has arrived.
+    """ASGI middleware that closes the connection of an HTTP request that is answered before its body has arrived.
 
-    HTTP/1.1 would have the server receive the rest, which may be endless, before the next request of the connection. A
-    body of at most SMALL_BODY_BYTES is received, and the connection stays. Of another one, what comes within LINGER_S
-    of the answer is received and dropped, up to LINGER_BYTES: a connection that is closed with unread bytes is reset,
-    and the client may lose the answer.
+    With HTTP/1.1, the server would have to receive the rest, which may be endless, before the connection's next
+    request. A body of at most SMALL_BODY_BYTES is received, and the connection stays open. A larger body is received
+    and dropped for LINGER_S after the response, up to LINGER_BYTES: closing a connection with unread bytes resets it,
+    and the client may lose the response.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -160,6 +159,6 @@ class CloseUnread:
 
 
 def _length(headers: Headers) -> int:
-    """The Content-Length; one that is no number counts as endless."""
+    """Return the Content-Length. An invalid one counts as larger than SMALL_BODY_BYTES."""
     length = headers.get("content-length", "0")
     return int(length) if length.isdecimal() else SMALL_BODY_BYTES + 1

@@ -1,9 +1,8 @@
-"""Bounds the TCP connections of a server: how many there are, how long a request's head may take to arrive, and how
-long a WebSocket's client may be silent.
+"""Limits the TCP connections of a server: their number, the time for a request's head, and a WebSocket's silence.
 
-A connection costs a descriptor from the moment it is accepted, long before a key is shown, and uvicorn lets it be
-silent for ever. These are uvicorn's protocols with a place that a connection holds until it is closed, across the
-upgrade to a WebSocket. They know nothing of requests and sessions.
+A connection takes a file descriptor as soon as it is accepted, long before it shows a key, and uvicorn has no timeout
+for a silent one. The classes here extend uvicorn's protocols. Each connection holds a place until it is closed, also
+across the upgrade to a WebSocket. They know nothing about requests and sessions.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from websockets.http11 import Request
 
 log = logging.getLogger(__name__)
 
-# Connections beside those of the sessions: a second one for each client, and requests that hold no place.
+# Connections in addition to two for each session, for requests that hold no place.
 SPARE_CONNECTIONS = 256
-# Descriptors that a process has for something else than connections: files, codecs, the sockets of calls.
+# Fraction of the file descriptors that connections may use. The rest is for files, codecs and the sockets of calls.
 OTHER_DESCRIPTORS = 0.5
-# Failures to accept are logged at most so often; asyncio itself logs a traceback every second.
+# Minimum interval between log lines about failed accepts. asyncio itself would log a traceback every second.
 LOG_EVERY_S = 60.0
 NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
-# A client that gives no sign of life for SILENCE_S is gone. One that was sent more than it is known to have read has as
-# much time as the slowest client, of mu-law in base64, takes to read that, and at most MAX_SILENCES of SILENCE_S.
+# A client without a sign of life for SILENCE_S is gone. If it has unread data, it has the time that the slowest client
+# (mu-law in base64) takes to read that data, up to MAX_SILENCES times SILENCE_S.
 SILENCE_S, MAX_SILENCES, SLOWEST_BYTES_PER_S = 60.0, 5, 10_000
-# A ping is sent so often, for the proxies in between, too, which cut connections that are still.
+# Interval of pings. They also keep proxies from closing idle connections.
 PING_INTERVAL_S = 20.0
-# The ASGI extension by which the application limits a WebSocket's first message.
+# The ASGI extension with which the application limits a WebSocket's first message.
 _FIRST_MESSAGE = "antiphon.first_message"
 
 
@@ -50,7 +49,7 @@ def _body(kind: bytes, code: bytes, message: bytes) -> bytes:
 
 
 def _refusal(status: bytes, body: bytes, more: bytes = b"") -> bytes:
-    """A whole answer, before which no request has reached the application."""
+    """Return a complete HTTP response, to be sent without involving the application."""
     head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\n%bconnection: close\r\ncontent-length: %d\r\n\r\n"
     return head % (status, more, len(body)) + body
 
@@ -69,10 +68,10 @@ BAD_UPGRADE = _refusal(
 
 
 def connection_limit(max_sessions: int) -> int:
-    """Return how many connections a server of `max_sessions` sessions holds at once.
+    """Return the maximum number of connections of a server with `max_sessions` sessions.
 
-    Two for each session and SPARE_CONNECTIONS, but at most half of the descriptors that the process may open
-    (RLIMIT_NOFILE), so that sessions never lack one for a file or a call.
+    Two for each session plus SPARE_CONNECTIONS, but at most the fraction OTHER_DESCRIPTORS of the descriptors that the
+    process may open (RLIMIT_NOFILE), so that sessions never lack one for a file or a call.
     """
     wanted = 2 * max_sessions + SPARE_CONNECTIONS
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -80,10 +79,11 @@ def connection_limit(max_sessions: int) -> int:
 
 
 class Connections:
-    """Counts the open connections of a server, in all and by the client's address. For one event loop.
+    """Counts the open connections of a server, in total and by the client's address. For one event loop.
 
-    `max_per_address` 0: half of `max_total`. `on_refused`: called for each connection that finds no place. `proxies`:
-    addresses whose connections are many clients', of which each has at most `max_per_address` requests under way.
+    `max_per_address` 0 stands for half of `max_total`. `on_refused` is called for each refused connection. `proxies`
+    are addresses whose connections belong to many clients. Each of these clients may have `max_per_address` requests
+    under way.
     """
 
     def __init__(
@@ -98,28 +98,28 @@ class Connections:
 
     @property
     def num_open(self) -> int:
-        """How many connections hold a place."""
+        """Number of connections that hold a place."""
         return self._by_address.total()
 
     def take(self, address: str) -> bool:
-        """Take a place for a connection from `address`; return False, and count a refusal, where there is none."""
+        """Take a place for a connection from `address`. If none is left, count a refusal and return False."""
         is_full = self.num_open >= self._max_total
         return self._take(self._by_address, address, is_full or self._has_all(self._by_address, address))
 
     def give_back(self, address: str) -> None:
-        """Give back the place of a connection that is closed."""
+        """Release the place of a closed connection."""
         _give_back(self._by_address, address)
 
     def take_forwarded(self, address: str) -> bool:
-        """Take a place for a request of a client behind a proxy; return False, and count a refusal, if it has all."""
+        """Take a place for a request of a client behind a proxy. If none is left, count a refusal and return False."""
         return self._take(self._forwarded, address, self._has_all(self._forwarded, address))
 
     def give_back_forwarded(self, address: str) -> None:
-        """Give back the place of a request, or WebSocket, that is over."""
+        """Release the place of a request or WebSocket that has ended."""
         _give_back(self._forwarded, address)
 
     def _has_all(self, held: Counter[str], address: str) -> bool:
-        """Whether an address holds all that it may. One of a proxy, or what it says of a proxy, is of many clients."""
+        """Whether an address has reached its limit. A proxy's address has none, since it stands for many clients."""
         return held[address] >= self._max_per_address and address not in self._proxies
 
     def _take(self, held: Counter[str], address: str, is_full: bool) -> bool:
@@ -137,10 +137,10 @@ def _give_back(held: Counter[str], address: str) -> None:
 
 
 class LifeSigns:
-    """The signs of life of one client: bytes that came from it, and bytes that it took after it had taken none.
+    """Tracks the signs of life of one client: received bytes, and that it reads again after it had stopped.
 
-    A pong alone cannot tell. A ping waits behind what the client has yet to read: one that reads an answer at the pace
-    at which it is heard is minutes behind. Pure; the caller gives the time.
+    Pongs alone do not suffice. A ping waits behind unread data, and a client that reads audio at the speed of playback
+    may be minutes behind. Pure: the caller passes the time.
     """
 
     def __init__(self, now_s: float, silence_s: float = SILENCE_S) -> None:
@@ -149,38 +149,36 @@ class LifeSigns:
         self._sent = self._read = 0
 
     def seen(self, now_s: float) -> None:
-        """Note a sign of life."""
+        """Record a sign of life at `now_s`."""
         self._last_s = max(self._last_s, now_s)
 
     def sent(self, num_bytes: int) -> None:
-        """Note what was sent to the client."""
+        """Count bytes that were sent to the client."""
         self._sent += num_bytes
 
     @property
     def ping(self) -> bytes:
-        """The payload of a ping that is sent now. The pong, which repeats it, tells what was read before it."""
+        """The payload of a ping that is sent now. The pong repeats it, and so shows how much was read before it."""
         return struct.pack("!Q", self._sent)
 
     def pong(self, payload: bytes) -> None:
-        """Note the payload of a pong. It is a sign of life by itself, as all bytes are; any other payload tells nothing
-        more.
-        """
+        """Record how much the client has read, from the payload of a pong. Ignores payloads that are not ours."""
         if len(payload) == 8:
             self._read = min(self._sent, max(self._read, struct.unpack("!Q", payload)[0]))
 
     @property
     def gone_s(self) -> float:
-        """When the client is gone if it gives no other sign until then, on the clock of `now_s`."""
+        """The time at which the client counts as gone without another sign of life, on the clock of `now_s`."""
         unread_s = (self._sent - self._read) / SLOWEST_BYTES_PER_S
         return self._last_s + min(max(self._silence_s, unread_s), MAX_SILENCES * self._silence_s)
 
 
 class BoundedConfig(uvicorn.Config):
-    """uvicorn's configuration with its HTTP/1.1 and WebSocket protocols bounded by `connections`.
+    """uvicorn's configuration with its HTTP/1.1 and WebSocket protocols limited by `connections`.
 
-    `head_timeout_s`: seconds in which the whole head of a request has to arrive, counted from the accept, or from its
-    first byte on a connection that has served a request. A connection that takes longer is closed. `silence_s`: seconds
-    after which a WebSocket is closed whose client gives no sign of life; it is asked for one every `ping_interval_s`.
+    `head_timeout_s` is the timeout for the whole head of a request, counted from the accept, or from the head's first
+    byte on a connection that has already served a request. `silence_s` is the time after which a WebSocket without a
+    sign of life is closed. Pings are sent every `ping_interval_s`.
     """
 
     def __init__(
@@ -227,14 +225,14 @@ class _BoundedHttp(H11Protocol):
         self._time_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        # Not called for a connection that became a WebSocket, whose protocol gives the place back.
+        # Not called for a connection that became a WebSocket: _BoundedWebSocket releases its place.
         super().connection_lost(exc)
         self._stop_timer()
         if self._has_place:
             self._connections.give_back(_address(self.client))
 
     def _time_head(self) -> None:
-        """Start the timer where a head is still to come whole, and stop it where it has come."""
+        """Start the timer if the head is incomplete, or stop it if the head is complete."""
         if self.conn.their_state is not h11.IDLE:
             self._stop_timer()
         elif self._head_timer is None:
@@ -247,7 +245,7 @@ class _BoundedHttp(H11Protocol):
 
 
 class _BoundedWebSocket(WebSocketsSansIOProtocol):
-    # How many bytes may still come before the first message is whole; None: any number, and after that message.
+    # Bytes that may still arrive before the first message is complete. None: no limit, or that message is complete.
     _bytes_left: int | None = None
     _life: LifeSigns
 
@@ -257,7 +255,7 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
 
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
-        # The application has not run yet. A handshake that was refused has no scope.
+        # The application has not run yet. A refused handshake has no scope.
         if not self.handshake_complete:
             self.scope["extensions"][_FIRST_MESSAGE] = {"limit": self._limit}
 
@@ -268,7 +266,7 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
         self._life.seen(self.loop.time())
         super().data_received(data)
         if self.conn.handshake_exc and not self.handshake_initiated and not self.transport.is_closing():
-            # Its parser takes less than that of HTTP before it. It says nothing, and waits for the client to leave.
+            # websockets' parser accepts smaller heads than h11. It sends no error, and waits until the client leaves.
             self.transport.write(BAD_UPGRADE)
             self.transport.close()
             return
@@ -289,7 +287,7 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
             self._life.sent(len(message.get("bytes") or message.get("text") or b""))
 
     def resume_writing(self) -> None:
-        # The transport held bytes that the client's TCP now takes.
+        # The client's TCP accepts bytes again that the transport had buffered.
         self._life.seen(self.loop.time())
         super().resume_writing()
 
@@ -297,23 +295,25 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
         self._life.pong(bytes(event.data))
 
     def start_keepalive(self) -> None:
-        # What the application does before it accepts is not the client's silence.
+        # The time that the application takes to accept does not count as silence of the client.
         self._life.seen(self.loop.time())
         super().start_keepalive()
 
     def schedule_ping(self) -> None:
-        # Before the ping is due, the client may be gone.
+        # Wakes earlier than the next ping if the client counts as gone before it.
         now_s = self.loop.time()
         wait_s = min(self.config.ws_ping_interval or PING_INTERVAL_S, max(0.0, self._life.gone_s - now_s))
         self.ping_timer = self.loop.call_later(wait_s, self.send_keepalive_ping)
 
     def send_keepalive_ping(self) -> None:
-        """Ask for a sign of life, or close the connection where there was none in time. uvicorn's own waits for the
-        pong of each ping, and its close waits for a client that takes no bytes until the system gives up.
+        """Send a ping, or close the connection if the client is gone.
+
+        uvicorn's own method waits for the pong to each ping. Its close waits for a client that reads nothing until the
+        system's timeout.
         """
         now_s = self.loop.time()
         if self.read_paused and self.writable.is_set():
-            # The application has yet to take a message; what the client sent after it is not read here meanwhile.
+            # Reading is paused until the application takes a message, so the client's later bytes cannot be seen.
             self._life.seen(now_s)
         if now_s >= self._life.gone_s:
             if not self.close_sent and not self.transport.is_closing():
@@ -336,10 +336,10 @@ class _BoundedWebSocket(WebSocketsSansIOProtocol):
 
 
 def limit_first_message(scope: Scope, max_bytes: int) -> None:
-    """Close the WebSocket of `scope` with 1009 once more than `max_bytes` have come and no whole message.
+    """Close the WebSocket of `scope` with 1009 if more than `max_bytes` arrive before the first message is complete.
 
-    For one whose first message is known to be small. Later messages are bounded by `ws_max_size`, as without this. Does
-    nothing on a server that is not configured by a BoundedConfig.
+    For a WebSocket whose first message is known to be small. `ws_max_size` still limits later messages. Does nothing on
+    a server that is not configured by a BoundedConfig.
     """
     if extension := scope.get("extensions", {}).get(_FIRST_MESSAGE):
         extension["limit"](max_bytes)
@@ -350,9 +350,9 @@ def _address(client: tuple[str, int] | None) -> str:
 
 
 def log_failed_accepts(loop: asyncio.AbstractEventLoop) -> None:
-    """Have `loop` log a line a minute, without a traceback, while it cannot accept for want of descriptors or memory.
+    """Have `loop` log failed accepts once in LOG_EVERY_S and without a traceback, if descriptors or memory are short.
 
-    asyncio tries again every second by itself. What else fails in the loop is logged as before.
+    asyncio retries every second by itself. Other errors in the loop are logged as before.
     """
     last_s = -LOG_EVERY_S
 

@@ -1,4 +1,4 @@
-"""Work for an HTTP client that may disconnect before its response is ready."""
+"""Responses to HTTP clients that may disconnect before the response is ready."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from starlette.types import Receive, Scope, Send
 
 from antiphon.errors import AntiphonError
 
-# nginx's status for a client that closed the connection; nobody reads it.
+# nginx's status for a client that closed the connection. No client reads it.
 CLIENT_CLOSED_REQUEST = 499
-# What is wrong with a request is nearly always known after HEAD_S, and has a status then.
+# The head is sent after HEAD_S, by when nearly all errors of a request are known and still get a status. A comment
+# follows after each SILENT_S without an event.
 HEAD_S, SILENT_S = 1.0, 15.0
-# What readers of server-sent events pass over.
+# A comment of server-sent events, which readers skip.
 COMMENT = b": waiting\n\n"
 
 
 async def unless_disconnected(request: Request, respond: Callable[[], Awaitable[Response]]) -> Response:
-    """Return what `respond` returns, and cancel it once the client disconnects.
+    """Return the response of `respond`, or cancel it when the client disconnects and return an empty 499.
 
-    The body of `request` must have been read: this waits for the message that follows it. An AntiphonError or
-    HTTPException of `respond` is raised as it is; for a client that has disconnected, the response is an empty one with
-    status 499.
+    The body of `request` must have been read already, since this waits for the message after it. Raises an
+    AntiphonError or HTTPException of `respond` unchanged.
     """
     responses: list[Response] = []
     failure: AntiphonError | HTTPException | None = None
@@ -36,7 +36,7 @@ async def unless_disconnected(request: Request, respond: Callable[[], Awaitable[
         try:
             responses.append(await respond())
         except (AntiphonError, HTTPException) as error:
-            # Kept and raised outside, because the task group would wrap it in an ExceptionGroup.
+            # Raised outside of the task group, which would wrap it in an ExceptionGroup.
             failure = error
         group.cancel_scope.cancel()
     if failure:
@@ -45,11 +45,11 @@ async def unless_disconnected(request: Request, respond: Callable[[], Awaitable[
 
 
 class LiveEvents(Response):
-    """Server-sent events that may be long in coming: proxies cut a response that says nothing for a minute.
+    """Server-sent events with long pauses: proxies close a response that is silent for a minute.
 
-    The head is sent with the first event, or HEAD_S after the request, and a comment follows for every SILENT_S in
-    which nothing came. An AntiphonError or HTTPException of `events` is raised as it is before the head was sent; after
-    that, `told` makes the last event of it. `events` is closed once the client disconnects.
+    The head is sent with the first event, or HEAD_S after the request. A comment follows after each SILENT_S without an
+    event. An AntiphonError or HTTPException of `events` is raised unchanged before the head is sent. After that, `told`
+    turns it into the last event. `events` is closed when the client disconnects.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class LiveEvents(Response):
         pause: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
-        # The length is not known.
+        # The length is unknown.
         del self.headers["content-length"]
         self._events, self._told, self._pause = events, told, pause
         self._begun = self._came = False
@@ -76,7 +76,7 @@ class LiveEvents(Response):
                     async for event in events:
                         await self._write(send, event)
             except (AntiphonError, HTTPException) as error:
-                # Kept and raised outside, because the task group would wrap it in an ExceptionGroup.
+                # Raised outside of the task group, which would wrap it in an ExceptionGroup.
                 failure = error
             if failure and self._begun:
                 await self._write(send, self._told(failure))
@@ -113,9 +113,9 @@ async def _cancel_when_disconnected(receive: Receive, scope: anyio.CancelScope) 
 
 
 class HeldStream(StreamingResponse):
-    """Server-sent events that need resources (a place, a file) until they end or their client disconnects.
+    """Server-sent events that hold `resources` (a place, a file) until they end or their client disconnects.
 
-    `resources` is closed then, whether or not the first event was ever asked for.
+    `resources` is closed even if no event was ever read.
     """
 
     def __init__(self, events: AsyncIterator[str], resources: AsyncExitStack) -> None:

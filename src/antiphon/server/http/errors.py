@@ -1,7 +1,7 @@
 """Errors of HTTP requests and refused upgrades, in OpenAI's shape: `{error: {message, type, param, code}}`.
 
-Routes raise; `HANDLERS` is the one place where an exception becomes a status. A WebSocket that is not accepted yet is
-refused over HTTP; after that, the session itself sends the client its errors.
+Routes raise exceptions, and only `HANDLERS` turns them into a status. A WebSocket is refused over HTTP before it is
+accepted. After that, the session itself sends errors to the client.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from antiphon.server.http.disconnect import CLIENT_CLOSED_REQUEST
 log = logging.getLogger(__name__)
 
 _TYPES = {401: "authentication_error", 404: "invalid_request_error", 429: "rate_limit_error"}
-# Of statuses that routes and the router raise; the code of others is `invalid_value`.
+# Error codes of statuses that routes and the router raise. The code of any other status is `invalid_value`.
 _CODES: Mapping[int, str | None] = {404: "not_found", 405: None, 408: "request_timeout"}
 NOT_FOUND = frozenset({"model_not_found", "voice_not_found"})
-# What a model was given when it failed, by the beginning of the request's path.
+# The input of a model that failed, for the error message, by the beginning of the request's path.
 _FAILED_ON = {"/v1/audio/speech": " on this text", "/v1/audio/tran": " on this file"}
 
 
 class BodyTooLarge(HTTPException):
-    """A request's body is over its limit: status 413. `code` and `param` are those of the error in the response."""
+    """A request's body exceeds its limit: status 413. `code` and `param` are those of the error in the response."""
 
     def __init__(self, message: str, code: str = "request_too_large", param: str | None = None) -> None:
         super().__init__(413, message)
@@ -49,7 +49,7 @@ class BodyTooLarge(HTTPException):
 
 
 class Forbidden(HTTPException):
-    """A request that the server takes from nobody at this address: status 403. `code` is that of the error."""
+    """A request from a web page, or for a host name, that is not allowed: status 403. `code` is that of the error."""
 
     def __init__(self, message: str, code: str) -> None:
         super().__init__(403, message)
@@ -59,7 +59,7 @@ class Forbidden(HTTPException):
 def error_response(
     status: int, message: str, *, code: str | None = None, param: str | None = None, retry_after_s: float = 0.0
 ) -> JSONResponse:
-    """Make the response of one error; its `type` follows from the status.
+    """Make an error response. The error's `type` follows from the status.
 
     `retry_after_s` above 0 becomes a Retry-After header, rounded up to whole seconds.
     """
@@ -71,9 +71,9 @@ def error_response(
 
 
 def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
-    """Return the response that an exception of a route becomes; count refusals and log failures of models.
+    """Return the response for an exception of a route. Counts refusals, and logs failures of models.
 
-    What no route should raise is a 500 `server_error`, which says nothing of the exception.
+    An unexpected exception becomes a 500 `server_error` without details.
     """
     metrics = connection.app.state.antiphon.metrics
     match error:
@@ -107,9 +107,9 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
         case BodyTooLarge():
             return error_response(413, error.detail, code=error.code, param=error.param)
         case HTTPException():
-            # The router itself raises 404 and 405; routes raise a status for a value that they do not accept.
+            # The router raises 404 and 405. Routes raise a status for a value that they do not accept.
             code = _CODES.get(error.status_code, "invalid_value")
-            # Starlette has the methods in any order.
+            # Starlette lists the methods in arbitrary order.
             allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
             told = f"This path takes {allowed}, not {connection.scope.get('method')}." if allowed else error.detail
             response = error_response(error.status_code, told, code=code)
@@ -124,25 +124,26 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
 
 
 async def _handle(connection: HTTPConnection, error: Exception) -> Response | None:
-    """Return a request's response, or refuse an upgrade with it (Starlette calls it for both)."""
+    """Return the error response to a request, or refuse an upgrade with it. Starlette calls this for both."""
     response = response_to(connection, error)
     if not isinstance(connection, WebSocket):
         return response
     if connection.client_state == WebSocketState.CONNECTING:
         await connection.send_denial_response(response)
     elif not isinstance(error, Refused):
-        # The session should have sent its client the error; that it did not is a bug, which must not be hidden. As
-        # another exception, since Starlette calls the handlers once more, for a socket that it takes for unaccepted.
+        # The session should have sent the error to its client. That it did not is a bug, which must not be hidden.
+        # Raises another type, since Starlette calls the handlers again, for a socket that it takes for unaccepted.
         raise RuntimeError(f"{connection.url.path}: {type(error).__name__} after the upgrade") from error
     return None
 
 
 async def failed(connection: HTTPConnection, error: Exception) -> Response:
-    """Return the response to a request that a bug of the server ended. Starlette raises the error again, and it is
-    logged with its traceback.
+    """Return the response to a request that failed because of a bug in the server.
+
+    Starlette raises the error again, and it is logged with its traceback.
     """
     response = response_to(connection, error)
-    # It does not pass through the middleware.
+    # This response does not pass through the middleware, which would add the header.
     response.headers[REQUEST_ID] = current_request().id
     return response
 

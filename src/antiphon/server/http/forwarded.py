@@ -1,7 +1,7 @@
 """The addresses of clients behind proxies, doors and other hosts (`--trusted-proxies`).
 
-uvicorn's middleware finds the address: of what proxies have added to `X-Forwarded-For`, the last one that is not a
-trusted proxy's. What a client has sent itself comes before that, and is never believed.
+uvicorn's middleware takes the last address in `X-Forwarded-For` that is not a trusted proxy's. Proxies append to this
+header, so an address that a client has put there itself precedes it, and is never used.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from antiphon.server.http.connections import TOO_MANY, Connections
 from antiphon.transports.paths import respond
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-# The addresses of IPv4 on a socket of IPv6.
+# The prefix of IPv4 addresses on an IPv6 socket.
 _MAPPED = "::ffff:"
 
 
 class TrustedProxies:
-    """The addresses of the proxies that are believed. `text`: addresses and networks, separated by commas; "" for none.
+    """The addresses of trusted proxies. `text` has addresses and networks, separated by commas; "" for none.
 
-    Raises SettingsError for another text, and for a network of all addresses: a client could then choose its own.
+    Raises SettingsError for an invalid text, and for a network of all addresses, since clients could then choose their
+    own address.
     """
 
     def __init__(self, text: str) -> None:
@@ -35,16 +36,16 @@ class TrustedProxies:
         return found is not None and any(found in network for network in self._networks)
 
     def for_uvicorn(self) -> list[str]:
-        """Return them as uvicorn takes them: also as a socket of IPv6 shows those of IPv4."""
+        """Return the networks for uvicorn's middleware, with IPv4 networks also in their IPv6-mapped form."""
         mapped = [f"{_MAPPED}{n.network_address}/{96 + n.prefixlen}" for n in self._networks if n.version == 4]
         return [*map(str, self._networks), *mapped]
 
 
 class ForwardedClients:
-    """ASGI middleware that has a request's `client` be the one that trusted proxies say, and bounds what each has.
+    """ASGI middleware that sets a request's `client` to the address that trusted proxies report, and limits each one.
 
-    The connections of proxies are not counted by address. So each client behind them may have as many requests and
-    WebSockets under way as another one may have connections.
+    Connections of proxies are not counted by address. Instead, each client behind a proxy may have as many requests and
+    WebSockets under way as a direct client may have connections.
     """
 
     def __init__(self, app: ASGIApp, proxies: TrustedProxies, connections: Connections) -> None:
@@ -64,7 +65,7 @@ class ForwardedClients:
         if client == peer:
             await self._app(scope, receive, send)
             return
-        # What is no address was not said by a proxy, or is of no use.
+        # Text that is not an address does not identify a client. The proxy's own address is used then.
         address = _address(client[0])
         scope["client"] = peer if address is None else (str(address), client[1])
         taken = self._connections.take_forwarded(scope["client"][0])
@@ -85,15 +86,15 @@ def _network(text: str) -> Network:
         found = ipaddress.ip_network(text)
     except ValueError:
         raise SettingsError(
-            f"--trusted-proxies: {text} is no address and no network; a network has the form 10.0.0.0/8"
+            f"--trusted-proxies: {text} is neither an address nor a network; a network has the form 10.0.0.0/8"
         ) from None
     if found.prefixlen == 0:
-        raise SettingsError(f"--trusted-proxies: {text} is every address, so that clients could choose theirs")
+        raise SettingsError(f"--trusted-proxies: {text} is every address, so that clients could choose their own")
     return found
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return an address, one of IPv4 as that; None for what is none, or has a zone, which may be any text."""
+    """Parse an address; convert an IPv6-mapped one to IPv4. None for other text, or if it has a zone (free text)."""
     try:
         found = ipaddress.ip_address(text)
     except ValueError:

@@ -1,4 +1,4 @@
-"""The socket of a process that serves, its HTTP server, and the signals that end it."""
+"""The listening socket of a server process, its HTTP server, and its signal handlers."""
 
 from __future__ import annotations
 
@@ -22,19 +22,21 @@ from antiphon.settings import ServerSettings, Settings
 from antiphon.transports.http import LineLimit
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Frames above the limit get an answer up to this; beyond it the connection is closed with 1009.
+# A frame above `max_frame_bytes` is answered with an error. One above this multiple closes the connection with 1009.
 HARD_FRAME_FACTOR = 2
-# What clients get to read the rest of their responses when the server stops.
+# How long, in seconds, clients may read the rest of their responses when the server stops.
 CLOSE_TIMEOUT_S = 3.0
-# uvicorn 0.54 logs this error after every upgrade that was answered with an HTTP status, as a 401 has to be.
+# uvicorn 0.54 logs this error after each upgrade that is answered with an HTTP status, such as 401.
 FALSE_ALARM = "ASGI callable returned without completing handshake."
-# And this one after a response that was cut off.
+# uvicorn logs this error after a response that was cut off.
 CUT_OFF = "ASGI callable returned without completing response."
 
 
 def quiet_log(is_cut: Callable[[], bool]) -> None:
-    """Have uvicorn log no false alarms, none of a response where `is_cut` says that it was meant to be cut off, and a
-    few lines a minute of requests that are none: they show no key.
+    """Filter uvicorn's log.
+
+    Drops false alarms, and errors about responses that were cut off on purpose, as `is_cut` reports. Limits warnings
+    about invalid requests to a few lines a minute: anyone can send these without a key.
     """
     limit = LineLimit(time.monotonic)
 
@@ -52,9 +54,9 @@ def quiet_log(is_cut: Callable[[], bool]) -> None:
 
 
 class QuietServer(uvicorn.Server):
-    """uvicorn without its signal handlers, which close live sessions at once, and with a quiet end of its grace.
+    """uvicorn's server without its signal handlers, which close live sessions at once, and with a bounded shutdown.
 
-    `listens` is set once its sockets take connections.
+    `listens` is set when its sockets accept connections.
     """
 
     def __init__(
@@ -64,7 +66,7 @@ class QuietServer(uvicorn.Server):
         on_refused: Callable[[], None] = lambda: None,
         lifespan: Literal["on", "off"] = "off",
     ) -> None:
-        """`on_refused` is called for each connection that finds no place."""
+        """Make the server. `on_refused` is called for each connection that finds no place."""
         server = settings.server
         proxies = TrustedProxies(server.trusted_proxies)
         most = connection_limit(server.max_sessions)
@@ -88,7 +90,7 @@ class QuietServer(uvicorn.Server):
         scope.cancel()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Open the sockets."""
+        """Begin to accept connections on the sockets, and set `listens`."""
         await super().startup(sockets)
         self.listens.set()
 
@@ -97,7 +99,7 @@ class QuietServer(uvicorn.Server):
         yield
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close the listening sockets and all connections. Those that are not read are aborted in the end."""
+        """Close the listening sockets and all connections. Aborts connections still open after CLOSE_TIMEOUT_S."""
         with anyio.move_on_after(CLOSE_TIMEOUT_S):
             await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
@@ -106,7 +108,7 @@ class QuietServer(uvicorn.Server):
 
 @contextlib.contextmanager
 def stop_on_signals() -> Iterator[tuple[anyio.Event, anyio.Event]]:
-    """Yield an event that the first SIGTERM or SIGINT sets while the block runs, and one that the second sets."""
+    """Yield two events: the first SIGTERM or SIGINT while the block runs sets one, the second sets the other."""
     stop, now, loop = anyio.Event(), anyio.Event(), asyncio.get_running_loop()
 
     def on_signal() -> None:
@@ -122,24 +124,25 @@ def stop_on_signals() -> Iterator[tuple[anyio.Event, anyio.Event]]:
 
 
 def base_url(server: ServerSettings, sock: socket.socket) -> str:
-    """Return the URL at which a server with this socket is reached, by the name that it was given."""
+    """Return the base URL of a server with this socket, with the configured host name."""
     host = f"[{server.host}]" if ":" in server.host else server.host
     return f"http://{host}:{sock.getsockname()[1]}"
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether a server that listens on `host` listens on every address of its machine, so that none is its own."""
+    """Whether `host` stands for every address of the machine, so that it is not an address of the server."""
     return host in ("", "0.0.0.0", "::")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Bind a TCP socket (IPv6 for a `host` with a colon; port 0: any) that does not listen yet. The caller closes it.
+    """Bind a TCP socket that does not listen yet. The caller closes it.
 
-    Raises SettingsError if the address cannot be had.
+    The socket is IPv6 if `host` contains a colon. Port 0 is any free port. Raises SettingsError if the address is not
+    available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio turns Nagle's delay off only for sockets that say they are TCP; with it, a frame that follows another
-    # waits 40 ms.
+    # asyncio sets TCP_NODELAY only for sockets with the explicit protocol TCP. Without it, Nagle's algorithm delays
+    # successive frames by 40 ms.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

@@ -1,8 +1,8 @@
-"""Refuses requests that a web page of another site makes: a foreign Origin, or a Host that is not this server's.
+"""Refuses requests from web pages of other sites, by a foreign Origin or a Host that is not this server's.
 
 Browsers let any page open a WebSocket to any server, and send it forms. A page can also point its own host name at
-this machine (DNS rebinding), so that its requests look like the server's own; the Host header gives them away. Clients
-that are no browsers send no Origin and are not affected.
+this machine (DNS rebinding), so that its requests look like the server's own. The Host header reveals these. Clients
+other than browsers send no Origin and are not affected.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from antiphon.transports.paths import respond
 
 ANY = "*"
 _DEFAULT_PORTS = {"http": ":80", "https": ":443"}
-# What of a refused name is logged: it is the client's, and could forge a line.
+# Refused names that are logged. The client chooses the name, and any other text could forge a log line.
 _NAMES = re.compile(r"[A-Za-z0-9.:/+\[\]-]{1,200}")
-# What a page may read of an answer's headers: all; those that it needs by name too, since old browsers take no "*".
+# Response headers that a page may read: all. Those that it needs are listed too, for old browsers without "*".
 EXPOSED = (ANY, "Location", "Retry-After", REQUEST_ID)
 
 
 def cors(server: ServerSettings) -> Middleware:
-    """The middleware that lets pages of the allowed origins make any request, and read its answer."""
+    """Return the middleware that lets pages of the allowed origins make any request, and read the response."""
     origins = allowed_origins(server)
     return Middleware(
         CORSMiddleware, allow_origins=origins, allow_methods=[ANY], allow_headers=[ANY], expose_headers=EXPOSED
@@ -40,11 +40,11 @@ def cors(server: ServerSettings) -> Middleware:
 
 
 class Origins:
-    """The origins and names that requests may have.
+    """The origins and host names that requests may have.
 
-    `Origin`, where there is one, has to be one of `--cors-origin`, or that of the server itself as the Host header
-    names it. `Host` has to be an IP address, `localhost`, `--host` or one of `--allowed-host` while the server listens
-    on loopback or asks for no key: then the address a request was sent to is all that tells a page from the user.
+    An `Origin` has to be one of `--cors-origin`, or the server's own according to the Host header. If the server
+    listens on loopback or requires no key, `Host` has to be an IP address, `localhost`, `--host` or one of
+    `--allowed-host`: then only the address in a request distinguishes a foreign page from the user.
     """
 
     def __init__(self, server: ServerSettings) -> None:
@@ -89,13 +89,13 @@ class OriginCheck:
 
 
 def allowed_origins(server: ServerSettings) -> list[str]:
-    """Return the origins of `--cors-origin` as browsers send them: in small letters, without a default port."""
+    """Return the origins of `--cors-origin` as browsers send them: in lower case, without a default port."""
     origins = [origin.rstrip("/").lower() for origin in server.cors_origins]
     return [origin.removesuffix(_DEFAULT_PORTS.get(origin.split(":")[0], "")) for origin in origins]
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether a host, without a port, is this machine: `localhost` or a loopback address."""
+    """Return whether a host name without a port is `localhost` or a loopback address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -103,14 +103,15 @@ def is_loopback(host: str) -> bool:
 
 
 def _note(name: str, flag: str) -> None:
-    """Have the request's log line say what was refused, and which flag would allow it."""
+    """Add the refused name, and the flag that would allow it, to the request's log line."""
     record = current_request()
     record.refused, record.allowed_by = name if _NAMES.fullmatch(name) else "", flag
 
 
 def _is_allowed_host(authority: str, names: Collection[str]) -> bool:
-    """Return whether a Host header names the server. No page can be served from an address that is not its own, so
-    that every IP address is allowed.
+    """Return whether a Host header names the server.
+
+    Any IP address is allowed, since a page cannot be served from an address that is not its own.
     """
     if ANY in names:
         return True
@@ -126,5 +127,5 @@ def _is_allowed_host(authority: str, names: Collection[str]) -> bool:
 
 
 def _origins_of(authority: str) -> tuple[str, str]:
-    """Return the origins of the server's own page, behind TLS and without it. Default ports are in neither header."""
+    """Return the origins of the server's own page, with and without TLS. Both headers omit default ports."""
     return f"http://{authority}", f"https://{authority}"

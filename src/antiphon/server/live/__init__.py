@@ -1,1 +1,1 @@
-"""Sessions that are being served: each ties a wire, a session and an attachment together."""
+"""Live sessions: each connects a wire, a session and an attachment."""

@@ -1,7 +1,7 @@
-"""The vectors of uploaded voices by which a session tells its user from others (`primary_speaker` `enrolled`).
+"""The vectors of uploaded voices, by which a session recognizes its user (`primary_speaker` `enrolled`).
 
-A wire reads a message without waiting, so what a message names is looked up before it is read (`prepare`), and the
-wire finds the outcome (`find`). A recording is listened to once.
+A wire reads a message without waiting. So `prepare` looks up the voices that a message names before it is read, and
+the wire gets the outcome from `find`. Each recording is processed only once.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from antiphon.shares.threads import FILE_THREADS, in_thread
 from antiphon.store.voices import VoiceStore
 from antiphon.turns.voices.enrolment import MIN_SPEECH_S, enrolment_takes, speech_of
 
-# Of a recording, so many seconds are searched for speech.
+# Only this part of a recording, from its start, is searched for speech.
 MAX_RECORDING_S = 60.0
-# Bounds: outcomes that a wire may still ask for, and recordings that need not be heard again, of 4 KiB each.
+# Bounds of the two caches: outcomes that a wire may still ask for, and recordings that were processed, of 4 KiB each.
 MAX_OUTCOMES, MAX_HEARD = 1000, 1000
 
 
 @dataclass(frozen=True, slots=True)
 class _Unfit:
-    """Why nobody is enrolled by a voice: the code of an error, and the rest of a sentence that the name begins."""
+    """Why a voice cannot be enrolled: an error's code, and a message that continues after the voice's name."""
 
     code: str
     reason: str
@@ -42,7 +42,7 @@ class _Unfit:
 
 @dataclass(frozen=True, slots=True)
 class _Recording:
-    """An uploaded file; `mtime_ns` tells a replaced one."""
+    """An uploaded file. `mtime_ns` changes when the file is replaced."""
 
     path: Path
     mtime_ns: int
@@ -53,20 +53,20 @@ _Outcome = tuple[EnrolledVoice, ...] | _Unfit
 
 @dataclass(slots=True)
 class EnrolledVoices:
-    """Those of all callers, in one event loop. Only `find` may be called from another thread."""
+    """The enrolled voices of all callers, in one event loop. Only `find` may be called from another thread."""
 
-    # Of each key, by the voice's name. None: there is no such voice.
+    # For each key, by the voice's name. None: the key has no such voice.
     _outcomes: FairCache[str, _Outcome | None] = field(default_factory=lambda: FairCache(MAX_OUTCOMES))
-    # Of each key, by the recording.
+    # For each key, by the recording.
     _heard: FairCache[_Recording, _Outcome] = field(default_factory=lambda: FairCache(MAX_HEARD))
-    # One recording is listened to at a time.
+    # One recording is processed at a time.
     listening: Places = field(default_factory=lambda: Places(1))
 
     async def prepare(self, key: str, name: str, store: VoiceStore, models: LoadedModels) -> None:
-        """Look a voice up as it is now, in the `store` of the caller with this `key`, and listen to it.
+        """Look up a voice as it is now in `store`, the store of the caller with this `key`, and compute its vectors.
 
-        Waits for a thread, and for the VAD and the speaker model where the recording is new. Raises nothing for a voice
-        that cannot be had; without a speaker model it does nothing.
+        Waits for a thread and, if the recording is new, for the VAD and the speaker model. Does not raise for an
+        unusable voice. Does nothing without a speaker model.
         """
         if models.speaker_model is None or len(name) > MAX_VOICE_NAME_CHARS:
             return
@@ -74,10 +74,10 @@ class EnrolledVoices:
         self._outcomes.put(key, name, outcome)
 
     def find(self, key: str, name: str, param: str) -> tuple[EnrolledVoice, ...]:
-        """Return the vectors of a voice that was prepared: as it was recorded, and with made-up noises.
+        """Return the vectors of a prepared voice: as it was recorded, and with synthetic noise added.
 
-        Raises RemoteProtocolError that names `param`: `voice_not_found`; `invalid_value` for an embedding, and for a
-        recording without enough speech; `resource_exhausted` and `server_error` where the model had no room or failed.
+        Raises RemoteProtocolError that names `param`: `voice_not_found`; `invalid_value` for an embedding, or for a
+        recording without enough speech; `resource_exhausted` if the model had no room; `server_error` if it failed.
         """
         match self._outcomes.get(key, name):
             case None:
@@ -101,16 +101,16 @@ class EnrolledVoices:
                     self._heard.put(key, found, heard)
                 return heard
         except OSError:
-            # It is being replaced or deleted.
+            # The file is being replaced or deleted.
             return None
         except Refused as refusal:
-            return _Unfit("resource_exhausted", f"cannot be listened to now: {refusal}.")
+            return _Unfit("resource_exhausted", f"cannot be processed now: {refusal}.")
         except ModelError:
-            return _Unfit("server_error", "could not be listened to: the model failed.")
+            return _Unfit("server_error", "could not be processed: the model failed.")
 
 
 def _recording(name: str, store: VoiceStore) -> _Recording | _Unfit | None:
-    """The recording of a voice. Reads files. Raises OSError."""
+    """Return the recording of a voice; None for an unknown one. Reads files. Raises OSError."""
     voice, path = store.get(name), store.sample(name)
     if voice and path:
         return _Recording(path, path.stat().st_mtime_ns)
@@ -118,13 +118,13 @@ def _recording(name: str, store: VoiceStore) -> _Recording | _Unfit | None:
 
 
 async def _listened(recording: bytes, model: SpeakerModel, detector: VoiceActivityDetector) -> _Outcome:
-    """The vectors of a recording's voice. Raises Refused, ModelError."""
+    """Return the vectors of a recording's voice, or why there are none. Raises Refused, ModelError."""
     try:
         pcm = await in_thread(
             decode_beginning, io.BytesIO(recording), SAMPLE_RATE_HZ, MAX_RECORDING_S, places=FILE_THREADS
         )
     except MediaError as error:
-        return _Unfit("invalid_value", f"cannot be heard: {error}.")
+        return _Unfit("invalid_value", f"cannot be decoded: {error}.")
     speech = await _speech(pcm, detector)
     seconds = len(speech) / SAMPLE_RATE_HZ
     if seconds < MIN_SPEECH_S:
@@ -138,7 +138,7 @@ async def _listened(recording: bytes, model: SpeakerModel, detector: VoiceActivi
 
 async def _speech(pcm: Pcm, detector: VoiceActivityDetector) -> Pcm:
     stream, probabilities = detector.open(), list[float]()
-    # The last frame is filled up with silence.
+    # The last frame is padded with silence.
     padded = np.pad(pcm, (0, -len(pcm) % detector.frame_samples))
     for start in range(0, len(padded), SAMPLE_RATE_HZ):
         probabilities += await stream.feed(padded[start : start + SAMPLE_RATE_HZ])

@@ -1,7 +1,7 @@
-"""The first frames of a realtime connection: beginning a session, resuming a live one, restoring a stored one.
+"""Handles the first frames of a realtime connection, which begin, resume or restore a session.
 
-What can be refused before the upgrade is refused by the route, over HTTP; here the WebSocket is accepted, and a refusal
-is an error frame and a close.
+Routes refuse over HTTP what can be refused before the upgrade. Here the WebSocket is accepted, and a refusal is an
+error frame followed by a close.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from antiphon.transports.websocket import WebSocketTransport
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 _FALSE_VALUES = ("0", "false", "no")
-# The query parameters of sessions, each with the values it may have; () for any.
+# Query parameters of sessions, each with its allowed values; () allows any.
 _PARAMETERS: Mapping[str, Sequence[str]] = {
     "autostart": (*TRUE_VALUES, *_FALSE_VALUES),
     "dialect": ("openai", "vllm"),
@@ -58,19 +58,19 @@ _PARAMETERS: Mapping[str, Sequence[str]] = {
     "record": (*TRUE_VALUES, *_FALSE_VALUES),
     "resume": (),
 }
-# How long a client that resumes, or speaks full duplex, may wait with its first frame, in seconds.
+# Timeout, in seconds, for the first frame of a client that resumes or speaks full duplex.
 FIRST_FRAME_S = 10.0
-# A client that gave up an attempt to resume is seen to have left within so many seconds of it being read.
+# How long, in seconds, an attempt to resume waits to see whether its client has already left.
 GIVEN_UP_S = 0.5
-# What may come before the first frame of a WebSocket that can only resume a session is whole.
+# Maximum size of the first message of a WebSocket that can only resume a session.
 MAX_RESUME_BYTES = 64 << 10
 
 
 def check_query(query: QueryParams) -> None:
-    """Check the query of a session's URL, before the upgrade; parameters that only others know are ignored.
+    """Check the query of a session's URL, before the upgrade. Ignores parameters of other servers.
 
-    Raises RemoteProtocolError: `unknown_parameter` for a name that is nearly one of ours, `invalid_value`, and
-    `unsupported_parameter` for `call_id`: who sends it means a call that is there, and wants no other session.
+    Raises RemoteProtocolError: `unknown_parameter` for a name similar to a supported one, `invalid_value`, and
+    `unsupported_parameter` for `call_id`: its client means an existing call, and does not want a new session.
     """
     if "call_id" in query:
         message = "'call_id' is not supported: a call is controlled on its own data channel."
@@ -87,14 +87,14 @@ def check_query(query: QueryParams) -> None:
 def names_session(websocket: WebSocket) -> bool:
     """Return whether the upgrade names a session to resume (`?resume=SESSION`).
 
-    The first frame is a `session.resume` with the token then.
+    The first frame then has to be a `session.resume` with the token.
     """
     resume = websocket.query_params.get("resume", "")
     return bool(resume) and resume not in TRUE_VALUES
 
 
 def kind_of(dialect: Dialect, opening: Opening) -> Kind:
-    """Return what a session is for, as far as its upgrade tells; one that turns out to be another says so later."""
+    """Return the kind of a session, as far as its upgrade shows it. It may be corrected later."""
     if dialect.name != "realtime":
         return "duplex"
     transcribes = opening.intent == "transcription" or opening.is_transcription or opening.dialect == "vllm"
@@ -109,8 +109,8 @@ def wants_token(websocket: WebSocket) -> bool:
 async def serve_resumed(state: ServerState, caller: Caller, websocket: WebSocket) -> None:
     """Accept a WebSocket whose first frame has to be a `session.resume`, and serve the session until it detaches.
 
-    Any other first frame, or none within FIRST_FRAME_S, is refused; one of more than MAX_RESUME_BYTES closes it with
-    1009.
+    Refuses any other first frame, or none within FIRST_FRAME_S. A frame larger than MAX_RESUME_BYTES closes the
+    WebSocket with 1009.
     """
     await serve_by_first_frame(state, caller, websocket)
 
@@ -122,12 +122,14 @@ async def serve_by_first_frame(
     dialect: Dialect | None = None,
     opening: Opening | None = None,
 ) -> None:
-    """Accept a WebSocket and serve what its first frame asks for, until it is over.
+    """Accept a WebSocket and serve the session that its first frame begins or resumes, until it is over.
 
     A `session.resume` resumes a session of `caller`. With a `dialect` whose clients speak first, any other frame begins
-    a session of it, opened by `opening`; a `model` in the URL begins it without waiting for a frame (unless
-    `autostart=0`). While the frame is awaited, the WebSocket holds a place of its own kind. Raises Refused before the
-    upgrade where there is neither room nor a session to resume; after it, what goes wrong is answered in frames.
+    a session of that dialect, opened by `opening`. A `model` in the URL begins it without waiting for a frame (unless
+    `autostart=0`). While waiting for the frame, the WebSocket holds a place that is counted apart from sessions.
+
+    Raises Refused before the upgrade if the server has neither room nor a session to resume. After the upgrade, errors
+    are sent as frames.
     """
     query, resumes = websocket.query_params, names_session(websocket)
     if dialect is not None and opening is not None and not resumes and not state.sessions.may_resume:
@@ -166,7 +168,7 @@ async def serve_by_first_frame(
 
 
 async def _first_frame(state: ServerState, caller: Caller, transport: WebSocketTransport) -> str | bytes | None:
-    """Wait for the first frame; None: the client has left. Raises Refused, RemoteProtocolError (`config_timeout`)."""
+    """Wait for the first frame; None if the client leaves. Raises Refused, RemoteProtocolError (`config_timeout`)."""
     with state.admission.await_first_event(caller), anyio.move_on_after(FIRST_FRAME_S):
         return await transport.receive()
     raise RemoteProtocolError("config_timeout", f"No event came within {FIRST_FRAME_S:.0f} s.")
@@ -175,8 +177,9 @@ async def _first_frame(state: ServerState, caller: Caller, transport: WebSocketT
 async def _refuse_unknown(
     state: ServerState, caller: Caller, websocket: WebSocket, transport: WebSocketTransport
 ) -> None:
-    """Say at once that there is no such session, and close once the client's own first frame has come or is late: a
-    client that sends before it reads would find the connection broken, and try again.
+    """Report an unknown session at once, and close when the client's first frame arrives or its timeout expires.
+
+    A client that sends before it reads would otherwise find the connection broken, and try again.
     """
     error = unknown_session("resume")
     with suppress(WebSocketDisconnect, RuntimeError):
@@ -216,15 +219,16 @@ async def _serve_new(
 
 
 def unknown_session(param: str) -> RemoteProtocolError:
-    """What a client is told that names a session which no host has, or which is another caller's."""
+    """Return the error for a session id that no host has, or that belongs to another caller."""
     return RemoteProtocolError("unknown_session", "There is no such session to resume.", param)
 
 
 async def _resume(
     state: ServerState, caller: Caller, websocket: WebSocket, message: SessionResume, first: str | bytes
 ) -> None:
-    """Resume the session that a `session.resume` names, which is the `first` frame: a live one, or a stored one, here
-    or at the host that has it.
+    """Resume the session that a `session.resume` names: a live one here, or a stored one here or at its owner.
+
+    `first` is the frame with that message.
     """
     try:
         request = resume_from(message)
@@ -255,15 +259,15 @@ async def _resume(
 
 
 async def accept(websocket: WebSocket, dialect: Dialect | None = None) -> None:
-    """Accept the upgrade, with the dialect's subprotocol where it is offered: a browser that offers any wants one."""
+    """Accept the upgrade, with the dialect's subprotocol if the client offers it, as browsers require."""
     wanted = dialect.subprotocol if dialect else "realtime"
     await websocket.accept(subprotocol=wanted if wanted in websocket.scope.get("subprotocols", []) else None)
 
 
 async def refuse(websocket: WebSocket, error: RemoteProtocolError, code: int = CLOSE_POLICY) -> None:
-    """Send an accepted WebSocket an error and close it with `code`. CLOSE_TRY_LATER marks the error as retryable.
+    """Send an error over an accepted WebSocket and close it with `code`. CLOSE_TRY_LATER marks the error as retryable.
 
-    Raises nothing for a client that has left.
+    Does not raise if the client has left.
     """
     frame = refused_frame(lambda prefix: f"{prefix}0", error, retryable=code == CLOSE_TRY_LATER)
     await _send_last(websocket, frame, error.code, code)
@@ -274,4 +278,4 @@ async def _send_last(websocket: WebSocket, frame: Frame, reason: str, code: int 
         await websocket.send_text(str(frame.encode()))
         await websocket.close(code, reason)
     except (WebSocketDisconnect, RuntimeError):
-        log.info("a client left before it was turned away")
+        log.info("a client left before it was refused")

@@ -1,4 +1,4 @@
-"""What sees a live session go by: its recording, where the server is asked to record, and the traces of its turns."""
+"""Observes a live session: records it if the server records, and traces its turns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from antiphon.server.state import ServerState
 from antiphon.transports.transport import ClientData
 
 log = logging.getLogger(__name__)
-# What a conversation counts that is a decision about the turn under way.
+# Counters of a conversation that are decisions about the turn under way, with their names in traces.
 DECISIONS = {
     "preemptive_begun": "begun_ahead",
     "preemptive_used": "used",
@@ -38,22 +38,20 @@ DECISIONS = {
 
 
 class SessionObservers:
-    """Sees one session. Nothing here waits, or changes what the session is given, but that a recorded one hears its
-    audio in 16 bits.
-    """
+    """Observes one session. Never waits. Changes nothing, except that a recorded session gets 16-bit audio."""
 
     def __init__(self, state: ServerState, wire: WireConnection, measure: Callable[[str, float], None]) -> None:
         self._state, self._wire, self._measure = state, wire, measure
         self._recorder = _open_recorder(state, wire)
         self._turns = TurnTracer()
         self._client = current_request().traceparent
-        # Read by whatever calls another server for this session.
+        # Read by code that calls other servers for this session.
         self._current = follow_session()
 
     def came(self, data: ClientData, commands: Sequence[Command]) -> Sequence[Command]:
-        """See what the client sent, and return the commands as they are to be handled."""
+        """Observe a message of the client, and return its commands as the session has to handle them."""
         if recorder := self._recorder:
-            # The recorder rounds audio to 16 bits; the session gets the same, so that a replay hears what it heard.
+            # The session gets the recorder's rounded audio, so that a replay gets the same input.
             commands = [AppendAudio(recorder.audio_in(c.pcm)) if isinstance(c, AppendAudio) else c for c in commands]
             if not isinstance(data, AppendAudio):
                 recorder.event_in(data)
@@ -64,7 +62,7 @@ class SessionObservers:
         return commands
 
     def told(self, event: Event) -> None:
-        """See an event that the client is told of now."""
+        """Observe an event of the session as it is sent to the client."""
         if self._recorder and isinstance(event, ResponseAudioDelta):
             self._recorder.audio_out(event.at.item_id, event.pcm, event.rate_hz)
         for trace in self._turns.follow(event, time.monotonic()):
@@ -72,32 +70,34 @@ class SessionObservers:
         self._current.traceparent = self._turns.traceparent
 
     def measure(self, kind: str, seconds: float) -> None:
-        """See what the session measures of itself, and pass it on."""
+        """Observe a latency that the session measured, and pass it on."""
         self._measure(kind, seconds)
         if kind == "final":
             self._turns.final(time.monotonic())
 
     def count(self, what: str, number: int) -> None:
-        """See what the session counts, for the server's metrics."""
+        """Observe what the session counts, and add it to the server's metrics."""
         self._state.metrics.count(what, number)
         if name := DECISIONS.get(what):
             self._turns.decided(name, time.monotonic())
 
     def sent(self, frame: Frame) -> Frame:
-        """See a frame that goes to the client, and return it."""
+        """Observe a frame that is sent to the client, and return it."""
         if self._recorder and isinstance(text := frame.encode(), str):
             self._recorder.event_out(text)
         return frame
 
     def close(self) -> None:
-        """The session is over."""
+        """Close the recording when the session is over."""
         if self._recorder:
             self._recorder.close()
 
 
 def _open_recorder(state: ServerState, wire: WireConnection) -> Recorder | None:
-    """Return what records the session of a wire in the folder of `--record`; None without one, without a consent that
-    is asked for, and where that folder cannot be written to: a session that cannot be recorded is still served.
+    """Return a recorder that writes a wire's session to the folder of `--record`.
+
+    Returns None without `--record`, without a required consent, and if the folder is not writable: a session that
+    cannot be recorded is still served.
     """
     server = state.settings.server
     if not server.record or (server.record_consent and not wire.opening.consents):

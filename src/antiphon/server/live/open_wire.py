@@ -1,4 +1,4 @@
-"""Makes the wire side of a realtime connection from the server's settings, loaded models and the caller's voices."""
+"""Opens the wire side of a realtime connection, from the server's settings, its models and the caller's voices."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ from antiphon.server.state import ServerState
 from antiphon.shares.threads import GRAMMAR_THREADS, THREADS, in_thread
 
 Read = TypeVar("Read")
-# A frame of this size is decoded in a thread: base64 and resampling of less take some 3 ms.
+# Frames of at least this size are decoded in a thread: base64 and resampling of smaller ones take up to 3 ms.
 LARGE_FRAME_BYTES = 256 << 10
-# So is one with tools, whose schemas are compiled. A client that spells the name in escapes means harm.
+# Frames with tools are decoded in a thread too, since their schemas are compiled. Also matches the name spelled in
+# escapes, which only a hostile client writes.
 _TOOLS = re.compile(r'"tools"|\\u00[67]')
 
 
 def check_tools(tools: Sequence[Tool], param: str, field: str = "parameters") -> None:
-    """Raise RemoteProtocolError, with the reason, for a tool to whose schema no model can be held, or for all of them.
+    """Check that the schemas of tools can be enforced, each and all together. Blocks as `check_schemas` does.
 
-    `param`: the path of the list; `field`: that of the schema within a tool. Blocks as `check_schemas`.
+    `param` is the path of the list, `field` that of the schema within a tool. Raises RemoteProtocolError, with the
+    reason, if a schema cannot be enforced.
     """
     try:
         check_schemas([tool.parameters for tool in tools], together=True)
@@ -44,7 +46,7 @@ def check_tools(tools: Sequence[Tool], param: str, field: str = "parameters") ->
 
 
 def check_fits(schema: JsonSchema, param: str) -> None:
-    """Raise RemoteProtocolError, with the reason, for a schema that is no grammar. Blocks as `check_schemas`."""
+    """Raise RemoteProtocolError, with the reason, if a schema cannot be compiled. Blocks as `check_schemas` does."""
     try:
         check_schemas([schema])
     except GrammarError as error:
@@ -52,14 +54,14 @@ def check_fits(schema: JsonSchema, param: str) -> None:
 
 
 def is_slow(data: str | bytes | msgspec.Raw) -> bool:
-    """Whether a message may take the wire more than milliseconds to read, so that it is read in a thread."""
+    """Whether reading a message may take more than a few milliseconds, so that it has to happen in a thread."""
     return len(data) >= LARGE_FRAME_BYTES or _may_have_tools(data)
 
 
 async def read_slow(read: Callable[[], Read], data: str | bytes | msgspec.Raw) -> Read:
-    """Return `read()`, called in a thread. `data`: what it reads, a message that `is_slow`.
+    """Return `read()`, called in a thread. `data` is the message that it reads, for which `is_slow` is true.
 
-    One with tools has its schemas compiled: it waits for one of GRAMMAR_THREADS. Raises what `read` raises.
+    A message with tools waits for one of GRAMMAR_THREADS, since its schemas are compiled. Raises what `read` raises.
     """
     return await in_thread(read, places=GRAMMAR_THREADS if _may_have_tools(data) else THREADS)
 
@@ -69,7 +71,7 @@ def _may_have_tools(data: str | bytes | msgspec.Raw) -> bool:
 
 
 async def open_wire(wire: WireConnection) -> list[Frame]:
-    """Return what opening the wire gives, without holding up the event loop. Raises as `WireConnection.open`."""
+    """Open the wire without blocking the event loop; return its first frames. Raises as `WireConnection.open`."""
     session = wire.opening.session
     return await read_slow(wire.open, session) if is_slow(session) else wire.open()
 
@@ -77,7 +79,7 @@ async def open_wire(wire: WireConnection) -> list[Frame]:
 async def prepare_voices(state: ServerState, caller: Caller, data: str | bytes | msgspec.Raw) -> None:
     """Look up the voices that a message enrols, if any, so that the wire finds them when it reads the message.
 
-    Call it before anything that the wire reads. Raises nothing for a voice that cannot be had: the wire does.
+    Call it before the wire reads the message. Does not raise for an unusable voice: the wire does.
     """
     models = state.models
     if models is None:
@@ -89,7 +91,7 @@ async def prepare_voices(state: ServerState, caller: Caller, data: str | bytes |
 def context_of(
     state: ServerState, caller: Caller, *, resume_token: str | None = None, autostart: bool = False
 ) -> Context:
-    """What a connection of a caller is made from. `resume_token`, `autostart`: as in Context.
+    """Return the context of a caller's connection. `resume_token` and `autostart` are those of Context.
 
     Raises Refused while models load and while the server drains.
     """

@@ -1,7 +1,7 @@
-"""One live session of `/v1/realtime`, `/v1/duplex` or a bridge, whatever transport carries it.
+"""One live session of `/v1/realtime`, `/v1/duplex` or a bridge, over any transport.
 
-It connects a wire (the protocol), an inbox and a session. How far it has come, which transport is attached, and
-resuming are those of every live session (`server/live/session.py`); what the messages mean is the wire's.
+It connects a wire, an inbox and a session. The wire knows the protocol. The lifecycle, the attached transport and
+resuming are common to all live sessions (`server/live/session.py`).
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ from antiphon.transports.transport import ClientData, Transport
 
 log = logging.getLogger(__name__)
 
-# Frames that may wait for a client that does not read. The session waits then; after STALL_S the client is taken to be
-# gone.
+# Frames that may wait for a client that does not read. Beyond that the session waits, and after STALL_S the client
+# counts as gone.
 MAX_WAITING_FRAMES = 256
 
 
 class LiveRealtime:
-    """Serves one connection, and what is resumed of it: `run` it once, with an open `wire` and its first transport.
+    """Serves one session over its first transport, and over later ones that resume it. Call `run` once.
 
-    `first_frames`: what opening the wire gave. `caller`: what opened it. `token`: what resumes it;
-    None: it ends with its transport. `restored`: what a conversation goes on from. The transport is released by its own
-    route. `copy`: its copy in the session store. `attachment`: the place of its transport, where a client that resumes
-    attaches another one.
+    `wire` is open, and `first_frames` are the frames that opening it returned. `caller` opened the session. `token`
+    resumes it; if None, it ends with its transport. `restored` is what a restored conversation continues from. The
+    route that made `transport` releases it. `copy` is the session's copy in the session store. A client that resumes
+    attaches its transport to `attachment`.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class LiveRealtime:
         self.wire = wire
         self._transport = transport
         audio = state.settings.audio
-        # Begins with the configuration. Where it holds a conversation, `_conversation` is the same session.
+        # None until the configuration arrives. If it is a conversation, `_conversation` is the same object.
         self._session: RealtimeSession | None = None
         self._conversation: RealtimeConversation | None = None
         self._live = LiveSession(self, state, caller, token, MAX_WAITING_FRAMES)
@@ -93,7 +93,7 @@ class LiveRealtime:
         self._observers = SessionObservers(state, wire, self._live.measure)
         persistence = Persistence(state, caller, wire, restored.row if restored else None)
         self.copy = StoredCopy(wire, self._live, self._inbox, persistence, self._send, first_frames, restored)
-        # Set once a session that was restored goes on; frames of its client wait until then.
+        # Set when a restored session has handled what the last host left. Frames of the client wait until then.
         self._goes_on = anyio.Event()
         # Not set while a thread decodes a frame.
         self._wire_is_free = anyio.Event()
@@ -101,14 +101,14 @@ class LiveRealtime:
 
     @property
     def num_bytes(self) -> int:
-        """The memory of the conversation, of its configuration, and of the commands that wait."""
+        """The memory that the conversation, its configuration and the waiting commands take."""
         kept = self._conversation.history.num_bytes if self._conversation else 0
         return kept + self._bounds.config_bytes + self._inbox.num_bytes
 
     async def run(self) -> None:
-        """Serve until the session is over: ended by either side, or not resumed within the grace period.
+        """Serve until either side ends the session, or it is not resumed within the grace period.
 
-        Failures of the session end it alone and are logged; none is raised.
+        A failure of the session ends only this session. It is logged, not raised.
         """
         try:
             self.copy.send()
@@ -126,7 +126,7 @@ class LiveRealtime:
         self._end("session_expired", "Your session hit the maximum duration.", CLOSE_GOING_AWAY)
 
     async def _go_on(self) -> None:
-        """Have a session that was restored begin at once, tell its client what was lost, and answer what is owed."""
+        """Begin a restored session at once, report to its client what was lost, and handle what is owed."""
         if self.copy.goes_on:
             # The client gets its first frame before the session is made.
             await anyio.lowlevel.checkpoint()
@@ -138,14 +138,14 @@ class LiveRealtime:
 
     @property
     def backlog_s(self) -> float:
-        """Seconds of audio that wait in the inbox, where each command without audio counts as 10 ms or more."""
+        """Seconds of audio that wait in the inbox. Each command without audio counts as 10 ms or more."""
         return self._inbox.backlog_s
 
     def drain(self, within_s: float) -> None:
-        """End the session since the server stops, once nobody speaks: what was heard is still transcribed and sent,
+        """End the session when nobody speaks, since the server stops. Received audio is still transcribed and sent,
         within `within_s`. Does not wait.
 
-        A conversation that another host can go on with is given away instead.
+        A conversation that another host can continue is handed over instead.
         """
         if self.copy.can_move and self._live.lifecycle.reads_frames:
             self._live.start(partial(self.copy.move, within_s))
@@ -170,7 +170,7 @@ class LiveRealtime:
         return self.wire.idle_s
 
     async def end_if_idle(self) -> None:
-        """End the session with `idle_timeout`: nothing but frames counts as activity here."""
+        """End the session with `idle_timeout`: only frames count as activity here."""
         self._end("idle_timeout", f"Nothing came for {self.wire.idle_s:.0f} s.", CLOSE_GOING_AWAY)
 
     def control(self, data: str | bytes) -> Control | None:
@@ -180,10 +180,10 @@ class LiveRealtime:
         await self._flush(self.wire.refuse(error, event_id))
 
     async def resumed(self, token: str, how: HowResumed) -> Frame:
-        """Return the dialect's first frame after a resume: the new token, and how much the server has received.
+        """Return the dialect's first frame after a resume, with the new token and how much the server has received.
 
-        Waits until the token is in the session store, if the session is stored. Raises RemoteProtocolError
-        (`session_elsewhere`) where another host has the session by now.
+        Waits until the token is stored, if the session is stored. Raises RemoteProtocolError (`session_elsewhere`) if
+        another host owns the session.
         """
         stored_events = await self.copy.store_token()
         facts = {} if stored_events is None else {"stored_events": stored_events}
@@ -196,10 +196,10 @@ class LiveRealtime:
         return self._observers.sent(self.wire.replaced())
 
     async def handle(self, data: ClientData) -> None:
-        """Have the wire decode a frame, and give its commands to the session; errors are answered on the wire.
+        """Decode a frame and pass its commands to the session. Errors are answered on the wire.
 
-        Waits while the inbox is full (`--overflow wait`), and while the client does not read its answers. The first
-        configuration starts the session.
+        Waits while the inbox is full (`--overflow block`), and while the client does not read. The first configuration
+        starts the session.
         """
         await self._goes_on.wait()
         number = self.attachment.num_received
@@ -209,7 +209,7 @@ class LiveRealtime:
             self.copy.received(number, commands)
 
     async def wind_up(self) -> None:
-        """Close the inbox: the session transcribes what is in it, and its end closes the connection."""
+        """Close the inbox. The session transcribes what is in it, and its end closes the connection."""
         await self._flush()
         self._inbox.close()
         if self._session is None:
@@ -218,10 +218,10 @@ class LiveRealtime:
     # --- reading ------------------------------------------------------------------------------------------------------
 
     async def _decoded(self, data: ClientData) -> Sequence[Command]:
-        """Return the commands of a frame, as they are to be handled, and record them. Its answers are queued.
+        """Return the commands of a frame, after the observers have seen them. The frame's answers are queued.
 
-        A frame that `is_slow` is decoded in a thread; the session's events wait meanwhile, since they are written
-        by the same wire.
+        A frame that `is_slow` is decoded in a thread. The session's events wait meanwhile, since the same wire encodes
+        them.
         """
         commands: Sequence[Command] = ()
         max_bytes = self._state.settings.audio.max_frame_bytes
@@ -244,7 +244,7 @@ class LiveRealtime:
 
     async def _carry_out(self, commands: Sequence[Command]) -> None:
         """Carry out the commands of a frame, or put them into the inbox."""
-        # Audio is bounded by the backlog, however fast it comes; events without audio are bounded by their rate.
+        # The backlog bounds audio, at any rate. The rate bounds events without audio.
         has_audio = self._bounds.have_audio(commands)
         if not has_audio and self._bounds.count_event():
             max_events_per_s = self._state.settings.audio.max_events_per_s
@@ -277,13 +277,13 @@ class LiveRealtime:
         if not has_audio:
             self._live.count_memory()
             if self._bounds.is_spent:
-                self._end("memory_limit_exceeded", "Too much came that could not be kept.", CLOSE_TOO_BIG)
+                self._end("memory_limit_exceeded", "Too many events could not be kept.", CLOSE_TOO_BIG)
         await self._flush()
         if self.wire.closing:
             self._close()
 
     def _close(self) -> None:
-        """End at once: the client has closed the session, and what is still to be transcribed is not sent."""
+        """End at once, since the client has closed the session. Pending transcripts are not sent."""
         if self._live.lifecycle.is_running:
             self.copy.send(self.wire.close(), at_once=True)
             self._live.close("session_closed")
@@ -309,7 +309,7 @@ class LiveRealtime:
         try:
             await session.run()
         except Exception as error:
-            # The session's edge: whatever failed in it ends this session alone.
+            # The boundary of the session: any failure in it ends only this session.
             if refusal := refusal_in(error):
                 log.info("session %s is refused: %s", self.wire.id, refusal)
                 self._end("resource_exhausted", str(refusal), CLOSE_TRY_LATER)
@@ -323,9 +323,9 @@ class LiveRealtime:
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def _end(self, code: str, message: str, close_code: int) -> None:
-        """Send why the session ends, and stop reading; what was heard is still transcribed and sent.
+        """Send the reason that the session ends, and stop reading. Received audio is still transcribed and sent.
 
-        Only the first reason to end counts.
+        Only the first call counts.
         """
         if self._live.lifecycle.reads_frames:
             self.copy.send(self.wire.send(SessionEnding(code, message)))

@@ -1,4 +1,4 @@
-"""The session that a live realtime session carries: how it is made, and which commands of its client it takes."""
+"""Makes the session behind a realtime connection, and bounds the commands that its client may send."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from antiphon.sessions.inbox import Inbox
 from antiphon.sessions.transcription.session import TranscriptionSession
 from antiphon.transports.transport import AudioPlayer
 
-# Sessions whose commands come through an inbox. Whatever `run` raises ends its live session with `server_error`, and no
-# other session.
+# Sessions that read their commands from an inbox. Any exception from `run` ends only that live session, with
+# `server_error`.
 RealtimeConversation = ConversationSession | DuplexSession
 RealtimeSession = TranscriptionSession | RealtimeConversation
 
@@ -42,17 +42,17 @@ URGENT = (BargeIn, CancelInput, AcknowledgePlayback, ClearOutputAudio)
 # 5 ms. A frame with less audio counts as an event without audio.
 MIN_AUDIO_SAMPLES = SAMPLE_RATE_HZ // 200
 RATE_WINDOW_S = 2.0
-# The most items to which a client may add another: finding one takes a search through all.
+# Maximum number of items in a conversation: finding an item is a linear search.
 MAX_ITEMS = 10_000
-# How many commands are refused for want of memory before the session ends.
+# The session ends after this number of commands were refused because memory was short.
 MAX_REFUSED = 100
 
 
 class CommandBounds:
-    """What one client may send: how many events without audio, and how much that has to be kept.
+    """Limits what one client may send: the rate of events without audio, and the memory of what has to be kept.
 
-    `max_events_per_s`: of events without audio, on average over RATE_WINDOW_S. `config_bytes`: the memory of the
-    session's configuration.
+    `max_events_per_s` limits events without audio, on average over RATE_WINDOW_S. `config_bytes` is the memory that
+    the session's configuration takes.
     """
 
     def __init__(
@@ -61,27 +61,27 @@ class CommandBounds:
         self._memory = memory
         self._max_events_per_s = max_events_per_s
         self._clock = clock
-        # When the last events without audio came, of the last RATE_WINDOW_S.
+        # Arrival times of the events without audio within the last RATE_WINDOW_S.
         self._event_times_s: deque[float] = deque()
         self._num_refused = 0
         self.config_bytes = 0
 
     @property
     def is_spent(self) -> bool:
-        """Whether so many commands were refused for want of memory that the session has to end."""
+        """Whether MAX_REFUSED commands were refused because memory was short, so that the session has to end."""
         return self._num_refused >= MAX_REFUSED
 
     def configure(self, command: ConfigureTranscription | ConfigureConversation) -> None:
-        """Measure a configuration, which replaces the one before."""
+        """Measure a configuration. It replaces the previous one."""
         self.config_bytes = num_bytes(command)
 
     @staticmethod
     def have_audio(commands: Sequence[Command]) -> bool:
-        """Whether the commands of a frame bring audio, so that the backlog bounds them, and not their rate."""
+        """Whether the commands of a frame have enough audio to be bounded by the backlog instead of by their rate."""
         return sum(len(c.pcm) for c in commands if isinstance(c, AppendAudio)) >= MIN_AUDIO_SAMPLES
 
     def count_event(self) -> bool:
-        """Count an event without audio; return whether they are too many."""
+        """Count an event without audio; return whether the rate is above the limit."""
         now_s = self._clock()
         self._event_times_s.append(now_s)
         while self._event_times_s[0] < now_s - RATE_WINDOW_S:
@@ -89,7 +89,7 @@ class CommandBounds:
         return len(self._event_times_s) > self._max_events_per_s * RATE_WINDOW_S
 
     def check(self, command: CreateItem | CreateResponse, num_items: int) -> None:
-        """Raise RemoteProtocolError where what a command brings may not be kept, in a history of `num_items`."""
+        """Raise RemoteProtocolError if a history of `num_items`, or the memory, has no room for a command's data."""
         if isinstance(command, CreateItem) and num_items >= MAX_ITEMS:
             raise RemoteProtocolError("conversation_too_large", f"A conversation may have {MAX_ITEMS} items.")
         try:
@@ -100,8 +100,10 @@ class CommandBounds:
 
 
 def goes_first(command: Command, conversation: RealtimeConversation) -> TypeGuard[ConversationCommand]:
-    """Whether a command is handled at once, before those that wait in the inbox. A CancelResponse is where it can mean
-    a response that has begun; else it may be about one that a command in the inbox has still to begin.
+    """Whether a command is handled at once, before those that wait in the inbox.
+
+    A CancelResponse is handled at once only if a response has begun. Otherwise it may be meant for a response that a
+    command in the inbox has yet to begin.
     """
     return isinstance(command, URGENT) or (isinstance(command, CancelResponse) and conversation.progress.can_cancel)
 
@@ -114,7 +116,7 @@ def new_transcription(
     emit: EmitConversation,
     measure: Callable[[str, float], None],
 ) -> TranscriptionSession:
-    """Return the session of a wire that transcribes, with the models of the server."""
+    """Return a transcription session for a wire, with the server's models."""
     models = state.loaded()
     return TranscriptionSession(
         first.config,
@@ -138,7 +140,7 @@ def new_conversation(
     playback: AudioPlayer | None,
     observers: SessionObservers,
 ) -> ConversationSession | DuplexSession:
-    """Return the session of a wire that holds a conversation, with the models of the server, and an empty history."""
+    """Return a conversation session for a wire, with the server's models and an empty history."""
     models = state.loaded()
     assert models.for_conversations
     context = ConversationContext(

@@ -1,6 +1,6 @@
-"""What every live session has, whatever it is about: a lifecycle, an outbox, an attachment, an entry in the server.
+"""The common part of all live sessions: lifecycle, outbox, attachment, and the entry in the server's registry.
 
-`LiveRealtime` and `LiveStream` each have one. What is said over it, and when it ends, is theirs.
+`LiveRealtime` and `LiveStream` each have one. They decide what is sent and when the session ends.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from antiphon.transports.transport import STALL_S, Transport
 
 log = logging.getLogger(__name__)
 CLOSE_NORMAL, CLOSE_GOING_AWAY, CLOSE_POLICY = 1000, 1001, 1008
-# What sessions are for whose dialect, as metrics name it, says more than their upgrade did.
+# The kind of session that a dialect's label in the metrics stands for. It is more precise than the upgrade.
 KINDS_OF: dict[str, Kind] = {"openai": "captions", "vllm": "captions", "duplex": "duplex"}
 CLOSE_TOO_BIG, CLOSE_INTERNAL, CLOSE_MOVED, CLOSE_TRY_LATER = 1009, 1011, 1012, 1013
-# What of a session's latencies its last line tells, by the kind of measurement: how many there were, and the median.
+# Latencies in a session's last log line, by the kind of measurement: the names of their number and of their median.
 TOLD_LATENCIES = {
     "final": ("turns", "final_ms"),
     "first_answer_sound": ("answers", "first_sound_ms"),
     "first_sound": ("sentences", "first_sound_ms"),
     "first_video_text": ("answers", "first_text_ms"),
 }
-# Of each kind the last so many count.
+# Number of latencies kept of each kind: the newest.
 MAX_LATENCIES = 1000
-# Of the time that a drain gives a session, this part, or this many seconds, is kept for its last transcripts.
+# The part of a drain that is reserved for a session's last transcripts: a fraction of it, and the maximum in seconds.
 FINALS_PART, FINALS_S = 0.25, 5.0
-# What is heard ends by the clock, which wakes nobody: a session that is to end is looked at so often, in seconds.
+# Polling interval for a session that is to end, in seconds. Playback ends by the clock, without an event to wait for.
 POLL_S = 0.05
 
 
 class LiveSession:
-    """The common part of a live session: `serve` it once. Its `outbox` takes frames before that, too.
+    """The common part of a live session. Call `serve` once; `outbox` takes frames before that, too.
 
-    `session`: the whole of it. `caller`: what opened it. `token`: what resumes it; None: it ends with its transport.
-    `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment. `memory`: the session's account,
-    which is closed when it has been served.
+    `session` is the session that this is a part of, and `caller` opened it. `token` resumes it; if None, it ends with
+    its transport. For `max_waiting`, `waits_detached` and `stall_s` see Outbox and Attachment. `memory` is the
+    session's account, which `serve` closes at the end.
     """
 
     def __init__(
@@ -84,20 +84,20 @@ class LiveSession:
         self._labels: list[str] = []
         self._begun_s = time.monotonic()
         self._request = current_request()
-        # How `finish` closes the transport, unless it is told otherwise.
+        # Default code and reason with which `finish` closes the transport.
         self._close_code, self._close_reason = CLOSE_NORMAL, ""
         self._has_finished = False
         self._latencies_s: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=MAX_LATENCIES))
 
     @property
     def lifecycle(self) -> Lifecycle:
-        """How far the session has come. It changes by `end`, `finish` and `close`, and by what the attachment sees."""
+        """The session's state. `end`, `finish`, `close` and the attachment change it."""
         return self._lifecycle.state
 
     async def serve(self, transport: Transport, *tasks: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Serve `transport` and those that resume until the session is CLOSED, with `tasks` running beside it.
+        """Serve `transport`, and later ones that resume, until the session is CLOSED.
 
-        Meanwhile the session is in the server's state. The tasks are cancelled at the end.
+        Runs `tasks` concurrently, and cancels them at the end. Meanwhile the session is in the server's registry.
         """
         self._state.sessions.enter(self._session)
         self._request.session = self._session.id
@@ -115,16 +115,16 @@ class LiveSession:
                 self._state.metrics.sessions.labels(label).dec()
 
     def measure(self, kind: str, seconds: float) -> None:
-        """Record a latency of the session, for the server's metrics and for its own last line."""
+        """Record a latency of the session, for the server's metrics and for the session's last log line."""
         self._state.metrics.measure(kind, seconds)
         if kind in TOLD_LATENCIES:
             self._latencies_s[kind].append(seconds)
 
     def log_end(self, audio_s: float = 0.0, **counts: int) -> None:
-        """Log that the session has ended: one line with its id, kind, key's hash, close code and reason, times, and how
-        long its client waited.
+        """Log the end of the session in one line: its id, kind, key's hash, close code and reason, duration and median
+        latencies.
 
-        `audio_s`: seconds of audio that it heard or spoke. `counts`: what else is counted of its kind.
+        `audio_s` is the seconds of audio that it received or made. `counts` are further counts of its kind.
         """
         fields: Fields = {
             "session": self._session.id,
@@ -142,18 +142,18 @@ class LiveSession:
         log_fields(log, logging.INFO, "session ended", fields | counts)
 
     def start(self, task: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Run a task of the session from now on; it is cancelled at the session's end. Only while `serve` runs."""
+        """Start a task of the session, which is cancelled at the session's end. Call it only while `serve` runs."""
         self._group.start_soon(task)
 
     def count_memory(self) -> None:
-        """Have the session's account hold what it holds now: call it after whatever may have changed that."""
+        """Update the session's memory account. Call it after any change of what the session holds."""
         self.memory.hold(self._session.num_bytes + self.outbox.journal.num_bytes)
 
     def count(self, label: str) -> None:
-        """Count the session in the metrics under this dialect, as one that was started and as live until it ends."""
+        """Count the session in the metrics under this dialect: as started now, and as live until it ends."""
         self._labels.append(label)
         if label in KINDS_OF and (place := current_place()):
-            # A connection tells only by its first message, and a stored session by what was stored, what it is for.
+            # Only the first message, or the stored row, shows what a session is for.
             place.becomes(KINDS_OF[label])
         self._state.metrics.sessions.labels(label).inc()
         self._state.metrics.sessions_started.labels(label).inc()
@@ -161,32 +161,32 @@ class LiveSession:
     # --- the lifecycle ------------------------------------------------------------------------------------------------
 
     def end_once(self, silent: Callable[[], bool], within_s: float, end: Callable[[], None]) -> None:
-        """Have `end` called once the session is `silent`, and early enough that its finals come within `within_s`.
+        """Call `end` when the session is `silent`, or early enough that its finals are sent within `within_s`.
 
-        Does not wait. Only while `serve` runs.
+        Does not wait. Call it only while `serve` runs.
         """
 
         async def wait() -> None:
             with anyio.move_on_after(within_s - min(FINALS_S, FINALS_PART * within_s)):
-                # Of a client that is not there, nothing more is heard.
+                # A client without a transport sends nothing more.
                 await become(lambda: silent() or not self.attachment.state.has_transport, POLL_S)
             end()
 
         self.start(wait)
 
     def end(self, code: int, reason: str) -> None:
-        """Stop reading, and have the session wind up; `finish` closes its transport with this code and reason.
+        """Stop reading, and have the session wind up. `finish` then closes its transport with this code and reason.
 
-        Does nothing unless the session is OPEN: only the first reason to end counts. Does not wait.
+        Does nothing unless the session is OPEN, so only the first call counts. Does not wait.
         """
         if self.lifecycle is Lifecycle.OPEN:
             self._close_code, self._close_reason = code, reason
             self._apply(LifecycleEvent.ENDED)
 
     def finish(self, code: int | None = None, reason: str | None = None) -> None:
-        """Have the transport closed after the last frame; without a transport, the session is CLOSED at once.
+        """Close the transport after the last frame. Without a transport, the session is CLOSED at once.
 
-        `code` and `reason` default to those of `end`, else to 1000 and none. Does nothing after the first time, or
+        `code` and `reason` default to those of `end`, or to 1000 and no reason. Does nothing after the first call, or
         after `close`. Does not wait.
         """
         if self.lifecycle.is_running:
@@ -199,10 +199,10 @@ class LiveSession:
                 self.attachment.abandon()
 
     def close(self, reason: str) -> None:
-        """Have the transport closed with 1000 after the last frame: its client has closed the session, or another host
-        has it, and nobody can resume it here. Without a transport, it is CLOSED at once.
+        """Close the transport with 1000 after the last frame. Without a transport, the session is CLOSED at once.
 
-        Does nothing after the first time, or after `finish`. Does not wait.
+        For a session that its client has closed, or that another host owns, so that it cannot be resumed here. Does
+        nothing after the first call, or after `finish`. Does not wait.
         """
         if self.lifecycle.is_running:
             self._close_reason = reason
@@ -216,14 +216,14 @@ class LiveSession:
         self.attachment.stop_reading()
 
     def _overflowed(self) -> None:
-        """Close a session that produced more while its client was away than the journal keeps."""
+        """Close a session whose output for an absent client exceeds what the journal keeps."""
         log.info("session %s: more waits for its client than the journal keeps", self._session.id)
         self._state.sessions.overflowed.put(self._caller.key, self._session.id, True)
         self.attachment.abandon()
 
 
 def refusal_in(error: Exception) -> Refused | None:
-    """Return the refusal that ended a session, whose task groups have wrapped it; None where anything else did."""
+    """Return the refusal that ended a session, unwrapped from its task groups; None for any other error."""
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
     return error if isinstance(error, Refused) else None

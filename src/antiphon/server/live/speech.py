@@ -25,16 +25,16 @@ log = logging.getLogger(__name__)
 LABEL = "speech_stream"
 # A client that reads nothing for this long is gone. Until then its synthesis waits.
 STALL_S = 300.0
-# Messages a second that a client may send on average; beyond, each next one is read later.
+# Average rate of messages that a client may send. Above it, reading is delayed.
 MESSAGES_PER_S = 1000.0
-# Frames that may wait for the socket: what is sent after a cancel does not wait behind audio.
+# Frames that may wait for the socket. 0: after a cancel, nothing waits behind audio.
 MAX_WAITING_FRAMES = 0
 
 
 class LiveSpeech:
-    """Serves one speech stream: `run` it once. The WebSocket is accepted before, and closed at the end.
+    """Serves one speech stream over an accepted WebSocket, and closes the WebSocket at the end. Call `run` once.
 
-    Raises Refused while models load, LookupError where no synthesizer is loaded.
+    Raises Refused while models load, and LookupError if no synthesizer is loaded.
     """
 
     def __init__(
@@ -52,9 +52,9 @@ class LiveSpeech:
         self._num_messages = 0
 
     async def run(self) -> None:
-        """Serve until the stream is over: ended by either side, or not resumed within the grace period.
+        """Serve until either side ends the stream, or it is not resumed within the grace period.
 
-        Failures of the session end it alone and are logged; none is raised.
+        A failure of the session ends only this stream. It is logged, not raised.
         """
         log.info("a speech stream begins")
         try:
@@ -67,7 +67,7 @@ class LiveSpeech:
 
     @property
     def idle_limit_s(self) -> float:
-        """How long neither side may send anything: longer once the stream is configured."""
+        """The idle timeout in seconds, which is longer after the stream is configured."""
         speech = self._state.settings.speech
         return speech.idle_timeout_s if self._wire.configured else speech.config_timeout_s
 
@@ -77,28 +77,28 @@ class LiveSpeech:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being spoken or waits to be, and all of it was sent: a client that listens is not idle."""
+        """Whether no speech is being made or waits to be made or sent. A client that still receives is not idle."""
         return self._session.idle
 
     @property
     def is_silent(self) -> bool:
-        """Whether no utterance is open: one whose text is not complete may still be gone on with."""
+        """Whether no utterance is open, to which the client might still add text."""
         return self._session.num_utterances == 0
 
     def refuse_idle(self) -> None:
         self._stream.put([self._wire.refuse(IDLE_TIMEOUT if self._wire.configured else CONFIG_TIMEOUT)])
 
     async def handle(self, data: str | bytes) -> None:
-        """Give a message's commands to the session, and answer errors.
+        """Pass a message's commands to the session, and answer errors.
 
-        Waits while the client does not read its errors, and slows down a client that sends more than MESSAGES_PER_S.
-        When the client has closed the stream, or its configuration was refused, the rest is not spoken.
+        Waits while the client does not read its errors, and delays a client that sends more than MESSAGES_PER_S. After
+        the client has closed the stream, or if its configuration was refused, the stream finishes.
         """
         self._num_messages += 1
         if self._wire.configured:
             received = self._wire.feed(data)
         else:
-            # The configuration may name an uploaded voice, which is read from its files.
+            # The configuration may name an uploaded voice, which is read from files.
             received = await in_thread(self._wire.feed, data)
         errors = [*received.answers]
         for command in received.commands:
@@ -108,17 +108,17 @@ class LiveSpeech:
                 self._session.handle(command)
             except RemoteProtocolError as error:
                 errors.append(self._wire.refuse(error.message))
-        # Errors wait for the socket: a client that causes them is read no faster than it reads.
+        # A client that causes errors is read no faster than it reads them.
         if self._stream.put(errors):
             await self._stream.live.outbox.wait_for_room()
-        # Other tasks get their turn of the event loop, however fast one client sends.
+        # Always yields to the event loop, so that a fast client does not starve other tasks.
         due_s = self._began_s + self._num_messages / MESSAGES_PER_S - 1.0
         await anyio.sleep(max(0.0, due_s - time.monotonic()))
         if self._wire.closing and self._stream.live.lifecycle.reads_frames:
             self._stream.finish(CLOSE_NORMAL if self._wire.configured else CLOSE_POLICY)
 
     async def wind_up(self) -> None:
-        """Have all text spoken that has come. The stream finishes when its last event is sent (`_send_events`)."""
+        """Have all received text spoken. The stream finishes when its last event is sent (`_send_events`)."""
         self._session.close()
 
     # --- the session --------------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ class LiveSpeech:
         try:
             await self._session.run()
         except Exception:
-            # The session's edge: whatever failed in it ends this stream alone.
+            # The boundary of the session: any failure in it ends only this stream.
             log.exception("a speech stream failed")
             self._stream.put([self._wire.refuse("The session failed.")])
             self._stream.finish(CLOSE_INTERNAL, "server_error")
@@ -139,6 +139,6 @@ class LiveSpeech:
             await self._stream.live.outbox.wait_for_room()
             self._stream.mark_active()
             if isinstance(event, SentenceAudio):
-                # A message of the client that waits is read before the next audio is sent.
+                # Lets a waiting message of the client be read before the next audio is sent.
                 await anyio.lowlevel.checkpoint()
         self._stream.finish()

@@ -1,6 +1,6 @@
-"""What requests for speech are checked against: the loaded synthesizer's voices and languages, and uploaded voices.
+"""The voices and languages against which requests for speech are checked: the synthesizer's, and uploaded voices.
 
-Here a voice's audio is fetched, too, where a request names it by a URL.
+Also fetches a voice's audio if a request names it by a URL.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from antiphon.shares.fair_cache import FairCache
 from antiphon.shares.places import current_owner
 from antiphon.store.voices import VoiceStore
 
-# Files of voices that were spoken with before, of at most 10 MB each.
+# Files of recently used voices, of at most 10 MB each.
 _samples = FairCache[tuple[Path, int], bytes](4)
 
 
 def speech_catalog(state: ServerState, caller: Caller) -> SpeechCatalog:
-    """Return the catalog of a caller as of now; voices that its key uploads later are found too.
+    """Return the catalog of a caller. It also finds voices that the caller's key uploads later.
 
-    Looking up an uploaded voice reads files: a request is checked against the catalog in a thread.
-
-    Raises LookupError where no synthesizer is loaded, Refused while models load and while the server drains.
+    Use the catalog in a thread: looking up an uploaded voice reads files. Raises LookupError if no synthesizer is
+    loaded, and Refused while models load and while the server drains.
     """
     store, loop = state.uploaded_voices(caller), asyncio.get_running_loop()
 
     def log_alias(name: str, model: str) -> None:
-        # The catalog is used in a thread, and the state belongs to the loop.
+        # The catalog is used in a thread, but the state belongs to the event loop.
         loop.call_soon_threadsafe(state.log_alias, name, model)
 
     profile = state.loaded().required_synthesizer.profile
@@ -50,9 +49,9 @@ def speech_catalog(state: ServerState, caller: Caller) -> SpeechCatalog:
 
 
 async def with_sample(state: ServerState, config: SpeechConfig) -> SpeechConfig:
-    """Return the configuration with the audio of its voice, where that is at a URL.
+    """Return the configuration with the audio of its voice fetched, if the voice is given by a URL.
 
-    Waits for the other server. Raises RemoteProtocolError, as `Fetcher.audio`, which names `ref_audio`.
+    Waits for the other server. Raises RemoteProtocolError that names `ref_audio`, as `Fetcher.audio` does.
     """
     sample = config.sample
     if sample is None or not sample.url:
@@ -62,7 +61,7 @@ async def with_sample(state: ServerState, config: SpeechConfig) -> SpeechConfig:
 
 
 def _uploaded(store: VoiceStore, name: str, *, with_audio: bool) -> VoiceSample | None:
-    """Read an uploaded voice from its files, with its audio where the synthesizer needs that to clone it."""
+    """Read an uploaded voice from its files, with its audio only if the synthesizer clones voices."""
     voice = store.get(name)
     if voice is None:
         return None
@@ -72,7 +71,7 @@ def _uploaded(store: VoiceStore, name: str, *, with_audio: bool) -> VoiceSample 
 
 
 def _sample(path: Path, mtime_ns: int) -> bytes:
-    """Read a voice's file of at most 10 MB, or return it as it was read before. `mtime_ns` tells a replaced one."""
+    """Return a voice's file of at most 10 MB, from the cache if possible. `mtime_ns` changes when it is replaced."""
     owner, key = current_owner.get(), (path, mtime_ns)
     sample = _samples.get(owner, key)
     if sample is None:

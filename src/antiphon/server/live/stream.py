@@ -1,6 +1,6 @@
-"""What live speech and video streams share: counting, resuming, idle clients, draining and closing.
+"""The common part of live speech and video streams: metrics, resuming, idle clients, draining and closing.
 
-They are sessions of one WebSocket and one kind of configuration; unlike `/v1/realtime`, they have one dialect each.
+A stream has a WebSocket and one kind of configuration. Unlike `/v1/realtime`, each endpoint has only one dialect.
 """
 
 from __future__ import annotations
@@ -22,57 +22,56 @@ from antiphon.transports.websocket import WebSocketTransport
 
 
 class StreamedSession(Protocol):
-    """What is carried by a LiveStream: a dialect and the session that it speaks to. All calls come from one event loop.
+    """What a LiveStream carries: a dialect along with its session. All calls come from one event loop.
 
-    Its frames go out by `LiveStream.put`; it ends by `LiveStream.finish`.
+    It sends frames with `LiveStream.put`, and ends with `LiveStream.finish`.
     """
 
     @property
     def idle_limit_s(self) -> float:
-        """How long neither side may send anything, in seconds; it may change with the configuration."""
+        """The idle timeout in seconds, after which neither side has sent anything. The configuration may change it."""
         ...
 
     @property
     def num_bytes(self) -> int:
-        """The memory that it holds for its client now."""
+        """The number of bytes that it holds for its client now."""
         ...
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is being produced for the client. While something is, the client may be silent beyond its
-        limit.
-        """
+        """Whether nothing is being produced for the client. The idle timeout applies only then."""
         ...
 
     async def handle(self, data: str | bytes) -> None:
-        """Handle one message of the client. The next is read when this returns, so it waits where the client is to be
-        slowed down. Errors of the client are answered, and raise nothing.
+        """Handle one message of the client. Errors of the client are answered, not raised.
+
+        The next message is read when this returns, so it waits to slow the client down.
         """
         ...
 
     @property
     def is_silent(self) -> bool:
-        """Whether the client is in the middle of nothing: what it has begun to say or ask is complete."""
+        """Whether everything that the client has begun to say or ask is complete."""
         ...
 
     def refuse_idle(self) -> None:
-        """Put the frames that tell the client that it was idle for too long. The stream finishes after that."""
+        """Send the frames that report the idle timeout to the client. The stream finishes after that."""
         ...
 
     async def wind_up(self) -> None:
-        """The server drains, and no more messages come: finish what was asked for, and then the stream."""
+        """Finish all requested work, then the stream. Called when no more messages are read."""
         ...
 
 
 class LiveStream:
-    """Carries one streamed session over a WebSocket, and over those that resume: `serve` it once.
+    """Carries one streamed session over a WebSocket, and over later ones that resume it. Call `serve` once.
 
-    `caller`: what opened it. `token`: what resumes it; None: it ends with its WebSocket. `label`: its `dialect` in the
-    metrics. `max_waiting`, `waits_detached` and `stall_s` are those of Outbox and Attachment. `attachment`: the place
-    of its WebSocket, where a client that resumes attaches another one. `live`: what it has in common with all sessions.
+    `caller` opened it. `token` resumes it; if None, it ends with its WebSocket. `label` is its `dialect` in the
+    metrics. For `max_waiting`, `waits_detached` and `stall_s` see Outbox and Attachment. A client that resumes attaches
+    its WebSocket to `attachment`. `live` is the part common to all live sessions.
     """
 
-    # What a stream receives is not queued as audio that it could be behind with.
+    # A stream has no queue of received audio.
     backlog_s = 0.0
 
     def __init__(
@@ -92,15 +91,15 @@ class LiveStream:
         self._socket = socket
         self.caller = caller
         self._label = label
-        # As the client knows it.
+        # The session id that the client knows.
         self.id = random_id("sess-")
         self.live = LiveSession(self, state, caller, token, max_waiting, waits_detached=waits_detached, stall_s=stall_s)
         self.attachment = self.live.attachment
-        # When the client last sent something, or was last sent something.
+        # When either side last sent something.
         self._active_s = time.monotonic()
 
     async def serve(self, *tasks: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Serve until the stream is closed, with `tasks` running beside it; they are cancelled at the end."""
+        """Serve until the stream is closed. Runs `tasks` concurrently, and cancels them at the end."""
         if token := self.attachment.token:
             fields = {"session_id": self.id, "resume_token": token.renew()}
             self.live.outbox.put(Frame({"type": "session.created"} | fields, numbered=False))
@@ -110,7 +109,7 @@ class LiveStream:
     # --- for the session that is streamed -----------------------------------------------------------------------------
 
     def put(self, frames: Sequence[Frame]) -> bool:
-        """Queue the frames; return whether there were any."""
+        """Queue the frames for sending; return whether there were any."""
         for frame in frames:
             self.live.outbox.put(frame)
         if frames:
@@ -118,21 +117,22 @@ class LiveStream:
         return bool(frames)
 
     def mark_active(self) -> None:
-        """Begin the idle time anew: the client was sent something. What it sends itself counts without this."""
+        """Restart the idle time, after something was sent. Messages of the client restart it by themselves."""
         self._active_s = time.monotonic()
 
     def finish(self, code: int | None = None, reason: str | None = None) -> None:
-        """Have the WebSocket closed after the last frame: with 1000, or as the drain says, unless told otherwise.
+        """Close the WebSocket after the last frame. Only the first call counts. Does not wait.
 
-        Only the first call counts. Does not wait.
+        `code` and `reason` default to those of the drain, or to 1000.
         """
         self.live.finish(code, reason)
 
     # --- AttachedSession: what the server asks ------------------------------------------------------------------------
 
     def drain(self, within_s: float) -> None:
-        """Once the client is in the middle of nothing, read no more messages, and have the session wind up: what was
-        asked for is sent. Does not wait.
+        """Stop reading when the session is silent, within `within_s` at the latest, and have it wind up.
+
+        All requested output is still sent. Does not wait.
         """
         end = partial(self.live.end, CLOSE_GOING_AWAY, "server_shutting_down")
         self.live.end_once(lambda: self._session.is_silent, within_s, end)
@@ -145,16 +145,17 @@ class LiveStream:
 
     @property
     def idle_s(self) -> float | None:
-        """Seconds until the client will have been idle for its limit; at least 1, or the limit if that is shorter.
+        """Seconds until the idle timeout; at least 1, or the timeout if that is shorter.
 
-        The lower bound keeps a stream that is over its limit, but not idle, from being asked without a pause.
+        Without the lower bound, a stream that is past the timeout but still producing would be polled without a pause.
         """
         limit_s = self._session.idle_limit_s
         return max(min(1.0, limit_s), self._active_s + limit_s - time.monotonic())
 
     async def handle(self, data: ClientData) -> None:
-        """Hand a message to the session, and begin the idle time anew. Waits as the session does. Streams take no audio
-        beside their messages. A message for which there is no memory is answered with an error.
+        """Pass a message to the session, and restart the idle time. Waits as long as the session does.
+
+        If memory is short, the message is answered with an error. Streams receive no audio outside of messages.
         """
         assert isinstance(data, str | bytes)
         self.mark_active()
@@ -167,7 +168,7 @@ class LiveStream:
         self.live.count_memory()
 
     async def end_if_idle(self) -> None:
-        """Finish the stream if neither side has sent anything for the limit, and nothing is being produced."""
+        """Finish the stream if the idle timeout has expired and nothing is being produced."""
         if time.monotonic() >= self._active_s + self._session.idle_limit_s and self._session.idle:
             self._session.refuse_idle()
             self.finish(CLOSE_NORMAL, "timeout")
@@ -183,9 +184,9 @@ class LiveStream:
         await self.live.outbox.wait_for_room()
 
     async def resumed(self, token: str, how: HowResumed) -> Frame:
-        """Return the `session.resumed` frame: the new token, how, and how many frames of the client were handled.
+        """Return the `session.resumed` frame, with the new token, `how`, and the number of client frames handled.
 
-        Does not wait: streams are not stored.
+        Does not wait, since streams are not stored.
         """
         received = self.attachment.num_received
         return resumed_frame(random_id, self.id, {}, resume_token=token, received_events=received, how=how)

@@ -21,14 +21,14 @@ from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 LABEL = "video"
-# Frames that may wait for the socket: an answer to a new question does not wait behind an old one.
+# Frames that may wait for the socket. Few, so that a new answer does not wait behind an old one.
 MAX_WAITING_FRAMES = 2
 
 
 class LiveVideo:
-    """Serves one video stream: `run` it once. The WebSocket is accepted before, and closed at the end.
+    """Serves one video stream over an accepted WebSocket, and closes the WebSocket at the end. Call `run` once.
 
-    `model` answers its questions. `ga`: the names of OpenAI's GA events for audio, instead of the older ones.
+    `model` answers its questions. `ga` selects the names of OpenAI's GA events for audio instead of the older ones.
     """
 
     def __init__(
@@ -52,13 +52,13 @@ class LiveVideo:
             voices=model.profile.voices,
             strict=state.settings.server.strict_models,
         )
-        # Begins with the configuration.
+        # None until the configuration arrives.
         self._session: VideoSession | None = None
 
     async def run(self) -> None:
-        """Serve until the stream is over: ended by either side, or not resumed within the grace period.
+        """Serve until either side ends the stream, or it is not resumed within the grace period.
 
-        Failures of the session end it alone and are logged; none is raised.
+        A failure of the session ends only this stream. It is logged, not raised.
         """
         log.info("a video session begins")
         try:
@@ -71,7 +71,7 @@ class LiveVideo:
 
     @property
     def idle_limit_s(self) -> float:
-        """How long neither side may send anything: longer once the stream is configured."""
+        """The idle timeout in seconds, which is longer after the stream is configured."""
         video = self._state.settings.video
         return video.video_idle_timeout_s if self._wire.configured else video.video_config_timeout_s
 
@@ -81,22 +81,22 @@ class LiveVideo:
 
     @property
     def idle(self) -> bool:
-        """Whether no answer is being given: a client that waits for one is not idle, however long it takes."""
+        """Whether no answer is under way. A client that waits for an answer is not idle."""
         return self._session is None or self._session.idle
 
     @property
     def is_silent(self) -> bool:
-        """Always: a question is asked in one message, and those that were asked are answered by `wind_up`."""
+        """Always true: a question is complete in one message, and `wind_up` answers the questions that were asked."""
         return True
 
     def refuse_idle(self) -> None:
         self._stream.put([self._wire.refuse(IDLE_TIMEOUT if self._wire.configured else CONFIG_TIMEOUT)])
 
     async def handle(self, data: str | bytes) -> None:
-        """Give a message's commands to the session; the configuration starts it.
+        """Pass a message's commands to the session. The configuration starts the session.
 
-        Waits while the session's queue is full, and while the client does not read its errors. When the configuration
-        was refused, or the session has ended, the stream is finished.
+        Waits while the session's queue is full, and while the client does not read its errors. Finishes the stream if
+        the configuration was refused, or if the client has closed the stream.
         """
         received = self._wire.feed(data)
         answered = self._stream.put(received.answers)
@@ -121,7 +121,7 @@ class LiveVideo:
             self._stream.finish()
 
     async def wind_up(self) -> None:
-        """Have the answer under way completed; the session's end finishes the stream."""
+        """Have the answer under way completed. The stream finishes when the session ends."""
         if self._session:
             await self._session.put(FinishVideo())
         else:
@@ -136,7 +136,7 @@ class LiveVideo:
         except Refused as refusal:
             self._stream.put([self._wire.refuse("Query processing failed", str(refusal))])
         except Exception:
-            # The session's edge: whatever failed in it ends this stream alone.
+            # The boundary of the session: any failure in it ends only this stream.
             log.exception("a video session failed")
             self._stream.put([self._wire.refuse("Internal error")])
             close_code = CLOSE_INTERNAL

@@ -1,1 +1,1 @@
-"""HTTP and WebSocket routes: each identifies its caller, checks the request, and gives it to a model or a session."""
+"""HTTP and WebSocket routes. Each identifies its caller, checks the request, and passes it to a model or a session."""

@@ -1,7 +1,7 @@
-"""POST /v1/realtime/calls: the conversation over WebRTC. Opus both ways, events over the `oai-events` data channel.
+"""POST /v1/realtime/calls: a conversation over WebRTC, with Opus both ways and events on the `oai-events` data channel.
 
-The response's audio is played from here in real time, so the server knows how much of it was heard: a barge-in cuts the
-rest without the client's help.
+The server sends a response's audio in real time, so it knows how much was heard. A barge-in cuts the rest without the
+client's help.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ log = logging.getLogger(__name__)
 
 
 async def calls(request: Request) -> Response:
-    """Answer an SDP offer: multipart `sdp` and `session`, or `application/sdp` alone.
+    """Answer an SDP offer, sent as multipart `sdp` and `session`, or as `application/sdp` alone.
 
-    Returns 201 with the SDP answer and the call's Location. The call then goes on as a task of the server, and holds a
-    place until it ends; one that does not connect within STALL_S ends.
+    Returns 201 with the SDP answer and the call's Location. The call then continues as a task of the server, and holds
+    a place until it ends. It ends if it does not connect within STALL_S.
     """
     state: ServerState = request.app.state.antiphon
     caller = identify(request, short=True)
@@ -64,7 +64,7 @@ async def calls(request: Request) -> Response:
         except RemoteProtocolError:
             await call.hang_up()
             raise
-        # From here on the call holds the place, not the request.
+        # From here on, the call holds the place instead of the request.
         place = stack.pop_all()
     live = LiveRealtime(state, caller, wire, call, first_frames=first_frames)
     state.spawn(lambda: _serve(state, live, call, place))
@@ -73,16 +73,16 @@ async def calls(request: Request) -> Response:
 
 
 async def _serve(state: ServerState, live: LiveRealtime, call: WebRtcCall, place: ExitStack) -> None:
-    """Run a call that was answered until it ends; then give its place back. Raises nothing."""
+    """Run an answered call until it ends; then release its place. Does not raise."""
     try:
         with anyio.fail_after(STALL_S):
             await call.opened.wait()
         state.sessions.calls[live.id] = live
         await live.run()
     except TimeoutError:
-        log.info("call %s: nobody came", live.id)
+        log.info("call %s: the client did not connect", live.id)
     except Exception:
-        # The call's edge: whatever failed in it ends this call alone.
+        # The boundary of the call: any failure in it ends only this call.
         log.exception("call %s failed", live.id)
     finally:
         state.sessions.calls.pop(live.id, None)
@@ -93,7 +93,7 @@ async def _serve(state: ServerState, live: LiveRealtime, call: WebRtcCall, place
 async def hang_up(request: Request) -> Response:
     """POST /v1/realtime/calls/{id}/hangup: end a call of the same API key. Returns before it has ended.
 
-    404 (`call_not_found`) for an id that is no connected call, or one of another key.
+    Returns 404 (`call_not_found`) if the id is not a connected call, or belongs to another key.
     """
     state: ServerState = request.app.state.antiphon
     live = state.sessions.calls.get(request.path_params["id"])

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: a conversation's next turn, streamed or whole.
 
-A request of a conversation finds the KV of the one before, which is left with the engine when its response ends.
+The engine keeps the KV of a response, and the conversation's next request continues from it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ MAX_BODY_BYTES = 16 << 20
 async def chat_completions(request: Request) -> Response:
     """Answer one request. It holds one of its caller's places until its response ends.
 
-    A request that is wrong, or that finds no place, gets its status before anything is streamed; a model that fails
-    later ends the stream with an error chunk.
+    An invalid request, or one without a place, gets its status before anything is streamed. A later failure of the
+    model ends the stream with an error chunk.
     """
     state: ServerState = request.app.state.antiphon
     model = _language_model(state)
@@ -59,13 +59,13 @@ async def chat_completions(request: Request) -> Response:
 
 
 async def _checked(options: ReplyOptions) -> Response:
-    """An empty response where the model can be held to the schemas. Waits for a thread. Raises as below."""
+    """Return an empty response if the schemas can be enforced. Waits for a thread. Raises as `_check_schemas`."""
     await in_thread(_check_schemas, options, places=GRAMMAR_THREADS)
     return Response()
 
 
 def _check_schemas(options: ReplyOptions) -> None:
-    """Raise RemoteProtocolError that names the schema that the model cannot be held to. Blocks for up to seconds."""
+    """Raise RemoteProtocolError that names the first schema that cannot be enforced. Blocks for up to seconds."""
     check_tools(options.tools, "tools", "function.parameters")
     if options.schema is not None:
         check_fits(options.schema, "response_format")
@@ -93,7 +93,7 @@ async def _replies(
                         state.metrics.measure("first_token", time.monotonic() - started_s)
                     yield reply
         finally:
-            # The conversation's next request continues from this KV.
+            # The engine keeps the KV for the conversation's next request.
             stream.close(keep=True)
 
 
@@ -109,10 +109,10 @@ async def _events(completion: ChatCompletion, replies: AsyncGenerator[Reply, Non
 
 
 def _told(error: AntiphonError | HTTPException) -> bytes:
-    """The last event of a stream that fails after its status was sent."""
+    """Return the last event of a stream that fails after its status was sent."""
     if isinstance(error, RemoteProtocolError):
         return openai_chat.error_chunk(error.message, error.code, "invalid_request_error", error.param)
-    log.error("a completion failed under way: %s", error)
+    log.error("a completion failed while it was streamed: %s", error)
     return openai_chat.error_chunk("The model failed.", "processing_error")
 
 

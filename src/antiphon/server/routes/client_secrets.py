@@ -1,6 +1,6 @@
 """POST /v1/realtime/client_secrets, and the beta's /v1/realtime/sessions: short-lived keys for browsers.
 
-A key comes with the session that it opens, whose configuration is checked when the key is made.
+A key belongs to a session configuration, which is checked when the key is made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from antiphon.server.live.open_wire import context_of, open_wire, prepare_voices
 from antiphon.server.state import ServerState
 
 MAX_BODY_BYTES = 1 << 20
-# How long a key is valid, in seconds.
+# Lifetime of a key in seconds: default, minimum and maximum.
 DEFAULT_S, MIN_S, MAX_S = 600, 10, 7200
 
 
@@ -33,7 +33,7 @@ class ExpiresAfter(msgspec.Struct):
 
 
 class SecretRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """What a key is asked for. `session` is an object, applied when the key opens a session, and checked now."""
+    """A request for a key. `session` is an object, which is checked now and applied when the key opens a session."""
 
     expires_after: ExpiresAfter | None = None
     session: msgspec.Raw = NULL
@@ -42,13 +42,13 @@ class SecretRequest(msgspec.Struct, forbid_unknown_fields=True):
 async def client_secrets(request: Request) -> Response:
     """Make a key that opens sessions of this configuration until it expires.
 
-    Returns the key, its expiry in Unix seconds and the session. 400 or 404 for a session that the server cannot open.
+    Returns the key, its expiry in Unix seconds and the session; 400 or 404 if the server cannot open such a session.
     """
     return await _respond(request, beta=False)
 
 
 async def sessions(request: Request) -> Response:
-    """Do the same in the beta's shape: the body is the session, and so is the response, with its key inside."""
+    """Make a key in the beta's format: the body is the session, and the response is the session with its key."""
     return await _respond(request, beta=True)
 
 
@@ -68,7 +68,7 @@ async def _respond(request: Request, *, beta: bool) -> Response:
 
 
 def parse(body: bytes, *, beta: bool) -> tuple[msgspec.Raw, float]:
-    """Return the session's configuration, and for how many seconds its key is valid. Raises RemoteProtocolError."""
+    """Return the session's configuration, and the lifetime of its key in seconds. Raises RemoteProtocolError."""
     body = body.strip() or b"{}"
     if beta:
         return json_object(body), DEFAULT_S

@@ -1,8 +1,8 @@
-"""For those who run hosts: POST /internal/drain, GET /internal/hosts, DELETE /internal/hosts/{name}; and traces of
-what the models compute: POST /start_profile and /stop_profile.
+"""Routes for operators: POST /internal/drain, GET /internal/hosts, DELETE /internal/hosts/{name}, and for profiles of
+the models: POST /start_profile and /stop_profile.
 
-The paths under /internal/ are there where the setting `internal_key` is, and want it as a bearer token. No other key
-opens them, and this one opens nothing else. Profiles are recorded where `--torch-profiler-dir` allows it.
+The paths under /internal/ exist if the setting `internal_key` is set, and require it as a bearer token. No other key
+opens them, and this key opens no other path. Profiles require `--torch-profiler-dir`.
 """
 
 from __future__ import annotations
@@ -29,60 +29,60 @@ log = logging.getLogger(__name__)
 
 
 class Draining(msgspec.Struct):
-    """The answer to a drain. `sessions`: how many are live now."""
+    """The response to a drain. `sessions` is the number of places taken now."""
 
     status: Literal["draining"]
     sessions: int
 
 
 class HostList(msgspec.Struct):
-    """The hosts that live, by name."""
+    """The live hosts of the store, by name."""
 
     data: tuple[Host, ...]
 
 
 class Buried(msgspec.Struct):
-    """The answer to a word that a host is dead. `was_alive`: whether the store took it to be alive until now."""
+    """The response to a report that a host is dead. `was_alive`: whether the host counted as alive until now."""
 
     name: str
     was_alive: bool
 
 
 async def drain_host(request: Request) -> Response:
-    """POST /internal/drain: have this server drain and end, as SIGTERM does. Answers 202 at once."""
+    """POST /internal/drain: drain and end this server, as SIGTERM does. Returns 202 at once."""
     state = _opened(request)
-    log.info("asked to drain")
+    log.info("drain requested")
     state.stop()
     return json_response(Draining("draining", state.admission.num_sessions), 202)
 
 
 async def list_hosts(request: Request) -> Response:
-    """GET /internal/hosts: the hosts that share this server's store and live."""
+    """GET /internal/hosts: return the live hosts that share this server's store."""
     store = _store(_opened(request))
     return json_response(HostList(await anyio.to_thread.run_sync(store.hosts)))
 
 
 async def bury(request: Request) -> Response:
-    """DELETE /internal/hosts/{name}: a supervisor's word that a host is dead, so that others may take up its sessions.
+    """DELETE /internal/hosts/{name}: a supervisor reports a host dead, so that other hosts may claim its sessions.
 
-    `name`: with its incarnation (`host-3/9f2c41d0`), or without for all of them. A host that lives after all is back
-    with its next heartbeat; sessions that were claimed meanwhile stay where they are.
+    `name` is a full name (`host-3/9f2c41d0`), or only its first part for all starts of that host. A host that is alive
+    after all returns with its next heartbeat. Sessions that were claimed meanwhile stay where they are.
     """
     state = _opened(request)
     store, name = _store(state), request.path_params["name"]
     hosts = await anyio.to_thread.run_sync(store.hosts)
     await anyio.to_thread.run_sync(partial(store.unregister, name))
     was_alive = any(host.name == name or host.name.startswith(f"{name}/") for host in hosts)
-    log.info("the host %s is said to be dead; it was %s", name, "alive" if was_alive else "not alive")
+    log.info("the host %s is reported dead; it counted as %s", name, "alive" if was_alive else "not alive")
     return json_response(Buried(name, was_alive))
 
 
 def _opened(request: Request) -> ServerState:
-    """Return the server's state. Raises 404 where there is no internal key, Unauthorized for a wrong one."""
+    """Return the server's state. Raises 404 if no internal key is set, and Unauthorized for a wrong key."""
     state: ServerState = request.app.state.antiphon
     key = state.settings.cluster.internal_key
     if not key:
-        raise HTTPException(404, "The paths under /internal/ are there where ANTIPHON_INTERNAL_KEY is set.")
+        raise HTTPException(404, "The paths under /internal/ exist only if ANTIPHON_INTERNAL_KEY is set.")
     if not hmac.compare_digest(key.encode(), (bearer(request.headers) or "").encode()):
         raise Unauthorized("the internal key is missing or wrong")
     return state
@@ -98,14 +98,14 @@ def _store(state: ServerState) -> SessionStore:
 
 
 class ProfileState(msgspec.Struct):
-    """The body of both. `trace`: the file that was written; None for a profile that has begun."""
+    """The response to both profile routes. `trace` is the file that was written; None when recording starts."""
 
     recording: bool
     trace: str | None = None
 
 
 async def start_profile(request: Request) -> Response:
-    """Begin a trace. 404 without the setting, 409 where one is being recorded, 507 where the folder cannot be had."""
+    """Begin a trace. 404 without the setting, 409 if a trace is being recorded, 507 if the folder cannot be written."""
     try:
         await anyio.to_thread.run_sync(_profiler(request).start)
     except EngineError as error:
@@ -114,9 +114,7 @@ async def start_profile(request: Request) -> Response:
 
 
 async def stop_profile(request: Request) -> Response:
-    """End the trace and write it. 404 without the setting, 409 where none is being recorded, 507 where it cannot be
-    written.
-    """
+    """End the trace and write it. 404 without the setting, 409 if no trace is being recorded, 507 if writing fails."""
     try:
         path = await anyio.to_thread.run_sync(_profiler(request).stop)
     except EngineError as error:

@@ -1,4 +1,4 @@
-"""POST /v1/realtime/calls at a door: it answers the call, and a host has the session (`cluster/door/call.py`)."""
+"""POST /v1/realtime/calls at a door, which answers the call while a host has the session (`cluster/door/call.py`)."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from antiphon.transports.webrtc import WebRtcCall
 
 log = logging.getLogger(__name__)
-# What a host gets to make a session as it was asked for, in seconds.
+# Timeout, in seconds, for a host to make the requested session.
 BEGIN_S = 10.0
-# What calls get to end where the door ends.
+# Timeout, in seconds, for all calls to end when the door ends.
 END_S = 2.0
 PATH = "/v1/realtime/calls"
 
@@ -44,8 +44,8 @@ class DoorCalls:
         self._open: dict[str, CallClient] = {}
 
     def routes(self) -> list[Route]:
-        """What a door serves of calls."""
-        # What is asked before is answered by a host.
+        """Return the routes for calls, which the door serves itself."""
+        # For the responses themselves. A host answers the preflight requests.
         middleware = [cors(self._server)] if self._server.cors_origins else []
         return [
             Route(PATH, self.call, methods=["POST"], middleware=middleware),
@@ -53,15 +53,16 @@ class DoorCalls:
         ]
 
     async def call(self, request: Request) -> Response:
-        """Answer an SDP offer as a host does: 201 with the answer and the call's Location, once a host has the session.
-        The call then goes on as a task of the door.
+        """Answer an SDP offer as a host does: 201 with the answer and the call's Location, when a host has the session.
+
+        The call then continues as a task of the door.
         """
         try:
             if self._door.draining:
                 raise HostRefused(503, {"retry-after": "5"}, b"")
             offer, asked = await read_offer(request)
             if asked is not None:
-                # What no host could read is refused before one is asked.
+                # Refuses an invalid session before a host is asked.
                 any_value(asked, "session")
             return await self._answer(request, offer, asked)
         except HostRefused as refused:
@@ -75,7 +76,7 @@ class DoorCalls:
             return error_response(error.status_code, error.detail, code="invalid_value")
 
     async def _answer(self, request: Request, offer: str, session: msgspec.Raw | None) -> Response:
-        """Raises HostRefused, and RemoteProtocolError for a session or an offer that is wrong."""
+        """Answer an offer. Raises HostRefused, and RemoteProtocolError for an invalid session or offer."""
         call = await new_call(self._server.ice_servers)
         client = CallClient(request, call, session)
         carried = _Carried()
@@ -90,7 +91,7 @@ class DoorCalls:
             self._open[client.session_id] = client
             answer = await call.answer(offer)
         except BaseException:
-            # A host that made the session is told that it is over; one that did not is not waited for.
+            # Ends the session at a host that has made it. Does not wait for a host that has not.
             client.hang_up()
             if not client.session_id:
                 carried.scope.cancel()
@@ -99,7 +100,7 @@ class DoorCalls:
         return Response(answer, 201, location, media_type="application/sdp")
 
     async def _carry(self, client: CallClient, call: WebRtcCall, carried: _Carried) -> None:
-        """Carry a call until its end. Raises nothing."""
+        """Relay a call until its end. Does not raise."""
         try:
             with carried.scope, self._door.one_more():
                 door = self._door
@@ -107,7 +108,7 @@ class DoorCalls:
         except HostRefused as refused:
             carried.refused = refused
         except Exception:
-            # The call's edge: whatever failed in it ends this call alone.
+            # The boundary of the call: any failure in it ends only this call.
             log.exception("call %s failed", client.session_id)
         finally:
             client.decided.set()
@@ -116,7 +117,7 @@ class DoorCalls:
                 await call.hang_up()
 
     async def hang_up_all(self) -> None:
-        """End all calls, and wait for that as long as their hosts take to be told."""
+        """End all calls, and wait until their hosts know, for at most END_S."""
         if not self._open:
             return
         for client in list(self._open.values()):
@@ -125,9 +126,7 @@ class DoorCalls:
             await self._door.all_closed()
 
     async def hang_up(self, request: Request) -> Response:
-        """End a call of the same API key. 404 (`call_not_found`) for an id that is no call of this door, or one of
-        another key.
-        """
+        """End a call of the same API key. 404 (`call_not_found`) if this door has no such call, or for another key."""
         client = self._open.get(request.path_params["id"])
         if client is None or not secrets.compare_digest(_key(client.connection), _key(request)):
             return error_response(404, "There is no such call.", code="call_not_found")
@@ -141,7 +140,7 @@ def _key(connection: HTTPConnection) -> bytes:
 
 @dataclass(slots=True)
 class _Carried:
-    """What becomes of a call's way to a host. `refused`: no host has taken it."""
+    """The connection of a call to a host. `refused` is set if no host has accepted the call."""
 
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     refused: HostRefused | None = None

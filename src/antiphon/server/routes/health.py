@@ -21,46 +21,50 @@ from antiphon.server.state import ServerState
 
 
 class Health(msgspec.Struct):
-    """The body of /health: that the process serves, and what the MiniCPM-o demo's front end asks a worker for.
+    """The body of /health: the status, and the fields that the MiniCPM-o demo's front end reads from a worker."""
 
-    `avg_inference_time_ms` is the mean of all lanes' jobs since the start. `current_session_id` is always None: /health
-    is open to everybody.
-    """
-
+    # The process serves.
     status: Literal["ok"]
+    # The version of antiphon.
     version: str
+    # "duplex_active" while any session is live.
     worker_status: Literal["loading", "duplex_active", "idle"]
+    # Always None, since /health requires no key.
     current_session_id: None
+    # Number of sessions and requests admitted since the start.
     total_requests: int
+    # Mean duration of a job over all lanes since the start, in milliseconds.
     avg_inference_time_ms: float
 
 
 class Readiness(msgspec.Struct):
-    """The body of /ready. `models` are the ids of the loaded ones; fields that are not known yet are left out.
+    """The body of /ready. Fields that are unknown, or have nothing to report, are left out."""
 
-    `serves`: what sessions may be for. `lost`: the lanes and engines that compute nothing any more, each with the
-    reason. `degraded`: the models on other servers that do not answer, each with the reason.
-    """
-
+    # "ready" comes with 200, all others with 503.
     status: Literal["ready", "loading", "draining", "model_lost"]
+    # The ids of the loaded models.
     models: list[str] | UnsetType = UNSET
+    # The kinds of sessions that the models serve.
     serves: tuple[Kind, ...] | UnsetType = UNSET
+    # Number of places taken.
     sessions: int | UnsetType = UNSET
+    # The lanes and engines that have stopped computing, each with the reason.
     lost: dict[str, str] | UnsetType = UNSET
+    # The models on other servers that do not respond, each with the reason.
     degraded: dict[str, str] | UnsetType = UNSET
 
 
 async def health(request: Request) -> Response:
-    """GET /health: 200 as long as the process serves, with what the MiniCPM-o front end reads of a worker."""
+    """GET /health: return 200 while the process serves."""
     return json_response(_health(request.app.state.antiphon))
 
 
 async def ready(request: Request) -> Response:
-    """GET /ready: 200 while new sessions are admitted, 503 while models load, while the server drains, and
-    once a model is lost, which it names.
+    """GET /ready: return 200 while new sessions are admitted, and 503 while models load, while the server drains, or
+    after a model is lost.
 
-    A model on another server that is away is no reason for 503: the sessions that go on here, captions and speech need
-    none, and all hosts behind a balancer would turn at once.
+    A model on another server that does not respond is not a reason for 503. Running sessions, captions and speech do
+    not need it, and all hosts behind a load balancer would become unready at the same time.
     """
     state: ServerState = request.app.state.antiphon
     if state.admission.draining:
@@ -77,7 +81,7 @@ async def ready(request: Request) -> Response:
 
 
 def served_kinds(models: LoadedModels) -> tuple[Kind, ...]:
-    """What these models can be used for, in the order of the certificate's kinds."""
+    """Return the kinds of sessions that these models serve, in the order of the certificate's kinds."""
     hears = models.transcriber is not None and models.vad is not None
     converses = models.for_conversations is not None
     has: dict[Kind, bool] = {
@@ -91,9 +95,9 @@ def served_kinds(models: LoadedModels) -> tuple[Kind, ...]:
 
 
 async def metrics(request: Request) -> Response:
-    """GET /metrics: the server's metrics for Prometheus. Gauges of lanes and KV are read at this moment.
+    """GET /metrics: return the server's metrics for Prometheus. Gauges of lanes and KV are read at this moment.
 
-    Raises Unauthorized without the `--metrics-key`, where one is set.
+    Raises Unauthorized if `--metrics-key` is set and the request lacks it.
     """
     state: ServerState = request.app.state.antiphon
     key = state.settings.server.metrics_key

@@ -16,7 +16,7 @@ from antiphon.server.http.body import json_response
 from antiphon.server.http.errors import error_response
 from antiphon.server.state import ServerState
 
-# What models of a role do, in the names that Hugging Face has for tasks.
+# The task of each role, by its name at Hugging Face.
 TASKS = {
     "transcriber": "automatic-speech-recognition",
     "synthesizer": "text-to-speech",
@@ -27,53 +27,55 @@ TASKS = {
 
 
 class ModelEntry(msgspec.Struct):
-    """One model. `created` is when the server started, in Unix seconds.
+    """One model, in OpenAI's format with additional fields."""
 
-    - `task`: what it does; left out of `default`, which is the model of each task.
-    - `languages`: what it hears or speaks, ISO-639-1.
-    - `root`: the loaded model that stands for a name of another one.
-    - `video`: only of the model that answers about a video: whether it sees pictures, or is given the text that was
-      read on them.
-    """
-
+    # The name that requests use.
     id: str
+    # Always "model".
     object: Literal["model"]
+    # When the server started, in Unix seconds.
     created: int
+    # Always "antiphon".
     owned_by: str
+    # The task (TASKS); left out of `default`, which stands for the model of each task.
     task: str | UnsetType = UNSET
+    # The languages that it understands or speaks, as ISO-639-1 codes.
     languages: list[str] | UnsetType = UNSET
+    # The loaded model that serves this name, for a name of the hosted service.
     root: str | UnsetType = UNSET
+    # For the video model: whether it sees pictures, or gets the text that was read from them.
     video: Literal["pictures", "text"] | UnsetType = UNSET
 
 
 class ModelList(msgspec.Struct):
-    """The loaded models, and `default` last."""
+    """The loaded models, followed by `default`."""
 
     object: Literal["list"]
     data: list[ModelEntry]
 
 
 class SpeechModel(msgspec.Struct):
-    """A synthesizer, as pickers of models show it."""
+    """A synthesizer, for programs that show a choice of models."""
 
     id: str
     name: str
 
 
 class SpeechModelList(msgspec.Struct):
-    """The loaded synthesizer."""
+    """The body of /v1/audio/models: the loaded synthesizer, or an empty list."""
 
     models: list[SpeechModel]
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models: the loaded models and `default`; an empty list while they load."""
+    """GET /v1/models: return the loaded models and `default`; an empty list while they load."""
     return json_response(ModelList("list", list(_entries(request.app.state.antiphon))))
 
 
 async def model(request: Request) -> Response:
-    """GET /v1/models/{id}: one of the same entries, or one for a name of the hosted service that requests may use; 404
-    (`model_not_found`) for any other id.
+    """GET /v1/models/{id}: return one of these entries, or one for a name of the hosted service that requests may use.
+
+    Returns 404 (`model_not_found`) for any other id.
     """
     name, state = request.path_params["id"], request.app.state.antiphon
     entries = list(_entries(state))
@@ -89,7 +91,7 @@ async def model(request: Request) -> Response:
 
 
 async def speech_models(request: Request) -> Response:
-    """GET /v1/audio/models: the loaded synthesizer, for programs that let their user choose one."""
+    """GET /v1/audio/models: return the loaded synthesizer, for programs that show a choice of models."""
     entries = _entries(request.app.state.antiphon)
     found = [SpeechModel(entry.id, entry.id) for entry in entries if entry.task == TASKS["synthesizer"]]
     return json_response(SpeechModelList(found))
@@ -108,7 +110,7 @@ def _entries(state: ServerState) -> Iterator[ModelEntry]:
 
 
 def _profiles(models: LoadedModels) -> dict[str, tuple[str, list[str] | UnsetType]]:
-    """What each model does, and the languages that it has, by its id."""
+    """Return the task and the languages of each model, by its id."""
     found: dict[str, tuple[str, list[str] | UnsetType]] = {}
     for role, task in TASKS.items():
         loaded: Any = getattr(models, role)

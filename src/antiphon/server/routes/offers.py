@@ -1,4 +1,4 @@
-"""Calls over WebRTC as they begin: SDP offers in the bodies of requests, bounded before anything of them is parsed."""
+"""Reads the SDP offers that begin calls over WebRTC, and checks their size before parsing them."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from antiphon.transports.webrtc import WebRtcCall
 
 MAX_BODY_BYTES = 1 << 20
-# An offer is parsed on the event loop, where 8,000 candidates took 6 s. Browsers send a few kB with under 20 of them.
+# An offer is parsed on the event loop, where 8,000 candidates took 6 s. Browsers send a few kB with fewer than 20.
 MAX_SDP_BYTES, MAX_CANDIDATES = 64 << 10, 64
 
 
 async def read_offer(request: Request) -> tuple[str, msgspec.Raw | None]:
-    """Return the offer (SDP) of a request, and the session that it asks for; None where it asks for none.
+    """Return a request's SDP offer and its session's configuration; None without a configuration.
 
-    The body is multipart with `sdp` and `session`, or `application/sdp` alone. Raises RemoteProtocolError,
+    The body is multipart with `sdp` and `session`, or only the offer as `application/sdp`. Raises RemoteProtocolError,
     BodyTooLarge, HTTPException.
     """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip()
@@ -48,7 +48,7 @@ async def read_offer(request: Request) -> tuple[str, msgspec.Raw | None]:
 
 
 def _checked(offer: str) -> str:
-    """Return the offer if parsing it is quick. Raises BodyTooLarge, RemoteProtocolError (`invalid_offer`)."""
+    """Return the offer if it is fast to parse. Raises BodyTooLarge, RemoteProtocolError (`invalid_offer`)."""
     if len(offer) > MAX_SDP_BYTES:
         raise BodyTooLarge(f"An offer may have {MAX_SDP_BYTES} bytes.", param="sdp")
     if offer.count("a=candidate:") > MAX_CANDIDATES:
@@ -57,14 +57,14 @@ def _checked(offer: str) -> str:
 
 
 async def new_call(ice_servers: tuple[str, ...]) -> WebRtcCall:
-    """Make a call that is yet to be answered, for whoever ends it with `hang_up`."""
+    """Make a call that is not answered yet. The caller has to end it with `hang_up`."""
     return (await in_thread(_call_class))(ice_servers)
 
 
 def _call_class() -> type[WebRtcCall]:
-    """Import WebRTC, which takes 0.2 s the first time, so it is done in a thread. Most servers answer no call.
+    """Import WebRTC on first use, since most servers answer no calls. Takes 0.2 s, so call it in a thread.
 
-    Raises HTTPException where its packages are not installed.
+    Raises HTTPException if its packages are not installed.
     """
     try:
         from antiphon.transports.webrtc import WebRtcCall

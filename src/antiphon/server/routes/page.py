@@ -1,4 +1,4 @@
-"""The page at / and its files (`antiphon/web`), and the list of URLs that other clients get there instead."""
+"""Serves the page at / with its files (`antiphon/web`), and a list of URLs to clients that do not accept HTML."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from antiphon import __version__
 from antiphon.server.http.errors import error_response
 from antiphon.server.state import ServerState
 
-# The page may load its own files and talk to its own server only: no other script comes in, and none sends data to
-# another server by HTTP or a WebSocket.
+# The page may only load its own files and connect to its own server. This keeps out foreign scripts, and keeps any
+# script from sending data to another server by HTTP or a WebSocket.
 POLICY = (
     "default-src 'self'; connect-src 'self'{sockets}; img-src 'self' data:; media-src 'self' blob:; "
     "frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
 )
-# A Host that a policy can name. It is the client's: with a `;` in it, it would write the policy.
+# A Host header that may appear in the policy. The client chooses it, and a `;` in it would add to the policy.
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?)*(:[0-9]{1,5})?")
 HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -28,12 +28,12 @@ HEADERS = {
     "Cache-Control": "no-cache",
 }
 WEB = files("antiphon") / "web"
-# Longer names are none of a file here, and an error of the file system.
+# Longer names do not exist here, and may cause an error of the file system.
 MAX_NAME_CHARS = 64
 
 
 async def root(request: Request) -> Response:
-    """GET /: the page for a client that accepts HTML, a list of URLs in plain text for all others."""
+    """GET /: return the page to a client that accepts HTML, or else a list of URLs in plain text."""
     if "text/html" in request.headers.get("accept", ""):
         return _file(request, "index.html")
     state: ServerState = request.app.state.antiphon
@@ -49,9 +49,9 @@ async def root(request: Request) -> Response:
         "POST /v1/audio/transcriptions      a file to text, streamed or whole",
         "POST /v1/audio/translations        a file to English",
         "POST /v1/chat/completions          a conversation's next turn, streamed or whole",
-        "WS   /v1/audio/speech/stream       text in pieces to speech while it is made",
+        "WS   /v1/audio/speech/stream       text to speech, while the text arrives",
         "POST /v1/audio/speech  /batch      text to speech, streamed or whole; /v1/audio/voices",
-        "WS   /v1/video/chat/stream         frames and sound in, answers out",
+        "WS   /v1/video/chat/stream         frames and audio in, answers out",
         "GET  /v1/models  /health  /ready  /metrics",
         "",
         f"ready: {'yes' if state.models and not state.admission.draining else 'no'}",
@@ -60,19 +60,19 @@ async def root(request: Request) -> Response:
 
 
 async def asset(request: Request) -> Response:
-    """GET /web/{name}: one of the page's files, by its name alone; 404 for anything else."""
+    """GET /web/{name}: return one of the page's files; 404 for any other name."""
     return _file(request, request.path_params["name"])
 
 
 async def client_module(request: Request) -> Response:
-    """GET /web/client/{name}: a file of the module that the page is built on; 404 for anything else."""
+    """GET /web/client/{name}: return a file of the page's client module; 404 for any other name."""
     return _file(request, request.path_params["name"], WEB / "client")
 
 
 def policy(host: str) -> str:
-    """Return the Content-Security-Policy for a page that was asked for by this Host header.
+    """Return the Content-Security-Policy for a request with this Host header.
 
-    WebSockets of the page's own server are named beside 'self', since Safari before 15.4 does not count them as that.
+    It names the server's WebSockets in addition to 'self', which does not include them in Safari before 15.4.
     """
     known = len(host) <= 255 and _HOST.fullmatch(host)
     return POLICY.format(sockets=f" ws://{host} wss://{host}" if known else "")

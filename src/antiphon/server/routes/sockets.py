@@ -1,7 +1,7 @@
-"""The WebSockets: realtime sessions of all dialects, the speech stream and the video stream.
+"""The WebSocket routes: realtime sessions of all dialects, speech streams and video streams.
 
-Without an admissible key, without the model that it is about, or while models load, an upgrade is refused over HTTP
-(`server/http/errors.py`).
+An upgrade is refused over HTTP (`server/http/errors.py`) without a valid key, without the required model, and while
+models load.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ PATHS = tuple(path for dialect in DIALECTS for path in dialect.paths)
 
 
 async def realtime(websocket: WebSocket) -> None:
-    """Serve one WebSocket of a realtime session, in the dialect that its URL asks for, until it is closed.
+    """Serve one WebSocket of a realtime session, in the dialect that its URL selects, until it is closed.
 
-    A client secret for another session is refused over HTTP, too.
+    A client secret for another kind of session is refused over HTTP too.
     """
     state: ServerState = websocket.app.state.antiphon
     caller = identify(websocket, short=True)

@@ -1,4 +1,4 @@
-"""POST /v1/audio/speech and /v1/audio/speech/batch."""
+"""POST /v1/audio/speech and /v1/audio/speech/batch: text to speech, streamed or whole."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from antiphon.transports.http import CutStream
 
 log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 16 << 20
-# Of a batch: items that are synthesized at the same time, and seconds of audio in all.
+# Limits of a batch: items that are synthesized concurrently, and seconds of audio in total.
 MAX_CONCURRENT_ITEMS, MAX_BATCH_S = 4, 3600.0
 
 
 def synthesizer_of(state: ServerState) -> Synthesizer:
-    """Return the synthesizer. Raises RemoteProtocolError where none is loaded, Refused while models load."""
+    """Return the synthesizer. Raises RemoteProtocolError if none is loaded, and Refused while models load."""
     found = state.loaded().synthesizer
     if found is None:
         raise RemoteProtocolError("model_not_found", "No speech synthesizer is loaded.", "model")
@@ -45,10 +45,10 @@ def synthesizer_of(state: ServerState) -> Synthesizer:
 
 
 async def speech(request: Request) -> Response:
-    """Synthesize one text, in the format that the request asks for.
+    """Synthesize one text, in the format of the request.
 
-    The response is streamed as it is made, as bytes or as events; a WAV whose stream was not asked for is sent whole.
-    It holds one of the caller's places until it ends.
+    Streams the response as it is made, as bytes or as events. A WAV is sent whole unless the request asks for a stream.
+    The request holds one of the caller's places until its response ends.
     """
     state: ServerState = request.app.state.antiphon
     synthesizer = synthesizer_of(state)
@@ -64,7 +64,7 @@ async def speech(request: Request) -> Response:
                 return Response(b"".join([chunk.data async for chunk in chunks]), media_type=media_type)
 
         return await unless_disconnected(request, whole)
-    # The first audio is awaited before the status is sent: what is wrong with a request is known by then.
+    # Waits for the first audio before sending the status, since errors of the request are known by then.
     first = await anext(chunks, None)
     if asked.sse:
         return StreamingResponse(_events(asked, first, chunks), media_type="text/event-stream")
@@ -96,7 +96,7 @@ async def _bytes(first: EncodedSpeech | None, chunks: AsyncGenerator[EncodedSpee
 
 
 def _log_failure(error: Exception) -> None:
-    log.error("speech failed under way: %s", error)
+    log.error("speech failed while it was streamed: %s", error)
 
 
 async def _events(
@@ -123,20 +123,20 @@ async def _events(
 
 @dataclass(slots=True)
 class _AudioBudget:
-    """Seconds of audio that a batch may still have; below 0 its other items fail."""
+    """The seconds of audio left for a batch. Below 0, its remaining items fail."""
 
     left_s: float
 
 
 async def batch(request: Request) -> Response:
-    """Synthesize up to 32 texts at once, MAX_BATCH_S of audio in all. An item that fails does not fail the others."""
+    """Synthesize up to 32 texts, with at most MAX_BATCH_S of audio. A failed item does not affect the others."""
     state: ServerState = request.app.state.antiphon
     synthesizer = synthesizer_of(state)
     caller = identify(request)
     body = await limited(request, MAX_BODY_BYTES).body()
     asked = await in_thread(openai_speech.parse_batch, body, speech_catalog(state, caller))
     results: dict[int, BatchItem] = {}
-    # The batch holds one place, synthesizes a few items at a time, and shares one limit on its audio.
+    # The batch holds one place, synthesizes a few items concurrently, and has one limit for all its audio.
     limiter, budget = anyio.CapacityLimiter(MAX_CONCURRENT_ITEMS), _AudioBudget(MAX_BATCH_S)
 
     async def one(index: int, item: SpeechRequest | RemoteProtocolError) -> None:
@@ -171,7 +171,7 @@ async def _result(
             async for chunk in chunks:
                 budget.left_s -= chunk.end_s - chunk.start_s
                 if budget.left_s < 0:
-                    raise RemoteProtocolError("too_long", f"a batch may hold {MAX_BATCH_S:.0f} s of sound", "items")
+                    raise RemoteProtocolError("too_long", f"a batch may hold {MAX_BATCH_S:.0f} s of audio", "items")
                 data.append(chunk.data)
                 words += chunk.words
                 skipped += chunk.skipped

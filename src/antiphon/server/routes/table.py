@@ -1,4 +1,4 @@
-"""Which URL is served by which function."""
+"""The table of routes."""
 
 from __future__ import annotations
 

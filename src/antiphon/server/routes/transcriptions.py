@@ -30,14 +30,14 @@ from antiphon.sessions.transcription.file_speech import FILE_VAD, segments_by_wo
 from antiphon.shares.threads import FILE_THREADS, in_thread
 
 MAX_FIELDS = 40
-# What is decoded at once: 2 MB, in some 50 ms.
+# Audio that is decoded at a time: 2 MB, in about 50 ms.
 SLAB_S = 30.0
-# Says how much of a damaged file could not be decoded.
+# The response header with the seconds of a damaged file that could not be decoded.
 SKIPPED_HEADER = "antiphon-skipped-seconds"
 
 
 async def transcriptions(request: Request) -> Response:
-    """Transcribe a file in its own language, or in the `language` that the request names.
+    """Transcribe a file, in the request's `language` or in the language that is detected.
 
     The request holds one of its caller's places from before its body is read until its response ends.
     """
@@ -45,7 +45,7 @@ async def transcriptions(request: Request) -> Response:
 
 
 async def translations(request: Request) -> Response:
-    """Translate a file's speech to English. 400 where the loaded model does not translate."""
+    """Translate a file's speech to English. 400 if the loaded model does not translate."""
     return await _respond(request, "translate")
 
 
@@ -79,7 +79,7 @@ async def _respond(request: Request, task: TranscriptionTask) -> Response:
 async def _read(
     request: Request, state: ServerState, transcriber: Transcriber, stack: AsyncExitStack
 ) -> tuple[FileRequest, BinaryIO]:
-    """Return the form's fields, and its file, which `stack` closes. Raises RemoteProtocolError, BodyTooLarge."""
+    """Return the form's fields and its file, which `stack` closes. Raises RemoteProtocolError, BodyTooLarge."""
     max_bytes = state.settings.audio.max_file_bytes
     too_large = BodyTooLarge(f"The file is larger than {max_bytes} bytes.", "file_too_large", "file")
     form = await stack.enter_async_context(
@@ -103,13 +103,13 @@ async def _read(
 
 
 async def _slabs(state: ServerState, file: BinaryIO, skipped: SkippedAudio) -> AsyncGenerator[Pcm, None]:
-    """Decode a file as its slabs are asked for, in a thread. Raises MediaError, and BodyTooLarge past the limit."""
+    """Decode a file slab by slab in a thread, as the transcriber reads. Raises MediaError, BodyTooLarge."""
     max_s, seconds = state.settings.audio.max_file_s, 0.0
     with closing(decode_in_slabs(file, SLAB_S, skipped)) as slabs:
         while (slab := await in_thread(next, slabs, None, places=FILE_THREADS)) is not None:
             seconds += len(slab) / SAMPLE_RATE_HZ
             if seconds > max_s + SLAB_S:
-                # What the packets did not tell.
+                # Longer than the packets had indicated to `measure_s`.
                 raise _too_long(max_s)
             state.metrics.audio_s.labels("file").inc(len(slab) / SAMPLE_RATE_HZ)
             current_request().audio_s += len(slab) / SAMPLE_RATE_HZ

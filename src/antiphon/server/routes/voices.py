@@ -1,4 +1,4 @@
-"""The voices of /v1/audio/voices: those of the synthesizer, and those that a caller has uploaded."""
+"""/v1/audio/voices: lists the synthesizer's and the caller's own voices, and uploads and deletes voices."""
 
 from __future__ import annotations
 
@@ -29,24 +29,30 @@ MAX_SAMPLE_BYTES, MAX_NAME_CHARS = 10 << 20, 64
 
 
 class UploadedVoice(msgspec.Struct):
-    """A voice that was uploaded, without its recording. `created_at` is in Unix seconds, `file_size` in bytes.
+    """An uploaded voice, without its recording."""
 
-    `embedding_dim` is None for a voice that was uploaded as a recording; `file_size` is then the recording's.
-    """
-
+    # The name that requests use.
     name: str
+    # Whose consent was given, in the client's words.
     consent: str
+    # When it was uploaded, in Unix seconds.
     created_at: int
+    # The transcript of the recording.
     ref_text: str
+    # The client's description of the speaker.
     speaker_description: str
+    # Whether it was uploaded as an embedding or as a recording.
     embedding_source: Literal["direct", "audio"]
+    # The length of the embedding; None for a recording.
     embedding_dim: int | None
+    # The size of the recording in bytes; 0 for an embedding.
     file_size: int
+    # The media type of the recording, as the client sent it.
     mime_type: str
 
     @classmethod
     def of(cls, voice: StoredVoice) -> UploadedVoice:
-        """What clients are shown of a stored voice."""
+        """Return the part of a stored voice that clients may see."""
         return cls(
             name=voice.name,
             consent=voice.consent,
@@ -61,7 +67,7 @@ class UploadedVoice(msgspec.Struct):
 
 
 class Voice(msgspec.Struct):
-    """A voice that requests may name by its `id`, and the languages that it speaks, its own first."""
+    """A voice that requests may name by its `id`, with the languages that it speaks. `language` is the first."""
 
     id: str
     name: str
@@ -70,8 +76,9 @@ class Voice(msgspec.Struct):
 
 
 class VoiceList(msgspec.Struct):
-    """The voices that the synthesizer speaks with, the caller's uploaded ones among them where it clones; their names
-    alone; and what the caller has uploaded.
+    """All usable voices, their names, and the voices that the caller has uploaded.
+
+    `voices` and `voice_names` include uploaded voices only if the synthesizer can clone them.
     """
 
     voices: list[Voice]
@@ -80,14 +87,14 @@ class VoiceList(msgspec.Struct):
 
 
 class VoiceUploaded(msgspec.Struct):
-    """The response to an upload. One that fails is an error in OpenAI's shape instead."""
+    """The response to a successful upload. A failed one is an error in OpenAI's format."""
 
     success: Literal[True]
     voice: UploadedVoice
 
 
 class VoiceDeleted(msgspec.Struct):
-    """The response to the deletion of an uploaded voice; `name` is as the client wrote it."""
+    """The response to the deletion of an uploaded voice. `name` is spelled as in the request."""
 
     success: Literal[True]
     name: str
@@ -95,15 +102,15 @@ class VoiceDeleted(msgspec.Struct):
 
 
 async def voices(request: Request) -> Response:
-    """GET: list the synthesizer's voices and those that the caller has uploaded. POST: upload a voice, as a sample or
-    an embedding.
+    """GET: list the synthesizer's voices and the caller's uploaded ones. POST: upload a voice, as a recording or an
+    embedding.
     """
     state: ServerState = request.app.state.antiphon
     return await (_upload if request.method == "POST" else _list)(request, state)
 
 
 def _own_voices(state: ServerState) -> tuple[str, ...]:
-    """The synthesizer's voices; none where only a speaker model uses what is uploaded."""
+    """Return the synthesizer's voices; none if only a speaker model uses the uploaded voices."""
     if state.loaded().synthesizer is None and state.loaded().speaker_model:
         return ()
     return synthesizer_of(state).profile.voices
@@ -136,7 +143,7 @@ async def _upload(request: Request, state: ServerState) -> Response:
             "invalid_value", f"Invalid value for 'name': at most {MAX_NAME_CHARS} printable characters.", "name"
         )
     if flaw(f"/v1/audio/voices/{quote(asked.name, safe='')}"):
-        # It could never be deleted.
+        # A voice with this name could never be deleted.
         raise RemoteProtocolError("invalid_value", "Invalid value for 'name': it cannot be part of a path.", "name")
     taken = {v.lower() for v in _own_voices(state)} | HOSTED_VOICES
     if asked.name.lower() in taken:
@@ -158,7 +165,7 @@ async def _upload(request: Request, state: ServerState) -> Response:
 
 
 def _check_sample(sample: bytes) -> None:
-    """Raise RemoteProtocolError for a sample that cannot be decoded. Only its beginning is decoded."""
+    """Raise RemoteProtocolError if a sample cannot be decoded. Decodes only its beginning."""
     try:
         next(iter(decode(io.BytesIO(sample))), None)
     except MediaError as error:
@@ -168,7 +175,7 @@ def _check_sample(sample: bytes) -> None:
 
 
 async def voice(request: Request) -> Response:
-    """DELETE: remove a voice that the caller has uploaded, with its files. 404 (`voice_not_found`) for others."""
+    """DELETE: remove a voice that the caller has uploaded, with its files. 404 (`voice_not_found`) for other names."""
     state: ServerState = request.app.state.antiphon
     name = request.path_params["name"]
     if not await in_thread(state.uploaded_voices(identify(request)).delete, name):

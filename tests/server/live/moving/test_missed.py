@@ -1,4 +1,4 @@
-"""What a client is told that has missed what a host stored just before it died."""
+"""The frames for a client that has missed events which a host stored just before it died."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def told(continued: ResumePoint) -> list[dict[str, Any]]:
     return [json.loads(f.frame) for f in continued.journal]
 
 
-# Frames 4 to 6 are pieces of the response, and not stored.
+# Frames 4 to 6 are deltas of the response, which are not stored.
 JOURNAL = [
     frame(2, type="response.created", response={"id": "resp_1"}),
     frame(3, type="conversation.item.added", item={"id": "item_1"}),
@@ -52,7 +52,7 @@ def test_when_a_client_lacks_pieces_of_the_last_response_then_it_is_begun_anew()
     waiting = CreateResponse(event_id="later")
     for last_received in (3, 5):
         found = with_missed(ResumePoint(journal=JOURNAL, finished=DONE, owed=[waiting]), last_received)
-        # The user's item stays told; what ended the response is told by what comes next.
+        # The frame of the user's item is kept. The response's end is reported when the session continues.
         assert [(f["item"]["id"], f["server_event_seq"]) for f in told(found)] == [("item_2", last_received + 1)]
         assert found.open_response == DONE.response
         assert found.owed == [DONE.request, waiting]
@@ -89,11 +89,11 @@ def test_frames_are_kept_under_the_numbers_they_will_have_and_without_pieces() -
     coming = [message(type="response.output_text.delta"), message(type="d")]
     found = journal.unacknowledged(coming, 1 << 20)
     assert [(f.seq, json.loads(f.frame)["type"]) for f in found] == [(3, "b"), (4, "c"), (6, "d")]
-    # They are sent under these numbers.
+    # The frames are sent with these numbers.
     for frame in coming:
         journal.push(frame)
     sent = [json.loads(journal.next() or "") for _ in range(3)]
     assert [(s["server_event_seq"], s["type"]) for s in sent][::2] == [(4, "c"), (6, "d")]
-    # The newest are kept where there is little room.
+    # If the limit is small, only the newest are kept.
     assert [f.seq for f in journal.unacknowledged([], len(found[-1].frame) * 2)] == [4, 6]
     assert Journal(lambda: 0.0).unacknowledged(coming, 1 << 20) == []

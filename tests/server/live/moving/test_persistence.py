@@ -1,4 +1,4 @@
-"""What of a conversation's items is kept."""
+"""The parts of a conversation's items that are stored."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_when_an_item_is_stored_then_its_images_and_audio_become_text() -> None:
     kept = without_media(Item("mine", parts=[seen, read, said, ContentPart("input_text", "And?")]))
     assert [p.text for p in kept.parts] == [IMAGE_GONE, read.text, "Hello.", "And?"]
     assert not any(p.image or p.media for p in kept.parts)
-    # The conversation itself goes on as it was.
+    # The conversation's own item is unchanged.
     assert seen.image
     assert seen.media
     assert seen.text == ""

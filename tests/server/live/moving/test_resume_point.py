@@ -1,4 +1,4 @@
-"""What another host is told of a conversation: its messages, its responses, and frames that its client may lack."""
+"""The resume point of a conversation: its messages, its responses, and the frames that its client may lack."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_audio_is_counted_by_itself_whatever_else_waits_in_the_inbox() -> 
     for number, command in enumerate((item, SECOND), 1):
         await inbox.put(command)
         progress.took(number, [command])
-    # The item counts as audio in the inbox's backlog, and does not make the second longer here.
+    # The item counts as audio in the inbox's backlog, but not here.
     assert inbox.backlog_s > 1.0
     for _ in range(2):
         await inbox.get()
@@ -153,7 +153,7 @@ def journal() -> Journal:
 
 
 def test_frames_that_are_handed_over_and_still_sent_have_one_number() -> None:
-    """A host hands over what waits, and goes on sending it: its client may have got any part of that."""
+    """A host hands over the waiting frames while it still sends them: the client may have received any part of them."""
     one = journal()
     for number in range(4):
         one.push(Frame({"n": number}))
@@ -162,7 +162,7 @@ def test_frames_that_are_handed_over_and_still_sent_have_one_number() -> None:
     assert [frame.seq for frame in frames] == [1, 2, 3, 4]
     sent = [one.next(), one.next()]
     assert sent == [frames[1].frame, frames[2].frame]
-    # The client has three of them; the next host sends the fourth.
+    # The client has three of them, and the next host sends the fourth.
     two = journal()
     assert two.take_over(frames, last_received=3)
     assert two.next() == frames[3].frame
@@ -190,7 +190,7 @@ def test_what_the_client_asks_for_waits_for_the_response_that_is_begun_anew() ->
     assert Progress(Inbox(30.0)).unheard([asked]) == [asked]
     progress = Progress(Inbox(30.0), ResumePoint(owed=[CreateResponse()]))
     assert progress.unheard([asked]) == [replace(asked, when_busy="wait")]
-    # The one that was broken off is told first.
+    # The end of the interrupted response is sent first.
     progress.follow(ResponseDone(replace(done, status="cancelled", reason=MOVED)))
     assert progress.unheard([asked]) == [replace(asked, when_busy="wait")]
     progress.follow(ResponseDone(done))

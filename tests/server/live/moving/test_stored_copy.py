@@ -1,4 +1,4 @@
-"""The copy of a conversation: frames wait for it, other hosts get it, and the session ends where one of them has."""
+"""The stored copy of a conversation: frames wait for it, and the session ends on a host that has lost it to another."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ ROW = StoredSession("sess", "", b"", b"", "host-1/a", 3, ReceivedCounts(4, 500),
 
 
 class Store:
-    """A session store that writes when a test says so: at once, unless it `waits`."""
+    """A session store that writes at once, or if it `waits`, when a test lets it."""
 
     def __init__(self) -> None:
         self.rows: list[StoredSession] = []
@@ -93,7 +93,7 @@ class Store:
 
     @property
     def snapshot(self) -> dict[str, Any]:
-        """The last one that was written."""
+        """The last snapshot that was written."""
         return cast(dict[str, Any], msgspec.json.decode(self.rows[-1].snapshot))
 
 
@@ -286,7 +286,7 @@ def test_a_session_that_only_transcribes_is_not_stored() -> None:
         await stage.says(ItemAdded(Item("x"), None), *frames("item"))
         assert not stage.copy.can_move
         assert await stage.copy.store_token() is None
-        # Nor is its audio kept.
+        # Its audio is not kept either.
         assert stage.persistence.speech
         assert stage.persistence.speech.chunk(0) is None
         stage.copy.close()
@@ -329,16 +329,16 @@ def test_a_restored_session_goes_on_where_the_last_host_has_left_it() -> None:
         assert stage.copy.goes_on
         stage.copy.begin(stage.conversation)
         assert [item.id for item in stage.history.items] == ["x"]
-        # It was stored when its client got the new token.
+        # Not stored again: it was stored before its client got the new token.
         assert stage.store.rows == []
         await stage.copy.go_on(emit)
         owed, heard = await stage.inbox.get(), await stage.inbox.get()
         assert isinstance(owed, CreateResponse)
         assert owed.instructions == "1"
         assert isinstance(heard, AppendAudio)
-        # The last host has heard 50 ms of it.
+        # The last host has already heard 50 ms of this audio.
         assert float(heard.pcm.sum()) == 800.0
-        # It has also carried out the other message.
+        # The last host has also carried out the other message.
         assert stage.inbox.num_put == 2
 
     play(scene, restored())
@@ -413,7 +413,7 @@ def test_what_is_too_large_to_be_handed_over_is_stored_as_in_any_snapshot(monkey
 
     continued = serve(scene).store.snapshot["continued"]
     assert not continued["is_whole"]
-    # The piece, which is told anew, is left out; the frame behind it is not lost.
+    # The delta is left out, since the response is generated again. The frame after it is kept.
     assert [frame["seq"] for frame in continued["journal"]] == [2]
 
 

@@ -1,4 +1,4 @@
-"""Sessions that may have ended their hosts wait longer each time, and are refused in the end."""
+"""Sessions that may have crashed their hosts are delayed longer each time, and are refused in the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is being said, as the tail of a stored conversation has it."""
+"""The tail of a stored conversation: the audio of the turn under way."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from antiphon.store.sessions import TailChunk
 
 
 def pcm(value: int, ms: int = 100) -> Pcm:
-    """Audio that is told apart from other by its value."""
+    """Return audio that is recognized by its value."""
     return np.full(ms * 16, value / 1024, np.float32)
 
 
@@ -23,7 +23,7 @@ def took(tail: SpeechTail, *numbers: int) -> None:
 
 
 def numbers(chunks: list[TailChunk], received: int, *applied: int) -> list[int]:
-    """The messages that are found, each with the audio that it had, or none where it is applied."""
+    """Return the numbers of the messages found. Checks that each has its audio, or none if it was applied."""
     found = messages_of(chunks, received, applied)
     for number, audio in found:
         assert number in applied or np.array_equal(audio, pcm(number))
@@ -47,7 +47,7 @@ def test_what_no_snapshot_has_is_in_the_chunks_once() -> None:
     second = chunk(tail, 5000)
     assert second.at_ms == 5300
     assert numbers([first, second], 1) == [2, 3, 4]
-    # A newer snapshot needs less of them.
+    # A newer snapshot needs fewer of the messages.
     assert numbers([second, first], 3) == [4]
     assert numbers([first, second], 4) == []
 
@@ -67,7 +67,7 @@ def test_when_a_message_is_missing_then_the_client_is_asked_from_there_on() -> N
     took(tail, 5)
     second = chunk(tail)
     assert numbers([first, second], 1) == [2, 3]
-    # One that was carried out needs no audio, and counts only where audio follows.
+    # A message that was carried out needs no audio, and counts only if audio follows it.
     assert numbers([first, second], 1, 4) == [2, 3, 4, 5]
     assert numbers([first, second], 1, 4, 6) == [2, 3, 4, 5]
     assert numbers([second], 1, 4) == []
@@ -81,7 +81,7 @@ def test_a_long_turn_takes_bounded_memory() -> None:
     took(tail, *range(1, 400))
     found = messages_of([chunk(tail)], 399 - round(MAX_KEPT_S * 10), ())
     assert len(found) == MAX_KEPT_S * 10
-    # A message that is longer than that is the client's to send again.
+    # The client has to send a longer message again.
     tail.took(400, [AppendAudio(pcm(400, 1000 * round(MAX_KEPT_S) + 100))])
     assert tail.chunk(0) is None
 
@@ -112,6 +112,6 @@ def test_whenever_its_host_dies_then_the_tail_goes_on_where_the_snapshot_ends(st
                 tail.settled(received, empties=step == "turn")
                 chunks = [] if step == "turn" else chunks
     found = numbers(chunks, received)
-    # From the snapshot on without a gap, and nothing that was no audio.
+    # Continues from the snapshot without a gap, and with only audio.
     assert found == list(range(received + 1, received + 1 + len(found)))
     assert all(kinds[n] == "audio" for n in found)

@@ -1,1 +1,1 @@
-"""How a session outlives its host: what is stored of it, how it is given away, and how another host takes it up."""
+"""Lets a session outlive its host: how it is stored, handed over, and resumed by another host."""

@@ -1,4 +1,4 @@
-"""Which hosts live, asked of the store for all sessions that wait for the same host."""
+"""Asks the store which hosts are alive, once for all sessions that wait for the same host."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import anyio
 
 from antiphon.store.sessions import Host
 
-# An answer of the store holds for so long.
+# How long, in seconds, an answer of the store is reused.
 FRESH_S = 0.05
 
 
 class AliveHosts:
-    """Answers of the store about hosts, each shared by whoever asks while it is fresh. For one event loop.
+    """Caches the store's answers about hosts, each for FRESH_S. For one event loop.
 
-    A thousand sessions that wait for one host to be dead ask no more often than one.
+    A thousand sessions that wait for one host to die cause no more queries than one session.
     """
 
     def __init__(self) -> None:
@@ -23,7 +23,7 @@ class AliveHosts:
         self._asking: dict[str, anyio.Lock] = {}
 
     async def host(self, name: str, ask: Callable[[], Awaitable[Host | None]]) -> Host | None:
-        """Return the host of this full name if it lives, by an answer that is at most FRESH_S old, or else by `ask`.
+        """Return the host of this full name if it is alive. Calls `ask` if the cached answer is older than FRESH_S.
 
         Raises what `ask` raises.
         """
@@ -35,13 +35,13 @@ class AliveHosts:
                 answer = anyio.current_time(), found
                 self._answers[name] = answer
         if answer[1] is None:
-            # A host that is dead does not come back under this name.
+            # A dead host never comes back under the same name.
             self._answers.pop(name, None)
             self._asking.pop(name, None)
         return answer[1]
 
     async def until_gone(self, name: str, ask: Callable[[], Awaitable[Host | None]], seconds: float) -> None:
-        """Wait until this host is dead, for so many seconds at most. Raises what `ask` raises."""
+        """Wait until this host is dead, for at most `seconds`. Raises what `ask` raises."""
         for _ in range(max(1, round(seconds / FRESH_S))):
             if await self.host(name, ask) is None:
                 return

@@ -1,7 +1,7 @@
-"""What of a conversation is stored for a host that goes on with it, and how it is restored there.
+"""Stores a conversation so that another host can continue it, and restores it there.
 
-How rows are written, and who owns them, is the store's (`store/sessions/`); what a wire keeps of itself is the
-protocol's (`snapshot`).
+The store (`store/sessions/`) writes the rows and knows their owners. The protocol decides what its wire stores
+(`WireConnection.snapshot`).
 """
 
 from __future__ import annotations
@@ -33,15 +33,17 @@ from antiphon.sessions.conversation.history import IMAGE_GONE
 from antiphon.store.sessions import ReceivedCounts, StoredSession
 from antiphon.transports.journal import ResumeToken
 
-# How long a write to the store may hold a session's frames back, and how long once its client is told of the failure.
+# Maximum time that a write to the store holds back a session's frames: normally, and after a failed write was reported
+# to the client.
 STORE_S, STORE_DEGRADED_S = 3.0, 0.1
-# A host that has held a session for so many seconds is not ended by it.
+# A session that a host has served for this time is not suspected of crashing hosts.
 HARMLESS_S = 60.0
 
 
 class _Snapshot(msgspec.Struct):
-    """The JSON that is stored: the wire's own snapshot, the fields of its Opening, the history, and where they stand.
-    Earlier versions of the server stored no `continued`: nobody knows which of the client's messages are in those.
+    """The JSON that is stored: the wire's snapshot, the fields of its Opening, the history, and where they stand.
+
+    Rows of earlier versions have no `continued`: it is unknown which of the client's messages they cover.
     """
 
     wire: WireSnapshot
@@ -51,9 +53,9 @@ class _Snapshot(msgspec.Struct):
 
 
 def caller_hash(caller: Caller) -> str:
-    """Return the SHA-256 of a caller in hex: what is stored of it, to know who may resume a session.
+    """Return the SHA-256 of a caller in hex, which is stored to decide who may resume a session.
 
-    It is that of the API key, and for a client secret that of the key and of the session that the secret opens.
+    It covers the API key and, for a client secret, also the session that the secret opens.
     """
     granted = b"" if caller.granted is None else b"\0" + bytes(caller.granted)
     return hashlib.sha256(caller.key.encode() + granted).hexdigest()
@@ -62,9 +64,9 @@ def caller_hash(caller: Caller) -> str:
 def stored_session(
     caller: Caller, wire: WireConnection, token: ResumeToken, items: Sequence[Item], continued: ResumePoint
 ) -> StoredSession | None:
-    """Return a conversation as it is stored now; None for a wire that holds no conversation, or no snapshot of it.
+    """Return the row of a conversation as it is now; None for a wire without a conversation, or without a snapshot.
 
-    Images are stored as the text that was read on them, audio as its transcript (`without_media`).
+    Images are stored as the text read from them, audio as its transcript (`without_media`).
     """
     snapshot = wire.snapshot()
     if snapshot is None:
@@ -78,9 +80,9 @@ def stored_session(
 
 
 def without_media(item: Item) -> Item:
-    """Return the item without its images and audio, of which the text remains. The item itself is not changed.
+    """Return a copy of the item with its images and audio reduced to their text.
 
-    An image on which no text was read becomes the words `IMAGE_GONE`, so the model still knows that there was one.
+    An image from which no text was read becomes the words `IMAGE_GONE`, so the model still knows that it was there.
     """
     if not any(p.image or p.media for p in item.parts):
         return item
@@ -88,7 +90,7 @@ def without_media(item: Item) -> Item:
 
 
 def _without_media(request: CreateResponse) -> CreateResponse:
-    """The request without the images and audio of the items that it brings."""
+    """Return the request without the images and audio of its items."""
     if request.items is None:
         return request
     return replace(request, items=tuple(without_media(i) if isinstance(i, Item) else i for i in request.items))
@@ -102,11 +104,11 @@ def _as_text(part: ContentPart) -> ContentPart:
 def restored(
     state: ServerState, caller: Caller, row: StoredSession
 ) -> tuple[WireConnection, list[Item], ResumePoint | None]:
-    """Make an open wire from a stored conversation of a caller, and return it with the history and where both stand.
-    The voice that is enrolled in it has to be looked up before (`prepare_voices`).
+    """Make an open wire from a caller's stored conversation; return it with the history and the resume point.
 
-    Raises Refused while models load, RemoteProtocolError if the loaded models cannot hold this conversation any more,
-    StoreError for a row that is damaged, or was written by a version of the server that stored something else.
+    Call `prepare_voices` before, to look up a voice that is enrolled in it. Raises Refused while models load,
+    RemoteProtocolError if the loaded models can no longer hold this conversation, and StoreError for a row that is
+    damaged or was written in another format.
     """
     context = context_of(state, caller)
     try:
@@ -119,17 +121,17 @@ def restored(
     except RemoteProtocolError:
         raise
     except Exception as error:
-        # A damaged row may break any invariant of what it is read into.
+        # A damaged row may violate any invariant of the objects that are made from it.
         raise StoreError(f"the stored session {row.id} cannot be read: {type(error).__name__}: {error}") from error
     return wire, snapshot.items, snapshot.continued
 
 
 class Kept(Enum):
-    """What became of a conversation's last write to the store.
+    """The outcome of a conversation's last write to the store.
 
-    - STORED: it is there, or there is nothing to be stored.
-    - DEGRADED: it could not be written, or was not in time.
-    - SUPERSEDED: another host owns the session by now. It is for good.
+    - STORED: the conversation is stored, or there was nothing to store.
+    - DEGRADED: the write failed, or took too long.
+    - SUPERSEDED: another host owns the session. This is final.
     """
 
     STORED = "stored"
@@ -140,8 +142,8 @@ class Kept(Enum):
 class Persistence:
     """Stores one live conversation after each change, as the host that owns it.
 
-    `row`: what the conversation was restored from, as this host has claimed it; None for a new one. Nothing is stored
-    where the server has no store, or the session has no token.
+    `row` is the row that the conversation was restored from, as this host has claimed it; None for a new conversation.
+    Stores nothing if the server has no store, or the session has no token.
     """
 
     def __init__(self, state: ServerState, caller: Caller, wire: WireConnection, row: StoredSession | None) -> None:
@@ -153,11 +155,11 @@ class Persistence:
         self._restores = row.restores if row else 0
         self._since_s = time.monotonic()
         self._is_stored = row is not None
-        # How many of the client's messages are in the last snapshot that was written.
+        # Number of the client's messages that the last written snapshot covers.
         self._stored_events = row.received.events if row else 0
-        # Takes the client's audio for the tail, where that is asked for.
+        # Collects the client's audio for the tail, with `--store-speech`.
         self.speech = SpeechTail() if state.settings.resume.store_speech else None
-        # What the client was told of the store, or will be told next.
+        # The store's state as it was last reported to the client, or will be next.
         self.kept = Kept.STORED
 
     def put(
@@ -169,10 +171,10 @@ class Persistence:
         *,
         turn_kept: bool = False,
     ) -> Future[None] | None:
-        """Write the conversation as it is now. Does not wait; None where it is not stored.
+        """Write the conversation as it is now. Does not wait. Returns None if the conversation is not stored.
 
-        `audio_ms`: what this host has taken of the client's audio. `turn_kept`: a turn has ended, and `items` have it,
-        so that the session has ended no host.
+        `audio_ms` is how much of the client's audio this host has received. `turn_kept`: a turn has ended and is in
+        `items`, so the session is not suspected of crashing hosts.
         """
         store = self._state.sessions.store
         if store is None or token is None or self.kept is Kept.SUPERSEDED:
@@ -191,7 +193,7 @@ class Persistence:
         return written
 
     def append_speech(self) -> None:
-        """Write what no chunk of the tail has yet. Does not wait."""
+        """Write the audio that is in no chunk of the tail yet. Does not wait."""
         store, speech = self._state.sessions.store, self.speech
         if store and speech and self._hold and self.is_stored and (chunk := speech.chunk(self._before.audio_ms)):
             store.append_tail(self._hold, chunk)
@@ -202,13 +204,16 @@ class Persistence:
 
     @property
     def stored_events(self) -> int | None:
-        """How many of the client's messages need not be sent again, whatever becomes of this host; None for a session
-        that is not stored.
+        """Number of the client's messages that need not be sent again, even if this host dies; None if the session is
+        not stored.
         """
         return self._stored_events if self._hold else None
 
     async def wait(self, written: Future[None] | None) -> bool:
-        """Wait until `put` has written, for STORE_S at most, and say whether `kept` has changed."""
+        """Wait for a write of `put`, for at most STORE_S, and return whether `kept` has changed.
+
+        Waits for at most STORE_DEGRADED_S while the store is degraded.
+        """
         if written is None:
             return False
         before = self.kept
@@ -232,20 +237,20 @@ class Persistence:
 
     @property
     def is_stored(self) -> bool:
-        """Whether the store has the session as this host's, or has to have it once it works again."""
+        """Whether this host owns the session in the store, or will own it after the store recovers."""
         return self._hold is not None and self._is_stored and self.kept is not Kept.SUPERSEDED
 
     @property
     def can_move(self) -> bool:
-        """Whether another host can go on with the session: all of it was stored."""
+        """Whether another host can continue the session: the last write was successful."""
         return self.is_stored and self.kept is Kept.STORED
 
     async def release(self) -> bool:
-        """Give the session away, and wait until any host may have it; False where that could not be written in time."""
+        """Release the session, and wait until any host may claim it. Returns False if that was not written in time."""
         store = self._state.sessions.store
         if store is None or self._hold is None or not self.can_move:
             return False
-        # The snapshot before has emptied the tail, and the turn that is open goes along.
+        # The last snapshot has emptied the tail. The audio of the open turn is stored again.
         self.append_speech()
         released = store.release(self._hold)
         self._is_stored = False
@@ -255,7 +260,7 @@ class Persistence:
         return False
 
     def end(self) -> None:
-        """The session is over here: delete it, or give it away if the server stops. Does not wait."""
+        """Delete the session that is over; release it instead while the server drains. Does not wait."""
         store = self._state.sessions.store
         if store and self._hold and self.is_stored:
             if self._state.admission.draining:

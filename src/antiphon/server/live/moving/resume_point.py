@@ -1,17 +1,17 @@
-"""What another host needs to go on with a conversation, beside its wire and its items; and what it makes of that. Pure,
-but for the inbox.
+"""Where a stored conversation stands: the state that another host needs to continue it, in addition to its wire and its
+items. Pure, except for the inbox.
 
-A host may die between any two messages of its client, and in the middle of a response. So a snapshot says which of the
-client's messages are in it, which response was open, and whether one was owed.
+A host may die between any two messages of its client, or in the middle of a response. So a snapshot records which of
+the client's messages it covers, which response was open, and whether a response was owed.
 
-A host that dies takes with it the audio that it had heard and not yet made words of. So a snapshot says up to which
-message everything is in it; the client sends again what came after that. Of those later messages, some were carried
-out nevertheless, an item that was created while somebody spoke for instance: these are listed, and the host that
-restores the conversation passes them over. And where the first one to be sent again was heard in part, the snapshot
-says how much of its audio is in it.
+Audio that a host has heard but not transcribed is lost when the host dies. So a snapshot records the number of the
+last message up to which it covers everything, and the client sends all later messages again. Some later messages may
+be covered as well, for example one that created an item while the user was speaking. The snapshot lists them, and the
+host that restores the conversation skips them. If only part of the first message's audio is covered, the snapshot
+records how much.
 
-A snapshot is written before its client is told of what is in it, so that a host may die in between. The next host tells
-it. What it cannot tell again is the pieces of a response: where one of those is missing, the response is begun anew.
+A snapshot is written before the client receives the events that it covers. If the host dies in between, the next host
+sends these events. It cannot send the deltas of a response again: if one is missing, the response is generated again.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from antiphon.server.live.realtime_session import RealtimeConversation
 from antiphon.sessions.inbox import Inbox
 from antiphon.transports.journal import SentFrame
 
-# Why a response ended that was under way when its host went.
+# The reason of a response that ended because its session moved to another host.
 MOVED = "session_moved"
-# No session has so many messages, and none of them has so much audio.
+# Upper bounds to detect a damaged row: no session has more messages than this, and no message has more audio.
 MAX_NUMBER = 10**15
 MAX_HEARD_MS = 3_600_000
-# Events after which a conversation is stored again, since its configuration or its history has changed.
+# Events that change the configuration or the history: the conversation is stored after each.
 STORED_AFTER = (
     UserTurnCommitted,
     TranscriptDone,
@@ -64,12 +64,12 @@ STORED_AFTER = (
 
 
 def keeps_turn(event: Event) -> bool:
-    """Whether with this event a turn of the user, or an answer, is in the history: not one that ended with its host."""
+    """Whether this event completes a turn of the user, or a response that did not end because its session moved."""
     return isinstance(event, TranscriptDone) or (isinstance(event, ResponseDone) and event.response.reason != MOVED)
 
 
 class OpenResponse(msgspec.Struct):
-    """A response of the conversation that had begun, and was not done: its id, whether it is spoken, and its items."""
+    """A response of the conversation: its id, whether it has audio, and the ids of its items."""
 
     id: str
     audio_output: bool
@@ -77,40 +77,43 @@ class OpenResponse(msgspec.Struct):
 
 
 class FinishedResponse(msgspec.Struct):
-    """The last response of a conversation, which was done, and what had asked for it."""
+    """The last completed response of a conversation, with the request for it."""
 
     response: OpenResponse
     request: CreateResponse
 
 
 class ResumePoint(msgspec.Struct):
-    """Where a snapshot stands among the client's messages and its responses.
+    """Where a snapshot stands among the client's messages and its responses."""
 
-    - `received`: all messages up to this number are in it. `applied`: later ones that are in it, too. `heard_ms`: so
-      much of the audio that comes after them.
-    - `unread_items`: items whose audio had no transcript yet; their audio is sent again.
-    - `open_response`: what its client has seen the beginning of. `owed`: what is still to be answered.
-    - `finished`: the last response, if the history ends with it. Its client may not have heard it to its end.
-    - `journal`: the frames that the client may lack. `is_whole`: their numbers have no gap, so that they can be sent as
-      they are: all frames are stored where a host gives the session away and they are not too large, and otherwise
-      neither the pieces of responses nor the oldest frames.
-    """
-
+    # The snapshot covers all messages of the client up to this number.
     received: int = 0
+    # Numbers of later messages that it covers as well.
     applied: list[int] = []
+    # Items whose audio had no transcript yet. The client sends their audio again.
     unread_items: list[str] = []
+    # The response whose beginning the client has seen.
     open_response: OpenResponse | None = None
+    # Requests for responses that have yet to be generated.
     owed: list[CreateResponse] = []
+    # The last response, if the history ends with it. The client may not have received all of it.
     finished: FinishedResponse | None = None
+    # Whether the numbers in `journal` have no gap, so that its frames can be sent as they are. True if the host handed
+    # the session over and the frames were not too large. Otherwise deltas of responses and the oldest frames are
+    # missing.
     is_whole: bool = False
+    # Frames that the client may not have received.
     journal: list[SentFrame] = []
+    # How much of the audio after message `received` it covers, in milliseconds.
     heard_ms: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """One message: up to which millisecond the audio reached with it, whether it was audio alone, and the number of
-    commands that had been put into the inbox with its last one.
+    """One message of the client.
+
+    `audio_end_ms` is where the session's audio ends with this message. `is_audio` is true if it contains only audio.
+    `num_put` is the number of commands put into the inbox up to and including its last one.
     """
 
     number: int
@@ -120,8 +123,8 @@ class _Message:
 
 
 class SettledMessages(NamedTuple):
-    """What of the client's messages is in a snapshot: all up to the number `last`, those of the later ones that are in
-    `applied`, and the first `heard_ms` of the audio that the client sends again.
+    """The client's messages that a snapshot covers: all up to the number `last`, the later ones listed in `applied`,
+    and the first `heard_ms` of the audio that the client sends again.
     """
 
     last: int
@@ -133,9 +136,9 @@ NOTHING = SettledMessages(0, [])
 
 
 class ReceivedMessages:
-    """The client's messages that are not in the conversation yet, or come after one that is not.
+    """The client's messages that are not in the conversation yet, or that follow one that is not.
 
-    `before`: what the snapshot has in it that the session was restored from. Audio is counted from there on.
+    `before` is what the snapshot covers that the session was restored from. Audio is counted from there.
     """
 
     def __init__(self, before: SettledMessages = NOTHING) -> None:
@@ -143,11 +146,11 @@ class ReceivedMessages:
         self._waiting: deque[_Message] = deque()
         self._num_settled = before.last
         self._heard_before_ms = before.heard_ms
-        # The millisecond at which the audio begins of the messages that wait.
+        # Where the audio of the waiting messages begins.
         self._waiting_from_ms = 0.0
 
     def is_applied(self, number: int) -> bool:
-        """Whether this message was carried out before the session was restored, and is to be passed over now."""
+        """Whether this message was carried out before the session was restored, so that it has to be skipped now."""
         if number not in self._applied:
             return False
         audio_end_ms = self._waiting[-1].audio_end_ms if self._waiting else self._waiting_from_ms
@@ -155,16 +158,16 @@ class ReceivedMessages:
         return True
 
     def add(self, number: int, audio_end_ms: float, num_put: int, *, is_audio: bool) -> None:
-        """Note a message that was taken. `audio_end_ms`: all audio so far. `num_put`: how many commands had been put
-        into the inbox with it, 0 where it needed none. `is_audio`: it has nothing but audio.
+        """Record a message that was handled. For the parameters see `_Message`; `num_put` is 0 for a message without
+        commands.
         """
         self._waiting.append(_Message(number, audio_end_ms, is_audio, num_put))
 
     def snapshot(self, settled_ms: float, num_taken: int) -> SettledMessages:
-        """Return what is in the conversation now.
+        """Return the messages that are in the conversation now.
 
-        `settled_ms`: all audio before it is in the conversation, or holds no speech. `num_taken`: how many commands the
-        session has taken out of the inbox.
+        All audio before `settled_ms` is in the conversation or has no speech. `num_taken` is the number of commands
+        that the session has taken out of the inbox.
         """
         while self._waiting and self._is_in(self._waiting[0], settled_ms, num_taken):
             message = self._waiting.popleft()
@@ -172,7 +175,7 @@ class ReceivedMessages:
             self._applied.discard(message.number)
         later = {m.number for m in self._waiting if not m.is_audio and m.num_put <= num_taken}
         heard_ms = max(settled_ms, self._heard_before_ms) - self._waiting_from_ms
-        # Those that the client has yet to send again are still in the conversation.
+        # Messages in `_applied` that the client has yet to send again are still in the conversation.
         return SettledMessages(self._num_settled, sorted(later | self._applied), max(0.0, heard_ms))
 
     @staticmethod
@@ -182,8 +185,9 @@ class ReceivedMessages:
 
 @dataclass(slots=True)
 class _Owed:
-    """A response that was owed where the session was restored, and how many commands had been put into the inbox with
-    it; None before it is there.
+    """A response that was owed when the session was restored.
+
+    `num_put` is the number of commands put into the inbox up to and including its request; None before that.
     """
 
     request: CreateResponse
@@ -191,8 +195,9 @@ class _Owed:
 
 
 class Progress:
-    """Follows one live conversation for its snapshots. `continued`: where it was restored, what from. `speech`: takes
-    the audio, where that is stored too.
+    """Tracks one live conversation for its snapshots.
+
+    `continued` is what a restored conversation continues from. `speech` collects the audio if audio is stored too.
     """
 
     def __init__(self, inbox: Inbox, continued: ResumePoint | None = None, speech: SpeechTail | None = None) -> None:
@@ -200,22 +205,22 @@ class Progress:
         self._inbox = inbox
         self._speech = speech
         self._messages = ReceivedMessages(SettledMessages(continued.received, continued.applied, continued.heard_ms))
-        # Samples of audio to come that another host has heard and made words of.
+        # Number of audio samples yet to arrive that another host has already transcribed.
         self._num_heard = round(continued.heard_ms * SAMPLE_RATE_HZ / 1000)
         self._owed = [_Owed(replace(request, when_busy="wait")) for request in continued.owed]
-        # Whether a response is still begun anew that the client did not ask this host for.
+        # Whether a response is being generated again that the client did not request from this host.
         self._begins_anew = bool(self._owed)
         self._open: OpenResponse | None = None
         self._finished: FinishedResponse | None = None
-        # Samples of audio that were taken here.
+        # Number of audio samples received by this host.
         self._num_samples = 0
 
     def is_applied(self, number: int) -> bool:
-        """Whether the client's message of this number was carried out by another host, and is passed over here."""
+        """Whether another host has carried out the client's message of this number, so that it is skipped here."""
         return self._messages.is_applied(number)
 
     def took(self, number: int, commands: Sequence[Command]) -> None:
-        """Note a message of the client after its commands were put into the inbox, or carried out at once."""
+        """Record a message of the client after its commands were put into the inbox, or carried out at once."""
         audio = [command for command in commands if isinstance(command, AppendAudio)]
         self._num_samples += sum(len(command.pcm) for command in audio)
         is_audio = bool(commands) and len(audio) == len(commands)
@@ -225,8 +230,10 @@ class Progress:
         self._messages.add(number, end_ms, self._inbox.num_put if commands else 0, is_audio=is_audio)
 
     def unheard(self, commands: Sequence[Command]) -> Sequence[Command]:
-        """Return the commands of a message with silence in place of the audio that another host has made words of. A
-        request for a response waits for the one that is begun anew, of which the client may not know yet.
+        """Return a message's commands with the audio that another host has already transcribed replaced by silence.
+
+        While a response is being generated again, a request for another response waits for it: the client may not know
+        of it yet.
         """
         if self._begins_anew:
             commands = [replace(c, when_busy="wait") if isinstance(c, CreateResponse) else c for c in commands]
@@ -243,7 +250,7 @@ class Progress:
         return AppendAudio(pcm)
 
     async def hear_again(self, messages: Sequence[tuple[int, Pcm]]) -> None:
-        """Take messages of the client that a tail has, by number, as if it sent them. Waits while the inbox is full."""
+        """Handle the messages of a stored tail as if the client sent them. Waits while the inbox is full."""
         for number, pcm in messages:
             if not self.is_applied(number):
                 commands = self.unheard([AppendAudio(pcm)])
@@ -252,13 +259,13 @@ class Progress:
                 self.took(number, commands)
 
     async def ask_again(self) -> None:
-        """Put the responses that were owed into the inbox. Waits while it is full."""
+        """Put the requests for the responses that were owed into the inbox. Waits while the inbox is full."""
         for owed in list(self._owed):
             await self._inbox.put(owed.request)
             owed.num_put = self._inbox.num_put
 
     def follow(self, event: Event) -> None:
-        """Note an event of the session before it is stored."""
+        """Record an event of the session before it is stored."""
         match event:
             case ResponseCreated(response) if response.stored:
                 self._open = OpenResponse(response.id, response.audio_output)
@@ -270,7 +277,7 @@ class Progress:
                 self._finished = FinishedResponse(done, response.request) if is_complete else None
 
     def now(self, conversation: RealtimeConversation, *, empties_tail: bool = False) -> ResumePoint:
-        """Return where the conversation stands now. `empties_tail`: the snapshot that is made of it does."""
+        """Return where the conversation stands now. `empties_tail`: writing the snapshot empties the stored tail."""
         received = self._messages.snapshot(conversation.progress.settled_ms, self._inbox.num_taken)
         if self._speech:
             self._speech.settled(received.last, empties=empties_tail)
@@ -280,7 +287,7 @@ class Progress:
         finished = self._finished
         if finished and not (history and history[-1].id in finished.response.items):
             finished = None
-        # Those that the session has taken, it owes itself.
+        # Requests that the session has taken from the inbox are in its own `owed_responses`.
         self._owed = [owed for owed in self._owed if owed.num_put is None or owed.num_put > self._inbox.num_taken]
         unread = conversation.progress.unread_items
         owed = [owed.request for owed in self._owed] + conversation.progress.owed_responses
@@ -289,10 +296,10 @@ class Progress:
 
 
 def recovered(items: Sequence[Item], continued: ResumePoint) -> tuple[list[Item], list[ConversationEvent]]:
-    """Return the history as another host goes on with it, and what the client is told of that.
+    """Return the history with which another host continues, and the events that report the changes to the client.
 
-    Items without a transcript, and those of a response that was not done, are deleted: the audio of the first is sent
-    again by the client, and the response is begun anew. The response that was open ends as cancelled.
+    Deletes items without a transcript, whose audio the client sends again, and items of the open response, which is
+    generated again. The open response ends as cancelled.
     """
     opened = continued.open_response
     gone = {*continued.unread_items, *(opened.items if opened else ())}
@@ -306,10 +313,10 @@ def recovered(items: Sequence[Item], continued: ResumePoint) -> tuple[list[Item]
 
 
 def with_missed(continued: ResumePoint, last_received: int) -> ResumePoint:
-    """Return where the conversation goes on for a client that has received the events up to this number.
+    """Return the resume point for a client that has received the events up to number `last_received`.
 
-    Its journal has what the client lacks, numbered on from there, and is whole. A finished response of which the client
-    lacks a piece counts as open, and is owed.
+    Its journal has the frames that the client lacks, numbered without a gap. If the client lacks a delta of the
+    finished response, that response counts as open and is owed.
     """
     if continued.is_whole:
         return continued
@@ -317,7 +324,7 @@ def with_missed(continued: ResumePoint, last_received: int) -> ResumePoint:
     finished = continued.finished
     lacks_pieces = bool(missed) and missed[-1].seq - last_received > len(missed)
     if lacks_pieces and finished and any(finished.response.id in str(frame.frame) for frame in missed):
-        # What is told of the response once pieces are missing is told anew.
+        # Drops the response's frames after the gap: they are sent again when it is generated again.
         about = {finished.response.id, *finished.response.items}
         before = _before_the_gap(missed, last_received)
         missed = before + [f for f in missed[len(before) :] if not any(id in str(f.frame) for id in about)]
@@ -328,12 +335,12 @@ def with_missed(continued: ResumePoint, last_received: int) -> ResumePoint:
 
 
 def _before_the_gap(missed: list[SentFrame], last_received: int) -> list[SentFrame]:
-    """The first of the frames, as far as they follow each other."""
+    """Return the frames up to the first gap in their numbers."""
     return [frame for seq, frame in enumerate(missed, last_received + 1) if frame.seq == seq]
 
 
 def check_counts(continued: ResumePoint) -> None:
-    """Raise RemoteProtocolError for counts that no snapshot has: the row is damaged."""
+    """Raise RemoteProtocolError if the counts are impossible: the row is damaged."""
     is_wrong = any(not continued.received < number < MAX_NUMBER for number in continued.applied)
     if is_wrong or not 0 <= continued.received < MAX_NUMBER or not 0 <= continued.heard_ms <= MAX_HEARD_MS:
         raise RemoteProtocolError("unknown_session", "The stored session is damaged.", "session_id")

@@ -1,7 +1,7 @@
-"""The copy of a live conversation in the session store, from which another host can go on.
+"""The copy of a live conversation in the session store, from which another host can continue it.
 
-A client learns of nothing that the copy lacks: its frames wait while the copy is written. How a row is written, and
-whether this host still owns it, is `persistence.py`'s; where the conversation stands is `resume_point.py`'s.
+A client never learns of anything that the copy lacks: its frames wait while the copy is written. `persistence.py`
+writes the rows and knows whether this host still owns them; `resume_point.py` knows where the conversation stands.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from antiphon.store.sessions import StoredSession
 from antiphon.transports.journal import SentFrame
 
 log = logging.getLogger(__name__)
-# The interval, in seconds, at which a conversation is stored while no event stores it.
+# Interval, in seconds, at which a conversation is stored in addition to the writes that its events cause.
 STORE_EVERY_S = 5.0
-# The interval at which the audio of the turn under way is stored, in seconds. Less unsettled audio is not stored.
+# Interval at which the audio of the turn under way is stored. Less unsettled audio than UNSETTLED_MS is not stored.
 SPEECH_EVERY_S, UNSETTLED_MS = 1.0, 500
-# The frames that a client may lack go along with a session that moves, up to this size.
+# Maximum size of the frames stored with a session that moves: those that its client may not have received.
 MAX_HANDED_OVER_BYTES = 2 << 20
-# Of every other snapshot, without pieces of responses.
+# The same limit for any other snapshot, which has no deltas of responses.
 MAX_TOLD_BYTES = 32 << 10
-# How long the user may go on speaking, in seconds: the turn is heard again by the next host.
+# How long a session that moves waits for the user's turn to end. The next host hears a longer turn again.
 MAX_TURN_S = 3.0
-# What is left of a drain, in seconds, for the session to be worked off and written; of a short one, half.
+# The part of a drain, in seconds, that is reserved for finishing and storing the session; at most half of the drain.
 HAND_OVER_S = 5.0
-# Sessions that are given away at once do not all resume at once: each waits up to this long before it looks.
+# Jitter before each session begins to move, in seconds, so that a drain's sessions do not all resume at the same time.
 MAX_JITTER_S = 0.5
-# What is heard ends by the clock, which wakes nobody.
+# Polling interval, in seconds. Playback ends by the clock, without an event to wait for.
 POLL_S = 0.05
 
 
@@ -54,9 +54,11 @@ POLL_S = 0.05
 class Restored:
     """What a conversation is restored from.
 
-    - `row`: as this host has claimed it. `items`: the history as it goes on here (`recovered`).
-    - `continued`: where it stood; None for a row of a version that did not store that.
-    - `told`: the events that tell the client what is missing here. `tail`: the user's audio that had no words yet.
+    - `row`: the row as this host has claimed it.
+    - `items`: the history with which it continues here (see `recovered`).
+    - `continued`: where it stood; None for a row of an earlier version that did not store this.
+    - `told`: the events that report to the client what is missing here.
+    - `tail`: the user's audio that was not transcribed yet, by message number.
     """
 
     row: StoredSession
@@ -67,11 +69,13 @@ class Restored:
 
 
 class StoredCopy:
-    """Keeps the copy of one live session, and the frames that wait for it. Nothing is stored of a session without a
-    token, of one that only transcribes, and by a server without a store; its frames pass at once.
+    """Keeps the stored copy of one live session, and the frames that wait for it to be written.
 
-    `persistence` writes the rows of `live`, whose commands `inbox` has. `send` takes each frame on its way to the
-    outbox, and does not wait. `first_frames` are sent first.
+    Nothing is stored for a session without a token or one that only transcribes, or if the server has no store. The
+    frames of such a session do not wait.
+
+    `persistence` writes the rows of `live`, whose commands are in `inbox`. `send` passes a frame to the outbox without
+    waiting. `first_frames` are sent first.
     """
 
     def __init__(
@@ -89,7 +93,7 @@ class StoredCopy:
         self._inbox = inbox
         self._persistence = persistence
         self._send = send
-        # The frames that wait. While any write is under way, all new ones do.
+        # Frames that wait. While a write is under way, every new frame waits.
         self._frames = list(first_frames)
         self._num_writing = 0
         self._is_closed = False
@@ -97,18 +101,21 @@ class StoredCopy:
         self._progress = Progress(inbox, restored.continued if restored else None, persistence.speech)
         self._conversation: RealtimeConversation | None = None
         self._is_on = persistence.is_on
-        # Whether another host is to have the session.
+        # Whether the session is moving to another host.
         self._is_moving = False
 
     # --- the session --------------------------------------------------------------------------------------------------
 
     @property
     def goes_on(self) -> bool:
-        """Whether the session begins at once, where another host has left it, and not with its client's first frame."""
+        """Whether the session continues at once from where another host left it, without waiting for a first frame."""
         return self._restored is not None and self._restored.continued is not None
 
     def begin(self, conversation: RealtimeConversation | None) -> None:
-        """The session begins: restore its history, and store a new one. None for one that only transcribes."""
+        """Restore the history of a session that begins; store it if it is new.
+
+        `conversation` is None for a session that only transcribes, which is not stored.
+        """
         self._conversation = conversation
         if conversation is None:
             self._is_on = False
@@ -119,7 +126,7 @@ class StoredCopy:
             self.write()
 
     async def go_on(self, emit: Callable[[Event], Awaitable[None]]) -> None:
-        """Tell the client what is missing here, and have the session answer and hear what the last host owed."""
+        """Report to the client what is missing here; then handle the requests and audio that the last host left."""
         if self._restored:
             for event in self._restored.told:
                 await emit(event)
@@ -129,22 +136,22 @@ class StoredCopy:
     # --- what the client sends ----------------------------------------------------------------------------------------
 
     def has(self, number: int) -> bool:
-        """Whether the last host has carried out the client's message of this number, so that it is passed over here."""
+        """Whether the last host has carried out the client's message of this number, so that it is skipped here."""
         return self._restored is not None and self._progress.is_applied(number)
 
     def unheard(self, commands: Sequence[Command]) -> Sequence[Command]:
-        """Return a message's commands without what the last host has carried out of them, as `Progress.unheard`."""
+        """Return a message's commands without the parts that the last host has handled; see `Progress.unheard`."""
         return self._progress.unheard(commands) if self._restored else commands
 
     def received(self, number: int, commands: Sequence[Command]) -> None:
-        """Note a message of the client once its commands are in the inbox, or carried out."""
+        """Record a message of the client after its commands were put into the inbox, or carried out."""
         if self._is_on:
             self._progress.took(number, commands)
 
     # --- what the client gets -----------------------------------------------------------------------------------------
 
     def send(self, frames: Iterable[Frame] = (), *, at_once: bool = False) -> None:
-        """Send the frames that wait and then these, unless the copy is being written; `at_once`: even then."""
+        """Send the frames that wait, then `frames`, unless the copy is being written. `at_once`: even then."""
         self._frames += frames
         if self._num_writing and not at_once:
             return
@@ -153,8 +160,8 @@ class StoredCopy:
             self._send(frame)
 
     async def before_sending(self, event: Event, frames: Iterable[Frame]) -> None:
-        """Have the frames of an event wait for `send`. Waits itself until the copy has what the event changes, so that
-        it is there after the server was killed.
+        """Queue an event's frames for `send`. Waits until the change that the event reports is stored, so that it
+        survives if the server is killed.
         """
         self._frames += frames
         self._progress.follow(event)
@@ -165,10 +172,9 @@ class StoredCopy:
             self._live.outbox.raise_epoch(event.epoch)
 
     async def store_token(self) -> int | None:
-        """Store the session's new token, and return how many of the client's messages need not be sent again, whatever
-        becomes of this host; None for a session that is not stored.
+        """Store the session's new token, and return `Persistence.stored_events`; None if the session is not stored.
 
-        Raises RemoteProtocolError (`session_elsewhere`) where another host has the session by now.
+        Raises RemoteProtocolError (`session_elsewhere`) if another host owns the session.
         """
         await self.store()
         if self._persistence.kept is Kept.SUPERSEDED:
@@ -178,10 +184,10 @@ class StoredCopy:
     # --- writing ------------------------------------------------------------------------------------------------------
 
     async def store(self, *, turn_kept: bool = False) -> None:
-        """Write the copy, and wait until that is done; then send the frames that wait.
+        """Write the copy, wait until that is done, and send the frames that wait.
 
-        Where it fails, or takes longer than STORE_S, and when it works again, the client is told before it gets any
-        other frame. Where another host has the session by now, it ends here with `session.replaced`. `turn_kept`: as
+        If a write fails or takes longer than STORE_S, the client is notified before it gets any other frame, and again
+        when a write works. If another host owns the session, it ends here with `session.replaced`. For `turn_kept` see
         `Persistence.put`.
         """
         self._num_writing += 1
@@ -198,9 +204,10 @@ class StoredCopy:
         self.send()
 
     def write(self, *, turn_kept: bool = False, handed_over: Sequence[SentFrame] | None = None) -> Future[None] | None:
-        """Write the copy as the conversation is now; the future is done when that is. Does not wait.
+        """Write the copy as the conversation is now, and return a future of the write. Does not wait.
 
-        `handed_over`: all frames that its client may lack; otherwise those that tell of what is stored go along.
+        `handed_over` are all frames that the client may not have received. If None, the newest unacknowledged frames
+        are stored, up to MAX_TOLD_BYTES and without deltas.
         """
         conversation, audio_s = self._conversation, self._inbox.backlog_s
         if not self._is_on:
@@ -219,8 +226,9 @@ class StoredCopy:
         return self._persistence.put(token, items, continued, audio_ms, turn_kept=turn_kept)
 
     async def store_regularly(self) -> None:
-        """Store, until cancelled, what of the client's audio needs not be sent again; find out whether a store that
-        failed works.
+        """Store the copy every STORE_EVERY_S until cancelled.
+
+        This updates how much audio the client need not send again, and detects that a failed store works again.
         """
         while True:
             await anyio.sleep(STORE_EVERY_S)
@@ -229,8 +237,9 @@ class StoredCopy:
                 await self._live.outbox.wait_for_room()
 
     async def store_speech(self) -> None:
-        """Write what is being said to the tail, where that is asked for, until cancelled. What fails of it the client
-        sends again.
+        """With `--store-speech`, write the audio of the turn under way to the tail, until cancelled.
+
+        The client sends again any audio that could not be written.
         """
         while self._persistence.speech:
             await anyio.sleep(SPEECH_EVERY_S)
@@ -242,11 +251,11 @@ class StoredCopy:
 
     @property
     def can_move(self) -> bool:
-        """Whether another host can go on with the session: it holds a conversation, all of which is stored."""
+        """Whether another host can continue the session: it is a conversation, and all of it is stored."""
         return self._conversation is not None and self._persistence.can_move
 
     async def move(self, within_s: float) -> None:
-        """End the session here where neither side speaks, `within_s` at the latest, for `give_away` to follow."""
+        """End the session here when neither side speaks, within `within_s` at the latest. `give_away` follows."""
         assert self._conversation
         await wait_for_boundary(self._conversation, within_s)
         self._conversation.leave_open_turn()
@@ -254,8 +263,10 @@ class StoredCopy:
         self._live.end(CLOSE_MOVED, MOVED)
 
     async def give_away(self) -> None:
-        """Where the session moves, store where it has ended, with the frames that its client may lack, and tell the
-        client to go on at another host; where that is not possible, that the server stops.
+        """Store and release a session that moves, along with the frames that its client may not have received.
+
+        Sends the client to another host; if the session cannot be released, reports that the server is shutting down.
+        Does nothing for a session that does not move.
         """
         if not self._is_moving:
             return
@@ -268,8 +279,8 @@ class StoredCopy:
             self.send(self._wire.send(SessionEnding("server_shutting_down", "The server is shutting down.")))
 
     def _give_up(self) -> None:
-        """End the session here, since another host has it: frames that were not sent are not the truth any more."""
-        log.warning("session %s is another host's by now", self._wire.id)
+        """End the session here, since another host owns it. Drops the frames that wait: they are outdated."""
+        log.warning("session %s now belongs to another host", self._wire.id)
         self._frames.clear()
         is_running = self._live.lifecycle.is_running
         if is_running:
@@ -279,13 +290,15 @@ class StoredCopy:
             self._live.close("session_replaced")
 
     def close(self) -> None:
-        """The session is over: delete the copy, or leave it to other hosts if the server stops. Does not wait."""
+        """Delete the copy of a session that is over; leave it to other hosts if the server drains. Does not wait."""
         self._persistence.end()
 
 
 async def wait_for_boundary(conversation: RealtimeConversation, within_s: float) -> None:
-    """Wait until neither side of a conversation speaks. `within_s`: how long the drain lasts. A response that is longer
-    is interrupted and cut to what was heard; a turn that goes on for too long is heard again by the next host.
+    """Wait until neither side of a conversation speaks, in a drain that lasts `within_s`.
+
+    A response that takes longer is interrupted and cut to what was heard. A turn longer than MAX_TURN_S is heard again
+    by the next host.
     """
     now = conversation.progress
     with anyio.move_on_after(within_s - min(HAND_OVER_S, within_s / 2)):

@@ -1,8 +1,8 @@
-"""What is being said, message by message, as the tail of a stored conversation has it (`--store-speech`). Pure.
+"""The tail of a stored conversation: the audio of the turn under way, message by message (`--store-speech`). Pure.
 
-A snapshot has no audio: what was not yet words when a host died is sent again by the client. A tail spares it that, and
-is there where the client has not kept what it has sent. It is as good as its beginning: where a message is missing, the
-client is asked for all that come from there on.
+A snapshot has no audio. Without a tail, the client has to send the audio again that was not transcribed when a host
+died. With a tail it need not, and need not have kept the audio. A tail is used up to the first message that is missing:
+the client sends that one and all later ones again.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from antiphon.events.transcription import AppendAudio
 from antiphon.store.sessions import TailChunk
 
 log = logging.getLogger(__name__)
-# What is kept for chunks at most. A longer turn is in those that were stored before.
+# Maximum audio kept in memory for chunks. The beginning of a longer turn is in chunks that were already stored.
 MAX_KEPT_S = 20.0
-# Of a chunk: numbers of the client's messages, and their audio as PCM16 of 16 kHz.
+# Contents of a chunk: numbers of the client's messages, each with its audio as PCM16 at 16 kHz.
 _Messages = list[tuple[int, bytes]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A message that is audio alone: its number, its audio as PCM16, and at which of this host's samples it begins."""
+    """A message of only audio: its number, its audio as PCM16, and its first sample, counted from this host's start."""
 
     number: int
     pcm16: bytes
@@ -38,16 +38,16 @@ class _Message:
 
 
 class SpeechTail:
-    """Collects the audio of a client's messages that are in no snapshot, for the next chunk of the tail."""
+    """Collects the audio of messages that no snapshot covers, for the next chunk of the tail."""
 
     def __init__(self) -> None:
         self._messages: deque[_Message] = deque()
         self._num_samples = 0
-        # How many of them a chunk has.
+        # Number of messages in `_messages`, from the first, that are already in a chunk.
         self._num_stored = 0
 
     def took(self, number: int, audio: Collection[AppendAudio]) -> None:
-        """Note a message that was taken, and has nothing but audio."""
+        """Record a message that contains only audio."""
         pcm = np.concatenate([command.pcm for command in audio])
         self._messages.append(_Message(number, to_pcm16(pcm), self._num_samples))
         self._num_samples += len(pcm)
@@ -55,14 +55,17 @@ class SpeechTail:
             self._drop_first()
 
     def settled(self, last: int, *, empties: bool) -> None:
-        """A snapshot has all messages up to this number in it. `empties`: with it, the tail is emptied."""
+        """Drop the messages up to number `last`, which a snapshot covers. `empties`: writing it empties the tail."""
         while self._messages and self._messages[0].number <= last:
             self._drop_first()
         if empties:
             self._num_stored = 0
 
     def chunk(self, from_ms: int) -> TailChunk | None:
-        """Return what no chunk has yet; None for nothing. `from_ms`: where in the session's audio this host began."""
+        """Return a chunk of the messages that are in no chunk yet; None if there are none.
+
+        `from_ms` is the position in the session's audio at which this host began.
+        """
         new = [message for n, message in enumerate(self._messages) if n >= self._num_stored]
         self._num_stored = len(self._messages)
         if not new:
@@ -78,18 +81,17 @@ class SpeechTail:
 def messages_of(
     chunks: Iterable[TailChunk], received: int, applied: Collection[int], max_s: float = math.inf
 ) -> list[tuple[int, Pcm]]:
-    """Return the client's messages that a tail has, by number, from the first on that a snapshot lacks.
+    """Return the client's messages in a tail, by number, from the first one that the snapshot does not cover.
 
-    `received`, `applied`: as in `ResumePoint`, of the snapshot. Those that are applied have no audio here. The list
-    ends where a message is missing, and before it has more audio than `max_s`. Chunks that are damaged count as
-    missing.
+    `received` and `applied` are those of the snapshot's `ResumePoint`. Applied messages have no audio here. The list
+    ends at the first missing message, and before its audio exceeds `max_s`. Damaged chunks count as missing.
     """
     audio = dict[int, bytes]()
     for chunk in chunks:
         try:
             audio |= dict(msgspec.msgpack.decode(chunk.data, type=_Messages))
         except msgspec.MsgspecError as error:
-            log.error("a piece of a stored turn cannot be read: %s", error)
+            log.error("a chunk of stored audio cannot be read: %s", error)
     found: list[tuple[int, Pcm]] = []
     end = number = received + 1
     left = max_s * SAMPLE_RATE_HZ

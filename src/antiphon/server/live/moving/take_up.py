@@ -1,13 +1,13 @@
-"""Takes up a session that is not live at this host: it is restored here, or its client carried to the host that has it.
+"""Resumes a session that is not live at this host: restores it here, or relays its client to the host that owns it.
 
-Who has a session is in the store. A host that lives keeps what it has, and a connection to it that is refused says
-nothing: only when its key has run out, or it has given the session away, does another host claim it.
+The store knows the owner of each session. A live host keeps its sessions, even if a connection to it is refused.
+Another host claims a session only after the owner's lease has expired, or after the owner has released the session.
 
-A session may be what ends its hosts, and a host that crashed does not say which session crashed it. One that has
-something to do as soon as it is restored, a response that is owed for instance, is suspected after the first death; any
-other only after several, since what ends a host may also be a message that is sent again. Suspects wait for a random
-time, and longer each time, so that they are not tried together: one that is innocent then gets its turn done before the
-guilty one is tried, and is suspected no longer. In the end one is not restored at all.
+A session may crash its hosts, and a host that crashed does not say which session crashed it. A session with work to do
+at once, such as an owed response, is suspected after the first crash. Any other is suspected only after several, since
+a message that the client sends again may also be the cause. Suspects are restored after a random delay, which grows
+each time, so that they are not restored together. An innocent session can then complete a turn before the guilty one
+is restored, which clears it. After MAX_RESTORES, or MAX_IDLE_RESTORES, a suspect is not restored at all.
 """
 
 from __future__ import annotations
@@ -45,23 +45,24 @@ from antiphon.transports.websocket import WebSocketTransport
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-# The TTLs of a host for which a client waits for one that cannot be reached and does not count as dead.
+# How long a client waits for a host that cannot be reached but does not count as dead, in TTLs of a host.
 PATIENCE = 2
-# How often a session that ends is looked at, and how long it may take, in seconds.
+# Polling interval while a session ends, and the timeout for its end, in seconds.
 GONE_S, GONE_WITHIN_S = 0.01, 5.0
-# How often a host that lives and cannot be reached is tried again, in seconds.
+# Interval between attempts to reach a live host that cannot be reached, in seconds.
 RETRY_S = 0.25
-# The hosts in turn that may restore a session that has something to do, or has not, before a turn of it is kept.
+# Number of hosts in turn that may restore a session before a turn of it completes: with and without work to do at once.
 MAX_RESTORES, MAX_IDLE_RESTORES = 3, 12
-# A suspect waits up to 1 s at its first restoration as one, and up to twice as long at each after that, to this.
+# Upper limit of a suspect's random delay, in seconds. The limit is 1 s at first and doubles with each restoration.
 MAX_DELAY_S = 4.0
 
 
 async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
-    """Whether another host has claimed a session that is live here, because this one counted as dead. It ends here, and
-    is gone once this returns, whatever token the client has: what the store says of it is true without. A store that
-    cannot be read says nothing: the session stays. Raises RemoteProtocolError (`session_elsewhere`) where it takes
-    longer than GONE_WITHIN_S to end.
+    """Whether another host has claimed a session that is live here, since this host counted as dead.
+
+    Such a session has ended here by the time this returns. The store's owner counts, whatever token the client shows.
+    If the store cannot be read, the session stays. Raises RemoteProtocolError (`session_elsewhere`) if the session
+    takes longer than GONE_WITHIN_S to end.
     """
     session, store = state.sessions.resumable.get(session_id), state.sessions.store
     if session is None or store is None or session.caller != caller:
@@ -69,11 +70,11 @@ async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
     try:
         row = await in_thread(store.get, session_id)
     except StoreError as error:
-        log.warning("session %s: who has it cannot be read: %s", session_id, error)
+        log.warning("session %s: its owner cannot be read: %s", session_id, error)
         return False
     if row is None or row.owner in ("", state.sessions.host_name):
         return False
-    log.warning("session %s is the host's %s by now", session_id, row.owner)
+    log.warning("session %s now belongs to host %s", session_id, row.owner)
     session.attachment.abandon()
     with anyio.move_on_after(GONE_WITHIN_S):
         await become(lambda: state.sessions.resumable.get(session_id) is not session, GONE_S)
@@ -82,7 +83,7 @@ async def is_lost(state: ServerState, caller: Caller, session_id: str) -> bool:
 
 
 async def is_unknown(state: ServerState, caller: Caller, session_id: str) -> bool:
-    """Whether no host has such a session that `caller` may resume. False where the store cannot be read."""
+    """Whether no host has a session of this id that `caller` may resume. False if the store cannot be read."""
     session, store = state.sessions.resumable.get(session_id), state.sessions.store
     if session is not None or state.sessions.overflowed.get(caller.key, session_id):
         return session is not None and session.caller != caller
@@ -98,11 +99,11 @@ async def is_unknown(state: ServerState, caller: Caller, session_id: str) -> boo
 async def take_up(
     state: ServerState, caller: Caller, request: ResumeRequest, websocket: WebSocket, first: str | bytes
 ) -> bool:
-    """Serve a session that a client wants to resume and that is not live here, until its connection is over; `first` is
-    the frame that says so. False: no host has such a session that `caller` may resume.
+    """Serve a session that a client resumes and that is not live here, until its connection ends.
 
-    Waits while the host that has it can neither be reached nor counts as dead. Raises RemoteProtocolError for a wrong
-    token, for a session that no host can take up, and where that waits for too long; Refused.
+    `first` is the client's frame that asks for it. Returns False if no host has a session of this id that `caller` may
+    resume. Waits while the session's owner cannot be reached but does not count as dead. Raises Refused, and
+    RemoteProtocolError for a wrong token, for a session that no host can restore, and if waiting takes too long.
     """
     store = state.sessions.store
     if store is None:
@@ -120,7 +121,7 @@ async def take_up(
                     "invalid_resume_token", "The token does not resume this session.", "resume_token"
                 )
             if is_first and state.sessions.restoring.setdefault(request.session_id, request) is not request:
-                # Another connection of this client waits for it here.
+                # Another connection of this client already waits for the session here.
                 raise session_elsewhere()
             is_first = False
             ask_owner = partial(_asked, partial(store.host, row.owner))
@@ -136,7 +137,7 @@ async def take_up(
                 has_waited = True
                 until_s += delay
                 await anyio.sleep(delay)
-                # By now another host may have it.
+                # Another host may have claimed the session meanwhile.
                 continue
             else:
                 served = await _claim(state, store, caller, request, websocket, row)
@@ -149,13 +150,13 @@ async def take_up(
 
 
 def _is_restored(state: ServerState, request: ResumeRequest) -> None:
-    """Let other connections restore the session again, unless one of them does by now."""
+    """Let other connections restore the session again, unless one of them already does."""
     if state.sessions.restoring.get(request.session_id) is request:
         del state.sessions.restoring[request.session_id]
 
 
 async def _reach(state: ServerState, owner: Host, row: StoredSession, websocket: WebSocket) -> ClientConnection | None:
-    """Open a connection to the host that has the session; None where that is not possible now."""
+    """Open a connection to the host that owns the session; None if that is not possible now."""
     if not owner.address:
         return None
     try:
@@ -173,7 +174,7 @@ async def _claim(
     websocket: WebSocket,
     row: StoredSession,
 ) -> bool | None:
-    """Claim a session that no host has and serve it; None where another host was faster, False where there is none."""
+    """Claim a session without an owner and serve it; None if another host was faster, False if it no longer exists."""
     with state.admission.admit(caller, "conversation", resumes=True):
         claimed, tail = await _asked(partial(_claim_with_tail, store, row, state.sessions.host_name))
         if claimed is ClaimRefusal.UNKNOWN:
@@ -189,8 +190,9 @@ async def _claim(
 def _claim_with_tail(
     store: SessionStore, row: StoredSession, host_name: str
 ) -> tuple[StoredSession | ClaimRefusal, tuple[TailChunk, ...]]:
-    """Claim a session, and read what was being said when the last host went; nothing where that cannot be read, or may
-    be what ends the hosts: the client sends it again. Blocks.
+    """Claim a session, and read the audio of the turn under way when the last host ended. Blocks.
+
+    Returns no audio if it cannot be read, or if it may be what crashes the hosts. The client sends it again then.
     """
     claimed = store.claim(row.id, host_name, row.fence)
     if isinstance(claimed, ClaimRefusal) or claimed.restores > 1:
@@ -198,12 +200,12 @@ def _claim_with_tail(
     try:
         return claimed, store.tail(row.id)
     except StoreError as error:
-        log.warning("session %s: what was being said cannot be read: %s", row.id, error)
+        log.warning("session %s: its stored audio cannot be read: %s", row.id, error)
         return claimed, ()
 
 
 async def _asked(ask: Callable[[], T]) -> T:
-    """Ask the store in a thread. Raises RemoteProtocolError for a row that is none, Refused where the store fails."""
+    """Query the store in a thread. Raises RemoteProtocolError for a damaged row, and Refused if the store fails."""
     try:
         return await in_thread(ask)
     except RowError as error:
@@ -229,8 +231,8 @@ async def _serve_restored(
     tail: Sequence[TailChunk],
     how: HowResumed,
 ) -> None:
-    """Serve a session that this host has just claimed, as `row`; it is given away again where that fails."""
-    # A client that resumed elsewhere meanwhile has a newer token, which the row as it was claimed knows.
+    """Serve the session of a `row` that this host has just claimed; release it again if that fails."""
+    # If the client resumed elsewhere meanwhile, it has a newer token, which the claimed row contains.
     token = ResumeToken.stored(row.token)
     try:
         if not token.matches(request.token):
@@ -278,8 +280,8 @@ def _left(
     continued: ResumePoint | None,
     tail: Sequence[TailChunk],
 ) -> Restored:
-    """What the last host has left of a session: without what has no end, and with as much of its tail as a live inbox
-    takes at once.
+    """Return the state from which the session continues: without unfinished items, and with as much of its tail as a
+    live inbox accepts at once.
     """
     audio = state.settings.audio
     kept, told = recovered(items, continued or ResumePoint())
@@ -299,9 +301,9 @@ class _Snapshot(msgspec.Struct):
 
 
 def delay_s(row: StoredSession) -> float:
-    """How long a session that is about to be claimed has to wait, in seconds: 0 for one that is not suspected.
+    """Return the delay before a session may be claimed, in seconds; 0 for a session that is not suspected.
 
-    Raises RemoteProtocolError (`restored_too_often`) for one that is not restored any more.
+    Raises RemoteProtocolError (`restored_too_often`) if it may not be restored again.
     """
     if row.restores == 0:
         return 0.0
@@ -319,5 +321,5 @@ def _due(row: StoredSession) -> _Due:
     try:
         return msgspec.json.decode(row.snapshot, type=_Snapshot).continued or _Due()
     except msgspec.MsgspecError:
-        # It is refused where it is restored.
+        # A damaged row is refused when it is restored.
         return _Due()
