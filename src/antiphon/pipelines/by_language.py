@@ -45,8 +45,8 @@ class VoiceByLanguage:
         own = main.profile.languages
         more = fallback.profile.languages if fallback else ()
         self.profile = replace(main.profile, languages=(*own, *(code for code in more if code not in own)))
-        told = self.profile.languages if fallback else {*own, *OTHERS_OF_ONE_VOICE}
-        self._likeliest = likeliest or language_finder(told)
+        candidates = self.profile.languages if fallback else {*own, *OTHERS_OF_ONE_VOICE}
+        self._likeliest = likeliest or language_finder(candidates)
 
     async def speak(
         self, text: str, options: VoiceOptions, urgency: Callable[[], Urgency]

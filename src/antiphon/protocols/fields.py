@@ -164,12 +164,12 @@ def check_typos(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str =
     Without the error, a client that mistyped the name would not notice. Other unknown fields are a vendor's own and
     ignored.
     """
-    for path, meant in _told(data, kind, where):
+    for path, meant in _errors(data, kind, where):
         if meant:
             raise unknown_parameter(path, meant)
 
 
-def _told(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str) -> Iterator[tuple[str, str]]:
+def _errors(data: str | bytes | msgspec.Raw, kind: TypeForm[T], where: str) -> Iterator[tuple[str, str]]:
     """Yield the paths of unknown fields, each with the name that was probably meant: one per name, at most MAX_TOLD."""
     seen: set[str] = set()
     for path, known in _unknown(any_value(data, where), _type_info(cast(Hashable, kind)), where):
@@ -238,11 +238,11 @@ def warnings_of(
     `also`: paths of fields that are read elsewhere.
     """
     try:
-        found = list(_told(data, kind, where))
+        found = list(_errors(data, kind, where))
     except RemoteProtocolError:
         return []
-    told = (unknown_parameter(path, meant) for path, meant in found if path not in also)
-    return [Unread(error.code, error.param or "", error.message) for error in told]
+    unread = (unknown_parameter(path, meant) for path, meant in found if path not in also)
+    return [Unread(error.code, error.param or "", error.message) for error in unread]
 
 
 def check_complexity(data: str | bytes | msgspec.Raw) -> None:

@@ -169,10 +169,10 @@ async def watch_models(workers: Mapping[str, ModelWorker], stall_s: float, on_lo
 
     A worker is declared lost when one step has run for more than `stall_s` seconds; 0 sets no limit.
     """
-    told = False
+    warned = False
     while True:
-        if declare_stalled(workers, stall_s) and not told:
-            told = True
+        if declare_stalled(workers, stall_s) and not warned:
+            warned = True
             on_lost()
         await anyio.sleep(CHECK_S)
 

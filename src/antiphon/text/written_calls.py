@@ -94,10 +94,10 @@ def _words_about(tool: Tool) -> Iterator[str]:
     """Yield the words of a tool's name and description, and of those of its parameters."""
     properties = tool.parameters.get("properties")
     listed = properties.items() if isinstance(properties, Mapping) else ()
-    told = [tool.name, tool.description]
+    texts = [tool.name, tool.description]
     for key, schema in listed:
-        told += [key, str(schema.get("description", "")) if isinstance(schema, Mapping) else ""]
-    yield from _words(_HUMP.sub(" ", " ".join(told)).replace("_", " "))
+        texts += [key, str(schema.get("description", "")) if isinstance(schema, Mapping) else ""]
+    yield from _words(_HUMP.sub(" ", " ".join(texts)).replace("_", " "))
 
 
 def _is_chosen(tool: Tool, key: str) -> bool:

@@ -186,8 +186,8 @@ class OpenAIConversation(FrameReader[ConversationInput]):
                 held_back = self._apply(session)
                 language = self._audio.transcription.language if self._audio.transcription else None
                 warnings = self._context.unspoken(language or None, "session.audio.input.transcription.language")
-                told = {"warnings": warnings} if warnings else {}
-                self._writer.event("session.updated", session=self.session(), **told)
+                extra = {"warnings": warnings} if warnings else {}
+                self._writer.event("session.updated", session=self.session(), **extra)
                 return [*appended(held_back), self.configured()]
             case _:
                 return [command_of(message, self._items)]

@@ -126,8 +126,8 @@ def read_message(data: str | bytes, reader: Reader[T], supported: Sequence[str])
             raise RemoteProtocolError("invalid_event", "An event is a JSON object.") from None
         if error.code == "invalid_value" and error.param == "type":
             names = ", ".join(f"'{name}'" for name in supported)
-            told = f"Invalid value: '{type_in(data)}'. Supported values are: {names}."
-            raise RemoteProtocolError("invalid_value", told, "type") from None
+            text = f"Invalid value: '{type_in(data)}'. Supported values are: {names}."
+            raise RemoteProtocolError("invalid_value", text, "type") from None
         raise
 
 

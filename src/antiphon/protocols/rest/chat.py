@@ -204,8 +204,8 @@ def _decode_body(data: bytes) -> ChatBody:
         check_typos(data, ChatBody)
         return body
     except msgspec.ValidationError as error:
-        if (told := refusal(error)).code == "string_above_max_length":
-            raise told from None
+        if (refused := refusal(error)).code == "string_above_max_length":
+            raise refused from None
         # msgspec names the field only in its message: "Object missing required field `model`", "Expected `int`, got
         # `str` - at `$.max_tokens`".
         text = str(error)

@@ -81,12 +81,12 @@ class CallBuffer:
             return
         waiting.append(arguments)
         if number == self._open:
-            told = "".join(waiting).strip()
-            if "null".startswith(told):
-                waiting[:] = [told]
+            text = "".join(waiting).strip()
+            if "null".startswith(text):
+                waiting[:] = [text]
                 return
             self._calls[number] = (*self._calls[number][:2], None)
-            yield ToolCallDelta(told)
+            yield ToolCallDelta(text)
 
     def end(self) -> Iterator[Reply]:
         """Yield the calls that waited, in their order."""
@@ -95,8 +95,8 @@ class CallBuffer:
             if number != first:
                 yield from self._begin(number)
             if waiting is not None:
-                told = "".join(waiting)
-                yield ToolCallDelta("{}" if told.strip() in ("", "null") else told)
+                text = "".join(waiting)
+                yield ToolCallDelta("{}" if text.strip() in ("", "null") else text)
 
     def _begin(self, number: int) -> Iterator[Reply]:
         self._open = number

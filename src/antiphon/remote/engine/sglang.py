@@ -154,8 +154,8 @@ class Sglang:
         kind = (optional(_reason_decoder, meta.finish_reason) or _Reason()).type
         if kind not in (None, "stop", "length"):
             raise RemoteError(f"the model's server ended an answer: {error_text(kind)}")
-        told = optional(_logprobs_decoder, meta.output_token_logprobs) or []
-        logprobs = logprobs_in([one[0] for one in told[-len(tokens) :] if one] if tokens else [], len(tokens))
+        entries = optional(_logprobs_decoder, meta.output_token_logprobs) or []
+        logprobs = logprobs_in([one[0] for one in entries[-len(tokens) :] if one] if tokens else [], len(tokens))
         return Piece(tokens, logprobs, kind, count_in(meta.prompt_tokens), count_in(meta.cached_tokens))
 
 

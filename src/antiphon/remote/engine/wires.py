@@ -186,9 +186,9 @@ def refuse(failure: object) -> None:
         raise RemoteError(f"the model's server failed: {error_text(failure)}")
 
 
-def count_in(told: msgspec.Raw) -> int | None:
+def count_in(found: msgspec.Raw) -> int | None:
     """Decode a server's count; return None if it is not a count."""
-    return optional(_count_decoder, told)
+    return optional(_count_decoder, found)
 
 
 def logprobs_in(values: Sequence[object], count: int) -> list[float | None]:
@@ -326,8 +326,8 @@ class _Vllm:
         if reason not in (None, "stop", "length"):
             raise RemoteError(f"the model's server ended an answer: {error_text(reason)}")
         tokens = choice.token_ids or []
-        told = optional(_logprobs_decoder, choice.logprobs) or _Logprobs()
-        values = told.token_logprobs or [one.logprob for one in told.content or ()]
+        found = optional(_logprobs_decoder, choice.logprobs) or _Logprobs()
+        values = found.token_logprobs or [one.logprob for one in found.content or ()]
         return Piece(tokens, logprobs_in(values, len(tokens)), reason, *counts)
 
 

@@ -48,21 +48,21 @@ class LiveEvents(Response):
     """Server-sent events with long pauses: proxies close a response that is silent for a minute.
 
     The head is sent with the first event, or HEAD_S after the request. A comment follows after each SILENT_S without an
-    event. An AntiphonError or HTTPException of `events` is raised unchanged before the head is sent. After that, `told`
+    event. An AntiphonError or HTTPException of `events` is raised unchanged before the head is sent. After that, `error_frame`
     turns it into the last event. `events` is closed when the client disconnects.
     """
 
     def __init__(
         self,
         events: AsyncGenerator[bytes, None],
-        told: Callable[[AntiphonError | HTTPException], bytes],
+        error_frame: Callable[[AntiphonError | HTTPException], bytes],
         *,
         pause: Callable[[float], Awaitable[None]] = anyio.sleep,
     ) -> None:
         super().__init__(media_type="text/event-stream", headers={"cache-control": "no-cache"})
         # The length is unknown.
         del self.headers["content-length"]
-        self._events, self._told, self._pause = events, told, pause
+        self._events, self._error_frame, self._pause = events, error_frame, pause
         self._begun = self._came = False
         self._writing = anyio.Lock()
 
@@ -79,7 +79,7 @@ class LiveEvents(Response):
                 # Raised outside of the task group, which would wrap it in an ExceptionGroup.
                 failure = error
             if failure and self._begun:
-                await self._write(send, self._told(failure))
+                await self._write(send, self._error_frame(failure))
                 failure = None
             if not failure:
                 await send({"type": "http.response.body", "body": b""})

@@ -111,8 +111,8 @@ def response_to(connection: HTTPConnection, error: Exception) -> JSONResponse:
             code = _CODES.get(error.status_code, "invalid_value")
             # Starlette lists the methods in arbitrary order.
             allowed = ", ".join(sorted((error.headers or {}).get("Allow", "").split(", ")))
-            told = f"This path takes {allowed}, not {connection.scope.get('method')}." if allowed else error.detail
-            response = error_response(error.status_code, told, code=code)
+            message = f"This path takes {allowed}, not {connection.scope.get('method')}." if allowed else error.detail
+            response = error_response(error.status_code, message, code=code)
             response.headers.update({**(error.headers or {}), **({"Allow": allowed} if allowed else {})})
             return response
         case ClientDisconnect():

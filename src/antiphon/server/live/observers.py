@@ -61,7 +61,7 @@ class SessionObservers:
                 self._turns.sound(len(command.pcm), now_s)
         return commands
 
-    def told(self, event: Event) -> None:
+    def sent_event(self, event: Event) -> None:
         """Observe an event of the session as it is sent to the client."""
         if self._recorder and isinstance(event, ResponseAudioDelta):
             self._recorder.audio_out(event.at.item_id, event.pcm, event.rate_hz)

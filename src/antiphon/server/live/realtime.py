@@ -338,7 +338,7 @@ class LiveRealtime:
             player.send(event)
         while not self._wire_is_free.is_set():
             await self._wire_is_free.wait()
-        self._observers.told(event)
+        self._observers.sent_event(event)
         await self.copy.before_sending(event, self.wire.send(event))
         await self._flush()
 

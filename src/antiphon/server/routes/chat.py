@@ -55,7 +55,7 @@ async def chat_completions(request: Request) -> Response:
     replies = _replies(state, identify(request), model, asked)
     if not asked.stream:
         return await _whole(request, completion, replies)
-    return LiveEvents(_events(completion, replies), _told)
+    return LiveEvents(_events(completion, replies), _error_frame)
 
 
 async def _checked(options: ReplyOptions) -> Response:
@@ -108,7 +108,7 @@ async def _events(completion: ChatCompletion, replies: AsyncGenerator[Reply, Non
                 yield chunk
 
 
-def _told(error: AntiphonError | HTTPException) -> bytes:
+def _error_frame(error: AntiphonError | HTTPException) -> bytes:
     """Return the last event of a stream that fails after its status was sent."""
     if isinstance(error, RemoteProtocolError):
         return openai_chat.error_chunk(error.message, error.code, "invalid_request_error", error.param)

@@ -136,8 +136,8 @@ async def _whole(
             info = part
     state.metrics.measure("file", time.monotonic() - started_s)
     media_type, text = openai_rest.body(asked, options.task, info, segments, skipped.seconds)
-    told = openai_rest.skipped_seconds(skipped.seconds)
-    return Response(text, media_type=media_type, headers={SKIPPED_HEADER: str(told)} if told else None)
+    seconds = openai_rest.skipped_seconds(skipped.seconds)
+    return Response(text, media_type=media_type, headers={SKIPPED_HEADER: str(seconds)} if seconds else None)
 
 
 async def _events(

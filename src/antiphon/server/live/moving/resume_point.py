@@ -304,12 +304,12 @@ def recovered(items: Sequence[Item], continued: ResumePoint) -> tuple[list[Item]
     opened = continued.open_response
     gone = {*continued.unread_items, *(opened.items if opened else ())}
     kept = [item for item in items if item.id not in gone]
-    told: list[ConversationEvent] = [ItemDeleted(item.id) for item in items if item.id in gone]
+    missed_events: list[ConversationEvent] = [ItemDeleted(item.id) for item in items if item.id in gone]
     if opened:
         response = Response(opened.id, opened.audio_output, None, None, status="cancelled", reason=MOVED)
         response.output = [item for item in items if item.id in opened.items]
-        told.insert(0, ResponseDone(response))
-    return kept, told
+        missed_events.insert(0, ResponseDone(response))
+    return kept, missed_events
 
 
 def with_missed(continued: ResumePoint, last_received: int) -> ResumePoint:

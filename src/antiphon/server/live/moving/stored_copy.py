@@ -57,14 +57,14 @@ class Restored:
     - `row`: the row as this host has claimed it.
     - `items`: the history with which it continues here (see `recovered`).
     - `continued`: where it stood; None for a row of an earlier version that did not store this.
-    - `told`: the events that report to the client what is missing here.
+    - `missed_events`: the events that report to the client what is missing here.
     - `tail`: the user's audio that was not transcribed yet, by message number.
     """
 
     row: StoredSession
     items: Sequence[Item]
     continued: ResumePoint | None = None
-    told: Sequence[ConversationEvent] = ()
+    missed_events: Sequence[ConversationEvent] = ()
     tail: Sequence[tuple[int, Pcm]] = ()
 
 
@@ -128,7 +128,7 @@ class StoredCopy:
     async def go_on(self, emit: Callable[[Event], Awaitable[None]]) -> None:
         """Report to the client what is missing here; then handle the requests and audio that the last host left."""
         if self._restored:
-            for event in self._restored.told:
+            for event in self._restored.missed_events:
                 await emit(event)
             await self._progress.ask_again()
             await self._progress.hear_again(self._restored.tail)
@@ -220,8 +220,8 @@ class StoredCopy:
         else:
             return None
         journal = self._live.outbox.journal
-        told = journal.unacknowledged(self._frames, MAX_TOLD_BYTES) if handed_over is None else list(handed_over)
-        continued = msgspec.structs.replace(continued, journal=told, is_whole=handed_over is not None)
+        frames = journal.unacknowledged(self._frames, MAX_TOLD_BYTES) if handed_over is None else list(handed_over)
+        continued = msgspec.structs.replace(continued, journal=frames, is_whole=handed_over is not None)
         token, audio_ms = self._live.attachment.token, round(audio_s * 1000)
         return self._persistence.put(token, items, continued, audio_ms, turn_kept=turn_kept)
 

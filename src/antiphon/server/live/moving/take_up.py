@@ -284,10 +284,10 @@ def _left(
     live inbox accepts at once.
     """
     audio = state.settings.audio
-    kept, told = recovered(items, continued or ResumePoint())
+    kept, missed_events = recovered(items, continued or ResumePoint())
     max_s = audio.max_backlog_s / 2 if audio.overflow == "close" else math.inf
     messages = messages_of(tail, continued.received, continued.applied, max_s) if continued else ()
-    return Restored(row, kept, continued, told, messages)
+    return Restored(row, kept, continued, missed_events, messages)
 
 
 class _Due(msgspec.Struct):
