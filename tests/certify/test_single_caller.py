@@ -70,7 +70,7 @@ def test_turns_are_summed_up_without_those_that_failed_and_nothing_is_made_of_no
     assert spread([]) is None
     assert part([True, False, False]) == Part(1, 3, 0.333)
     assert part([]) is None
-    assert dict(lines_of(SingleCallerFigures()))["voice to voice"] == "not told"
+    assert dict(lines_of(SingleCallerFigures()))["voice to voice"] == "not reported"
 
 
 def test_silence_at_the_head_of_an_answer_is_not_heard_as_sound() -> None:
@@ -155,7 +155,7 @@ def test_one_caller_of_a_real_server_is_measured_at_everything(serve: Serve) -> 
     recordings = [r for r in read_recordings(DATA) if 1.5 < r.speech_end_s < 3.0]
     found = asyncio.run(SingleCaller(server.url, "", recordings, 2, lambda _: None).measure())
     # On a machine with more to do, sound may come late, and an answer after the patience of a caller.
-    assert all(re.search(r"ms late|no answer came in time", error) for error in found.errors), found.errors
+    assert all(re.search(r"ms late|no answer arrived in time", error) for error in found.errors), found.errors
     for one in (found.first_words, found.finals, found.voice_to_voice):
         assert one
         assert one.turns == 2
