@@ -1,4 +1,4 @@
-"""What benchmarks share: percentiles, tables, sections that are written as they are measured, helper processes."""
+"""Shared parts of benchmarks: percentiles, tables, sections that are written one by one, helper processes."""
 
 from __future__ import annotations
 
