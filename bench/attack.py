@@ -271,7 +271,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--seconds",
         type=float,
-        help="seconds of the bystander, alone and again under attack, instead of --turns; memory is read again after as many",
+        help="seconds of the bystander, alone and under attack, instead of --turns; memory is read again after as many",
     )
     parser.add_argument("--least-s", type=float, default=10.0, help="least duration of an attack, in seconds")
     parser.add_argument(

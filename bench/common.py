@@ -90,7 +90,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
 
 
 def show(title: str, rows: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]) -> None:
-    """Print rows of a result as a table with their keys as head. If `rows` is a mapping, its keys are the first column."""
+    """Print rows of a result as a table, headed by their keys. If `rows` is a mapping, its keys are the first column."""
     if isinstance(rows, Mapping):
         rows = [{"": name} | dict(row) for name, row in rows.items()]
     head = list(dict.fromkeys(key for row in rows for key in row))
@@ -98,7 +98,7 @@ def show(title: str, rows: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[st
 
 
 def save(name: str, document: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Write NAME.json into bench/results or another folder. Sections that were not measured now keep earlier results."""
+    """Write NAME.json into bench/results or another folder. Keeps earlier results of sections not measured now."""
     folder.mkdir(exist_ok=True)
     path = folder / f"{name}.json"
     old = json.loads(path.read_text()) if path.exists() else {}

@@ -36,7 +36,7 @@ async def backchannels(srv: Server, data: Path) -> dict[str, Any]:
 
 
 async def pauses(srv: Server, data: Path) -> dict[str, Any] | None:
-    """Measure how often the server speaks in hesitations inside a turn. None if no recordings with pauses can be made."""
+    """Measure how often the server speaks in pauses inside a turn. None if no recordings with pauses can be made."""
     if not (results := await hesitations(srv, None, data)):
         return None
     over = list[str]()
@@ -58,7 +58,7 @@ async def pauses(srv: Server, data: Path) -> dict[str, Any] | None:
 
 
 async def turns(srv: Server, clips: list[Clip]) -> dict[str, Any]:
-    """Measure whether whole turns are answered, and the delay from the true end of speech to the sound of the answer."""
+    """Measure whether whole turns are answered, and the delay from the true end of speech to the answer's audio."""
     late = []
     async with Caller(srv.url, None) as caller:
         for clip in clips:

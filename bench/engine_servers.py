@@ -241,7 +241,7 @@ async def _heard(url: str, victim: subprocess.Popen[str]) -> tuple[float, str]:
 
 
 def hundred(folder: Path, rounds: int) -> list[dict[str, Any]]:
-    """Run text conversations on one engine, each with a turn every six seconds; measure antiphon's CPU and first words."""
+    """Run text conversations on one engine, with a turn every six seconds each; measure CPU time and first words."""
     rows = []
     for count in (1, 50, 100, 200):
         with (

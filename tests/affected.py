@@ -2,9 +2,9 @@
 
     python -m tests.affected [--base REVISION] [PYTEST ARGUMENTS]
 
-Changed files are those that differ from REVISION (HEAD by default), including untracked files. A test module is affected
-if it changed itself, if its folder mirrors the folder of a changed module, or if it imports a changed module, directly or
-through other modules. Tests marked `server`, `slow` or `heavy` are excluded; `make test` runs them.
+Changed files are those that differ from REVISION (HEAD by default), including untracked files. A test module is
+affected if it changed itself, if its folder mirrors the folder of a changed module, or if it imports a changed module,
+directly or through other modules. Tests marked `server`, `slow` or `heavy` are excluded; `make test` runs them.
 """
 
 from __future__ import annotations

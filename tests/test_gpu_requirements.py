@@ -1,7 +1,7 @@
 """A PyTorch image with bench/gpu-requirements.txt is enough for the engine, the torch models and the server.
 
-The test imports all modules with the oldest supported `transformers`, and without the dependencies that neither the image
-nor the file has. NEED_MORE lists the modules that need one of these. Other modules import them only when needed.
+The test imports all modules with the oldest supported `transformers`, and without the dependencies that neither the
+image nor the file has. NEED_MORE lists the modules that need one of these. Other modules import them only when needed.
 """
 
 from __future__ import annotations

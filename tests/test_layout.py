@@ -26,7 +26,8 @@ BELOW_SERVER = BELOW_MODELS | {
     "store",
     "turns",
 }
-# Room -> the rooms that it may import in addition to itself. A room is a folder of the package, or a module in its root.
+# Room -> the rooms that it may import in addition to itself. A room is a folder of the package, or a module in its
+# root.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "extras": {"errors"},
@@ -83,8 +84,8 @@ PURE_FILES = (
     | {f"transports/{name}.py" for name in ("journal", "lifecycle")}
 )
 IMPURE = {"asyncio", "time", "torch", "starlette", "anyio", "uvicorn", "websockets"}
-# Code that may use anyio's threads and the event loop's default executor. They are for the server's own work, so that no
-# client can fill them. Work for clients runs in threads that each API key has to itself.
+# Code that may use anyio's threads and the event loop's default executor. They are for the server's own work, so that
+# no client can fill them. Work for clients runs in threads that each API key has to itself.
 OWN_THREADS = (
     "cli/",
     "client/",

@@ -1,7 +1,7 @@
 """The examples of README.md and of the pages for users run as written, against a real server.
 
-The tests replace only the server's address. The examples of a page run in order in one folder, because later examples use
-files of earlier ones.
+The tests replace only the server's address. The examples of a page run in order in one folder, because later examples
+use files of earlier ones.
 """
 
 from __future__ import annotations

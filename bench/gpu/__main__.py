@@ -51,7 +51,7 @@ def main() -> int:
 
 
 def _fields(text: str) -> dict[str, int | str]:
-    """Parse fields of EngineSettings, such as `kv_layout=paged,prefill_rows=512`. Raises ArgumentTypeError for others."""
+    """Parse fields of EngineSettings: `kv_layout=paged,prefill_rows=512`. Raises ArgumentTypeError for other fields."""
     found: dict[str, int | str] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")

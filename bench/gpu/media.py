@@ -153,7 +153,7 @@ async def answer(model: Qwen3Omni, heard_s: int, samples: int = 0) -> Answer:
 
 
 def video(plan: Plan, recorder: Recorder) -> None:
-    """The section `vision`: frames per second into the KV, from JPEG on, as those of a live camera before a question."""
+    """The section `vision`: frames per second into the KV, from JPEG on, as from a live camera before a question."""
     for size in plan.pick([models.TINY_SMOL, models.TINY_QWEN], [models.SMOL, models.QWEN]):
         with recorder.part(size), models.vision_model(size, plan.options(32)) as model:
             asyncio.run(_measure_video(plan, recorder, model, size))

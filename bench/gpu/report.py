@@ -19,7 +19,7 @@ Status = Literal["running", "measured", "failed", "out of time"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a `model`: the `measure`, the `load` under which it was measured, and further counts in `details`."""
+    """One figure of a `model`: the `measure`, the `load` under which it was taken, and further counts in `details`."""
 
     model: str
     measure: str

@@ -68,8 +68,8 @@ class Listener(Session):
 
     - `session`: fields of `session.audio.input`.
     - `speed`: sending speed relative to real time. Above 1, the client also waits whenever the server has more than a
-      second of audio waiting, so that nothing overflows. Times are then meaningless, and deltas come from fewer partials
-      than in real time.
+      second of audio waiting, so that nothing overflows. Times are then meaningless, and deltas come from fewer
+      partials than in real time.
     """
 
     def __init__(

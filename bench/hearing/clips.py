@@ -1,4 +1,4 @@
-"""The recordings of the benchmarks and the facts about them: a folder with a manifest.jsonl, a row for each recording."""
+"""The recordings of the benchmarks and facts about them: a folder with a manifest.jsonl, a row for each recording."""
 
 from __future__ import annotations
 

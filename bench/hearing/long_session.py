@@ -36,7 +36,7 @@ async def long_session(srv: Server, clips: list[Clip], minutes: float) -> dict[s
 
 
 async def feed(srv: Server, clips: list[Clip], seconds: float) -> tuple[list[dict[str, float]], float, int]:
-    """Send clips in random order with gaps of noise. Returns a mark for each minute, the seconds sent, and the finals."""
+    """Send clips in random order with gaps of noise. Returns a mark for each minute, the seconds sent, and finals."""
     chooser, noise = random.Random(1), np.random.default_rng(1)
     marks: list[dict[str, float]] = []
     session = {"transcription": {"language": "en"}, "format": {"type": "audio/pcm", "rate": SAMPLE_RATE_HZ}}

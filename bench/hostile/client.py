@@ -123,7 +123,7 @@ class Target:
     async def send_all(
         self, messages: Iterable[str | dict[str, Any]], patience_s: float | None, path: str = "/v1/realtime"
     ) -> None:
-        """Send messages over a new socket. Counts errors until `patience_s` after the last, or until the server closes."""
+        """Send messages over a new socket. Counts errors until `patience_s` after the last, or until it is closed."""
         async with self.socket(path) as socket:
             if socket is None:
                 return

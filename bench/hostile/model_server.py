@@ -79,7 +79,7 @@ async def line_breaks(size: int) -> Parts:
 
 
 async def comments(size: int) -> Parts:
-    """Empty comments, without end."""
+    """Comments of server-sent events, without end."""
     yield PLAIN
     while True:
         yield b": hello\n" * (1 << 13)

@@ -271,7 +271,7 @@ class Service:
             self.hosts.remove(host)
 
     def lose_zone(self, zone: int, noticed_s: float) -> int:
-        """Remove all hosts of a zone at once. Returns the number of their sessions, whose clients notice after a delay."""
+        """Remove all hosts of a zone at once. Returns the number of their sessions. Clients notice after a delay."""
         hosts, num = [h for h in self.hosts if h.zone == zone], 0
         for host in hosts:
             self._gone(host)

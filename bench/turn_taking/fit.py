@@ -87,7 +87,7 @@ def excess_s(pause: Pause) -> float:
 
 
 def log_normal(pauses: Sequence[Pause]) -> tuple[float, float]:
-    """Return the median in seconds, and the standard deviation of the logarithm, of the excess of pauses inside turns."""
+    """Return the median in seconds, and the logarithm's standard deviation, of the excess of pauses inside turns."""
     z, weight = np.log([excess_s(p) for p in pauses]), weights_of(pauses)
     location = np.average(z, weights=weight)
     spread = np.sqrt(np.average((z - location) ** 2, weights=weight))

@@ -63,7 +63,7 @@ def listening(
     most_ms: float = 4000,
     scale_of: Callable[[Pause], float] = lambda pause: 1.0,
 ) -> Rule:
-    """Return a rule: the end-of-turn model at a threshold. Before the transcript is available, it decides by the sound."""
+    """Return a rule: the end-of-turn model at a threshold. Until the transcript is available, it decides by sound."""
 
     def end(pause: Pause) -> float:
         scale = scale_of(pause)

@@ -48,7 +48,7 @@ SPOKEN = (
 NOISY = ("noise", "babble", "music")
 NORMAL = NormalDist()
 LENGTHS_S = (0.6, 1.0, 2.0, 4.0)
-# The amounts of speech, in seconds, for which thresholds are chosen: the shorter of two compared vectors, from the
+# The amounts of shared speech (`shared_s` of two vectors), in seconds, for which thresholds are chosen, from the
 # shortest turns on. Few speakers of the data have more speech.
 SHARED_S = (0.5, 0.7, 1.0, 1.4)
 # The first turns of a user, in this order. They are learned or enrolled, and are not counted.
@@ -58,7 +58,7 @@ MOST_TURNS = 4
 # Longest part of a recording that is read, in seconds.
 MOST_S = 60.0
 SNR_DB = 10.0
-# Enrolment: none, from the start, or after the first turns.
+# Noise: none, from the start, or after the first turns.
 NOISES = ("quiet", "10 dB", "10 dB later")
 # The share of the user's own turns that may be lost, and of others' turns that may be learned as the user's.
 LOST, MISTAKEN = 0.02, 0.03

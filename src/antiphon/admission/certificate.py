@@ -1,7 +1,7 @@
 """A certificate: the measured number of sessions of each kind that a machine holds within its objectives.
 
-Certificates are versioned JSON files. `antiphon certify` writes them, and `antiphon serve --certificate` limits sessions
-by them. The module is pure except for `read`, which reads a file, and `machine`, which inspects this machine.
+Certificates are versioned JSON files. `antiphon certify` writes them, and `antiphon serve --certificate` limits
+sessions by them. The module is pure except for `read`, which reads a file, and `machine`, which inspects this machine.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 class SingleCallerFigures(msgspec.Struct, frozen=True):
-    """What a single caller gets from a server. A figure is None if the server lacks the feature or does not report it."""
+    """What a single caller gets from a server. A figure is None if the server does not support or report it."""
 
     # Delay from the true start of speech to the first transcribed text.
     first_words: Spread | None = None
@@ -110,8 +110,8 @@ class SingleCallerFigures(msgspec.Struct, frozen=True):
     barge_in: Spread | None = None
     # Speech over an answer that the server did not report within 4 s.
     not_noticed: Part | None = None
-    # For interrupted answers: the share of words kept in the history minus the share of audio that was heard; the median.
-    # About 0 is correct. About 1 means that the history keeps words that the caller never heard.
+    # For interrupted answers: the share of words kept in the history minus the share of audio that was heard; the
+    # median. About 0 is correct. About 1 means that the history keeps words that the caller never heard.
     kept_unheard: float | None = None
     # Distinct error messages, sorted.
     errors: tuple[str, ...] = ()

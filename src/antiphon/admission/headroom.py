@@ -18,9 +18,9 @@ from antiphon.errors import Refused
 # objective for captions, or FINALS_S.
 LIMITS = {"loop": 0.25, "lane": 2.0, "wait": 1.0, "memory": 0.95, "system": 0.97, "kv": 0.97}
 FINALS_S = 2.0
-# Without a certificate, the load of a session shows only YOUNG_S after it began. The number of younger sessions is limited
-# to the burst (`--burst-sessions`; by default MOST_YOUNG or MOST_YOUNG_GPU) or to YOUNG_PART of the older sessions,
-# whichever is larger.
+# Without a certificate, the load of a session shows only YOUNG_S after it began. The number of younger sessions is
+# limited to the burst (`--burst-sessions`; by default MOST_YOUNG or MOST_YOUNG_GPU) or to YOUNG_PART of the older
+# sessions, whichever is larger.
 YOUNG_S, MOST_YOUNG, MOST_YOUNG_GPU, YOUNG_PART = 5.0, 8, 64, 0.25
 # A client that begins a session within RETURN_S of the end of its last one takes its old place.
 RETURN_S = 10.0
@@ -105,7 +105,7 @@ class Overload:
         return tuple(name for name, light in self._signals.items() if light.red)
 
     def sheds(self, now_s: float) -> tuple[str, ...]:
-        """Return the names of the red signals that refuse even returning clients: current sessions overload the machine."""
+        """Return the names of the red signals that refuse even returning clients, since current sessions are too many."""
         return tuple(name for name in self.red if name in FILLS or self._is_far(self._signals[name], now_s))
 
     @staticmethod
@@ -179,7 +179,7 @@ class Headroom:
     def check(
         self, kind: Kind, held: Mapping[Kind, int], now_s: float, *, overload: bool = True, client: str = ""
     ) -> None:
-        """Raise Refused if `admit` would, without admitting the session. `overload`: whether a red signal refuses it."""
+        """Raise Refused if `admit` would, without admitting the session. With `overload`, a red signal refuses it."""
         returns = self._left_place(kind, client, now_s) is not None
         red = self.overload.sheds(now_s) if returns else self.overload.red
         if overload and red:
@@ -199,7 +199,7 @@ class Headroom:
             raise Refused("many sessions have just begun", max(MIN_RETRY_S, YOUNG_S - (now_s - self._young_s[0])))
 
     def next_end_s(self, now_s: float) -> float:
-        """Estimate the seconds until a session ends, by the rate within DEPARTURES_S, from MIN_RETRY_S to MAX_RETRY_S."""
+        """Estimate the seconds until a session ends from the rate of departures: MIN_RETRY_S to MAX_RETRY_S."""
         while self._departures and now_s - self._departures[0][0] > DEPARTURES_S:
             self._departures.popleft()
         if not self._departures:

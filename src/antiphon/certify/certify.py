@@ -36,7 +36,8 @@ from antiphon.certify.search import EDGE_TURNS, SEARCH_TURNS, SessionSearch, Tri
 from antiphon.certify.single_caller import SINGLE_CALLER_KINDS, SingleCaller, lines_of
 from antiphon.errors import RemoteError
 
-# Time limit of a step, without its warm-up: while searching, and at the edge. A turn takes one session about six seconds.
+# Time limit of a step, without its warm-up: while searching, and at the edge. A turn takes one session about six
+# seconds.
 STEP_S, EDGE_S = 60.0, 240.0
 # A step at the edge ends early only if HOPELESS times the allowed number of turns are over the objective.
 HOPELESS = 3
@@ -136,8 +137,8 @@ async def _ready_url(process: asyncio.subprocess.Process) -> str:
 class Certifier:
     """Measures one server.
 
-    `url` and `key` are the server's address and API key. `data` is the folder of recordings. `minutes` is the time limit
-    for the search of each kind; at 0 nothing is searched. `say` is called with a line for each step when it ends.
+    `url` and `key` are the server's address and API key. `data` is the folder of recordings. `minutes` is the time
+    limit for the search of each kind; at 0 nothing is searched. `say` is called with a line for each step when it ends.
     `turn_detection` is the setting for the conversations of the single caller.
     """
 
@@ -193,7 +194,7 @@ class Certifier:
         return CertifiedKind(search.held, objective, curve, bounded=search.held == most)
 
     async def held(self, kind: Kind, number: int) -> Step:
-        """Hold `number` sessions of a kind for `minutes`, in steps of CHECK_S; at 0 minutes, for one step of EDGE_TURNS."""
+        """Hold `number` sessions for `minutes`, in steps of CHECK_S; at 0 minutes, for one step of EDGE_TURNS."""
         left_s, counted = self.minutes * 60, Counted()
         if not left_s:
             return (await self.step({kind: number}, Trial(number, EDGE_TURNS, is_edge=True)))[kind]

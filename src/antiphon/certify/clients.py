@@ -115,7 +115,7 @@ async def _say_turns(
     report: Report,
     outcome: Callable[[float, Recording, Events], Awaitable[Turn]],
 ) -> None:
-    """Say one recording after another, and report the turn that `outcome` returns, called with the end of its speech."""
+    """Say one recording after another, and report the turn that `outcome` returns for the end of its speech."""
     microphone, events = Microphone(socket), Events(socket)
 
     async def turns() -> None:

@@ -1,4 +1,4 @@
-"""A certificate as an HTML page. For each kind, a chart shows the delay over the number of sessions and the objective."""
+"""A certificate as an HTML page. A chart for each kind shows the delay by number of sessions and the objective."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Chooses the next number of sessions to try, and estimates from all trials how many are held. Pure.
 
 The fraction of turns over the objective grows with the number of sessions, but a few dozen turns measure it poorly.
-Therefore neighbouring numbers are combined: where their fractions do not increase, they are averaged (isotonic regression
-by pooling adjacent violators). The edge is where the result crosses ALLOWED, the fraction that a 95th percentile allows.
+Therefore neighbouring numbers are combined: where their fractions do not increase, they are averaged (isotonic
+regression by pooling adjacent violators). The edge is where the result crosses ALLOWED, the fraction that a 95th
+percentile allows.
 """
 
 from __future__ import annotations

@@ -124,8 +124,8 @@ class CutAnswer:
 class SingleCaller:
     """Measures one server with one session at a time.
 
-    `turns` is the number of turns of each sort. `say` is called with a line before each measurement. `turn_detection` is
-    the type of turn detection that the sessions ask for.
+    `turns` is the number of turns of each sort. `say` is called with a line before each measurement. `turn_detection`
+    is the type of turn detection that the sessions ask for.
     """
 
     def __init__(
@@ -216,8 +216,8 @@ class SingleCaller:
     ) -> bool:
         """Hold the first of these sessions that the server accepts, call `turn` in it `turns` times, and fill `found`.
 
-        After a session breaks, a new one continues. A session that breaks before its first turn is tried TRIES times and
-        then counts as a turn. Returns whether the server accepts such sessions at all.
+        After a session breaks, a new one continues. A session that breaks before its first turn is tried TRIES times
+        and then counts as a turn. Returns whether the server accepts such sessions at all.
         """
         done, wanted, tries = 0, self._turns if turns is None else turns, 0
         while done < wanted:

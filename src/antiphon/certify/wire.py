@@ -207,8 +207,8 @@ async def while_running(turns: Callable[[], Any], *tasks: Callable[[], Any]) -> 
 class Loudspeaker:
     """Simulates the playback of received audio, and records how late it arrived. Times are monotonic.
 
-    `begun_s` is when the first audio arrived, and `audible_s` when its first sound that is not silence was played. `late_s`
-    is the longest gap in playback. `items` has the seconds of audio of each item.
+    `begun_s` is when the first audio arrived, and `audible_s` when its first sound that is not silence was played.
+    `late_s` is the longest gap in playback. `items` has the seconds of audio of each item.
     """
 
     def __init__(self) -> None:
