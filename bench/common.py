@@ -90,7 +90,7 @@ def table(title: str, head: Sequence[str], rows: Sequence[Sequence[Any]]) -> Non
 
 
 def show(title: str, rows: Mapping[str, Mapping[str, Any]] | Sequence[Mapping[str, Any]]) -> None:
-    """Print rows of a result as a table, headed by their keys. If `rows` is a mapping, its keys are the first column."""
+    """Print rows of a result as a table, headed by their keys. The keys of a mapping become the first column."""
     if isinstance(rows, Mapping):
         rows = [{"": name} | dict(row) for name, row in rows.items()]
     head = list(dict.fromkeys(key for row in rows for key in row))

@@ -85,7 +85,8 @@ Serve = Callable[..., Process]
 class Servers:
     """Starts and stops server processes.
 
-    Each takes up to 1.4 GB, so most stop at the end of the module that started them. Servers that several modules share (`keep`) stop at the end of all tests.
+    Each takes up to 1.4 GB, so most stop at the end of the module that started them. Servers that several modules share
+    (`keep`) stop at the end of all tests.
     """
 
     def __init__(self, tmp_path_factory: pytest.TempPathFactory) -> None:

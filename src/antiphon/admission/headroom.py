@@ -105,7 +105,7 @@ class Overload:
         return tuple(name for name, light in self._signals.items() if light.red)
 
     def sheds(self, now_s: float) -> tuple[str, ...]:
-        """Return the names of the red signals that refuse even returning clients, since current sessions are too many."""
+        """Return the names of the red signals that refuse even returning clients: the machine is overloaded."""
         return tuple(name for name in self.red if name in FILLS or self._is_far(self._signals[name], now_s))
 
     @staticmethod
