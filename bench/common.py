@@ -168,7 +168,7 @@ def peer(name: str, folder: Path, *arguments: str, **inputs: Any) -> Any:
     """
     python = HERE / "peers" / f".venv-{name}" / "bin" / "python"
     if not python.is_file():
-        print(f"{name} is not here: make peers")
+        print(f"{name} is not installed: make peers")
         return None
     out = folder / f"{name}.json"
     command = [str(python), str(HERE / "peers" / name / "drive.py"), "--out", str(out), *arguments]

@@ -232,7 +232,7 @@ def main() -> int:
         parser.error("--rounds: 1 or more")
     data = args.data.resolve()
     if NEEDS_VIDEO in names and not has_video(data):
-        print(f"{NEEDS_VIDEO} left out: {data} has no clips; name a folder that has with --data", file=sys.stderr)
+        print(f"{NEEDS_VIDEO} skipped: {data} has no clips; pass a folder with clips as --data", file=sys.stderr)
         names.remove(NEEDS_VIDEO)
     # On SIGTERM, also removes the folders, and ends processes that still run.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -137,7 +137,7 @@ async def mixed(engine: LocalEngine, ids: list[int]) -> dict[str, Any]:
     for session in (*talking, loading):
         session.close()
     out = {f"gap_p{q}_s": percentile(gaps, q) for q in (50, 95)} | {"gap_max_s": max(gaps), "asked_s": asked}
-    show("eight answer, a ninth loads 1,500 tokens, four ask with 20", [out | {"asked_s": median(asked)}])
+    show("eight answer, a ninth prefills 1,500 tokens, four ask with 20", [out | {"asked_s": median(asked)}])
     return out
 
 

@@ -115,7 +115,7 @@ def main() -> None:
         for extra in (e.replace("base", "") for e in args.extras):
             home = str(BUILD / f"home-{extra}") if args.cold else str(Path("~/.cache/antiphon").expanduser())
             rows.append(measured(python, extra, package, home))
-    show(f"installed size, and the time to a first answer, models {'fetched' if args.cold else 'there already'}", rows)
+    show(f"installed size, and the time to a first answer, models {'fetched' if args.cold else 'cached'}", rows)
     save("packages-cold" if args.cold else "packages", {"machine": machine(), "rows": rows})
 
 

@@ -66,7 +66,7 @@ async def asr(chosen: EngineModelOptions, streams: list[int]) -> dict[str, Any]:
     partial_s = {p: percentile(alone, p) for p in (50, 95)}
     found = {"partial_s": partial_s, "final_s": percentile(finals, 50), "streams": rows}
     print(f"\nalone: a partial {partial_s[50]:.2f} s, p95 {partial_s[95]:.2f} s; a final {found['final_s']:.2f} s")
-    show("streams at once, a step a second of sound, s", rows)
+    show("concurrent streams, one step per second of sound, s", rows)
     return found
 
 
@@ -110,7 +110,7 @@ async def tts(chosen: EngineModelOptions, texts: list[int]) -> dict[str, Any]:
             firsts = await together(count, say)
             rate = count * TTS_FRAMES / (time.perf_counter() - began)
             rows.append({"texts": count, "first_sound_s": percentile(firsts, 50), "frames_a_s": rate})
-    show("texts at once; 12.5 frames a second are real time", rows)
+    show("concurrent texts; 12.5 frames a second are real time", rows)
     return {"texts": rows}
 
 
@@ -131,8 +131,8 @@ async def omni(chosen: EngineModelOptions, talks: list[int]) -> dict[str, Any]:
                 }
             )
         turns = [await _turns(model, seconds) for seconds in TURNS_S]
-    show("talks at once; 12.5 frames a second are real time", rows)
-    show("first text after the end of a turn, taken in at its end and while it goes on", turns)
+    show("concurrent conversations; 12.5 frames a second are real time", rows)
+    show("first text after the end of a turn, with prefill at its end and during the turn", turns)
     return {"shared_experts": chosen.device == "cpu", "talks": rows, "turns": turns}
 
 

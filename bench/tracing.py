@@ -120,7 +120,7 @@ def main() -> None:
         figures[name] = {"cpu_a_turn_ms": round(seconds * 1000, 3), "core_percent": round(100 * seconds / TURN_S, 4)}
     show("every turn of one session", {n: {k: str(v) for k, v in row.items()} for n, row in figures.items()})
     figures["agreement with recordings"] = apart = agreement(args.turns)
-    show("traces beside recordings, apart", [apart])
+    show("differences of traces and recordings", [apart])
     print(f"\nwritten: {save('tracing', {'machine': machine(), 'tracing': figures})}")
 
 

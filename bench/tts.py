@@ -178,7 +178,7 @@ async def gaps(client: Client, counts: list[int]) -> dict[str, Any]:
             "p5_slack_s": percentile(slack, 5),
             "late": sum(len(h.late_s) for h in heard),
         }
-    show("how much of a sentence is still to be heard when the next one's sound comes, by clients", out)
+    show("rest of a sentence to play when the next one's sound arrives, by clients", out)
     return out
 
 
@@ -208,7 +208,7 @@ async def cancel(client: Client, trials: int) -> dict[str, Any]:
         await asyncio.gather(*crowd)
         out[str(others)] = {"last_p50_ms": percentile(last, 50), "last_max_ms": max(last)}
         out[str(others)] |= {"done_p50_ms": percentile(done, 50)}
-    show("cancel, by others who speak: last sound that arrives (sound on its way included), and session.done", out)
+    show("cancel, by other speaking clients: last received sound (including sound in transit), and session.done", out)
     return out
 
 
@@ -289,7 +289,7 @@ async def word_times(texts: list[str], folder: Path) -> dict[str, Any] | None:
         out[name] = {"words": len(starts)}
         for end, values in (("start", starts), ("end", ends)):
             out[name] |= {f"{end}_median_ms": percentile(values, 50), f"{end}_p95_ms": percentile(values, 95)}
-    show("word times against forced alignment by PocketSphinx, apart", out)
+    show("word times: differences from forced alignment by PocketSphinx", out)
     return out
 
 
@@ -314,7 +314,7 @@ async def peers(client: Client, texts: list[str], folder: Path) -> dict[str, Any
         }
         for name, results, words in (("antiphon", ours, mine), ("piper", theirs, heard))
     }
-    show("sentence by sentence: first sound, seconds of work a second of sound, word errors of Whisper, %", out)
+    show("sentence by sentence: first sound, CPU seconds per second of sound, word errors of Whisper, %", out)
     return out
 
 

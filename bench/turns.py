@@ -81,7 +81,7 @@ def main() -> None:
     if unknown := set(wanted) - set(SECTIONS):
         parser.error(f"--sections: there is no section {', '.join(sorted(unknown))}. It takes {', '.join(SECTIONS)}")
     if "full-duplex-bench" in wanted and args.items is None:
-        parser.error("--sections full-duplex-bench needs --items FOLDER, which it writes")
+        parser.error("--sections full-duplex-bench needs --items FOLDER, the folder to write")
     for name in wanted:
         load_before = os.getloadavg()[0]
         found = (earlier(name) if name in ("barge-in", "sounds") else {}) | SECTIONS[name](args)

@@ -139,7 +139,7 @@ async def main() -> None:
         await socket.send(json.dumps({"type": "playback.ack"} | ack))
         await socket.send(json.dumps({"type": "session.close"}))
         async for _ in socket:
-            """Whatever still comes, until the server has closed the session."""
+            """Reads the remaining messages until the server closes the session."""
     player.close()
     print(f"{player.audio_s:.1f} s of the answer are in {args.out}")
 

@@ -56,7 +56,7 @@ def _fields(text: str) -> dict[str, int | str]:
     for part in text.split(","):
         name, _, value = part.partition("=")
         if name not in {field.name for field in dataclasses.fields(EngineSettings)}:
-            raise argparse.ArgumentTypeError(f"{name!r} is no field of EngineSettings")
+            raise argparse.ArgumentTypeError(f"{name!r} is not a field of EngineSettings")
         found[name] = int(value) if value.isdigit() else value
     return found
 

@@ -41,9 +41,9 @@ class Section:
 
 
 SECTIONS: dict[str, Section] = {
-    "check": Section("bench.gpu.speech:check", 40, "what is replayed as graphs gives what it gives without"),
+    "check": Section("bench.gpu.speech:check", 40, "replayed graphs give the same results as without graphs"),
     "tts": Section("bench.gpu.speech:tts", 90, "Qwen3-TTS over the socket: first sound, real-time factor"),
-    "minicpmo": Section("bench.gpu.media:native", 75, "MiniCPM-o 4.5: units paced one a second, missed ones counted"),
+    "minicpmo": Section("bench.gpu.media:native", 75, "MiniCPM-o 4.5: one unit per second, missed units counted"),
     "asr": Section("bench.gpu.speech:asr", 100, "Qwen3-ASR: live streams held"),
     "profile": Section("bench.gpu.step_profile:profile", 60, "kernels, host time and synchronisations of a step"),
     "lm": Section("bench.gpu.language:engine", 80, "a Qwen3-8B on the engine: tokens a second, first token"),
@@ -51,7 +51,7 @@ SECTIONS: dict[str, Section] = {
     "vision": Section("bench.gpu.media:video", 45, "SmolVLM, Qwen2.5-VL: frames a second"),
     "room": Section("bench.gpu.media:room", 80, "128 and 256 texts, 48 and 64 sessions of MiniCPM-o"),
     "agreement": Section("bench.gpu.language:agreement", 30, "the same tokens on the GPU as on the CPU"),
-    "vllm": Section("bench.gpu.language:vllm", 50, "the same through vLLM, where it is installed"),
+    "vllm": Section("bench.gpu.language:vllm", 50, "the same with vLLM, if it is installed"),
 }
 
 

@@ -27,7 +27,7 @@ DATA = HERE.parent / "tests" / "data"
 
 @dataclass(slots=True)
 class Clip:
-    """One recording. `text` is what is said, empty where nobody knows or speaks; `language` is ISO 639-1.
+    """One recording. `text` is the spoken text, empty if it is unknown or nobody speaks. `language` is ISO 639-1.
 
     `speech_start` and `speech_end` are the true bounds of the speech, in seconds of the clip; `active_dbfs` is its
     level. `terms` are words that are said, if no more is known. `label` is what a sound is, and `speaker` the name of

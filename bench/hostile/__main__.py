@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("name", choices=CLASSES)
     parser.add_argument("url")
     parser.add_argument("key")
-    parser.add_argument("--beside", default="", help="URL of what stands beside the server, for classes that need it")
+    parser.add_argument("--beside", default="", help="URL of an extra server, for classes that need one")
     parser.add_argument("--quick", action="store_true", help="small numbers")
     args = parser.parse_args()
     # Lowest priority: a real attacker has another machine, while here the cores are the server's.

@@ -149,23 +149,23 @@ def text_of(numbers: dict[str, Any], num_pauses: int, num_ends: int) -> str:
     return f'''"""The numbers of `end_of_turn.py`, made by `python -m bench.turn_taking.fit`; do not edit.
 
 Fitted to {num_pauses} pauses inside turns and {num_ends} ends of turns in recordings
-(bench/results/turns-pauses.json), of the speakers of one side of a split by speaker. The weights have a prior, which
-decides where there are few examples (bench/turn_taking/fit.py, PRIOR). What the model is worth on the other speakers
-is measured by `antiphon bench turns`.
+(bench/results/turns-pauses.json), of the speakers on one side of a split by speaker. The weights have a prior, which
+decides if examples are few (bench/turn_taking/fit.py, PRIOR). `antiphon bench turns` measures the model on the other
+speakers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# By what is known of a pause: the weight of each feature in the logit of the probability that the turn is over.
+# By the available evidence: the weight of each feature in the logit of the probability that the turn is over.
 LOGISTIC: Mapping[str, Mapping[str, float]] = {{
 {rows("LOGISTIC")}}}
 # Of the pauses inside turns that last 0.2 s: the median of the seconds beyond, and the standard deviation of the
-# natural logarithm of that.
+# natural logarithm of these seconds.
 PAUSE_MEDIAN_S = {numbers["PAUSE_MEDIAN_S"]}
 PAUSE_SPREAD = {numbers["PAUSE_SPREAD"]}
-# So many pauses of a speaker weigh as much as what is known of all speakers.
+# The number of a speaker's pauses that weigh as much as the prior from all speakers.
 SPEAKER_SHRINKAGE = {numbers["SPEAKER_SHRINKAGE"]}
 # By eagerness: the probability that the turn is over at which it is ended.
 THRESHOLDS: Mapping[str, float] = {{

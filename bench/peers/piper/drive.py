@@ -16,7 +16,7 @@ import onnxruntime
 def main():
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--sentences", required=True, help="JSON: a list of texts")
-    p.add_argument("--out", required=True, help="JSON to write; WAVs go beside it")
+    p.add_argument("--out", required=True, help="JSON to write; WAVs go next to it")
     p.add_argument("--threads", type=int, default=1)
     args = p.parse_args()
     options = onnxruntime.SessionOptions
