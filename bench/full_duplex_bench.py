@@ -45,18 +45,21 @@ BACKCHANNEL_REPEATS = 4
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One conversation. It is recorded until `after_s` after the end of `pcm`.
+    """One conversation of a task."""
 
-    `pcm` is said at the start, or over a story if `over` is True. `facts` is an extra file and its content, in which
-    times of `pcm` are `timestamp`.
-    """
-
+    # The benchmark's task, which is a folder.
     task: str
+    # The id of the recording.
     source: str
+    # The user's speech, said at the start or over a story.
     pcm: Pcm
+    # Seconds to record after the end of `pcm`.
     after_s: float
+    # Whether `pcm` is said over a story.
     over: bool = False
+    # An extra file and its content, in which times of `pcm` are `timestamp`.
     facts: tuple[str, list[dict[str, Any]]] = ("", [])
+    # Whether only words after the end of `pcm` count.
     words_from_end: bool = False
 
 

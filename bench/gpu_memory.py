@@ -20,18 +20,20 @@ UNREAD = 2 * 151_936 * 4_096
 
 @dataclass(frozen=True, slots=True)
 class ReleasedModel:
-    """A released model's shape.
+    """A released model's shape."""
 
-    `parameters`: weights in bfloat16. `float32_parameters`: those of a vocoder. `decoders`: layers, KV heads and head
-    width of each part that keeps KV: the decoders that engines step, and MiniCPM-o's audio encoder. `load`: what a
-    session of the second table holds, and `rows` the rows of each part then.
-    """
-
+    # The model's name.
     name: str
+    # Number of weights in bfloat16.
     parameters: int
+    # Layers, KV heads and head width of each part with KV: the decoders that engines step, and MiniCPM-o's audio
+    # encoder.
     decoders: tuple[tuple[int, int, int], ...]
+    # The content of a session in the second table.
     load: str
+    # The rows of each part for that load.
     rows: tuple[int, ...]
+    # Number of weights of a vocoder, in float32.
     float32_parameters: int = 0
 
     @property

@@ -37,11 +37,17 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True, slots=True)
 class Recording:
+    # Its name in the manifest.
     id: str
+    # The audio file.
     path: Path
+    # The spoken text.
     text: str
+    # Its length.
     seconds: float
+    # The manifest's kind of recording.
     kind: str
+    # ISO 639-1.
     language: str
 
     @property

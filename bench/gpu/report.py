@@ -19,13 +19,19 @@ Status = Literal["running", "measured", "failed", "out of time"]
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One figure of a `model`: the `measure`, the `load` under which it was taken, and further counts in `details`."""
+    """One figure of a model."""
 
+    # The model's name.
     model: str
+    # What was measured.
     measure: str
+    # The load under which it was measured.
     load: str
+    # The figure.
     value: float
+    # Its unit.
     unit: str
+    # Further counts, only in gpu.json.
     details: dict[str, Any] = field(default_factory=dict)
 
 

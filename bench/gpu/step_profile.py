@@ -37,17 +37,19 @@ ROOM_GB = 16
 
 @dataclass(frozen=True, slots=True)
 class Profiled:
-    """A profiled model.
+    """A model to profile."""
 
-    `run` takes a number of steps. `load` has the sessions and rows. `step` is the name of a step. `steps` is the number
-    of steps; the profiler needs 50 us for each operator in them. `moved_bytes` is the data that a step has to read.
-    """
-
+    # The model's name.
     model: str
+    # Its sessions and rows, for the table.
     load: str
+    # The name of a step.
     step: str
+    # Number of steps; the profiler needs 50 us for each operator in them.
     steps: int
+    # Takes this number of steps.
     run: Callable[[int], Awaitable[None]]
+    # The data that a step has to read.
     moved_bytes: int
 
 

@@ -38,18 +38,19 @@ FILE_TIMEOUT_S = 600.0
 
 @dataclass(slots=True)
 class Heard:
-    """The result of one clip. Times are in seconds since its first sample was sent.
+    """The result of one clip. Times are in seconds since its first sample was sent."""
 
-    - `zero`: the monotonic time of that sample. `from_ms`: the clip's place in the session's audio.
-    - `turns`: for each ended turn, its joined deltas and its final.
-    - `failures`: error events, and turns whose transcript failed.
-    """
-
+    # The monotonic time at which the first sample was sent.
     zero: float = 0.0
+    # The clip's place in the session's audio.
     from_ms: float = 0.0
+    # Deltas with their times.
     deltas: list[tuple[float, str]] = field(default_factory=list)
+    # Finals with their times.
     finals: list[tuple[float, str]] = field(default_factory=list)
+    # For each ended turn, its joined deltas and its final.
     turns: list[tuple[str, str]] = field(default_factory=list)
+    # Error events, and turns whose transcript failed.
     failures: list[str] = field(default_factory=list)
 
     @property

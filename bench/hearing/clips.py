@@ -27,25 +27,33 @@ DATA = HERE.parent / "tests" / "data"
 
 @dataclass(slots=True)
 class Clip:
-    """One recording. `text` is the spoken text, empty if it is unknown or nobody speaks. `language` is ISO 639-1.
+    """One recording of a folder with a manifest."""
 
-    `speech_start` and `speech_end` are the true bounds of the speech, in seconds of the clip; `active_dbfs` is its
-    level. `terms` are words that are said, if no more is known. `label` is what a sound is, and `speaker` the name of
-    a voice within the set. `pcm` is empty until `loaded` reads it: float32, mono, 16 kHz.
-    """
-
+    # Its name, unique within the folder.
     id: str
+    # The audio file.
     path: Path
+    # Its length.
     seconds: float
+    # The spoken text; empty if it is unknown or nobody speaks.
     text: str
+    # ISO 639-1.
     language: str
+    # The manifest's kind of recording, such as `asr_read`.
     kind: str
+    # True start of the speech, in seconds.
     speech_start: float
+    # True end of the speech, in seconds.
     speech_end: float
+    # Level of the speech, in dB of full scale.
     active_dbfs: float = 0.0
+    # Words that are said, if the full text is unknown.
     terms: tuple[str, ...] = ()
+    # What a sound is.
     label: str = ""
+    # The voice's name within the set.
     speaker: str = ""
+    # float32, mono, 16 kHz; empty until `loaded` reads it.
     pcm: Pcm = field(default_factory=lambda: np.zeros(0, np.float32))
 
 

@@ -45,13 +45,19 @@ def difference(errors: Sequence[tuple[int, int]], num_words: Sequence[int]) -> D
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One clip and its transcripts: `live` from finals, `shown` from deltas, `file` from the whole file."""
+    """One clip and its transcripts."""
 
+    # The clip.
     clip: Clip
+    # The joined finals of the live session.
     live: str
+    # The joined deltas of the live session.
     shown: str
+    # The transcript of the whole file.
     file: str
+    # Number of turns of the live session.
     num_turns: int
+    # Error events, and turns whose transcript failed.
     failures: tuple[str, ...] = ()
 
     def errors(self, which: str) -> int:

@@ -22,18 +22,20 @@ SERVED, NO_ANSWER, LOST = "served", "no answer", "connection lost"
 
 @dataclass(slots=True)
 class Target:
-    """The server, the attacker's key, and the replies.
+    """The server, the attacker's key, and the replies."""
 
-    `beside` is the URL of a server next to it, for classes that need one. `outcomes` counts replies by name: "served";
-    "413 file_too_long" for HTTP; an error event's code; "closed 1009" for a socket; "no answer" after PATIENCE_S;
-    "connection lost". `tried` counts inputs. `quick` selects small numbers, for a trial run.
-    """
-
+    # Address of the server.
     url: str
+    # The attacker's key.
     key: str
+    # Selects small numbers, for a trial run.
     quick: bool = False
+    # URL of an extra server, for classes that need one.
     beside: str = ""
+    # Replies by name: "served"; "413 file_too_long" for HTTP; an error event's code; "closed 1009" for a socket; "no
+    # answer" after PATIENCE_S; "connection lost".
     outcomes: Counter[str] = field(default_factory=Counter)
+    # Number of inputs sent.
     tried: int = 0
 
     @property

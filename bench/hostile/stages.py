@@ -77,17 +77,19 @@ def attacker(
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """The setup of a class.
+    """The setup of a class."""
 
-    `flags` are those of the server. `module` replaces `antiphon`. With `has_door`, a door is attacked, and the
-    bystander connects through it too. With `has_second_host`, another host of the same store runs.
-    """
-
+    # Requests of the bystander.
     asks: Asks = "conversation"
+    # Flags of the server.
     flags: tuple[str, ...] = ()
+    # The module to start instead of `antiphon`.
     module: str = "antiphon"
+    # Whether a door is attacked, through which the bystander connects too.
     has_door: bool = False
+    # Whether another host of the same store runs.
     has_second_host: bool = False
+    # Starts an extra server; takes `quick`.
     beside: Callable[[bool], AbstractContextManager[Beside]] = nothing
 
 

@@ -37,15 +37,23 @@ def certificate_of(sessions: int) -> Certificate:
 
 @dataclass(slots=True, eq=False)
 class SimHost:
-    """One host. It takes up sessions one after another; its prefills end at `busy_until_s`."""
+    """One host. It takes up sessions one after another."""
 
+    # Its address, which identifies it.
     url: str
+    # The number of its zone.
     zone: int
+    # Decides which sessions it admits.
     headroom: Headroom
+    # Number of its sessions, as `headroom` takes it.
     held: dict[Kind, int] = field(default_factory=lambda: {KIND: 0})
+    # Ids of its sessions.
     sessions: set[int] = field(default_factory=set)
+    # Whether it runs.
     is_up: bool = True
+    # Whether it releases its sessions before it stops.
     is_draining: bool = False
+    # When its prefills of taken-up sessions end.
     busy_until_s: float = 0.0
 
     @property
@@ -73,21 +81,29 @@ class SimHost:
 
 @dataclass(slots=True)
 class Counts:
-    """The outcomes of callers. `most_load` is the highest load of any host; `away_s` has the interruption of each moved
-    session.
-    """
+    """The outcomes of callers, and the changes of hosts."""
 
+    # Callers that arrived.
     came: int = 0
+    # Callers that were admitted, at once or later.
     taken: int = 0
+    # Callers that were refused at their first try.
     refused_once: int = 0
+    # Callers that gave up.
     turned_away: int = 0
+    # Sessions that no host took up in time.
     lost: int = 0
+    # The highest load of any host at any time.
     most_load: float = 0.0
+    # The interruption of each moved session, in seconds.
     away_s: list[float] = field(default_factory=list)
     # (time, hosts, sessions, largest load, spread of loads)
     trace: list[tuple[float, int, int, float, float]] = field(default_factory=list)
+    # Hosts that were started.
     ups: int = 0
+    # Hosts that were stopped.
     downs: int = 0
+    # Changes of direction in the number of hosts.
     reversals: int = 0
 
 

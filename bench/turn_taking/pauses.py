@@ -71,47 +71,53 @@ MIXED_KINDS = ("asr_8k_native", "asr_multilang", "asr_nonnative", "asr_read", "a
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """One pause of at least 0.2 s.
+    """One pause of at least 0.2 s."""
 
-    - `recording`, `at_s`: its place; seconds of the recording.
-    - `speaker`: the speaker. Speakers who may be the same person, because a corpus does not distinguish them, are one.
-    - `mixed`: whether it was inserted into the recording.
-    - `length_s`: its length in seconds; None: it is the end of the turn.
-    - `complete`: the probability by Smart Turn, when the pause had lasted 0.2 s; `complete_later`: the same at 0.6 s,
-      None for a shorter pause.
-    - `text`: the last characters of the turn's transcript, by Whisper from the audio up to 0.2 s of the pause;
-      `num_words`: the number of words in all of it.
-    """
-
+    # The id of the recording.
     recording: str
+    # Its start, in seconds of the recording.
     at_s: float
+    # The speaker. Speakers who may be the same person, because a corpus does not distinguish them, are one.
     speaker: str
+    # The corpus of the recording.
     corpus: str
+    # The manifest's kind of recording.
     kind: str
+    # ISO 639-1.
     language: str
+    # Whether the pause was inserted into the recording.
     mixed: bool
+    # Its length in seconds; None if it is the end of the turn.
     length_s: float | None
+    # Probability of a complete turn by Smart Turn, after 0.2 s of the pause.
     complete: float
+    # The same after 0.6 s; None for a shorter pause.
     complete_later: float | None
+    # The last characters of the turn's transcript, by Whisper from the audio up to 0.2 s of the pause.
     text: str
+    # Number of words in the whole transcript.
     num_words: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Audio of one speaker.
+    """Audio of one speaker."""
 
-    `pcm` is float32, mono, 16 kHz. `whole` means that its text is complete at its end. `inserted` has the bounds of the
-    inserted pause, in samples; None means that its own pauses count.
-    """
-
+    # Its name.
     id: str
+    # As in `Pause`.
     speaker: str
+    # Its corpus.
     corpus: str
+    # The manifest's kind of recording.
     kind: str
+    # ISO 639-1.
     language: str
+    # float32, mono, 16 kHz.
     pcm: Pcm
+    # Whether its text is complete at its end.
     whole: bool
+    # Bounds of the inserted pause, in samples; None if its own pauses count.
     inserted: tuple[int, int] | None = None
 
 

@@ -102,19 +102,23 @@ def scales(pauses: Sequence[Pause]) -> Callable[[Pause], float]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a rule.
+    """The outcome of a rule."""
 
-    - `cut_off`: the share of the pauses inside turns that it ended, and the 95 % interval of that share.
-    - `wait_p50_s`, `wait_p95_s`, `wait_mean_s`: seconds of silence at true ends.
-    """
-
+    # The share of the pauses inside turns that it ended.
     cut_off: float
+    # Lower bound of the 95 % interval of `cut_off`.
     low: float
+    # Upper bound of the 95 % interval of `cut_off`.
     high: float
+    # Median silence at true ends, in seconds.
     wait_p50_s: float
+    # 95th percentile of the same.
     wait_p95_s: float
+    # Mean of the same.
     wait_mean_s: float
+    # Number of pauses inside turns.
     num_pauses: int
+    # Number of ends of turns.
     num_ends: int
 
     def row(self) -> dict[str, Any]:

@@ -288,11 +288,17 @@ def calibrated(sessions: Sequence[Session]) -> tuple[VoiceThreshold, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
+    # The user of the session.
     user: str
+    # The noise of the session, of NOISES.
     noise: str
+    # The mode of `primary_speaker`.
     mode: str
+    # Length of the turn, in seconds.
     length_s: float
+    # Whether the turn is the user's own.
     own: bool
+    # Whether it was judged to be another speaker's.
     other: bool
 
 

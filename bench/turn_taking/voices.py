@@ -46,18 +46,21 @@ TRANSCRIPT_S, REST_S = 4.0, 0.7
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """One played turn: its voice and length, and the server's reaction.
+    """One played turn, and the server's reaction."""
 
-    That is the number of turns that the server made of it, how many it marked as another's, how many answers it began,
-    and the speaker in each transcript ("" if unknown).
-    """
-
+    # The user of the session.
     user: str
+    # Whether the turn is the user's own.
     own: bool
+    # Its length, in seconds.
     length_s: float
+    # Number of turns that the server made of it.
     parts: int
+    # Number of these that the server marked as another speaker's.
     marked_other: int
+    # Number of answers that the server began.
     answers: int
+    # The speaker in each transcript; "" if unknown.
     speakers: tuple[str, ...] = ()
 
 
