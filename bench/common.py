@@ -107,9 +107,7 @@ def save(name: str, document: dict[str, Any], folder: Path = RESULTS) -> Path:
 
 
 def options(name: str, doc: str | None, sections: Iterable[str] = ()) -> argparse.ArgumentParser:
-    """Return the parser of a benchmark's command line, with the first line of its docstring, and --sections if it has
-    any.
-    """
+    """Return a parser of options, described by the docstring's first line; with --sections if there are any."""
     parser = argparse.ArgumentParser(prog=name, description=(doc or "").split("\n")[0])
     if sections:
         parser.add_argument("--sections", default=",".join(sections), help="which to measure [%(default)s]")
@@ -182,9 +180,7 @@ def peer(name: str, folder: Path, *arguments: str, **inputs: Any) -> Any:
 
 @contextmanager
 def beside(module: str, *arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run a module of the benchmarks in a separate process during the block; yield its first line of output and the
-    process.
-    """
+    """Run a module of the benchmarks in a separate process; yield its first line of output and the process."""
     command = [sys.executable, "-m", module, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=HERE.parent) as process:
         assert process.stdout is not None

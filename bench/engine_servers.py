@@ -82,9 +82,7 @@ async def kept_rows(engine: Engine, rounds: int) -> dict[str, list[float]]:
 
 
 async def streamed(engine: Engine, count: int, loads: int) -> tuple[float, float, float]:
-    """Return tokens per second of all sessions, and the longest gap of one, also while a session prefills `loads` rows;
-    in ms.
-    """
+    """Return all sessions' tokens per second, and one's longest gap, also during a prefill of `loads` rows, in ms."""
     draw = random.Random(2)
     opened = [await engine.open() for _ in range(count)]
     for session in opened:

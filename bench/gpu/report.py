@@ -37,9 +37,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A published figure of others, and our goal, for figures whose model and measure start with these and whose load
-    is this.
-    """
+    """A published figure, and our goal, for figures whose model starts with this, with this measure and load."""
 
     model: str
     measure: str
