@@ -110,9 +110,7 @@ def sessions_table() -> str:
 
 
 def steps_table() -> str:
-    """Return the table of the least time of a decode step of Qwen3-8B, in Markdown. A step reads all weights and KV
-    once.
-    """
+    """Return the table of the least time of a decode step of Qwen3-8B, which reads everything once, in Markdown."""
     lines = ["| sessions | rows in each | read a step, GB | least ms a step |", "|---|---|---|---|"]
     model = MODELS[0]
     for sessions, rows in ((1, 2_000), (16, 2_000), (64, 2_000), (1, 45_000), (16, 45_000)):

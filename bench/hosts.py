@@ -1,5 +1,4 @@
-"""Several hosts: what callers hear when one dies or is replaced, and the delay that a relay and a door add to each
-frame.
+"""Several hosts: what callers hear when one dies or is replaced, and the delay of a relay and a door.
 
     antiphon bench hosts [--sections kill,hang,real,upgrade,frames] [--callers 40] [--store redis|postgres]
 
@@ -87,9 +86,7 @@ def counted(values: list[float]) -> dict[str, float]:
 
 
 def struck(state: str, count: int, number: signal.Signals, *, door: bool, told: bool, real: bool = False) -> Any:
-    """Let `count` callers lose their host during an answer. The signal kills or stops it; with `told`, a supervisor
-    reports it.
-    """
+    """Let `count` callers lose their host during an answer by a signal; with `told`, a supervisor reports it."""
     num_hosts = 2 if door or real else 3
     with cluster(state, *FLAGS, num_hosts=0 if real else num_hosts, pace_s=PACE_S) as hosts:
         for _ in range(num_hosts if real else 0):
@@ -164,8 +161,7 @@ LISTENS = json.dumps(
 async def round_trips(
     urls: Sequence[str], opening: Sequence[Sequence[str]] = (), *, audio: bool = False
 ) -> list[float]:
-    """Send a message that gets a reply FRAMES_PER_S times a second on each socket, for FRAMES_S. Returns round trips in
-    ms.
+    """Send FRAMES_PER_S messages with replies a second on each socket, for FRAMES_S. Returns round trips in ms.
 
     `opening` is the first message, by socket. With `audio`, most messages are 20 ms of audio, like those of a caller
     who speaks, and only every tenth gets a reply, at a different time on each socket.

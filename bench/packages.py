@@ -1,5 +1,4 @@
-"""The size of each extra, and the time to its first answer: `python -m bench.packages [--python python3.12 ...]
-[--cold]`.
+"""Size of each extra, and time to its first answer: `python -m bench.packages [--python python3.12 ...] [--cold]`.
 
 A wheel is built from this checkout. Each of the Pythons installs it with the lock's versions into a new environment for
 each extra. Its server then starts (`--profile light`) and gets one request: without extras it transcribes a recording,

@@ -71,9 +71,7 @@ async def asr(chosen: EngineModelOptions, streams: list[int]) -> dict[str, Any]:
 
 
 async def _grown(model: Qwen3Asr, pcm: np.ndarray, count: int) -> list[list[float]]:
-    """Grow streams together, second by second up to STEPS, and end them. Returns the seconds of each step of each
-    stream.
-    """
+    """Grow streams together, second by second up to STEPS, and end them. Returns the seconds of each step."""
     opened = [(model.open(), np.random.default_rng(0)) for _ in range(count)]
 
     async def decode(number: int, seconds: float) -> float:

@@ -1,5 +1,4 @@
-"""A simulation of a thousand hosts: `python -m bench.simulate [--hosts 1000] [--places 64] [--parts
-placement,scaling,...]`.
+"""Simulates a thousand hosts: `python -m bench.simulate [--hosts 1000] [--places 64] [--parts placement,...]`.
 
 Unless stated otherwise, nothing here is measured. Hosts run the real code for decisions (headroom, doors, autoscaling,
 claims); callers and the clock are simulated. Parts:

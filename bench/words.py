@@ -55,9 +55,7 @@ def norm(text: str, language: str = "en", *, digit_by_digit: bool = False) -> li
 
 
 def score(reference: str, heard: str, language: str = "en") -> tuple[int, int]:
-    """Return (errors, words of the reference). Numerals of `heard` are read as numbers or digits, whichever fits
-    better.
-    """
+    """Return (errors, words of the reference). Numerals of `heard` are read as numbers or digits, whichever fits."""
     a = norm(reference, language)
     readings = (norm(heard, language, digit_by_digit=one_by_one) for one_by_one in (False, True))
     return min(num_word_errors(a, b) for b in readings), len(a)

@@ -176,9 +176,7 @@ def write(upgrade: bool, torch_index: str) -> None:
 
 
 def _resolved(project: Mapping[str, Any], extras: list[str], versions: str) -> str:
-    """Return uv's resolution of the project with these extras, and of its build requirements; keeps `versions` that
-    fit.
-    """
+    """Return uv's resolution of the project, these extras and its build requirements; keeps `versions` that fit."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "build.in").write_text("\n".join(project["build-system"]["requires"]) + "\n")
         (Path(folder) / "pyproject.toml").write_text(

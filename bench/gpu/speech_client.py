@@ -50,9 +50,7 @@ async def say(socket: Any, frames: int) -> dict[str, float]:
 
 
 async def main(url: str, texts: int, rate: float, *rounds: int) -> list[dict[str, float]]:
-    """Open the connections, warm each up, and speak all texts once for each of `rounds`; `rate` per second, or 0 for at
-    once.
-    """
+    """Open and warm up connections, and speak all texts once for each of `rounds`, `rate` per second (0: at once)."""
     drawn = random.Random(1)
     begins_s = [0.0, *itertools.accumulate(drawn.expovariate(rate) if rate else 0.0 for _ in range(texts - 1))]
 

@@ -116,9 +116,7 @@ class Listener(Session):
         return self.heard
 
     async def play(self, pcm: Pcm, silence_s: float = 0.0) -> None:
-        """Send 16 kHz audio and silence at the client's speed. A chunk is sent when its last sample would have been
-        recorded.
-        """
+        """Send 16 kHz audio and silence at the client's speed, each chunk when its last sample has been recorded."""
         wire = on_wire(np.concatenate((pcm, np.zeros(int(silence_s * SAMPLE_RATE_HZ), np.float32))))
         step = int(self._chunk_s * WIRE_HZ) * 2
         begun = time.monotonic()

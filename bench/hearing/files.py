@@ -51,8 +51,7 @@ async def levels(srv: Server, clips: Sequence[Clip], *, speed: float) -> dict[st
 
 
 def with_pauses(clips: Sequence[Pcm], minutes: float) -> tuple[Pcm, list[tuple[float, float]]]:
-    """Return `minutes` of clips in turn, with shuffled pauses of PAUSES_S between them, and each clip's place in
-    seconds.
+    """Return `minutes` of clips with shuffled pauses of PAUSES_S between them, and each clip's place in seconds.
 
     The result is the same for the same clips.
     """

@@ -37,9 +37,7 @@ def spellings(path: str) -> list[str]:
 
 
 async def paths(target: Target) -> None:
-    """Request every spelling of a host's hidden paths, without a key and with the internal one. Content counts as a
-    leak.
-    """
+    """Request every spelling of a host's hidden paths, without a key and with the internal one. Counts leaks."""
     for path, mark in HIDDEN.items():
         for spelling in spellings(path):
             for key in ("", INTERNAL_KEY):

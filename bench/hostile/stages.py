@@ -107,9 +107,7 @@ STAGES = {
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """A running stage. `url` is the attacked address, and `beside` an extra one that a class uses. `processes` are
-    those of the product, without their children.
-    """
+    """A running stage: its attacked address, an extra one, and the product's processes without their children."""
 
     url: str
     beside: str

@@ -1,5 +1,4 @@
-"""The section `barge-in` of `antiphon bench turns`: the time until a client is silent when somebody speaks over an
-answer.
+"""The section `barge-in` of `antiphon bench turns`: the time until a client is silent after an interruption.
 
 One recording of each speaker plays over the first answer of a new conversation. The delay counts from the start of the
 voice by energy: the first 10 ms within 15 dB of the level of the speech that are not isolated. The results also have

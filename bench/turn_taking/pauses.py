@@ -158,8 +158,7 @@ def noise_like(pcm: Pcm, num_samples: int, seed: str) -> Pcm:
 
 
 def deepest_gap(pcm: Pcm) -> int | None:
-    """Return the middle of the longest quiet stretch of at least 60 ms in the middle three fifths of the audio, in
-    samples.
+    """Return the middle of the longest quiet stretch, of 60 ms or more, in the middle three fifths, in samples.
 
     None if there is none. Stretches of 0.2 s and more are real pauses, and are left alone.
     """

@@ -45,9 +45,7 @@ class Sound:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one sound over an answer. `seconds` are those of the answer during the sound and the time after
-    it.
-    """
+    """The outcome of one sound over an answer. `seconds` has the answer's duration, including the time after it."""
 
     kind: str
     recording: str

@@ -67,9 +67,7 @@ SEED = 7
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A stretch of one voice's speech. `vector` is computed in the session's noise, and `takes` with synthetic noise
-    added.
-    """
+    """A stretch of one voice's speech: `vector` in the session's noise, and `takes` with added synthetic noise."""
 
     length_s: float
     pcm: Pcm
